@@ -1,0 +1,79 @@
+"""Attention kinds as Flax modules with the fields and the call of Flax's own.
+
+>>> import jax, jax.numpy as jnp
+>>> from mhe_jax.attention import make_attention
+>>> attention = make_attention("mhe_mul", num_heads=4, use_bias=False)
+>>> x = jnp.ones((2, 5, 32))
+>>> variables = attention.init(jax.random.key(0), x)
+>>> attention.apply(variables, x).shape
+(2, 5, 32)
+>>> variables["params"]["query"]["kernel"].shape
+(32, 8)
+"""
+
+import dataclasses
+
+from mhe_jax.attention.base import Attention
+from mhe_jax.attention.baselines import (
+    ELAttention,
+    GroupedQueryAttention,
+    MultiHeadAttention,
+    MultiQueryAttention,
+    SharedKeyValueAttention,
+    SingleHeadAttention,
+)
+from mhe_jax.attention.engines import choices
+from mhe_jax.attention.mask import Mask
+from mhe_jax.attention.mhe import (
+    MHEAddAttention,
+    MHEMulAttention,
+    MultipleHeadEmbeddingAttention,
+)
+
+KINDS: dict[str, type[Attention]] = {
+    module.kind: module
+    for module in (
+        MultiHeadAttention,
+        SingleHeadAttention,
+        MultiQueryAttention,
+        GroupedQueryAttention,
+        SharedKeyValueAttention,
+        ELAttention,
+        MHEAddAttention,
+        MHEMulAttention,
+    )
+}
+
+__all__ = [
+    "KINDS",
+    "Attention",
+    "ELAttention",
+    "GroupedQueryAttention",
+    "MHEAddAttention",
+    "MHEMulAttention",
+    "Mask",
+    "MultiHeadAttention",
+    "MultiQueryAttention",
+    "MultipleHeadEmbeddingAttention",
+    "SharedKeyValueAttention",
+    "SingleHeadAttention",
+    "choices",
+    "make_attention",
+]
+
+
+def make_attention(kind: str, **fields) -> Attention:
+    """The module of `kind`, with `fields` as in `flax.linen.MultiHeadDotProductAttention`.
+
+    Raises:
+      ValueError: an unknown kind, or a field that the kind does not have.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+    allowed = {f.name for f in dataclasses.fields(KINDS[kind]) if f.init}
+    for field in fields:
+        if field not in allowed:
+            owners = [k for k, m in KINDS.items() if field in m.__dataclass_fields__]
+            whose = f"it belongs to {', '.join(owners)}" if owners else "no kind has it"
+            raise ValueError(f"{kind} has no field {field!r}; {whose}")
+    return KINDS[kind](**fields)

@@ -1,0 +1,289 @@
+"""What every attention kind shares: the fields and the call of Flax's attention module."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
+
+from mhe_jax.attention import cache, engines
+from mhe_jax.attention.mask import Mask, as_mask
+from mhe_jax.attention.projection import Projection
+
+_REFUSED = {
+    "attention_fn": "the softmax is computed by an engine; choose it by `engine`",
+    "qkv_dot_general": "deprecated in Flax",
+    "out_dot_general": "deprecated in Flax",
+    "qkv_dot_general_cls": "projections go through `Projection`",
+    "out_dot_general_cls": "projections go through `Projection`",
+    "qk_attn_weights_einsum_cls": "the softmax is computed by an engine",
+    "attn_weights_value_einsum_cls": "the softmax is computed by an engine",
+}
+
+
+class Attention(nn.Module):
+    """`Y = concat_h(softmax(Q_h K_hᵀ / √D) V_h) W_o`, with fields as Flax's attention module.
+
+    A kind overrides how inputs become queries (`queries`), what is kept of a key token (`memory`),
+    how that becomes keys and values (`expand`), and how heads become the output (`merge`).
+
+    Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
+      engine: what computes the softmax: 'auto', 'xla' or 'cudnn'.
+      broadcast_dropout: True (default) draws one dropout mask an example, shared by its heads;
+        'batch' shares it over the batch too, which is what Flax's True does; False one each head.
+
+    A query without any key to see gives 0 before the output projection.
+    """
+
+    num_heads: int
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    qkv_features: int | None = None
+    out_features: int | None = None
+    broadcast_dropout: bool | str = True
+    dropout_rate: float = 0.0
+    deterministic: bool | None = None
+    precision: Any = None
+    kernel_init: Callable = nn.linear.default_kernel_init
+    out_kernel_init: Callable | None = None
+    bias_init: Callable = nn.initializers.zeros_init()
+    out_bias_init: Callable | None = None
+    use_bias: bool = True
+    attention_fn: Any = None
+    decode: bool = False
+    normalize_qk: bool = False
+    force_fp32_for_softmax: bool = False
+    qkv_dot_general: Any = None
+    out_dot_general: Any = None
+    qkv_dot_general_cls: Any = None
+    out_dot_general_cls: Any = None
+    qk_attn_weights_einsum_cls: Any = None
+    attn_weights_value_einsum_cls: Any = None
+    engine: str = "auto"
+
+    kind: ClassVar[str]
+    # Keys and values come from one input; another `inputs_v` is refused.
+    one_source: ClassVar[bool] = False
+
+    def __post_init__(self):
+        for field, reason in _REFUSED.items():
+            if getattr(self, field) is not None:
+                raise ValueError(f"{type(self).__name__}: {field} is refused: {reason}")
+        if self.broadcast_dropout not in (True, False, "batch"):
+            raise ValueError(
+                f"broadcast_dropout={self.broadcast_dropout!r} is not one of True, False, 'batch'"
+            )
+        super().__post_init__()
+
+    # What a kind overrides.
+
+    def queries(self, x: jax.Array) -> jax.Array:
+        """[B, T, M] to queries [B, T, H, D] of the engine."""
+        return self.normalized("query_ln", self.project_heads("query", x, self.num_heads))
+
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array) -> cache.Memory:
+        """Key and value inputs [B, S, M] to the arrays [B, S, ...] that a cache keeps."""
+        return {
+            "key": self.normalized("key_ln", self.project_heads("key", inputs_k, self.kv_heads)),
+            "value": self.project_heads("value", inputs_v, self.kv_heads),
+        }
+
+    def expand(self, memory: cache.Memory) -> tuple[jax.Array, jax.Array]:
+        """What the cache keeps to keys [B, S, K, D] and values [B, S, K, E] of the engine."""
+        return memory["key"], memory["value"]
+
+    def merge(self, heads: jax.Array, kept: jax.Array, features: int) -> jax.Array:
+        """The engine's [B, T, H, D] to the output [B, T, M].
+
+        `kept` [B, T, H, 1] is the sum of the attention weights left by dropout.
+        """
+        return self.project_out(heads, features)
+
+    # What a kind builds from.
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of the key and value projections."""
+        return self.num_heads
+
+    @property
+    def head_features(self) -> int:
+        """D, as the present call's input and `qkv_features` give it."""
+        return self._width // self.num_heads
+
+    def project_heads(self, name: str, x: jax.Array, heads: int) -> jax.Array:
+        """`x W` with a kernel [M, heads, D]."""
+        axis = "heads" if heads == self.num_heads else "kv_heads"
+        axis = None if heads == 1 else axis  # one head cannot be split
+        names = ("embed", axis, "head_features")
+        return self._projection(name)(x, (heads, self.head_features), names)
+
+    def project_shared(self, name: str, x: jax.Array) -> jax.Array:
+        """`x W` with one kernel [M, D] for all heads."""
+        return self._projection(name)(x, (self.head_features,), ("embed", "head_features"))
+
+    def project_out(self, heads: jax.Array, features: int) -> jax.Array:
+        """`concat_h(heads) W_o` with a kernel [H, D, M]."""
+        names = ("heads", "head_features", "embed")
+        out = self._projection(
+            "out",
+            kernel_init=self.out_kernel_init,
+            bias_init=self.out_bias_init,
+        )
+        return out(heads, (features,), names, in_axes=2)
+
+    def normalized(self, name: str, x: jax.Array) -> jax.Array:
+        """LayerNorm over each head's width where `normalize_qk` asks for it."""
+        if not self.normalize_qk:
+            return x
+        return nn.LayerNorm(
+            name=name, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
+        )(x)
+
+    def _projection(self, name: str, kernel_init=None, bias_init=None) -> Projection:
+        return Projection(
+            name=name,
+            kernel_init=kernel_init or self.kernel_init,
+            bias_init=bias_init or self.bias_init,
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            precision=self.precision,
+        )
+
+    # The call.
+
+    def __call__(
+        self,
+        inputs_q: jax.Array,
+        inputs_k: jax.Array | None = None,
+        inputs_v: jax.Array | None = None,
+        *,
+        mask: jax.Array | Mask | None = None,
+        deterministic: bool | None = None,
+        dropout_rng: jax.Array | None = None,
+        sow_weights: bool = False,
+    ) -> jax.Array:
+        """Attention of `inputs_q` [..., T, M] to `inputs_k` [..., S, M'], as in Flax.
+
+        Args:
+          inputs_q: what asks.
+          inputs_k: what keys are made of; None for `inputs_q` (self-attention).
+          inputs_v: what values are made of; None for `inputs_k`.
+          mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
+          deterministic: True switches dropout off; here or as a field, not both.
+          dropout_rng: key of the dropout; None takes the 'dropout' stream.
+          sow_weights: put the weights [B, H, T, S] into the 'intermediates' collection.
+
+        With `decode=True` the first call, with `cache` mutable, makes an empty cache of its own
+        length; later calls append T ≥ 1 tokens and see all that came before. After `fill_cache` a
+        call reads what that put down.
+
+        Returns:
+          [..., T, out_features].
+
+        Raises:
+          ValueError: a width that the heads do not divide, a mask of the wrong shape, a write past
+            the end of the cache, a call that the engine or form asked for cannot do.
+        """
+        return self._run(
+            inputs_q, inputs_k, inputs_v, mask, deterministic, dropout_rng, sow_weights, False
+        )
+
+    def fill_cache(self, inputs_k: jax.Array, inputs_v: jax.Array | None = None) -> None:
+        """Put the keys and values of cross-attention into the cache once; no output."""
+        self._run(None, inputs_k, inputs_v, None, True, None, False, True)
+
+    @nn.compact
+    def _run(
+        self, inputs_q, inputs_k, inputs_v, mask, deterministic, dropout_rng, sow, fill
+    ) -> Any:
+        if inputs_k is None and inputs_v is not None:
+            raise ValueError("inputs_v is given without inputs_k")
+        cross = inputs_k is not None and inputs_k is not inputs_q
+        inputs_k = inputs_q if inputs_k is None else inputs_k
+        inputs_v = inputs_k if inputs_v is None else inputs_v
+        if self.one_source and inputs_v is not inputs_k:
+            raise ValueError(f"{self.kind} makes keys and values of one input; inputs_v is refused")
+        asks = inputs_k if fill else inputs_q
+        batch, features = asks.shape[:-2], asks.shape[-1]
+        self._set_width(features)
+        inputs_k, inputs_v = _flatten(inputs_k), _flatten(inputs_v)
+        if fill:
+            cache.fill(self, self.memory(inputs_k, inputs_v))
+            return None
+
+        query = self.queries(_flatten(inputs_q))
+        mask = as_mask(mask, batch)
+        overflow = None
+        if self.decode and cache.is_filled_once(self):
+            memory = cache.read(self)
+        elif self.decode and cross:
+            raise ValueError("cross-attention decodes from a cache that `fill_cache` has filled")
+        else:
+            memory = self.memory(inputs_k, inputs_v)
+            if self.decode and cache.exists(self):
+                memory, offset, overflow = cache.append(self, memory)
+                mask = mask & Mask.causal(offset)
+            elif self.decode:
+                cache.create(self, memory)
+        key, value = self.expand(memory)
+
+        query, key, value = promote_dtype(query, key, value, dtype=self.dtype)
+        _check_mask(mask, query, key)
+        query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
+        heads, kept, engine = engines.attend(
+            query, key, value, mask, self._options(deterministic, dropout_rng, sow), self.engine
+        )
+        engines.record_choice(self.kind, self.describe(engine))
+        output = self.merge(heads, kept, self.out_features or features)
+        if overflow is not None:
+            output = jnp.where(overflow[:, None, None], jnp.nan, output)
+        return output.reshape(*batch, *output.shape[1:])
+
+    def describe(self, engine: str) -> str:
+        """What a call runs as, for the log."""
+        return engine
+
+    def _set_width(self, features: int) -> None:
+        width = self.qkv_features or features
+        if width % self.num_heads:
+            raise ValueError(
+                f"qkv_features={width} must be a multiple of num_heads={self.num_heads}"
+            )
+        object.__setattr__(self, "_width", width)
+
+    def _options(self, deterministic, dropout_rng, sow) -> engines.Options:
+        rate = self.dropout_rate
+        if rate > 0 and nn.merge_param("deterministic", self.deterministic, deterministic):
+            rate = 0.0
+        if rate > 0 and dropout_rng is None:
+            dropout_rng = self.make_rng("dropout")
+
+        def sow_weights(weights):
+            self.sow("intermediates", "attention_weights", weights)
+
+        return engines.Options(
+            dropout_rate=rate,
+            dropout_rng=dropout_rng,
+            broadcast_dropout=self.broadcast_dropout,
+            precision=self.precision,
+            float32_softmax=self.force_fp32_for_softmax,
+            sow=sow_weights if sow else None,
+        )
+
+
+def _flatten(x: jax.Array) -> jax.Array:
+    """[..., T, M] to [B, T, M]."""
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+
+
+def _check_mask(mask: Mask, query: jax.Array, key: jax.Array) -> None:
+    B, T, H, _ = query.shape
+    want = (B, H, T, key.shape[1])
+    for part, shape in mask.shapes(T, key.shape[1]).items():
+        if any(n not in (1, m) for n, m in zip(shape, want, strict=True)):
+            raise ValueError(f"mask: {part} has shape {shape}, which does not broadcast to {want}")

@@ -1,0 +1,126 @@
+"""The kinds that MHE is compared with: MHA, SHA, MQA, GQA, SKV and EL-attention."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention.base import Attention
+
+
+class MultiHeadAttention(Attention):
+    """MHA: `Q_h = X W_q[h]`, `K_h = X W_k[h]`, `V_h = X W_v[h]`, `O_h = softmax(Q_h K_hᵀ/√D) V_h`.
+
+    W_q, W_k, W_v [M, H, D], W_o [H, D, M]. Takes the parameters of
+    `flax.linen.MultiHeadDotProductAttention` unchanged. Parameters 4M² (M = H·D, without biases),
+    cached numbers a token 2HD. Vaswani et al. 2017, section 3.2.
+    """
+
+    kind: ClassVar[str] = "mha"
+
+
+class SingleHeadAttention(Attention):
+    """SHA: `O = softmax(X W_q (X W_k)ᵀ/√D) X W_v`, repeated H times before W_o.
+
+    W_q, W_k, W_v [M, D], W_o [H, D, M]. Parameters 3MD + M², cached numbers a token 2D. A mask that
+    differs between heads is refused: there is one head. Xue & Aletras 2023, section 2.
+    """
+
+    kind: ClassVar[str] = "sha"
+
+    def queries(self, x: jax.Array) -> jax.Array:
+        return self.normalized("query_ln", self.project_shared("query", x)[:, :, None])
+
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array) -> dict[str, jax.Array]:
+        key = self.project_shared("key", inputs_k)[:, :, None]
+        return {
+            "key": self.normalized("key_ln", key),
+            "value": self.project_shared("value", inputs_v)[:, :, None],
+        }
+
+    def merge(self, heads: jax.Array, kept: jax.Array, features: int) -> jax.Array:
+        repeated = jnp.broadcast_to(heads, (*heads.shape[:2], self.num_heads, self.head_features))
+        return self.project_out(repeated, features)
+
+
+class GroupedQueryAttention(Attention):
+    """GQA: as MHA, and query head h reads key and value head ⌊hK/H⌋ of K = `num_kv_heads`.
+
+    W_q [M, H, D], W_k, W_v [M, K, D], W_o [H, D, M]. Parameters 2M² + 2MDK, cached numbers a token
+    2KD. Ainslie et al. 2023.
+
+    Raises:
+      ValueError: `num_kv_heads` is missing or does not divide `num_heads`.
+    """
+
+    num_kv_heads: int | None = None
+
+    kind: ClassVar[str] = "gqa"
+
+    @property
+    def kv_heads(self) -> int:
+        if not self.num_kv_heads or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
+            )
+        return self.num_kv_heads
+
+
+class MultiQueryAttention(Attention):
+    """MQA: as MHA with H query heads, and one key and one value head for all of them.
+
+    W_q [M, H, D], W_k, W_v [M, 1, D], W_o [H, D, M]. Parameters 2M² + 2MD, cached numbers a token
+    2D. Shazeer 2019.
+    """
+
+    kind: ClassVar[str] = "mqa"
+
+    @property
+    def kv_heads(self) -> int:
+        return 1
+
+
+class SharedKeyValueAttention(Attention):
+    """SKV: as MHA, and keys and values are one projection, `K_h = V_h = X W_kv[h]`.
+
+    W_q, W_kv [M, H, D], W_o [H, D, M]. Parameters 3M², cached numbers a token HD. An `inputs_v`
+    other than `inputs_k` is refused. Xue & Aletras 2023, section 4.
+    """
+
+    kind: ClassVar[str] = "skv"
+    one_source: ClassVar[bool] = True
+
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array) -> dict[str, jax.Array]:
+        return {"key_value": self.project_heads("key_value", inputs_k, self.num_heads)}
+
+    def expand(self, memory: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return self.normalized("key_ln", memory["key_value"]), memory["key_value"]
+
+
+class ELAttention(Attention):
+    """EL: `K_h = V_h = X[:, hD:(h+1)D]`, the hidden states themselves, cut into H slices.
+
+    W_q [M, H, D], W_o [H, D, M]; no key and no value projection. Parameters 2M², cached numbers a
+    token HD. Keys and values must be H·D wide, and `inputs_v` may not differ from `inputs_k`.
+    Yan et al. 2021, in the form that Xue & Aletras 2023 count.
+
+    Raises:
+      ValueError: the width of `inputs_k` is not `qkv_features`.
+    """
+
+    kind: ClassVar[str] = "el"
+    one_source: ClassVar[bool] = True
+
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array) -> dict[str, jax.Array]:
+        width = self.num_heads * self.head_features
+        if inputs_k.shape[-1] != width:
+            raise ValueError(
+                f"el cuts the hidden states into heads: their width {inputs_k.shape[-1]} must be "
+                f"qkv_features={width}"
+            )
+        heads = (self.num_heads, self.head_features)
+        hidden = inputs_k.reshape(*inputs_k.shape[:-1], *heads)
+        return {"hidden": hidden if self.dtype is None else hidden.astype(self.dtype)}
+
+    def expand(self, memory: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return self.normalized("key_ln", memory["hidden"]), memory["hidden"]

@@ -1,0 +1,90 @@
+"""The `cache` collection of one attention module: what earlier tokens left, T ≥ 1 at a time.
+
+Leaves: `cached_NAME` [B, S, ...] for each array of the kind's memory, and `cache_index` [B], the
+number of tokens that each row holds. Rows stand at places of their own: after a prefill of
+right-padded prompts, set `cache_index` to their lengths, and later tokens overwrite the padding.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+Memory = dict[str, jax.Array]
+
+
+def is_filled_once(module: nn.Module) -> bool:
+    """Whether the cache is the fixed one of cross-attention, written by `fill_cache`."""
+    return _has_memory(module) and not module.has_variable("cache", "cache_index")
+
+
+def exists(module: nn.Module) -> bool:
+    """Whether there is a cache to append to."""
+    return module.has_variable("cache", "cache_index")
+
+
+def create(module: nn.Module, memory: Memory) -> None:
+    """An empty cache with as many places as `memory` has tokens."""
+    for name, array in memory.items():
+        module.variable("cache", f"cached_{name}", jnp.zeros, array.shape, array.dtype)
+    batch = next(iter(memory.values())).shape[0]
+    module.variable("cache", "cache_index", jnp.zeros, (batch,), jnp.int32)
+
+
+def fill(module: nn.Module, memory: Memory) -> None:
+    """Put the whole `memory` down once, to be read by every later call."""
+    for name, array in memory.items():
+        module.variable("cache", f"cached_{name}", jnp.zeros_like, array).value = array
+
+
+def read(module: nn.Module) -> Memory:
+    """What the cache holds."""
+    prefix = "cached_"
+    leaves = module.variables["cache"]
+    return {
+        name.removeprefix(prefix): array
+        for name, array in leaves.items()
+        if name.startswith(prefix)
+    }
+
+
+def append(module: nn.Module, memory: Memory) -> tuple[Memory, jax.Array, jax.Array]:
+    """Write T new tokens after each row's last.
+
+    Returns the whole memory, the place of the first new token [B], and where a row ran past the
+    end [B]; a token past the end is not written.
+
+    Raises:
+      ValueError: the write passes the end and that is known now (T alone is too long, or the call
+        is not traced), or the arrays do not fit the cache.
+    """
+    index = module.get_variable("cache", "cache_index")
+    merged = {}
+    tokens = length = 0
+    for name, array in memory.items():
+        cached = module.get_variable("cache", f"cached_{name}")
+        tokens, length = array.shape[1], cached.shape[1]
+        if array.shape[0] != cached.shape[0] or array.shape[2:] != cached.shape[2:]:
+            raise ValueError(
+                f"cached_{name} has shape {cached.shape}, which the new {array.shape} does not fit "
+                "in batch or width"
+            )
+        if tokens > length:
+            raise ValueError(f"{tokens} new tokens do not fit in a cache of {length}")
+        rows = jnp.arange(array.shape[0])[:, None]
+        places = index[:, None] + jnp.arange(tokens)[None, :]
+        merged[name] = cached.at[rows, places].set(
+            array.astype(cached.dtype), mode="drop", unique_indices=True
+        )
+        module.put_variable("cache", f"cached_{name}", merged[name])
+    overflow = index + tokens > length
+    if not isinstance(overflow, Tracer) and bool(overflow.any()):
+        raise ValueError(
+            f"the cache holds {length} tokens; a row with {int(index.max())} got {tokens} more"
+        )
+    module.put_variable("cache", "cache_index", index + tokens)
+    return merged, index, overflow
+
+
+def _has_memory(module: nn.Module) -> bool:
+    return any(name.startswith("cached_") for name in module.variables.get("cache", {}))

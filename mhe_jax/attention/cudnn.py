@@ -1,0 +1,40 @@
+"""Softmax attention by cuDNN's fused kernels on an NVIDIA GPU."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention.mask import Mask
+
+
+def refusal(query, key, value, mask: Mask, options) -> str | None:
+    """Why cuDNN cannot do this call, or None."""
+    if jax.default_backend() != "gpu":
+        return f"needs an NVIDIA GPU, this is {jax.default_backend()}"
+    if query.dtype not in (jnp.float16, jnp.bfloat16):
+        return f"needs float16 or bfloat16, not {query.dtype}"
+    D, E = query.shape[-1], value.shape[-1]
+    if D % 8 or D > 128 or D != E:
+        return f"needs one head width, a multiple of 8 up to 128, not {D} and {E}"
+    if options.dropout_rate > 0:
+        return "does not draw the dropout mask of this package (attention dropout is not 0)"
+    if options.sow is not None:
+        return "keeps no attention weights to sow"
+    if options.precision is not None:
+        return "has no precision setting"
+    return None
+
+
+def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+    """See `engines.attend`."""
+    T, S = query.shape[1], key.shape[1]
+    # cuDNN's own causal mask aligns as ours does only where T = S and the offset is 0.
+    native = mask.is_causal and mask.offset is None and T == S
+    rest = dataclasses.replace(mask, is_causal=False, offset=None) if native else mask
+    output = jax.nn.dot_product_attention(
+        query, key, value, mask=rest.to_dense(T, S), is_causal=native, implementation="cudnn"
+    )
+    # cuDNN averages the values of a row without keys.
+    has_key = mask.row_has_key(T, S, query.dtype)
+    return output * has_key, has_key

@@ -1,0 +1,149 @@
+"""Which keys a query may see, as a value that engines can read part by part."""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+@flax.struct.dataclass
+class Mask:
+    """The conjunction of the parts that are present; a query sees a key where all of them allow it.
+
+    - `is_causal`: key j is allowed for query t where `j <= t + offset[b]`; `offset` [B] is the
+      place of the first query among the keys, None for 0.
+    - `key_valid` [B, S]: key j exists.
+    - `segment_ids`, a pair of [B, T] and [B, S]: query and key carry the same number.
+    - `allowed`: anything that broadcasts to [B, H, T, S].
+
+    `&` combines two masks. The parts stay apart, so that an engine may skip blocks that nobody sees
+    and refuse a part that it cannot honour.
+
+    >>> import jax.numpy as jnp
+    >>> mask = Mask.causal() & Mask.padding(jnp.array([[True, True, False]]))
+    >>> mask.to_dense(3, 3)[0, 0].astype(int)
+    Array([[1, 0, 0],
+           [1, 1, 0],
+           [1, 1, 0]], dtype=int32)
+    """
+
+    is_causal: bool = flax.struct.field(pytree_node=False, default=False)
+    offset: jax.Array | None = None
+    key_valid: jax.Array | None = None
+    segment_ids: tuple[jax.Array, jax.Array] | None = None
+    allowed: jax.Array | None = None
+
+    @classmethod
+    def causal(cls, offset: jax.Array | None = None) -> "Mask":
+        """A query sees the keys up to its own place; `offset` [B] is the place of the first."""
+        return cls(is_causal=True, offset=offset)
+
+    @classmethod
+    def padding(cls, key_valid: jax.Array) -> "Mask":
+        """Only the keys where `key_valid` [B, S] holds."""
+        return cls(key_valid=key_valid.astype(bool))
+
+    @classmethod
+    def segments(cls, queries: jax.Array, keys: jax.Array | None = None) -> "Mask":
+        """Only keys of the query's own segment; `queries` [B, T], `keys` [B, S] or the same."""
+        return cls(segment_ids=(queries, queries if keys is None else keys))
+
+    @classmethod
+    def array(cls, allowed: jax.Array) -> "Mask":
+        """`allowed`, boolean or 0/1 of any dtype, broadcasts to [B, H, T, S]."""
+        allowed = jnp.asarray(allowed).astype(bool)
+        return cls(allowed=allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape))
+
+    def __and__(self, other: "Mask") -> "Mask":
+        offsets = [mask.offset for mask in (self, other) if mask.is_causal]
+        offset = None
+        if any(o is not None for o in offsets):
+            offset = functools.reduce(
+                jnp.minimum, (jnp.zeros(1, int) if o is None else o for o in offsets)
+            )
+        allowed = _both(self.allowed, other.allowed)
+        if self.segment_ids is not None and other.segment_ids is not None:
+            allowed = _both(allowed, _same(*other.segment_ids))
+        return Mask(
+            is_causal=self.is_causal or other.is_causal,
+            offset=offset,
+            key_valid=_both(self.key_valid, other.key_valid),
+            segment_ids=other.segment_ids if self.segment_ids is None else self.segment_ids,
+            allowed=allowed,
+        )
+
+    @property
+    def may_empty_a_row(self) -> bool:
+        """Whether a query may have no key at all, as far as the static parts tell."""
+        arrays = (self.offset, self.key_valid, self.segment_ids, self.allowed)
+        return any(a is not None for a in arrays)
+
+    def row_has_key(self, queries: int, keys: int, dtype) -> jax.Array:
+        """1 where a query may see a key, else 0: something that broadcasts to [B, T, H, 1]."""
+        allowed = self.to_dense(queries, keys) if self.may_empty_a_row else None
+        if allowed is None:
+            return jnp.ones((1, 1, 1, 1), dtype)
+        return jnp.swapaxes(allowed.any(-1, keepdims=True), 1, 2).astype(dtype)
+
+    def shapes(self, queries: int, keys: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each part that is present, as it broadcasts to [B, H, T, S]."""
+        found = {}
+        if self.offset is not None:
+            found["offset"] = (*self.offset.shape, 1, 1, 1)
+        if self.key_valid is not None:
+            found["key_valid"] = (self.key_valid.shape[0], 1, 1, *self.key_valid.shape[1:])
+        if self.segment_ids is not None:
+            of_queries, of_keys = self.segment_ids
+            found["segments of queries"] = (of_queries.shape[0], 1, *of_queries.shape[1:], 1)
+            found["segments of keys"] = (of_keys.shape[0], 1, 1, *of_keys.shape[1:])
+        if self.allowed is not None:
+            found["allowed"] = self.allowed.shape
+        return found
+
+    def to_dense(self, queries: int, keys: int) -> jax.Array | None:
+        """Booleans of rank 4 that broadcast to [B, H, T, S]; None where all is allowed."""
+        allowed = self.allowed
+        if self.is_causal:
+            places = jnp.arange(queries)[None, :]
+            if self.offset is not None:
+                places = places + self.offset[:, None]
+            seen = jnp.arange(keys)[None, None, :] <= places[:, :, None]
+            allowed = _both(allowed, seen[:, None])
+        if self.key_valid is not None:
+            allowed = _both(allowed, self.key_valid[:, None, None, :])
+        if self.segment_ids is not None:
+            allowed = _both(allowed, _same(*self.segment_ids))
+        return allowed
+
+
+def _both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def _same(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    return (queries[:, :, None] == keys[:, None, :])[:, None]
+
+
+def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
+    """Any mask a caller may pass, over the flattened leading axes `batch`.
+
+    Raises:
+      ValueError: an array that does not have the rank of [*batch, H, T, S] or less.
+    """
+    if mask is None:
+        return Mask()
+    if isinstance(mask, Mask):
+        return mask
+    allowed = jnp.asarray(mask)
+    if allowed.ndim > len(batch) + 3:
+        raise ValueError(
+            f"mask has shape {allowed.shape}; it must broadcast to [batch, heads, queries, keys] "
+            f"with batch axes {batch}"
+        )
+    if len(batch) != 1 and allowed.ndim > 3:
+        tail = allowed.shape[-3:]
+        allowed = jnp.broadcast_to(allowed, batch + tail).reshape((-1, *tail))
+    return Mask.array(allowed)

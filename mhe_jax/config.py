@@ -1,0 +1,261 @@
+"""Configuration: one frozen dataclass a part, checked before anything is compiled.
+
+An experiment is a Python file in `configs/` whose `get_config(variant)` returns a `Config`. The
+command line, sweeps and the JSON beside the checkpoints all name a field by the same dotted path,
+such as `model.attention.kind`. Nothing here imports jax.
+"""
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul"]
+Form = Literal["auto", "materialized", "folded"]
+Engine = Literal["auto", "xla", "cudnn"]
+Task = Literal["mlm", "lm", "translation"]
+Role = Literal["encoder", "decoder", "cross"]
+
+ARCHITECTURES = {"mlm": "encoder", "lm": "language_model", "translation": "encoder_decoder"}
+
+
+class InputError(ValueError):
+    """The user gave something wrong; the message is one line: what, and what is allowed."""
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """One attention sublayer. Fields of one kind are None by default and refused for the others."""
+
+    # Which attention: see the table of kinds in the README.
+    kind: Kind = "mha"
+    # Number of query heads H.
+    num_heads: int = 8
+    # Number of key and value heads K; `gqa` only, divides num_heads.
+    num_kv_heads: int | None = None
+    # Width of all heads together, H·D; None means the width of the model.
+    qkv_features: int | None = None
+    # How an MHE kind is computed; None is `auto`: the fastest form that is exact for the call.
+    form: Form | None = None
+    # Standard deviation of the initial head embeddings of an MHE kind; None means 0.02.
+    head_embedding_stddev: float | None = None
+    # What computes the softmax; `auto` takes the fastest that can do the call.
+    engine: Engine = "auto"
+    # Dropout on the attention weights, one mask per example shared over its heads.
+    dropout_rate: float = 0.0
+    # Biases in the four projections; the published parameter counts have none.
+    use_bias: bool = False
+    # LayerNorm over each head's queries and keys.
+    normalize_qk: bool = False
+
+
+AttentionOverride = dataclasses.make_dataclass(
+    "AttentionOverride",
+    [
+        (name, hint | None, field(default=None))
+        for name, hint in typing.get_type_hints(AttentionConfig).items()
+    ],
+    frozen=True,
+)
+AttentionOverride.__module__ = __name__
+AttentionOverride.__doc__ = "Fields of `AttentionConfig` that one role changes; None keeps them."
+
+
+@dataclass(frozen=True)
+class AttentionByRole:
+    """Where one role of attention differs from `model.attention`."""
+
+    # Self-attention of the encoder.
+    encoder: AttentionOverride = AttentionOverride()
+    # Causal self-attention of the decoder or language model.
+    decoder: AttentionOverride = AttentionOverride()
+    # Attention of the decoder to the encoder.
+    cross: AttentionOverride = AttentionOverride()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the transformer; its architecture follows from the task."""
+
+    # Vocabulary V; a tokenizer trained by a run gets exactly this many pieces.
+    vocabulary_size: int = 8000
+    # Width M.
+    features: int = 512
+    # Width F of the hidden layer of the MLP.
+    mlp_features: int = 2048
+    # Layers of the encoder or of the language model.
+    num_layers: int = 6
+    # Layers of the decoder in translation; None means num_layers.
+    num_decoder_layers: int | None = None
+    # The attention of every layer.
+    attention: AttentionConfig = AttentionConfig()
+    # Where encoder, decoder and cross-attention differ from `attention`.
+    attention_by_role: AttentionByRole = AttentionByRole()
+    # Non-linearity of the MLP.
+    activation: Literal["relu", "gelu"] = "gelu"
+    # LayerNorm before each sublayer (and once after the stack), or after each residual sum.
+    norm_position: Literal["pre", "post"] = "pre"
+    # Added in LayerNorm's denominator.
+    layer_norm_epsilon: float = 1e-6
+    # Learned position rows, or fixed sine and cosine.
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    # Longest sequence; rows of the learned positions, and the size of the cache.
+    max_length: int = 512
+    # Kinds of segment with an embedding each (BERT has 2); 0 for none.
+    num_token_types: int = 0
+    # Dropout on embeddings and on the output of each sublayer.
+    dropout_rate: float = 0.1
+    # One table for input embeddings and output logits.
+    tie_embeddings: bool = True
+    # One compiled layer scanned over stacked parameters: compiles faster; False unrolls the layers.
+    scan_layers: bool = False
+    # Recompute each layer in the backward pass: less memory, about a third more time.
+    remat: bool = False
+    # Type of activations; parameters, softmax and loss stay float32.
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def attention_for(self, role: Role) -> AttentionConfig:
+        """`attention` with what `attention_by_role` says of `role` laid over it."""
+        override = getattr(self.attention_by_role, role)
+        changes = {
+            f.name: getattr(override, f.name)
+            for f in dataclasses.fields(override)
+            if getattr(override, f.name) is not None
+        }
+        return dataclasses.replace(self.attention, **changes)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where text comes from and how it becomes batches.
+
+    A split is one source, or for translation two parallel text files. A source is a text file, a
+    `.tsv` or `.jsonl` file, each also as `.gz` or `.xz`, or `tfds:NAME/CONFIG:SPLIT`.
+    """
+
+    # Relative paths below start here.
+    directory: str = "."
+    # Training source: one, or two parallel text files.
+    train: tuple[str, ...] = ()
+    # Validation source; chooses the best checkpoint.
+    validation: tuple[str, ...] = ()
+    # Test source; read by eval.py only.
+    test: tuple[str, ...] = ()
+    # Names of the text fields in JSONL or TFDS: one, or source and target.
+    fields: tuple[str, ...] = ("text",)
+    # A sentencepiece model; None trains one on `train`.
+    tokenizer: str | None = None
+    # Built indices and token counts; None means $MHE_JAX_CACHE or ~/.cache/mhe_jax.
+    cache_directory: str | None = None
+    # Tokens in a row: the block of `mlm` and `lm`; in translation the longest training sentence.
+    sequence_length: int = 128
+    # Rows in a global batch of `mlm` and `lm`.
+    batch_size: int = 32
+    # Padded source plus target tokens in a global batch of translation.
+    tokens_per_batch: int = 4096
+    # Padded lengths of translation batches; the last is sequence_length.
+    length_buckets: tuple[int, ...] = ()
+    # Rows of a translation batch are a multiple of this: a multiple of data · fsdp devices.
+    row_multiple: int = 8
+    # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
+    mask_rate: float = 0.15
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How parameters are updated."""
+
+    # Optimizer.
+    name: Literal["adamw", "adafactor"] = "adamw"
+    # Peak learning rate, reached at the end of the warmup.
+    learning_rate: float = 1e-3
+    # Course after the warmup: `linear` and `cosine` reach 0 at the last step.
+    schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "inverse_sqrt"
+    # Steps of linear growth from 0.
+    warmup_steps: int = 1000
+    # Decay of the first moment (adamw).
+    beta1: float = 0.9
+    # Decay of the second moment (adamw).
+    beta2: float = 0.98
+    # Added in the denominator (adamw).
+    epsilon: float = 1e-9
+    # Decoupled weight decay; none on biases, LayerNorm and head embeddings.
+    weight_decay: float = 0.0
+    # Largest global gradient norm; None does not clip.
+    clip_norm: float | None = 1.0
+    # Each global batch is split into this many parts, gradients summed: exactly the big batch.
+    accumulate_steps: int = 1
+    # Decay of an exponential moving average of the parameters, used in evaluation; None for none.
+    ema_decay: float | None = None
+    # Share of the target probability spread over the vocabulary (training loss only).
+    label_smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop."""
+
+    # Updates in all.
+    num_steps: int = 10_000
+    # Of parameters, data order, masking and dropout.
+    seed: int = 0
+    # Steps between validations; the last step is always validated.
+    eval_every: int = 500
+    # Batches of a validation; None reads the whole split.
+    eval_batches: int | None = None
+    # Steps between checkpoints; the last step is always saved.
+    checkpoint_every: int = 500
+    # Checkpoints kept, beside the best by validation loss.
+    keep_checkpoints: int = 3
+    # Steps between log lines.
+    log_every: int = 50
+    # Also write TensorBoard event files (needs the extra `report`).
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis; one may be -1: all that are left."""
+
+    # Batch split, parameters whole.
+    data: int = -1
+    # Batch and parameters split.
+    fsdp: int = 1
+    # Heads, MLP and vocabulary split.
+    tensor: int = 1
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What eval.py does with a run."""
+
+    # Which split.
+    split: Literal["validation", "test"] = "test"
+    # `best` by validation loss, `last`, or a step number.
+    checkpoint: str = "best"
+    # Mean of this many checkpoints ending with the newest (needs checkpoint=last); 1 for one.
+    average_checkpoints: int = 1
+    # Rows decoded or scored at once.
+    batch_size: int = 64
+    # Beams; 1 is greedy.
+    beam_size: int = 5
+    # α of ((5 + length) / 6)^α that divides a hypothesis' log-probability; 0 for none.
+    length_penalty: float = 0.6
+    # Longest output is the source's length plus this, at most model.max_length.
+    extra_length: int = 50
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment."""
+
+    # What is learned: `mlm` an encoder, `lm` a language model, `translation` an encoder-decoder.
+    task: Task = "mlm"
+    # Where checkpoints, logs and the resolved config go.
+    workdir: str = "runs/unnamed"
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    mesh: MeshConfig = MeshConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()

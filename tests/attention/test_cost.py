@@ -1,0 +1,73 @@
+"""The cost table against the published counts and against real modules."""
+
+import typing
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mhe_jax.attention import KINDS, cost, make_attention, published
+from mhe_jax.config import Kind
+
+
+def test_every_kind_is_registered_and_has_a_cost():
+    assert set(KINDS) == set(typing.get_args(Kind))
+    for kind in KINDS:
+        assert cost.parameters(kind, cost.Shape.of(32, 4, kv_heads=2)) > 0
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_and_cache_of_real_modules(kind, use_bias):
+    M, H, K = 33, 3, 3
+    fields = {"num_kv_heads": K} if kind == "gqa" else {}
+    module = make_attention(kind, num_heads=H, use_bias=use_bias, decode=True, **fields)
+    x = jnp.zeros((2, 5, M))
+    shapes = jax.eval_shape(module.init, jax.random.key(0), x)
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
+    shape = cost.Shape.of(M, H, K)
+    assert count == cost.parameters(kind, shape, use_bias)
+    cached = sum(leaf.size for name, leaf in shapes["cache"].items() if name != "cache_index")
+    assert cached == 2 * 5 * cost.cached_numbers(kind, shape)
+
+
+def test_encoder_counts_round_to_the_printed_figures_but_for_the_last_digit_of_mha():
+    shape = cost.Shape.of(published.ENCODER_FEATURES, published.ENCODER_HEADS)
+    computed = {
+        kind: f"{cost.parameters(kind, shape) * published.ENCODER_LAYERS / 1e6:.2f}"
+        for kind in published.ENCODER_MILLIONS
+    }
+    assert computed.pop("mha") == "28.31"
+    printed = dict(published.ENCODER_MILLIONS)
+    assert printed.pop("mha") == "28.32"
+    assert computed == printed
+    assert "| 28.31 | 28.32 | differs |" in cost.encoder_table()
+    assert cost.encoder_table().count("| equal |") == 6
+
+
+@pytest.mark.parametrize("row", published.TRANSLATION, ids=lambda row: row.name)
+@pytest.mark.parametrize("kind", ["mha", "mhe_mul"])
+def test_translation_counts_equal_the_printed_ones(kind, row):
+    one = cost.parameters(kind, cost.Shape.of(row.features, row.heads))
+    assert one * published.TRANSLATION_SUBLAYERS * row.layers == getattr(row, kind)
+    assert cost.translation_table().count("| equal |") == 14
+
+
+def test_flops_count_the_matrix_products_of_the_compiled_module():
+    """Against XLA's own count of a module, whose softmax and scaling are the only difference."""
+    M, H, T = 64, 4, 16
+    for kind in ("mha", "mqa", "mhe_mul"):
+        module = make_attention(kind, num_heads=H, use_bias=False)
+        x = jnp.zeros((1, T, M))
+        variables = module.init(jax.random.key(0), x)
+        compiled = jax.jit(module.apply).lower(variables, x).compile()
+        counted = compiled.cost_analysis()["flops"]
+        expected = T * cost.forward_flops(kind, cost.Shape.of(M, H), keys=T)
+        assert expected <= counted <= 1.1 * expected, kind
+
+
+def test_errors_name_what_is_allowed():
+    with pytest.raises(ValueError, match="gqa needs kv_heads"):
+        cost.parameters("gqa", cost.Shape.of(32, 4))
+    with pytest.raises(ValueError, match="'mla' is not one of mha, sha"):
+        cost.parameters("mla", cost.Shape.of(32, 4))
