@@ -1,0 +1,189 @@
+"""How fast and how lean the input is: a text file of 1 GB, on the CPU.
+
+    python benchmarks/input.py                      # makes the file, measures, deletes it
+    python benchmarks/input.py --gigabytes 0.1      # quicker
+    python benchmarks/input.py --file my.txt        # with a file of yours
+
+Each measurement is a process of its own, timed from its start, imports included:
+
+    cold        nothing is cached: the file is checked and indexed; the tokenizer is given
+    warm        the index is there
+    memory      peak over the batches that follow, less what the process held after its imports
+    tokens/s    of the batches that follow the first, read ahead by Grain as in training
+
+The last line is one JSON object; the exit status is 1 if a bar is missed: 90 s cold, 10 s warm,
+300 MB. Translation (pairs in a .tsv file of a tenth of the size) has no bar: it counts the tokens
+of all pairs once, which the cold number shows.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+BARS = {"cold_seconds": 90.0, "warm_seconds": 10.0, "memory_megabytes": 300.0}
+VOCABULARY_SIZE = 8000
+BLOCK_BYTES = 16 << 20
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the made file")
+    parser.add_argument("--file", type=Path, help="a text file to read instead")
+    parser.add_argument("--steps", type=int, default=2000, help="batches after the first")
+    parser.add_argument("--directory", type=Path, help="where the file is made")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # what a process of its own does
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.measure:
+        print(json.dumps(measure(**json.loads(arguments.measure))))
+        return 0
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
+        directory = Path(name)
+        size = int(arguments.gigabytes * 1e9)
+        text = arguments.file or make_text(directory / "text.txt", size)
+        pairs = make_text(directory / "pairs.tsv", size // 10, columns=2)
+        tokenizer = make_tokenizer(text, directory)
+        results = {"bytes": text.stat().st_size, "cores": os.cpu_count()}
+        header = ("task", "cold s", "warm s", "memory MB", "warm MB", "tokens/s", "ms/batch")
+        print(("{:<12}" + "{:>11}" * 6).format(*header))
+        for task, path in (("mlm", text), ("lm", text), ("translation", pairs)):
+            cold, warm = (
+                run(task, path, tokenizer, directory / f"cache_{task}", arguments.steps)
+                for _ in range(2)
+            )
+            results[task] = {
+                "cold_seconds": cold["seconds"],
+                "warm_seconds": warm["seconds"],
+                "memory_megabytes": max(cold["megabytes"], warm["megabytes"]),
+                "tokens_per_second": warm["tokens_per_second"],
+            }
+            print(
+                f"{task:<12}{cold['seconds']:>11.1f}{warm['seconds']:>11.1f}"
+                f"{cold['megabytes']:>11.0f}{warm['megabytes']:>11.0f}"
+                f"{warm['tokens_per_second']:>11,.0f}{warm['milliseconds']:>11.1f}",
+                flush=True,
+            )
+    missed = [
+        f"{task} {name}"
+        for task in ("mlm", "lm")
+        for name, bar in BARS.items()
+        if results[task][name] > bar
+    ]
+    print(json.dumps(results | {"bars": BARS, "missed": missed, "passed": not missed}))
+    return bool(missed)
+
+
+def make_text(path: Path, size: int, columns: int = 1) -> Path:
+    """`size` bytes of lines of made-up words with a natural spread; the same every time."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+    words = [
+        "".join(letters[np.minimum(generator.geometric(0.12, n) - 1, 25)])
+        for n in generator.integers(2, 11, 20_000)
+    ]
+    lines, length = [], 0
+    while length < min(size, BLOCK_BYTES):
+        drawn = generator.zipf(1.3, int(generator.integers(5, 30)) * columns) % len(words)
+        part = len(drawn) // columns
+        texts = [" ".join(words[i] for i in drawn[c * part :][:part]) for c in range(columns)]
+        lines.append("\t".join(texts) + "\n")
+        length += len(lines[-1])
+    block = "".join(lines).encode()
+    with path.open("wb") as file:
+        written = 0
+        while written < size:
+            written += file.write(block)
+    return path
+
+
+def make_tokenizer(text: Path, directory: Path) -> Path:
+    """Trained on the beginning of the text: here it is given, and its training not measured."""
+    from mhe_jax.data import train_tokenizer
+    from mhe_jax.data.sources import Items
+
+    with text.open("rb") as file:
+        lines = file.read(4 << 20).decode(errors="ignore").splitlines()
+    path = directory / "tokenizer.model"
+    train_tokenizer(Items(str(text), lines, "text", "lines"), VOCABULARY_SIZE).save(path)
+    return path
+
+
+def run(task: str, text: Path, tokenizer: Path, cache: Path, steps: int) -> dict:
+    """`measure` in a process of its own."""
+    asked = {
+        "task": task,
+        "text": str(text.resolve()),
+        "tokenizer": str(tokenizer),
+        "cache": str(cache),
+        "steps": steps,
+        "started": time.time(),
+    }
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", json.dumps(asked)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(task: str, text: str, tokenizer: str, cache: str, steps: int, started: float) -> dict:
+    """Seconds to the first batch, peak memory beyond the imports, and speed."""
+    from mhe_jax import data
+    from mhe_jax.config import Config, DataConfig, ModelConfig
+
+    config = Config(
+        task=task,  # type: ignore[arg-type]
+        model=ModelConfig(vocabulary_size=VOCABULARY_SIZE),
+        data=DataConfig(train=(text,), tokenizer=tokenizer, cache_directory=cache),
+    )
+    before = peak_megabytes()
+    data.check_sources(config)
+    made = data.make_tokenizer(config, Path(cache) / "run" / "tokenizer.model")
+    batches = data.train_batches(config, made)
+    print(batches.describe(), file=sys.stderr)
+    with batches.iterate() as iterator:
+        next(iterator)
+        seconds = time.time() - started
+        begin, tokens = time.perf_counter(), 0
+        for _ in range(steps):
+            batch = next(iterator)
+            tokens += sum(int((batch[n] > 0).sum()) for n in batch if n in READ)
+        elapsed = time.perf_counter() - begin
+    return {
+        "seconds": round(seconds, 2),
+        "megabytes": round(peak_megabytes() - before),
+        "tokens_per_second": round(tokens / elapsed),
+        "milliseconds": 1000 * elapsed / steps,
+    }
+
+
+READ = ("tokens", "source", "target")
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has held so far."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)  # bytes on macOS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""From files and data sets to batches.
+
+    check_sources(config)                       # all that can be wrong with the input, early
+    tokenizer = make_tokenizer(config, path)    # read, or trained on data.train; kept at path
+    batches = train_batches(config, tokenizer)  # endless
+    with batches.iterate(step) as iterator:     # or batches.batch(step)
+        for batch in iterator: ...
+    for batch in evaluation_batches(config, tokenizer, "validation"): ...
+
+A global batch is a pure function of (seed, step), see `batches.py`; its arrays stand in
+`examples.py`; what counts as a source, in `sources.py`.
+"""
+
+from pathlib import Path
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.data.batches import (
+    Batches,
+    EvaluationBatches,
+    TrainBatches,
+    evaluation_batches,
+    train_batches,
+)
+from mhe_jax.data.loader import BatchIterator
+from mhe_jax.data.sources import Source, open_source, open_split
+from mhe_jax.data.tokenizer import (
+    BOS,
+    EOS,
+    MASK,
+    NUM_SPECIAL,
+    PAD,
+    UNK,
+    Tokenizer,
+    train_tokenizer,
+)
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "MASK",
+    "NUM_SPECIAL",
+    "PAD",
+    "UNK",
+    "BatchIterator",
+    "Batches",
+    "EvaluationBatches",
+    "Source",
+    "Tokenizer",
+    "TrainBatches",
+    "check_sources",
+    "evaluation_batches",
+    "make_tokenizer",
+    "open_source",
+    "open_split",
+    "train_batches",
+    "train_tokenizer",
+]
+
+
+def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validation")) -> None:
+    """Opens and checks all of the splits that are set, and the tokenizer that is given.
+
+    Raises:
+      InputError: one line with file, line and reason.
+    """
+    for split in splits:
+        if split == "train" or getattr(config.data, split):
+            open_split(config, split)
+    if config.data.tokenizer is not None:
+        _given_tokenizer(config)
+
+
+def make_tokenizer(config: Config, path: str | Path) -> Tokenizer:
+    """The tokenizer of a run, kept at `path`.
+
+    What is at `path` already is used (a run that resumes keeps its tokenizer); else the model that
+    `data.tokenizer` names, or one trained on `data.train`, is published there. All processes of a
+    run may do this at the same time: they publish the same bytes.
+
+    Raises:
+      InputError: it does not have `model.vocabulary_size` pieces, or cannot.
+    """
+    path = Path(path)
+    if path.exists():
+        tokenizer = Tokenizer.load(path)
+        tokenizer.check_vocabulary(config.model.vocabulary_size)
+        return tokenizer
+    if config.data.tokenizer is not None:
+        tokenizer = _given_tokenizer(config)
+    else:
+        tokenizer = train_tokenizer(open_split(config, "train"), config.model.vocabulary_size)
+    try:
+        tokenizer.save(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    return Tokenizer(tokenizer.model, str(path))
+
+
+def _given_tokenizer(config: Config) -> Tokenizer:
+    name = Path(config.data.tokenizer or "").expanduser()
+    tokenizer = Tokenizer.load(Path(config.data.directory).expanduser() / name)
+    tokenizer.check_vocabulary(config.model.vocabulary_size)
+    return tokenizer

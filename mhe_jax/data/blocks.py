@@ -1,0 +1,253 @@
+"""Rows of running text, for masked and plain language models.
+
+Text is the tokens of all items in order, eos after each. A row of `lm` predicts T of them, a row of
+`mlm` holds bos and T - 1 of them.
+
+Training never tokenizes a whole file. An epoch has N rows; row i starts near place
+
+    (i + shift of the epoch) · extent / N
+
+of the source: at the start of the item there, or between two words of it where the item is longer
+than a quarter of a row. It takes the text that follows until it is full; at the end of the source
+it goes on at the beginning. N is such that the rows of an epoch hold about as much as the text, as
+measured on a sample; the shift is random, so that over epochs every token is seen, and in other
+surroundings.
+"""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+
+from mhe_jax.config import Config
+from mhe_jax.data import examples
+from mhe_jax.data.batches import EvaluationBatches, TrainBatches
+from mhe_jax.data.examples import Row
+from mhe_jax.data.sources import PIECE, Source, open_split, pieces, stream
+from mhe_jax.data.tokenizer import EOS, Tokenizer
+
+SAMPLE_ITEMS = 4096
+# First numbers of the seeds of our generators, so that no two purposes share one.
+ORDER, MASKS = 0, 1
+
+
+def tokens_per_row(config: Config) -> int:
+    """Tokens of text in a row of the experiment."""
+    return config.data.sequence_length - (config.task == "mlm")
+
+
+class Density(tuple[float, float]):
+    """(tokens in the whole source, bytes of text per token), measured on a sample of its items."""
+
+    @classmethod
+    def measure(cls, source: Source, tokenizer: Tokenizer) -> "Density":
+        """Exact where the source has at most `SAMPLE_ITEMS` items, none of them long."""
+        generator = np.random.default_rng(0)
+        count = min(len(source), SAMPLE_ITEMS)
+        stratum = len(source) / count
+        drawn = (np.arange(count) + generator.random(count)) * stratum
+        indices = np.arange(count) if stratum == 1 else drawn.astype(np.int64)
+        heads, shares, size, total = [], [], 0, 0
+        for index in indices.tolist():
+            (data,) = source.utf8(index)
+            heads.append(next(pieces(data)))
+            shares.append(len(data) / max(1, len(heads[-1].encode())))
+            size += source.size(index)
+            total += len(data) + 1
+        rows = tokenizer.encode_batch(heads, num_threads=-1)
+        tokens = sum(len(ids) * share + 1 for ids, share in zip(rows, shares, strict=True))
+        return cls((tokens / size * source.extent, total / tokens))
+
+
+class TrainBlocks(TrainBatches):
+    """Endless rows of `mlm` or `lm`, drawn as the module says."""
+
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, process_index: int = 0, process_count: int = 1
+    ):
+        super().__init__(process_index, process_count)
+        self.config, self.tokenizer = config, tokenizer
+        self.source = open_split(config, "train")
+        self._rows = config.data.batch_size
+        self._own = self._own_rows(self._rows)
+        self._wanted = tokens_per_row(config)
+        self.num_tokens, self._bytes_per_token = Density.measure(self.source, tokenizer)
+        # Rows in an epoch. A single one starts at the beginning and may end before it is full.
+        self.num_rows = max(1, math.ceil(self.num_tokens / self._wanted))
+        self._order = _Epochs(config.train.seed, self.num_rows)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Batches in an epoch, not a whole number: epochs follow each other within a batch."""
+        return self.num_rows / self._rows
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return (
+            f"{self.source.name}: {len(self.source):,} lines, about {self.num_tokens:,.0f} tokens; "
+            f"an epoch is {self.num_rows:,} rows of {self._wanted} tokens, "
+            f"{self.steps_per_epoch:,.1f} steps"
+        )
+
+    def batch(self, step: int) -> Row:
+        """The rows that this process holds of global batch `step`."""
+        numbers = [step * self._rows + row for row in range(self._rows)[self._own]]
+        rows = self._fill([self._place(number) for number in numbers])
+        return examples.stack(
+            [
+                _example(self.config, self.tokenizer, ids, self.config.train.seed, number)
+                for number, ids in zip(numbers, rows, strict=True)
+            ]
+        )
+
+    def _place(self, number: int) -> float:
+        """Where in the source example `number` starts, counted from the first step."""
+        if self.num_rows == 1:
+            return 0.0
+        epoch, i = divmod(number, self.num_rows)
+        order, shift = self._order(epoch)
+        return (int(order[i]) + shift) / self.num_rows * self.source.extent
+
+    def _text(self, place: float) -> Iterator[tuple[str, bool]]:
+        # Going back to the start of an item by a quarter of a row at most, every token keeps at
+        # least three quarters of its chance; were it more, some would hardly ever be seen.
+        yield from stream(self.source, place, self._wanted * self._bytes_per_token / 4)
+        while self.num_rows > 1:
+            yield from stream(self.source, 0.0, math.inf)
+
+    def _fill(self, places: list[float]) -> list[list[int]]:
+        """The first tokens of the text from each place; the rows are tokenized together."""
+        texts = [self._text(place) for place in places]
+        rows: list[list[int]] = [[] for _ in places]
+        unfinished = list(range(len(places)))
+        while unfinished:
+            owners, parts, lasts, ended = [], [], [], set()
+            for row in unfinished:
+                # How much is read at once does not change the tokens, only how often we come back.
+                needed = (self._wanted - len(rows[row])) * self._bytes_per_token * 1.2
+                while needed > 0:
+                    part, last = next(texts[row], (None, False))
+                    if part is None:
+                        ended.add(row)
+                        break
+                    owners.append(row)
+                    parts.append(part)
+                    lasts.append(last)
+                    needed -= len(part) + self._bytes_per_token * last
+            encoded = self.tokenizer.encode_batch(parts)
+            for row, ids, last in zip(owners, encoded, lasts, strict=True):
+                rows[row] += [*ids, EOS] if last else ids
+            unfinished = [
+                row for row in unfinished if row not in ended and len(rows[row]) < self._wanted
+            ]
+        return [row[: self._wanted] for row in rows]
+
+
+class _Epochs:
+    """The order of an epoch's rows and its shift; the last two epochs are kept."""
+
+    def __init__(self, seed: int, rows: int):
+        self._seed, self._rows = seed, rows
+        self._known: OrderedDict[int, tuple[np.ndarray, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, epoch: int) -> tuple[np.ndarray, float]:
+        with self._lock:
+            if epoch not in self._known:
+                generator = np.random.default_rng([ORDER, self._seed, epoch])
+                kind = np.int32 if self._rows < 1 << 31 else np.int64
+                order = np.arange(self._rows, dtype=kind)
+                generator.shuffle(order)
+                self._known[epoch] = order, float(generator.random())
+                if len(self._known) > 2:
+                    self._known.popitem(last=False)
+            return self._known[epoch]
+
+
+class EvaluationBlocks(EvaluationBatches):
+    """A split cut into rows without gap or overlap; what is masked depends on the row alone.
+
+    In `lm` each token is predicted once, from bos and those before it in its row. The tokens of the
+    split are held in memory, two bytes each up to a vocabulary of 65,536.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        split: str,
+        batch_size: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        super().__init__(process_index, process_count)
+        self.config, self.tokenizer = config, tokenizer
+        self.source = open_split(config, split)
+        self._rows = batch_size
+        self._own = self._own_rows(batch_size)
+        self._wanted = tokens_per_row(config)
+        self._tokens, self.num_words = _tokenize(self.source, tokenizer)
+        self.num_tokens = len(self._tokens)
+
+    def __len__(self) -> int:
+        return math.ceil(self.num_tokens / (self._wanted * self._rows))
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return (
+            f"{self.source.name}: {len(self.source):,} lines, {self.num_words:,} words with ends "
+            f"of line, {self.num_tokens:,} tokens in {len(self):,} batches"
+        )
+
+    def batch(self, step: int) -> Row:
+        """The rows that this process holds of batch `step`."""
+        self._check(step)
+        rows = []
+        for number in range(step * self._rows, (step + 1) * self._rows)[self._own]:
+            ids = self._tokens[number * self._wanted : (number + 1) * self._wanted]
+            row = _example(self.config, self.tokenizer, ids, 0, number)
+            rows.append(row if len(ids) else examples.padding_like(row))
+        return examples.stack(rows)
+
+
+def _example(
+    config: Config, tokenizer: Tokenizer, ids: list[int] | np.ndarray, seed: int, number: int
+) -> Row:
+    """Row `number` of the task; its masks come from a generator of its own."""
+    if config.task == "lm":
+        return examples.lm_row(ids, config.data.sequence_length)
+    return examples.mlm_row(
+        ids,
+        config.data.sequence_length,
+        tokenizer.vocabulary_size,
+        config.data.mask_rate,
+        np.random.default_rng([MASKS, seed, number]),
+    )
+
+
+def _tokenize(source: Source, tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
+    """All tokens of a source with eos after each item, and its words and ends of line."""
+    kind = np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32
+    chunks, parts, lasts, words = [], [], [], 0
+
+    def flush():
+        for ids, last in zip(tokenizer.encode_batch(parts, num_threads=-1), lasts, strict=True):
+            chunks.append(np.array([*ids, EOS] if last else ids, kind))
+        merged = np.concatenate(chunks)
+        chunks.clear()
+        parts.clear()
+        lasts.clear()
+        return merged
+
+    done = []
+    for part, last in stream(source, 0.0, math.inf):
+        parts.append(part)
+        lasts.append(last)
+        words += len(part.split()) + last
+        if len(parts) * PIECE >= 16 << 20:
+            done.append(flush())
+    if parts:
+        done.append(flush())
+    return np.concatenate(done), words

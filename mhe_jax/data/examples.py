@@ -1,0 +1,91 @@
+"""Rows of a batch from piece numbers: masked language model, language model, translation.
+
+Every row is a dict of int32 arrays; `weights` is float32, 1 where `labels` count and 0 where not.
+T is the length of a row, P the most tokens that a row of `mlm` predicts; padding is `PAD`.
+
+    mlm          tokens [T]  positions [P]  labels [P]  weights [P]
+    lm           tokens [T]                 labels [T]  weights [T]
+    translation  source [S]  target [T]     labels [T]  weights [T]
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mhe_jax.data.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD
+
+Row = dict[str, np.ndarray]
+
+
+def num_predictions(sequence_length: int, mask_rate: float) -> int:
+    """P: how many tokens a row of `mlm` predicts when it is full of ordinary tokens.
+
+    >>> num_predictions(128, 0.15), num_predictions(4, 0.15)
+    (19, 1)
+    """
+    return max(1, round(mask_rate * (sequence_length - 1)))
+
+
+def mlm_row(
+    ids: Sequence[int] | np.ndarray,
+    sequence_length: int,
+    vocabulary_size: int,
+    mask_rate: float,
+    generator: np.random.Generator,
+) -> Row:
+    """bos and at most T - 1 tokens, of which `mask_rate` are to be predicted.
+
+    Of n ordinary tokens, max(1, round(mask_rate · n)) are chosen without repetition, in order:
+    80 % become `MASK`, 10 % a random ordinary piece, 10 % stay. Special tokens are never chosen
+    and never put in. What is chosen depends on the ids and the generator only.
+
+    Source: Devlin et al. 2019, section 3.1 and appendix A.1.
+    """
+    tokens = np.full(sequence_length, PAD, np.int32)
+    tokens[0] = BOS
+    tokens[1 : 1 + len(ids)] = ids
+    most = num_predictions(sequence_length, mask_rate)
+    positions, labels = np.zeros(most, np.int32), np.zeros(most, np.int32)
+    weights = np.zeros(most, np.float32)
+    ordinary = np.flatnonzero(tokens >= NUM_SPECIAL)
+    if len(ordinary):
+        count = min(most, max(1, round(mask_rate * len(ordinary))))
+        chosen = np.sort(generator.choice(ordinary, count, replace=False))
+        positions[:count], labels[:count], weights[:count] = chosen, tokens[chosen], 1
+        fate = generator.random(count)
+        random = generator.integers(NUM_SPECIAL, vocabulary_size, count)
+        tokens[chosen] = np.where(fate < 0.8, MASK, np.where(fate < 0.9, random, tokens[chosen]))
+    return {"tokens": tokens, "positions": positions, "labels": labels, "weights": weights}
+
+
+def lm_row(ids: Sequence[int] | np.ndarray, sequence_length: int) -> Row:
+    """At most T tokens to predict, each from bos and those before it in the row."""
+    return _shifted("tokens", ids, sequence_length)
+
+
+def translation_row(source: Sequence[int], target: Sequence[int], length: int) -> Row:
+    """A source with eos; a target after bos to read, with eos to predict. Cut to `length`."""
+    ids = [*source[: length - 1], EOS]
+    row = {"source": np.full(length, PAD, np.int32)}
+    row["source"][: len(ids)] = ids
+    return row | _shifted("target", [*target[: length - 1], EOS], length)
+
+
+def _shifted(name: str, ids: Sequence[int] | np.ndarray, length: int) -> Row:
+    labels = np.full(length, PAD, np.int32)
+    labels[: len(ids)] = ids
+    tokens = np.full(length, PAD, np.int32)
+    tokens[: len(ids)] = np.concatenate([[BOS], ids])[: len(ids)]
+    weights = np.zeros(length, np.float32)
+    weights[: len(ids)] = 1
+    return {name: tokens, "labels": labels, "weights": weights}
+
+
+def stack(rows: Sequence[Row]) -> Row:
+    """Rows of one shape as one batch."""
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def padding_like(row: Row) -> Row:
+    """A row that counts for nothing: all `PAD`, all weights 0."""
+    return {name: np.zeros_like(array) for name, array in row.items()}

@@ -1,0 +1,244 @@
+"""Batches of sentence pairs of similar length, for translation.
+
+The length of a pair is the longer of source and target in tokens, with eos. A pair goes into the
+shortest bucket that holds it, and a batch holds pairs of one bucket b only, padded to S = T = b:
+
+    rows(b) = tokens_per_batch / 2b, rounded down to a multiple of row_multiple (at least one)
+
+An epoch shuffles each bucket, cuts it into batches and shuffles the batches of all buckets. Each
+pair that is neither empty nor too long appears once; where a bucket does not fill its last batch,
+pairs from the beginning of its order fill it up, and appear twice.
+"""
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.data import examples
+from mhe_jax.data.batches import EvaluationBatches, TrainBatches
+from mhe_jax.data.cache import cache_directory, key_of, publish
+from mhe_jax.data.examples import Row
+from mhe_jax.data.sources import Source, open_split
+from mhe_jax.data.tokenizer import Tokenizer
+
+NUM_BUCKETS = 6  # each is a shape that is compiled
+BUCKET_MULTIPLE = 4
+
+
+def token_lengths(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarray:
+    """Tokens of each pair's source and target, without eos: int32 [pairs, 2]; computed once."""
+    path = cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.npy"
+    if path.exists():
+        return np.load(path)
+    lengths = np.zeros((len(source), 2), np.int32)
+    for start in range(0, len(source), 1 << 14):
+        chunk = [source[i] for i in range(start, min(start + (1 << 14), len(source)))]
+        for side in (0, 1):
+            rows = tokenizer.encode_batch([pair[side] for pair in chunk], num_threads=-1)
+            lengths[start : start + len(chunk), side] = [len(ids) for ids in rows]
+    with publish(path) as temporary, temporary.open("wb") as out:
+        np.save(out, lengths)
+    return lengths
+
+
+def choose_buckets(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
+    """At most `NUM_BUCKETS` lengths that pad `lengths` (none above `longest`) the least.
+
+    All but the last, `longest`, are multiples of `BUCKET_MULTIPLE`; no bucket is empty but it.
+
+    >>> choose_buckets(np.array([3, 3, 11, 12]), 40)
+    (4, 12, 40)
+    """
+    edges = np.array([*range(BUCKET_MULTIPLE, longest, BUCKET_MULTIPLE), longest])
+    counts = np.searchsorted(np.sort(lengths), edges, side="right")
+    # cost[i, j]: padded length of all that lie above edge i and up to edge j; i = 0 is no edge.
+    counts = np.concatenate([[0], counts])
+    cost = (counts[None, 1:] - counts[:, None]) * edges.astype(np.float64)
+    cost[np.tril_indices(len(edges) + 1, -1, len(edges))] = np.inf
+    best, steps = cost[0], []
+    for _ in range(NUM_BUCKETS - 1):
+        through = best[:, None] + cost[1:]
+        steps.append(np.argmin(through, axis=0))
+        # Staying with fewer buckets is allowed: the step then leads nowhere.
+        stay = best <= through.min(axis=0)
+        steps[-1][stay] = -1
+        best = np.minimum(best, through.min(axis=0))
+    chosen, j = [len(edges) - 1], len(edges) - 1
+    for step in reversed(steps):
+        if step[j] >= 0:
+            j = int(step[j])
+            chosen.append(j)
+    occupied = np.diff(counts[[0, *(np.array(chosen[::-1]) + 1)]]) > 0
+    return tuple(
+        int(edges[j])
+        for j, used in zip(chosen[::-1], occupied, strict=True)
+        if used or edges[j] == longest
+    )
+
+
+class TrainPairs(TrainBatches):
+    """Endless batches of pairs, planned as the module says."""
+
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, process_index: int = 0, process_count: int = 1
+    ):
+        super().__init__(process_index, process_count)
+        data = config.data
+        self.tokenizer = tokenizer
+        self.source = open_split(config, "train")
+        self._seed = config.train.seed
+        cache = cache_directory(data.cache_directory)
+        tokens = token_lengths(self.source, tokenizer, cache)
+        lengths = tokens.max(axis=1) + 1
+        too_long, empty = lengths > data.sequence_length, tokens.min(axis=1) == 0
+        self.num_too_long, self.num_empty = int((too_long & ~empty).sum()), int(empty.sum())
+        kept = np.flatnonzero(~(too_long | empty)).astype(np.int32)
+        if not len(kept):
+            raise InputError(
+                f"{self.source.name}: none of {len(self.source):,} pairs can be used: "
+                f"{self.num_empty:,} have an empty side, {self.num_too_long:,} are longer than "
+                f"data.sequence_length={data.sequence_length} tokens"
+            )
+        lengths = lengths[kept]
+        self.num_pairs = len(kept)
+        self.buckets = data.length_buckets or choose_buckets(lengths, data.sequence_length)
+        multiple = data.row_multiple
+        self.rows = tuple(
+            max(data.tokens_per_batch // (2 * bucket) // multiple, 1) * multiple
+            for bucket in self.buckets
+        )
+        of_bucket = np.searchsorted(self.buckets, lengths)
+        self._members = [kept[of_bucket == b] for b in range(len(self.buckets))]
+        self._counts = [-(-len(m) // r) for m, r in zip(self._members, self.rows, strict=True)]
+        self._own = [self._own_rows(rows) for rows in self.rows]
+        self._padding = 1 - float(tokens[kept].sum() + 2 * len(kept)) / (
+            2 * sum(b * len(m) for b, m in zip(self.buckets, self._members, strict=True))
+        )
+        self._epochs: OrderedDict[int, tuple[np.ndarray, np.ndarray, list[np.ndarray]]]
+        self._epochs = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return sum(self._counts)
+
+    def describe(self) -> str:
+        """One line for the log."""
+        buckets = zip(self.rows, self.buckets, self._counts, strict=True)
+        shapes = " ".join(f"{rows}×{bucket}" for rows, bucket, count in buckets if count)
+        return (
+            f"{self.source.name}: {self.num_pairs:,} pairs ({self.num_too_long:,} too long, "
+            f"{self.num_empty:,} with an empty side); an epoch is {self.steps_per_epoch:,} steps; "
+            f"rows × length {shapes}, {self._padding:.0%} padding"
+        )
+
+    def pair_numbers(self, step: int) -> tuple[int, np.ndarray]:
+        """The length and the pairs of global batch `step`."""
+        epoch, i = divmod(step, self.steps_per_epoch)
+        of_batch, starts, orders = self._epoch(epoch)
+        bucket, start = int(of_batch[i]), int(starts[i])
+        order, rows = orders[bucket], self.rows[bucket]
+        return self.buckets[bucket], np.take(order, range(start, start + rows), mode="wrap")
+
+    def batch(self, step: int) -> Row:
+        """The rows that this process holds of global batch `step`."""
+        length, numbers = self.pair_numbers(step)
+        bucket = self.buckets.index(length)
+        rows = _encode(self.source, self.tokenizer, numbers[self._own[bucket]], length)
+        return examples.stack(rows)
+
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Bucket and start of each batch, and the order of each bucket; two epochs are kept."""
+        with self._lock:
+            if epoch not in self._epochs:
+                generator = np.random.default_rng([self._seed, epoch])
+                orders = [generator.permutation(members) for members in self._members]
+                of_batch = np.repeat(np.arange(len(self.buckets)), self._counts)
+                starts = np.concatenate(
+                    [np.arange(n) * r for n, r in zip(self._counts, self.rows, strict=True)]
+                )
+                shuffled = generator.permutation(len(of_batch))
+                self._epochs[epoch] = of_batch[shuffled], starts[shuffled], orders
+                if len(self._epochs) > 2:
+                    self._epochs.popitem(last=False)
+            return self._epochs[epoch]
+
+
+class EvaluationPairs(EvaluationBatches):
+    """All pairs of a split in order of bucket, none left out.
+
+    A batch also has `index` [rows], the number of each pair in `source` (-1 for padding): the texts
+    to compare with are `source[index]`. Sentences are cut to `model.max_length` tokens with eos.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        split: str,
+        batch_size: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        super().__init__(process_index, process_count)
+        self.tokenizer = tokenizer
+        self.source = open_split(config, split)
+        self._rows = batch_size
+        self._own = self._own_rows(batch_size)
+        cache = cache_directory(config.data.cache_directory)
+        tokens = token_lengths(self.source, tokenizer, cache)
+        longest = config.model.max_length
+        self.num_cut = int((tokens.max(axis=1) >= longest).sum())
+        lengths = np.minimum(tokens.max(axis=1) + 1, longest)
+        self.num_tokens = int(np.minimum(tokens[:, 1] + 1, longest).sum())
+        self.num_words = sum(
+            len(pair[1].split()) + 1 for pair in map(self._pair, range(len(tokens)))
+        )
+        self.buckets = choose_buckets(lengths, longest)
+        of_bucket = np.searchsorted(self.buckets, lengths)
+        self._plan: list[tuple[int, np.ndarray]] = []
+        for b, bucket in enumerate(self.buckets):
+            members = np.flatnonzero(of_bucket == b)
+            for start in range(0, len(members), batch_size):
+                self._plan.append((bucket, members[start : start + batch_size]))
+
+    def _pair(self, index: int) -> tuple[str, str]:
+        pair = self.source[index]
+        assert isinstance(pair, tuple)
+        return pair
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return (
+            f"{self.source.name}: {len(self.source):,} pairs ({self.num_cut:,} cut), "
+            f"{self.num_tokens:,} target tokens in {len(self):,} batches"
+        )
+
+    def batch(self, step: int) -> Row:
+        """The rows that this process holds of batch `step`."""
+        self._check(step)
+        length, members = self._plan[step]
+        numbers = np.full(self._rows, -1, np.int32)
+        numbers[: len(members)] = members
+        numbers = numbers[self._own]
+        rows = _encode(self.source, self.tokenizer, numbers[numbers >= 0], length)
+        empty = examples.padding_like(examples.translation_row([], [], length))
+        rows += [empty] * (len(numbers) - len(rows))
+        return examples.stack(rows) | {"index": numbers}
+
+
+def _encode(source: Source, tokenizer: Tokenizer, numbers: np.ndarray, length: int) -> list[Row]:
+    pairs = [source[int(number)] for number in numbers]
+    texts = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
+    ids = tokenizer.encode_batch(texts)
+    return [
+        examples.translation_row(src, tgt, length)
+        for src, tgt in zip(ids[: len(pairs)], ids[len(pairs) :], strict=True)
+    ]

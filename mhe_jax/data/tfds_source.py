@@ -1,0 +1,156 @@
+"""Data sets of TensorFlow Datasets, read without TensorFlow.
+
+A data set that is prepared as `array_record` is read through TFDS; one that was prepared in TFDS's
+default format, `tfrecord`, by this file: a record is u64 length, u32 crc, data, u32 crc.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import struct
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+import tensorflow_datasets.text  # registers its data sets
+import tensorflow_datasets.translate  # noqa: F401
+from tensorflow_datasets.core.registered import DatasetNotFoundError
+
+from mhe_jax.config import InputError
+from mhe_jax.data.cache import key_of
+
+NAME = re.compile(
+    r"tfds:(?P<name>\w+(?:/[^:/]+)?(?::\d+\.\d+\.\d+)?):(?P<split>[^:/]+(?:\[.*\])?.*)"
+)
+
+
+def open_items(written: str, fields: tuple[str, ...]) -> tuple[Sequence[Any], str]:
+    """The texts, or pairs of texts, that `tfds:NAME/CONFIG:SPLIT` has in `fields`, and their key.
+
+    NAME may carry a version (`tfds:wmt14_translate/de-en:1.0.0:train`), SPLIT a slice
+    (`tfds:wmt14_translate/de-en:train[:90%]`); data lies where TFDS keeps it ($TFDS_DATA_DIR).
+
+    Raises:
+      InputError: unknown data set, split or field, or the data set is not prepared; nothing is
+        ever downloaded.
+    """
+    match = NAME.fullmatch(written)
+    if match is None:
+        raise InputError(f"{written}: must be tfds:NAME:SPLIT or tfds:NAME/CONFIG:SPLIT")
+    name, split = match["name"], match["split"]
+    try:
+        with _quiet():
+            builder: Any = tfds.builder(name)
+            prepared = builder.is_prepared()
+    except DatasetNotFoundError:
+        raise InputError(f"{written}: TFDS knows no data set {name!r}, prepared or not") from None
+    except Exception as error:  # a dozen kinds: no such config, a broken directory
+        reason = " ".join(str(error).split())
+        raise InputError(f"{written}: TFDS cannot open {name!r}: {reason[:200]}") from None
+    if not prepared:
+        raise InputError(
+            f"{written}: not prepared in {builder.data_dir}; prepare it with: "
+            f'python -c "import tensorflow_datasets as tfds, tensorflow_datasets.translate, '
+            f"tensorflow_datasets.text; tfds.builder('{name}', file_format='array_record')"
+            f'.download_and_prepare()"'
+        )
+    features: Any = builder.info.features
+    known = list(features) if hasattr(features, "keys") else []
+    for field in fields:
+        if field not in known:
+            has = ", ".join(map(repr, known)) or "none with names"
+            raise InputError(f"{written}: has no field {field!r}; it has {has} (data.fields)")
+    try:
+        found = builder.info.splits[split]
+    except (KeyError, ValueError):
+        has = ", ".join(builder.info.splits)
+        raise InputError(f"{written}: has no split {split!r}; it has {has}") from None
+    if not found.num_examples:
+        raise InputError(f"{written}: is empty")
+    rows: Any
+    if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
+        rows = _TensorFlowRecords(builder, split)
+    else:
+        rows = builder.as_data_source(split=split)
+    key = key_of(str(builder.data_dir), split, fields, found.num_examples, found.num_bytes)
+    return _Texts(written, rows, fields), key
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without TFDS's warnings of what our own messages say."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _Texts(Sequence):
+    """Decodes the fields of a data set: TFDS gives bytes, its mock data str."""
+
+    def __init__(self, name: str, rows: Any, fields: tuple[str, ...]):
+        self._name, self._rows, self._fields = name, rows, fields
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index):
+        row = self._rows[index]
+        texts = tuple(self._text(row[field], field, index) for field in self._fields)
+        return texts if len(texts) == 2 else texts[0]
+
+    def _text(self, value: Any, field: str, index: int) -> str:
+        value = value.item() if isinstance(value, np.ndarray | np.generic) else value
+        if isinstance(value, str):
+            return value
+        where = f"{self._name}: field {field!r} of item {index}"
+        if not isinstance(value, bytes):
+            raise InputError(f"{where} is not text")
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where} is not UTF-8 ({error.reason})") from None
+
+
+class _TensorFlowRecords(Sequence):
+    """The examples of a split that lies in tfrecord files."""
+
+    def __init__(self, builder: Any, split: str):
+        self._features = builder.info.features
+        self._files, shards, offsets = [], [], []
+        for part in builder.info.splits[split].file_instructions:
+            path = os.path.join(builder.data_dir, part.filename)
+            starts = _record_offsets(path)
+            starts = starts[part.skip :] if part.take == -1 else starts[part.skip :][: part.take]
+            shards.append(np.full(len(starts), len(self._files), np.int32))
+            offsets.append(starts)
+            self._files.append(os.open(path, os.O_RDONLY))
+            weakref.finalize(self, os.close, self._files[-1])
+        self._shards, self._offsets = np.concatenate(shards), np.concatenate(offsets)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, index):
+        file, offset = self._files[self._shards[index]], int(self._offsets[index])
+        (length,) = struct.unpack("<Q", os.pread(file, 8, offset))
+        return self._features.deserialize_example_np(os.pread(file, length, offset + 12))
+
+
+def _record_offsets(path: str) -> np.ndarray:
+    """Where each record of a tfrecord file starts."""
+    offsets, position, size = [], 0, os.path.getsize(path)
+    with open(path, "rb") as file:
+        while position < size:
+            offsets.append(position)
+            position += struct.unpack("<Q", file.read(8))[0] + 16
+            file.seek(position)
+    if position != size:
+        raise InputError(f"{path}: is cut short")
+    return np.array(offsets, np.int64)

@@ -1,0 +1,217 @@
+"""Byte-pair encoding by sentencepiece that gives back exactly what was put in.
+
+    decode(encode(text)) == text        for every text
+
+Nothing is normalised, spaces are kept, and a character without a piece of its own becomes its UTF-8
+bytes, so that `unk` never appears. The one character sentencepiece itself would lose, its visible
+space U+2581, goes through as bytes too. Names of the special tokens mean nothing inside a text.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from mhe_jax.config import InputError
+from mhe_jax.data.cache import key_of, publish
+from mhe_jax.data.sources import PIECE, Source, stream
+
+PAD, UNK, BOS, EOS, MASK = range(5)
+NUM_SPECIAL = 5
+SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+# Special tokens and the 256 bytes.
+NUM_FIXED = NUM_SPECIAL + 256
+
+# Text that a tokenizer is trained on at most; more changes the pieces little and costs minutes.
+SAMPLE_BYTES = 32 << 20
+SAMPLE_PLACES = 4096
+# Characters outside this share of the text become bytes.
+CHARACTER_COVERAGE = 0.9995
+
+SPACE = "\u2581"
+
+
+class Tokenizer:
+    """Text to piece numbers and back.
+
+    Ids 0 to 4 are pad, unk, bos, eos and mask; `encode` never gives them, `decode` skips them.
+    """
+
+    def __init__(self, model: bytes, name: str = "tokenizer"):
+        """Takes the bytes of a sentencepiece model; `name` is for messages.
+
+        Raises:
+          InputError: no such model, or one whose special tokens or bytes differ from ours.
+        """
+        self.model, self.name = model, name
+        self.key = key_of(model.hex())
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self.vocabulary_size = self._processor.vocab_size()
+        except (RuntimeError, OSError, TypeError):
+            self.vocabulary_size = 0
+        if self.vocabulary_size == 0:
+            raise InputError(f"{name}: is not a sentencepiece model")
+        pieces = [self._processor.id_to_piece(i) for i in range(self.vocabulary_size)]
+        if tuple(pieces[:NUM_SPECIAL]) != SPECIAL_PIECES:
+            raise InputError(
+                f"{name}: pieces 0 to 4 must be {' '.join(SPECIAL_PIECES)}, "
+                f"not {' '.join(pieces[:NUM_SPECIAL])}"
+            )
+        self._bytes = np.full(256, -1, np.int64)
+        for i in range(self.vocabulary_size):
+            if self._processor.is_byte(i):
+                self._bytes[int(pieces[i][3:5], 16)] = i
+        if (self._bytes < 0).any():
+            raise InputError(f"{name}: has no piece for some bytes (train with byte_fallback)")
+        self._characters = set("".join(pieces))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Reads a model file."""
+        try:
+            return cls(Path(path).read_bytes(), str(path))
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model file; it is whole or not there."""
+        with publish(Path(path)) as temporary:
+            temporary.write_bytes(self.model)
+
+    def check_vocabulary(self, vocabulary_size: int) -> None:
+        """Raises InputError unless a model of `vocabulary_size` fits."""
+        if self.vocabulary_size != vocabulary_size:
+            raise InputError(
+                f"{self.name}: has {self.vocabulary_size} pieces, "
+                f"model.vocabulary_size is {vocabulary_size}; they must be equal"
+            )
+
+    def encode(self, text: str) -> list[int]:
+        """Piece numbers of a text, without bos and eos."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """`encode` of many texts; -1 uses all cores."""
+        texts = list(texts)
+        replaced = []
+        for i, text in enumerate(texts):
+            if SPACE in text:
+                stand_in = self._stand_in(text)
+                texts[i] = text.replace(SPACE, stand_in)
+                replaced.append((i, stand_in))
+        rows = self._processor.encode(texts, num_threads=num_threads) if texts else []
+        for i, stand_in in replaced:
+            rows[i] = _replace(rows[i], self._byte_ids(stand_in), self._byte_ids(SPACE))
+        return rows
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of piece numbers; special tokens give nothing, broken UTF-8 gives U+FFFD."""
+        return self._processor.decode([int(i) for i in ids if i >= NUM_SPECIAL])
+
+    def _stand_in(self, text: str) -> str:
+        """A character of three bytes that is in no piece and not in `text`."""
+        private = map(chr, range(0xE000, 0xF900))
+        return next(c for c in private if c not in self._characters and c not in text)
+
+    def _byte_ids(self, character: str) -> list[int]:
+        return [int(self._bytes[byte]) for byte in character.encode()]
+
+
+def _replace(ids: list[int], old: list[int], new: list[int]) -> list[int]:
+    """`ids` with each run `old` replaced by `new`.
+
+    >>> _replace([1, 2, 3, 2, 3], [2, 3], [7, 8])
+    [1, 7, 8, 7, 8]
+    """
+    result, i = [], 0
+    while i < len(ids):
+        if ids[i : i + len(old)] == old:
+            result += new
+            i += len(old)
+        else:
+            result.append(ids[i])
+            i += 1
+    return result
+
+
+def sample_text(source: Source, sample_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
+    """All text of a small source, or parts of a large one from all over it; no blank lines."""
+    places, budget = _places(source, sample_bytes)
+    for place in places:
+        left = budget
+        for text, _ in stream(source, place, PIECE):
+            if text.strip():
+                yield text
+            left -= len(text.encode()) + 1
+            if left <= 0:
+                break
+
+
+def _places(source: Source, sample_bytes: int) -> tuple[np.ndarray, float]:
+    """Where to start reading, and how many bytes to read there."""
+    generator = np.random.default_rng(0)
+    some = generator.integers(len(source), size=min(len(source), 256)).tolist()
+    text = sum(len(data) + 1 for index in some for data in source.utf8(index))
+    rate = text / sum(source.size(index) for index in some)
+    if rate * source.extent <= sample_bytes:
+        return np.zeros(1), 4 * sample_bytes  # all of it; the limit is for a wrong guess
+    share = (np.arange(SAMPLE_PLACES) + generator.random(SAMPLE_PLACES)) / SAMPLE_PLACES
+    return share * source.extent, sample_bytes / SAMPLE_PLACES
+
+
+def train_tokenizer(source: Source, vocabulary_size: int) -> Tokenizer:
+    """Trains exactly `vocabulary_size` pieces; the same text gives the same bytes.
+
+    Raises:
+      InputError: the text holds too few different words, or too many different characters.
+    """
+    option = f"model.vocabulary_size={vocabulary_size}"
+    if vocabulary_size <= NUM_FIXED:
+        raise InputError(
+            f"{option}: a tokenizer needs more than {NUM_FIXED} "
+            f"({NUM_SPECIAL} special tokens and 256 bytes)"
+        )
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sample_text(source),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocabulary_size,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            pad_piece=SPECIAL_PIECES[PAD],
+            unk_piece=SPECIAL_PIECES[UNK],
+            bos_piece=SPECIAL_PIECES[BOS],
+            eos_piece=SPECIAL_PIECES[EOS],
+            control_symbols=[SPECIAL_PIECES[MASK]],
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=True,
+            byte_fallback=True,
+            character_coverage=CHARACTER_COVERAGE,
+            max_sentence_length=16 * PIECE,
+            num_threads=1,  # a merge tie must not depend on who is first
+            minloglevel=3,
+        )
+    except RuntimeError as error:
+        message = str(error)
+        if found := re.search(r"Vocabulary size too high.*value <= (\d+)", message):
+            raise InputError(f"{option}: {source.name} gives at most {found[1]} pieces") from None
+        if found := re.search(r"Vocabulary size is smaller.*?\d+ vs (\d+)", message):
+            raise InputError(
+                f"{option}: {source.name} needs at least {found[1]} "
+                f"({NUM_FIXED} fixed pieces and its characters)"
+            ) from None
+        if "sentences_.empty()" in message:
+            raise InputError(f"{source.name}: has no text to train a tokenizer on") from None
+        raise
+    return Tokenizer(model.getvalue(), f"tokenizer of {source.name}")

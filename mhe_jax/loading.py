@@ -1,0 +1,239 @@
+"""From files, command lines and JSON to a checked `Config`, and back.
+
+A user's mistake becomes one line: an `InputError` that names the field or file and what is allowed.
+Nothing here imports jax, so that a typing error costs no start-up time and
+`jax.distributed.initialize` can still come first.
+"""
+
+import contextlib
+import dataclasses
+import io
+import os
+import sys
+import traceback
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from mhe_jax.checks import check, check_devices
+from mhe_jax.config import Config, EvaluationConfig, InputError
+from mhe_jax.fields import (
+    allowed_values,
+    did_you_mean,
+    from_dict,
+    hints_of,
+    load_json,
+    nearest,
+    save_json,
+    set_field,
+    to_dict,
+    unknown_field,
+)
+
+__all__ = [
+    "check",
+    "check_devices",
+    "from_dict",
+    "load_config",
+    "load_json",
+    "nearest",
+    "parse_evaluation_arguments",
+    "parse_train_arguments",
+    "run_entry_point",
+    "save_json",
+    "set_field",
+    "to_dict",
+]
+
+T = TypeVar("T")
+TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...]"
+EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate]"
+
+
+def load_config(name: str) -> Config:
+    """The config that `name`, a file and maybe a `:variant`, describes; not yet checked.
+
+    The file's `get_config(variant)` is called. Its parameter names the variants there are, as in
+    `def get_config(variant: Literal["", "local"] = "")`.
+
+    Raises:
+      InputError: no such file or variant, or the file fails; naming its line.
+    """
+    file, _, variant = name.rpartition(":") if ".py:" in name else (name, "", "")
+    path = Path(file)
+    if not path.is_file():
+        raise InputError(f"no config file {file}{_neighbours(path, '*.py')}")
+    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    with _naming_the_line(path):
+        exec(compile(path.read_bytes(), str(path), "exec"), namespace)
+    get_config = namespace.get("get_config")
+    if not callable(get_config):
+        raise InputError(f"{file}: has no function get_config(variant)")
+    with _naming_the_line(path):
+        hint = typing.get_type_hints(get_config).get("variant")
+        allowed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
+        if allowed and variant not in allowed:
+            named = [v for v in allowed if v]
+            which = f"one of {', '.join(named)}, or none" if named else "it has none"
+            raise InputError(f"{file}: no variant {variant!r}: {which}")
+        config = get_config(variant) if variant else get_config()
+    if not isinstance(config, Config):
+        raise InputError(f"{file}: get_config() returned {type(config).__name__}, not a Config")
+    return config
+
+
+@contextlib.contextmanager
+def _naming_the_line(path: Path):
+    """Turns whatever the code of `path` raises into one line with its line number."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        if isinstance(error, InputError) and not lines:
+            raise
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{where}: {' '.join(what.split())}") from error
+
+
+def _neighbours(path: Path, pattern: str) -> str:
+    """ "; did you mean a, b?" out of what lies in or beside the missing `path`."""
+    directory = path if path.is_dir() else path.parent
+    if not directory.is_dir():
+        return f": there is no directory {directory}"
+    names = sorted(str(p) for p in directory.glob(pattern) if not p.name.startswith("_"))
+    return did_you_mean(nearest(str(path), names) or names[:5])
+
+
+def parse_train_arguments(arguments: Sequence[str]) -> Config:
+    """The checked config of `train.py CONFIG [--dotted.field value ...]`."""
+    if not arguments:
+        raise InputError(f"no config given; usage: {TRAIN_USAGE}")
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        configs = sorted(str(p) for p in Path("configs").glob("*.py"))
+        print(f"usage: {TRAIN_USAGE}\n\nTrains, or goes on where an earlier run of the same")
+        print("--workdir stopped. `train.py CONFIG --help` explains every field.")
+        if configs:
+            print("\nconfigs: " + "\n         ".join(configs))
+        raise SystemExit(0)
+    if name.startswith("-"):
+        raise InputError(f"the config comes before {name}; usage: {TRAIN_USAGE}")
+    import tyro
+
+    config = _parse(
+        Config, load_config(name), rest, f"train.py {name}", (tyro.conf.FlagConversionOff,)
+    )
+    check(config)
+    return config
+
+
+@dataclasses.dataclass(frozen=True)
+class _EvaluationArguments(EvaluationConfig):
+    """Scores a trained run, or translates standard input with it."""
+
+    # Translate the lines of standard input to standard output instead of scoring.
+    translate: bool = False
+
+
+def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, bool]:
+    """Run directory, settings and whether to translate, of `eval.py RUN [--field value ...]`.
+
+    What is not given is as in the run's own config.
+    """
+    if not arguments:
+        raise InputError(f"no run given; usage: {EVALUATION_USAGE}")
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        print(f"usage: {EVALUATION_USAGE}\n\nRUN is the --workdir of a training run.")
+        print("`eval.py RUN --help` explains every field.")
+        raise SystemExit(0)
+    if name.startswith("-"):
+        raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
+    run = Path(name)
+    if not (run / "config.json").is_file():
+        hint = ": it has no config.json" if run.is_dir() else _neighbours(run, "*/")
+        raise InputError(f"no run at {run}{hint}")
+    config = load_json(run / "config.json")
+    import tyro
+
+    default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
+    parsed = _parse(
+        _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
+    )
+    values = dataclasses.asdict(parsed)
+    translate = values.pop("translate")
+    evaluation = EvaluationConfig(**values)
+    check(dataclasses.replace(config, evaluation=evaluation))
+    return run, evaluation, translate
+
+
+def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any) -> T:
+    """`default` with the overrides of a command line, by tyro; its boxed errors made one line."""
+    import tyro
+
+    def parse(tokens: Sequence[str]) -> T:
+        return tyro.cli(
+            cls, default=default, args=tokens, prog=prog, config=how, use_underscores=True
+        )
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return parse(arguments)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+    # Which of the options is it? Each goes through tyro once more, alone.
+    for option in _options(arguments):
+        name = option[0].partition("=")[0].removeprefix("--").replace("-", "_")
+        hints = hints_of(cls)
+        if not option[0].startswith("--"):
+            raise InputError(f"cannot place {option[0]!r}: every value follows its --dotted.field")
+        if name not in hints:
+            raise unknown_field(f"--{name}", cls, "--")
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                parse(option)
+        except SystemExit:
+            values = [*option[0].split("=", 1)[1:], *option[1:]]
+            given = f"is {' '.join(values)!r}" if values else "has no value"
+            allowed = "no value" if name == "translate" else allowed_values(hints[name])
+            raise InputError(f"--{name} {given}: takes {allowed}") from None
+    raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))
+
+
+def _options(arguments: Sequence[str]) -> list[list[str]]:
+    """The command line cut before each `--`."""
+    options: list[list[str]] = []
+    for token in arguments:
+        if token.startswith("--") or not options:
+            options.append([token])
+        else:
+            options[-1].append(token)
+    return options
+
+
+def run_entry_point(main: Callable[[], Any]) -> NoReturn:
+    """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
+
+    With MHE_JAX_TRACEBACK=1 in the environment every exception shows its traceback.
+    """
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (InputError, KeyboardInterrupt) as error:
+        if os.environ.get("MHE_JAX_TRACEBACK") == "1":
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit(130)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)

@@ -1,0 +1,44 @@
+"""Transformers for the three tasks, every attention sublayer of a kind that the config names.
+
+`make_model(task, config)` gives a Linen module; all three take token ids and return float32 logits:
+
+    mlm          MaskedLanguageModel   (tokens [B, T], masked_positions [B, P]) -> [B, P, V]
+    lm           LanguageModel         (tokens [B, T]) -> [B, T, V]
+    translation  EncoderDecoder        (sources [B, S], targets [B, T]) -> [B, T, V]
+
+The last two decode over a cache: `start_cache`, then `decode_step` with T ≥ 1 tokens a call.
+
+Logical axis names. Parameters: embed, mlp, vocabulary, positions, token_types, norm, layers, and
+those of attention (heads, kv_heads, head_features). Activations: batch, length, activation_embed,
+activation_mlp, activation_vocabulary, activation_heads.
+"""
+
+import flax.linen as nn
+
+from mhe_jax.config import ModelConfig, Task
+from mhe_jax.model.encoder import MaskedLanguageModel
+from mhe_jax.model.encoder_decoder import EncoderDecoder
+from mhe_jax.model.language_model import LanguageModel
+from mhe_jax.model.stack import count_parameters, stack_layers, unroll_layers
+
+MODELS = {"mlm": MaskedLanguageModel, "lm": LanguageModel, "translation": EncoderDecoder}
+
+__all__ = [
+    "MODELS",
+    "EncoderDecoder",
+    "LanguageModel",
+    "MaskedLanguageModel",
+    "count_parameters",
+    "make_model",
+    "stack_layers",
+    "unroll_layers",
+]
+
+
+def make_model(task: Task, config: ModelConfig) -> nn.Module:
+    """The model that learns `task`.
+
+    >>> make_model("lm", ModelConfig()).__class__.__name__
+    'LanguageModel'
+    """
+    return MODELS[task](config)

@@ -1,0 +1,116 @@
+"""Token ids to the first activations, and the last activations to logits."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention.projection import named
+from mhe_jax.config import ModelConfig
+from mhe_jax.model.layers import layer_norm
+
+PAD_ID = 0
+
+
+def sinusoids(positions: jax.Array, features: int) -> jax.Array:
+    """`[sin(p ω_i), cos(p ω_i)]`, `ω_i = 10000^(-i/(n-1))`, i < n = M/2; [B, T] to [B, T, M] float32.
+
+    Sines stand before cosines, where Vaswani et al. 2017 (section 3.5) interleave them: the same
+    function up to the order of the features.
+    """
+    if features % 2:
+        raise ValueError(f"sinusoidal positions need an even width, not features={features}")
+    half = features // 2
+    rates = 10000.0 ** (-jnp.arange(half, dtype=jnp.float32) / max(half - 1, 1))
+    angles = positions[..., None].astype(jnp.float32) * rates[None, None, :]
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+class Embeddings(nn.Module):
+    """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled.
+
+    One rule for all three tasks (Vaswani et al. 2017, section 3.4): tables are drawn from
+    normal(0, 1/√M), what is looked up is multiplied by √M, and the tied logits `x · token[v]` are
+    not. So activations start at unit variance a table, and logits of a normalised x at unit
+    variance too. BERT's normal(0, 0.02) with a LayerNorm after it gives the first layer the same.
+
+    Parameters: `token [V, M]`; `position [max_length, M]` (learned); `type [num_token_types, M]`;
+    `output [M, V]` (untied). With `normalize` a LayerNorm follows, `norm`. Dropout comes last.
+
+    A position past the end of a learned table, or an id past the vocabulary, gives NaN: it never
+    clamps.
+    """
+
+    config: ModelConfig
+    normalize: bool = False
+
+    def setup(self):
+        c = self.config
+        init = nn.initializers.normal(c.features**-0.5)
+        self.token = self.param(
+            "token", named(init, ("vocabulary", "embed")), (c.vocabulary_size, c.features)
+        )
+        if c.positions == "learned":
+            shape = (c.max_length, c.features)
+            self.position = self.param("position", named(init, ("positions", "embed")), shape)
+        if c.num_token_types:
+            shape = (c.num_token_types, c.features)
+            self.type = self.param("type", named(init, ("token_types", "embed")), shape)
+        if not c.tie_embeddings:
+            self.output = self.param(
+                "output",
+                named(nn.initializers.lecun_normal(), ("embed", "vocabulary")),
+                (c.features, c.vocabulary_size),
+            )
+        if self.normalize:
+            self.norm = layer_norm(c)
+        self.dropout = nn.Dropout(c.dropout_rate)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array | None = None,
+        token_types: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Ids [B, T] to [B, T, M]; `positions` [B, T] count from 0 along T where they are None.
+
+        Raises:
+          ValueError: rows longer than `max_length`; token types where the config has none.
+        """
+        c = self.config
+        if tokens.shape[1] > c.max_length:
+            raise ValueError(
+                f"rows of {tokens.shape[1]} tokens are longer than model.max_length={c.max_length}"
+            )
+        if token_types is not None and not c.num_token_types:
+            raise ValueError("token_types are given, but model.num_token_types is 0")
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        x = _rows(self.token, tokens)
+        if c.num_token_types:
+            x += _rows(self.type, jnp.zeros_like(tokens) if token_types is None else token_types)
+        if c.positions == "learned":
+            x += _rows(self.position, positions)
+        x *= c.features**0.5
+        if c.positions == "sinusoidal":
+            x += sinusoids(positions, c.features)
+        x = x.astype(c.dtype)
+        if self.normalize:
+            x = self.norm(x)
+        x = self.dropout(x, deterministic=deterministic)
+        return nn.with_logical_constraint(x, ("batch", "length", "activation_embed"))
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Logits `x · token[v]` (or `x · output`), [B, T, M] to [B, T, V], summed in float32."""
+        table, pattern = self.token, "btm,vm->btv"
+        if not self.config.tie_embeddings:
+            table, pattern = self.output, "btm,mv->btv"
+        logits = jnp.einsum(
+            pattern, x, table.astype(x.dtype), preferred_element_type=jnp.float32
+        )
+        return nn.with_logical_constraint(logits, ("batch", "length", "activation_vocabulary"))
+
+
+def _rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)

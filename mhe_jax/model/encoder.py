@@ -1,0 +1,90 @@
+"""A BERT-shaped encoder that predicts masked tokens."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention import Mask
+from mhe_jax.attention.projection import named
+from mhe_jax.config import ModelConfig
+from mhe_jax.model.embeddings import PAD_ID, Embeddings
+from mhe_jax.model.layers import ACTIVATIONS, dense, layer_norm
+from mhe_jax.model.stack import Encoder
+
+
+class MaskedLanguageModel(nn.Module):
+    """`logits = LayerNorm(activation(x W + b)) · token[v] + vocabulary_bias[v]` at masked places.
+
+    Only the P masked positions of a row go through the head and the vocabulary: B·P·V logits, not
+    B·T·V. Parameters of the head: `head_dense`, `head_norm`, `vocabulary_bias [V]`.
+
+    >>> model = MaskedLanguageModel(ModelConfig(vocabulary_size=11, features=16, num_layers=1))
+    >>> tokens = jnp.array([[3, 4, 5, 0]])
+    >>> logits, _ = model.init_with_output(jax.random.key(0), tokens, jnp.array([[1, 2]]))
+    >>> logits.shape
+    (1, 2, 11)
+    """
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        self.embeddings = Embeddings(c, normalize=c.norm_position == "post")
+        self.encoder = Encoder(c, c.num_layers)
+        self.head_dense = dense(c, None)
+        self.head_norm = layer_norm(c)
+        self.vocabulary_bias = self.param(
+            "vocabulary_bias",
+            named(nn.initializers.zeros_init(), ("vocabulary",)),
+            (c.vocabulary_size,),
+        )
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        masked_positions: jax.Array,
+        token_types: jax.Array | None = None,
+        *,
+        segments: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Float32 logits [B, P, V] at `masked_positions` [B, P] of `tokens` [B, T].
+
+        A row with fewer than P masked tokens fills up with any position; its loss has weight 0.
+        The other arguments are those of `encode`.
+        """
+        x = self.encode(
+            tokens,
+            token_types,
+            segments=segments,
+            positions=positions,
+            deterministic=deterministic,
+        )
+        return self.predict(jnp.take_along_axis(x, masked_positions[:, :, None], axis=1))
+
+    def encode(
+        self,
+        tokens: jax.Array,
+        token_types: jax.Array | None = None,
+        *,
+        segments: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Ids [B, T], 0 for padding, to the encoder's output [B, T, M].
+
+        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each anew.
+        """
+        mask = Mask.padding(tokens != PAD_ID)
+        if segments is not None:
+            mask = mask & Mask.segments(segments)
+        x = self.embeddings(tokens, positions, token_types, deterministic=deterministic)
+        return self.encoder(x, mask, deterministic=deterministic)
+
+    def predict(self, x: jax.Array) -> jax.Array:
+        """Encoder output [B, P, M] to float32 logits [B, P, V]."""
+        c = self.config
+        x = self.head_dense(x, (c.features,), ("embed", None))
+        x = self.head_norm(ACTIVATIONS[c.activation](x))
+        return self.embeddings.attend(x) + self.vocabulary_bias[None, None, :]

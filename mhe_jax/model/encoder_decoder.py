@@ -1,0 +1,85 @@
+"""The encoder-decoder transformer for translation (Vaswani et al. 2017)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention import Mask
+from mhe_jax.config import ModelConfig
+from mhe_jax.model.embeddings import PAD_ID, Embeddings
+from mhe_jax.model.stack import Decoder, Encoder
+
+
+class EncoderDecoder(nn.Module):
+    """`logits[t] = decoder(y_0 .. y_t, encoder(x)) · token[v]`: what comes after each target token.
+
+    One table serves source, target and (tied) output, and one table of learned positions both
+    sides: the vocabulary is joint.
+
+    Targets here are what the decoder reads: they begin with bos, and padding stands at their end.
+
+    >>> model = EncoderDecoder(ModelConfig(vocabulary_size=11, features=16, num_layers=1))
+    >>> sources, targets = jnp.array([[3, 4, 5, 0]]), jnp.array([[2, 7]])
+    >>> params = model.init(jax.random.key(0), sources, targets)
+    >>> model.apply(params, sources, targets).shape
+    (1, 2, 11)
+    """
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        decoder_layers = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
+        self.embeddings = Embeddings(c)
+        self.encoder = Encoder(c, c.num_layers)
+        self.decoder = Decoder(c, decoder_layers, cross=True)
+
+    def __call__(
+        self, sources: jax.Array, targets: jax.Array, *, deterministic: bool = True
+    ) -> jax.Array:
+        """Source ids [B, S], 0 for padding, and target ids [B, T] to float32 logits [B, T, V]."""
+        encoded = self.encode(sources, deterministic=deterministic)
+        return self.decode(encoded, sources, targets, deterministic=deterministic)
+
+    def encode(self, sources: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Source ids [B, S] to [B, S, M]."""
+        x = self.embeddings(sources, deterministic=deterministic)
+        return self.encoder(x, Mask.padding(sources != PAD_ID), deterministic=deterministic)
+
+    def decode(
+        self,
+        encoded: jax.Array,
+        sources: jax.Array,
+        targets: jax.Array,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Logits [B, T, V] from `encoded` [B, S, M], its ids [B, S] and target ids [B, T]."""
+        x = self.embeddings(targets, deterministic=deterministic)
+        x = self.decoder(x, None, encoded, sources != PAD_ID, deterministic=deterministic)
+        return self.embeddings.attend(x)
+
+    @property
+    def cache_batch_axis(self) -> int:
+        """Where the rows are in every leaf of the cache."""
+        return int(self.config.scan_layers)
+
+    def start_cache(self, sources: jax.Array, length: int | None = None) -> None:
+        """Encode the sources [B, S] and make the decoder's cache; call with cache mutable.
+
+        Cross-attention is filled once and for all; self-attention is empty, with `length` (None:
+        max_length) places.
+        """
+        c = self.config
+        encoded = self.encode(sources)
+        x = jnp.zeros((sources.shape[0], length or c.max_length, c.features), c.dtype)
+        self.decoder(x, None, encoded, sources != PAD_ID, cache="start")
+
+    def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """Append T ≥ 1 target tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V].
+
+        Needs the cache of `start_cache`, mutable. `positions` place the embeddings; the cache
+        counts for itself where it writes.
+        """
+        x = self.embeddings(tokens, positions)
+        return self.embeddings.attend(self.decoder(x, cache="step"))

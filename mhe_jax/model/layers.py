@@ -1,0 +1,180 @@
+"""The sublayers of a transformer, and the encoder and decoder layer made of them.
+
+    pre     x + dropout(sublayer(LayerNorm(x)))        and one LayerNorm after the stack
+    post    LayerNorm(x + dropout(sublayer(x)))        and none after it
+
+In `post`, the encoder of an MLM also has a LayerNorm on its embeddings, as BERT; translation and
+language models have none there, as Vaswani et al. 2017.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import flax.linen as nn
+import jax
+
+from mhe_jax.attention import Mask, make_attention
+from mhe_jax.attention.projection import Projection, named
+from mhe_jax.config import ModelConfig, Role
+
+ACTIVATIONS = {"relu": nn.relu, "gelu": lambda x: nn.gelu(x, approximate=False)}
+# What a call does with the cache: nothing, make an empty one, or append to it.
+CacheMode = Literal["none", "start", "step"]
+
+
+def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:
+    """`(x - mean) / √(variance + ε) · scale + bias`, in float32 and cast at the end."""
+    return nn.LayerNorm(
+        epsilon=config.layer_norm_epsilon,
+        dtype=config.dtype,
+        scale_init=named(nn.initializers.ones_init(), ("norm",)),
+        bias_init=named(nn.initializers.zeros_init(), ("norm",)),
+        name=name,
+    )
+
+
+def dense(config: ModelConfig, name: str | None) -> Projection:
+    """A projection with a bias, drawn as Flax's Dense."""
+    return Projection(
+        kernel_init=nn.linear.default_kernel_init,
+        bias_init=nn.initializers.zeros_init(),
+        use_bias=True,
+        dtype=config.dtype,
+        name=name,
+    )
+
+
+def attention(config: ModelConfig, role: Role, name: str, *, decode: bool = False) -> nn.Module:
+    """The attention sublayer that `config` wants in `role`."""
+    c = config.attention_for(role)
+    fields = {}
+    if c.kind == "gqa":
+        fields["num_kv_heads"] = c.num_kv_heads
+    if c.kind.startswith("mhe_"):
+        if c.form is not None:
+            fields["form"] = c.form
+        if c.head_embedding_stddev is not None:
+            fields["head_embedding_init"] = nn.initializers.normal(c.head_embedding_stddev)
+    return make_attention(
+        c.kind,
+        num_heads=c.num_heads,
+        qkv_features=c.qkv_features,
+        engine=c.engine,
+        dropout_rate=c.dropout_rate,
+        use_bias=c.use_bias,
+        normalize_qk=c.normalize_qk,
+        force_fp32_for_softmax=True,
+        dtype=config.dtype,
+        decode=decode,
+        name=name,
+        **fields,
+    )
+
+
+class MLP(nn.Module):
+    """`activation(x W_up + b_up) W_down + b_down`, W_up [M, F], W_down [F, M]."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c = self.config
+        x = dense(c, "up")(x, (c.mlp_features,), ("embed", "mlp"))
+        x = ACTIVATIONS[c.activation](x)
+        x = nn.with_logical_constraint(x, ("batch", "length", "activation_mlp"))
+        return dense(c, "down")(x, (c.features,), ("mlp", "embed"))
+
+
+class _Layer(nn.Module):
+    config: ModelConfig
+
+    def residual(self, x: jax.Array, sublayer: Callable, name: str, deterministic: bool):
+        """One sublayer with its LayerNorm `{name}_norm`, dropout and residual sum."""
+        norm = layer_norm(self.config, f"{name}_norm")
+        pre = self.config.norm_position == "pre"
+        y = sublayer(norm(x) if pre else x)
+        y = nn.Dropout(self.config.dropout_rate, name=f"{name}_dropout")(
+            y, deterministic=deterministic
+        )
+        x = x + y if pre else norm(x + y)
+        return nn.with_logical_constraint(x, ("batch", "length", "activation_embed"))
+
+
+class EncoderLayer(_Layer):
+    """Self-attention of role `encoder`, then the MLP: [B, T, M] to [B, T, M]."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: Mask | None = None, *, deterministic: bool = True):
+        attend = attention(self.config, "encoder", "self_attention")
+        x = self.residual(
+            x,
+            lambda y: attend(y, mask=mask, deterministic=deterministic),
+            "self_attention",
+            deterministic,
+        )
+        return self.residual(x, MLP(self.config, name="mlp"), "mlp", deterministic)
+
+
+class DecoderLayer(_Layer):
+    """Causal self-attention (role `decoder`), attention to `encoded` (role `cross`), then the MLP.
+
+    With `cross` off there is no second sublayer: the layer of a language model.
+
+    Cache, beside what attention keeps: `encoded_valid` [B, S], which places of `encoded` exist. It
+    lies in each layer so that every leaf of the cache has its rows on one and the same axis.
+    """
+
+    cross: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: Mask | None = None,
+        encoded: jax.Array | None = None,
+        encoded_valid: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+        cache: CacheMode = "none",
+    ) -> jax.Array:
+        """x [B, T, M], `encoded` [B, S, M] with `encoded_valid` [B, S], to [B, T, M].
+
+        `mask` is laid over the causal one. With cache='start', x gives only the shape of the
+        self-attention's cache and comes back as it is; with 'step', what attention sees is in the
+        cache, and `mask`, `encoded` and `encoded_valid` are None.
+        """
+        decode = cache != "none"
+        self_attention = attention(self.config, "decoder", "self_attention", decode=decode)
+        cross_attention = None
+        if self.cross:
+            cross_attention = attention(self.config, "cross", "cross_attention", decode=decode)
+
+        if cache == "start":
+            self_attention(x, deterministic=True)
+            if cross_attention is not None:
+                cross_attention.fill_cache(encoded)
+                self.variable("cache", "encoded_valid", lambda: encoded_valid)
+            return x
+        if cache == "step":
+            # The cache brings its own causal mask, with the place of each row.
+            causal = None
+            if self.cross:
+                encoded_valid = self.get_variable("cache", "encoded_valid")
+        else:
+            causal = Mask.causal() if mask is None else Mask.causal() & mask
+
+        x = self.residual(
+            x,
+            lambda y: self_attention(y, mask=causal, deterministic=deterministic),
+            "self_attention",
+            deterministic,
+        )
+        if cross_attention is not None:
+            seen = None if encoded_valid is None else Mask.padding(encoded_valid)
+            x = self.residual(
+                x,
+                lambda y: cross_attention(y, encoded, mask=seen, deterministic=deterministic),
+                "cross_attention",
+                deterministic,
+            )
+        return self.residual(x, MLP(self.config, name="mlp"), "mlp", deterministic)

@@ -1,0 +1,173 @@
+"""L layers one after the other, unrolled or scanned, and parameter trees from one to the other.
+
+    unrolled    layer_0 .. layer_{L-1}
+    scanned     layers, every leaf with a leading axis of L, logical name `layers`
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention import Mask
+from mhe_jax.config import ModelConfig
+from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, layer_norm
+
+_METADATA = {nn.PARTITION_NAME: "layers"}
+_LAYER = re.compile(r"layer_(\d+)")
+ATTENTION = ("self_attention", "cross_attention")
+
+
+class _Stack(nn.Module):
+    config: ModelConfig
+    num_layers: int
+
+    def layer(self, name: str) -> nn.Module:
+        raise NotImplementedError
+
+    def run(self, x: jax.Array, *args: Any, **fixed: Any) -> jax.Array:
+        """Every layer as `layer(x, *args, **fixed)`; `fixed` is static."""
+        c = self.config
+        remat = c.remat and fixed.get("cache", "none") == "none"
+
+        def apply(layer, x, *args):
+            return layer(x, *args, **fixed), None
+
+        if c.scan_layers:
+            if remat:
+                # Inside a scan nothing can be shared with the forward pass anyway.
+                apply = nn.remat(apply, prevent_cse=False)
+            scan = nn.scan(
+                apply,
+                variable_axes={"params": 0, "cache": 0, "intermediates": 0},
+                split_rngs={"params": True, "dropout": True},
+                in_axes=nn.broadcast,
+                length=self.num_layers,
+                metadata_params=_METADATA,
+            )
+            x, _ = scan(self.layer("layers"), x, *args)
+        else:
+            if remat:
+                apply = nn.remat(apply)
+            for i in range(self.num_layers):
+                x, _ = apply(self.layer(f"layer_{i}"), x, *args)
+        if c.norm_position == "pre" and fixed.get("cache") != "start":
+            x = layer_norm(c, "norm")(x)
+        return x
+
+
+class Encoder(_Stack):
+    """`num_layers` encoder layers, with a LayerNorm `norm` after them where norms come first."""
+
+    def layer(self, name: str) -> nn.Module:
+        return EncoderLayer(self.config, name=name)
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: Mask | None = None, *, deterministic: bool = True):
+        """[B, T, M] to [B, T, M]."""
+        return self.run(x, mask, deterministic=deterministic)
+
+
+class Decoder(_Stack):
+    """`num_layers` decoder layers; arguments as `DecoderLayer`."""
+
+    cross: bool = False
+
+    def layer(self, name: str) -> nn.Module:
+        return DecoderLayer(self.config, cross=self.cross, name=name)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: Mask | None = None,
+        encoded: jax.Array | None = None,
+        encoded_valid: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+        cache: CacheMode = "none",
+    ) -> jax.Array:
+        """[B, T, M] to [B, T, M]."""
+        return self.run(
+            x, mask, encoded, encoded_valid, deterministic=deterministic, cache=cache
+        )
+
+
+def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Every `layers` of stacked leaves to `layer_0`, `layer_1`, ...; the rest as it is.
+
+    Takes parameters (or a cache) of a whole model, boxed with logical names or plain, and gives
+    back what the same model has with `scan_layers=False`. The inverse is `stack_layers`.
+    """
+    result = {}
+    for name, value in tree.items():
+        if name == "layers":
+            for i in range(_length(value)):
+                result[f"layer_{i}"] = _map(lambda leaf, i=i: _slice(leaf, i), value)
+        else:
+            result[name] = unroll_layers(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def stack_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Every run of `layer_0`, `layer_1`, ... to one `layers` of stacked leaves.
+
+    Raises:
+      ValueError: a number is missing in the run, or layers differ in their parameters.
+    """
+    result, layers = {}, {}
+    for name, value in tree.items():
+        if match := _LAYER.fullmatch(name):
+            layers[int(match[1])] = value
+        else:
+            result[name] = stack_layers(value) if isinstance(value, Mapping) else value
+    if layers:
+        if sorted(layers) != list(range(len(layers))):
+            raise ValueError(f"layers {sorted(layers)} do not count from 0 without a gap")
+        ordered = [layers[i] for i in range(len(layers))]
+        result["layers"] = _map(_stack, *ordered)
+    return result
+
+
+def count_parameters(params: Any) -> dict[str, int]:
+    """How many numbers there are: `total`, and `attention` below the attention sublayers.
+
+    >>> count_parameters({"self_attention": {"query": jnp.ones((3, 2))}, "mlp": jnp.ones(5)})
+    {'total': 11, 'attention': 6}
+    """
+    counts = {"total": 0, "attention": 0}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        size = math.prod(leaf.shape)
+        counts["total"] += size
+        if any(getattr(key, "key", None) in ATTENTION for key in path):
+            counts["attention"] += size
+    return counts
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.meta.AxisMetadata)
+
+
+def _map(function, *trees):
+    return jax.tree.map(function, *trees, is_leaf=_is_box)
+
+
+def _length(stacked: Any) -> int:
+    return jax.tree.leaves(stacked)[0].shape[0]
+
+
+def _slice(leaf: Any, i: int) -> Any:
+    if _is_box(leaf):
+        return leaf.remove_axis(0, _METADATA).replace_boxed(_slice(leaf.unbox(apply_constraint=False), i))
+    return leaf[i]
+
+
+def _stack(*leaves: Any) -> Any:
+    if _is_box(leaves[0]):
+        value = _stack(*(leaf.unbox(apply_constraint=False) for leaf in leaves))
+        return leaves[0].add_axis(0, _METADATA).replace_boxed(value)
+    return jnp.stack(leaves)

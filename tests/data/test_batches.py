@@ -1,0 +1,433 @@
+"""A global batch depends on seed and step only; nothing is lost, and little is repeated."""
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from text_for_tests import REAL_DATA, experiment, sentences, with_seed, write_lines
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.data import (
+    BOS,
+    EOS,
+    PAD,
+    BatchIterator,
+    check_sources,
+    evaluation_batches,
+    make_tokenizer,
+    train_batches,
+)
+from mhe_jax.data.pairs import choose_buckets, token_lengths
+
+TASKS = ("mlm", "lm", "translation")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text")
+    pairs = zip(sentences(400), sentences(400, seed=1), strict=True)
+    write_lines(path / "train.tsv", ["\t".join(pair) for pair in pairs])
+    write_lines(path / "train.txt", sentences(400))
+    lines = ["", *sentences(101, seed=2), "", "haus " * 3000 + "hund", ""]
+    write_lines(path / "test.txt", lines)
+    write_lines(path / "test.tsv", [f"{line}\t{line} x" for line in lines])
+    return path
+
+
+@pytest.fixture(params=TASKS)
+def config(request, directory):
+    end = "tsv" if request.param == "translation" else "txt"
+    return experiment(directory, request.param, train=(f"train.{end}",), test=(f"test.{end}",))
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+        assert one[name].dtype == other[name].dtype
+
+
+def joined(parts):
+    """The global batch of what each process holds."""
+    count = len(parts)
+    whole = {}
+    for name in parts[0]:
+        whole[name] = np.empty(
+            (sum(len(part[name]) for part in parts), *parts[0][name].shape[1:]),
+            parts[0][name].dtype,
+        )
+        for p, part in enumerate(parts):
+            whole[name][p::count] = part[name]
+    return whole
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_training_rows_do_not_depend_on_processes(config, tokenizer, count):
+    whole = train_batches(config, tokenizer)
+    each = [
+        train_batches(config, tokenizer, process_index=p, process_count=count) for p in range(count)
+    ]
+    for step in (0, 1, 5, 57):
+        equal(whole.batch(step), joined([batches.batch(step) for batches in each]))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_evaluation_rows_do_not_depend_on_processes(config, tokenizer, count):
+    whole = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    each = [
+        evaluation_batches(
+            config, tokenizer, "test", batch_size=8, process_index=p, process_count=count
+        )
+        for p in range(count)
+    ]
+    assert {len(batches) for batches in each} == {len(whole)}
+    for step in range(len(whole)):
+        equal(whole.batch(step), joined([batches.batch(step) for batches in each]))
+
+
+def test_rows_that_do_not_divide_are_refused(config, tokenizer):
+    with pytest.raises(InputError, match="cannot be split over 3 processes"):
+        train_batches(config, tokenizer, process_index=0, process_count=3)
+
+
+def test_iterating_resumes_exactly(config, tokenizer):
+    batches = train_batches(config, tokenizer)
+    with batches.iterate() as iterator:
+        first = list(itertools.islice(iterator, 12))
+        assert iterator.step == 12
+    for start in (0, 5, 11):
+        with train_batches(config, tokenizer).iterate(start) as iterator:
+            for step in range(start, 12):
+                batch = next(iterator)
+                equal(batch, first[step])
+                equal(batch, batches.batch(step))
+
+
+def test_steps_and_seeds_differ(config, tokenizer):
+    name = "source" if config.task == "translation" else "tokens"
+    batches = train_batches(config, tokenizer)
+    other = train_batches(with_seed(config, 4), tokenizer)
+    seen = {batches.batch(step)[name].tobytes() for step in range(40)}
+    seen |= {other.batch(step)[name].tobytes() for step in range(40)}
+    # A bucket of a few pairs may come round in the same order.
+    assert len(seen) == 80 if config.task != "translation" else len(seen) > 70
+
+
+def test_rows_are_full_and_shaped(config, tokenizer):
+    batches = train_batches(config, tokenizer)
+    for step in range(60):
+        batch = batches.batch(step)
+        if config.task != "translation":
+            assert batch["tokens"].shape == (8, 24)
+            assert (batch["tokens"] != PAD).all()
+            assert (batch["tokens"][:, 0] == BOS).all()
+            assert batch["weights"].all()
+        else:
+            length = batch["source"].shape[1]
+            assert batch["source"].shape == batch["target"].shape == batch["labels"].shape
+            assert length in batches.buckets
+            assert (batch["target"][:, 0] == BOS).all()
+            assert ((batch["labels"] == EOS).sum(axis=1) == 1).all()
+            assert ((batch["source"] == EOS).sum(axis=1) == 1).all()
+            np.testing.assert_array_equal(batch["weights"], batch["labels"] != PAD)
+
+
+def test_each_pair_once_an_epoch(directory, tokenizer):
+    config = experiment(directory, "translation", train=("train.tsv",))
+    batches = train_batches(config, tokenizer)
+    tokens = token_lengths(batches.source, tokenizer, directory / "cache")
+    lengths = tokens.max(axis=1) + 1
+    usable = np.flatnonzero((lengths <= 24) & (tokens.min(axis=1) > 0))
+    assert batches.num_pairs == len(usable)
+    assert 0 < batches.num_too_long == (lengths > 24).sum()
+    orders = []
+    for epoch in range(3):
+        numbers = Counter()
+        for i in range(batches.steps_per_epoch):
+            length, of_batch = batches.pair_numbers(epoch * batches.steps_per_epoch + i)
+            assert len(of_batch) == batches.rows[batches.buckets.index(length)]
+            assert (lengths[of_batch] <= length).all()
+            numbers.update(of_batch.tolist())
+        assert sorted(numbers) == usable.tolist()
+        repeated = sum(count - 1 for count in numbers.values())
+        assert repeated < sum(batches.rows)
+        orders.append(tuple(numbers))
+    assert len(set(orders)) == 3
+
+
+def test_rows_of_a_translation_batch(directory, tokenizer):
+    config = experiment(
+        directory, "translation", train=("train.tsv",), length_buckets=(6, 12, 24), row_multiple=4
+    )
+    batches = train_batches(config, tokenizer)
+    assert batches.buckets == (6, 12, 24)
+    assert batches.rows == (32, 16, 8)
+    few = dataclasses.replace(config.data, tokens_per_batch=20)
+    assert train_batches(dataclasses.replace(config, data=few), tokenizer).rows == (4, 4, 4)
+
+
+def test_buckets_pad_the_least():
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        longest = int(generator.integers(4, 45))
+        lengths = generator.integers(1, longest + 1, int(generator.integers(1, 60)))
+
+        def padded(buckets, lengths=lengths):
+            return np.array(buckets)[np.searchsorted(buckets, lengths)].sum()
+
+        found = choose_buckets(lengths, longest)
+        edges = range(4, longest, 4)
+        all_choices = (c for k in range(6) for c in itertools.combinations(edges, k))
+        assert padded(found) == min(padded([*choice, longest]) for choice in all_choices)
+        assert len(found) <= 6
+        assert found[-1] == longest
+
+
+def test_no_usable_pair(directory, tokenizer, tmp_path):
+    write_lines(tmp_path / "a.tsv", ["haus\t", "\thaus", f"{'haus ' * 50}\thund"])
+    config = experiment(tmp_path, "translation", train=("a.tsv",))
+    said = r"none of 3 pairs can be used: 2 have an empty side, 1 are longer .*sequence_length=24"
+    with pytest.raises(InputError, match=said):
+        train_batches(config, tokenizer)
+
+
+@pytest.mark.parametrize("task", ["mlm", "lm"])
+def test_training_text_is_that_of_the_file(directory, tokenizer, task):
+    """Rows are stretches of the text, and epochs show all of it about equally often."""
+    config = experiment(directory, task, train=("train.txt",), sequence_length=80)
+    batches = train_batches(config, tokenizer)
+    text = [i for line in sentences(400) for i in [*tokenizer.encode(line), EOS]]
+    # Stretches of 60 tokens, each of which is there once, and where they begin.
+    where = {tuple((text + text)[start : start + 60]): start for start in range(len(text))}
+    assert len(where) == len(text)
+    seen = np.zeros(len(text))
+    epochs = 40
+    for step in range(round(epochs * batches.steps_per_epoch)):
+        batch = batches.batch(step)
+        for i, ids in enumerate(batch["tokens"] if task == "mlm" else batch["labels"]):
+            ids = ids.copy()
+            if task == "mlm":
+                ids[batch["positions"][i]] = batch["labels"][i]
+                ids = ids[1:]
+            places = (where[tuple(ids[:60])] + np.arange(len(ids))) % len(text)
+            np.testing.assert_array_equal(ids, np.array(text)[places])
+            seen[places] += 1
+    assert abs(seen.mean() / epochs - 1) < 0.05
+    assert seen.min() > 0.4 * epochs
+    assert seen.max() < 1.8 * epochs
+
+
+@pytest.mark.parametrize("task", ["mlm", "lm"])
+def test_a_file_shorter_than_a_row(tmp_path, tokenizer, task):
+    write_lines(tmp_path / "a.txt", ["haus und", "hund"])
+    batches = train_batches(experiment(tmp_path, task, train=("a.txt",)), tokenizer)
+    ids = [*tokenizer.encode("haus und"), EOS, *tokenizer.encode("hund"), EOS]
+    row = batches.batch(3)
+    if task == "lm":
+        assert row["labels"][5].tolist() == ids + [PAD] * (24 - len(ids))
+    else:
+        assert (row["tokens"][5] == PAD).sum() == 23 - len(ids)
+
+
+def test_long_lines_cost_little(tmp_path, tokenizer):
+    """Many rows from one line of 20 MB: each reads only what it needs."""
+    (tmp_path / "a.txt").write_text("haus und hund " * 1_500_000)
+    config = experiment(tmp_path, "lm", train=("a.txt",))
+    batches = train_batches(config, tokenizer)
+    start = time.perf_counter()
+    rows = np.concatenate([batches.batch(step)["labels"] for step in range(20)])
+    assert time.perf_counter() - start < 5  # reading and tokenizing it all takes many times that
+    assert (rows != PAD).all()
+    assert batches.num_rows > 100_000
+
+
+def test_lm_evaluation_covers_each_token_once(directory, tokenizer):
+    config = experiment(directory, "lm", train=("train.txt",), test=("test.txt",))
+    batches = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    text = (directory / "test.txt").read_text().split("\n")[:-1]
+    ids = [i for line in text for i in [*tokenizer.encode(line), EOS]]
+    labels = np.concatenate([b["labels"].ravel() for b in batches])
+    weights = np.concatenate([b["weights"].ravel() for b in batches])
+    assert labels[: len(ids)].tolist() == ids
+    assert not labels[len(ids) :].any()
+    np.testing.assert_array_equal(weights, np.arange(len(labels)) < len(ids))
+    assert batches.num_tokens == len(ids) == weights.sum()
+    assert batches.num_words == sum(len(line.split()) + 1 for line in text)
+    tokens = np.concatenate([b["tokens"] for b in batches])
+    assert set(tokens[: len(ids) // 24, 0]) == {BOS}
+    assert {len(b["tokens"]) for b in batches} == {8}
+
+
+def test_mlm_evaluation_has_fixed_masks(directory, tokenizer):
+    config = experiment(directory, "mlm", train=("train.txt",), test=("test.txt",))
+    one = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    other = evaluation_batches(with_seed(config, 9), tokenizer, "test", batch_size=4)
+    for name in ("tokens", "labels", "positions", "weights"):
+        a = np.concatenate([b[name] for b in one])
+        b = np.concatenate([b[name] for b in other])
+        rows = min(len(a), len(b))
+        np.testing.assert_array_equal(a[:rows], b[:rows])
+        assert not a[rows:].any()
+    restored = []
+    for batch in one:
+        for i, row in enumerate(batch["tokens"].copy()):
+            wanted = batch["weights"][i] > 0
+            row[batch["positions"][i][wanted]] = batch["labels"][i][wanted]
+            restored += row[1:].tolist()
+    text = (directory / "test.txt").read_text().split("\n")[:-1]
+    ids = [i for line in text for i in [*tokenizer.encode(line), EOS]]
+    assert restored[: len(ids)] == ids
+    assert not any(restored[len(ids) :])
+
+
+def test_translation_evaluation_covers_each_pair_once(directory, tokenizer):
+    config = experiment(directory, "translation", train=("train.tsv",), test=("test.tsv",))
+    batches = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    found, tokens = [], 0
+    for batch in batches:
+        assert len(batch["source"]) == 8
+        tokens += batch["weights"].sum()
+        for row, number in enumerate(batch["index"]):
+            if number < 0:
+                assert not any(batch[name][row].any() for name in ("source", "labels", "weights"))
+                continue
+            found.append(int(number))
+            source, target = batches.source[number]
+            for name, text in (("source", source), ("labels", target)):
+                ids = [*tokenizer.encode(text)[:39], EOS]
+                got = batch[name][row]
+                assert got[: len(ids)].tolist() == ids
+                assert not got[len(ids) :].any()
+    assert sorted(found) == list(range(len(batches.source)))
+    assert batches.num_tokens == tokens
+    long = [max(len(tokenizer.encode(text)) for text in pair) > 39 for pair in batches.source]
+    assert batches.num_cut == sum(long) > 0
+    lengths = [batch["source"].shape[1] for batch in batches]
+    assert lengths == sorted(lengths)
+
+
+def test_evaluation_is_finite_and_repeatable(config, tokenizer):
+    batches = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    first, second = list(batches), list(batches)
+    assert len(first) == len(second) == len(batches) > 1
+    for one, other in zip(first, second, strict=True):
+        equal(one, other)
+    with pytest.raises(IndexError):
+        batches.batch(len(batches))
+    with batches.iterate(1, 3) as some:
+        assert len(list(some)) == 2
+
+
+def test_threads_end(config, tokenizer):
+    before = threading.active_count()
+    batches = train_batches(config, tokenizer)
+    with batches.iterate() as iterator:
+        next(iterator)
+        assert threading.active_count() > before
+    for _ in evaluation_batches(config, tokenizer, "test", batch_size=8):
+        break
+    iterator = batches.iterate(3)
+    next(iterator)
+    iterator.close()
+    iterator.close()
+    with pytest.raises(StopIteration):
+        next(iterator)
+    for _ in range(50):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.1)
+    assert threading.active_count() == before
+
+
+def test_an_error_in_a_thread_arrives():
+    def batch(step):
+        if step == 2:
+            raise InputError("a.txt:7: went away")
+        return {"tokens": np.full(3, step)}
+
+    with BatchIterator(batch) as iterator:
+        assert [next(iterator)["tokens"][0] for _ in range(2)] == [0, 1]
+        with pytest.raises(InputError, match="a.txt:7: went away"):
+            next(iterator)
+
+
+def test_few_batches_are_made_ahead():
+    made = []
+
+    def batch(step):
+        made.append(step)
+        return {"tokens": np.full(3, step)}
+
+    with BatchIterator(batch, 5) as iterator:
+        for _ in range(10):
+            next(iterator)
+        time.sleep(0.3)
+        assert max(made) < 5 + 10 + 8
+
+
+def test_check_sources(directory, tokenizer, tmp_path):
+    write_lines(tmp_path / "good.txt", ["haus"])
+    (tmp_path / "bad.txt").write_bytes(b"haus\n\xff")
+    check_sources(experiment(tmp_path, "lm", train=("good.txt",), test=("bad.txt",)))
+    for options in ({"validation": ("bad.txt",)}, {"train": ("bad.txt",)}):
+        config = experiment(tmp_path, "lm", **({"train": ("good.txt",)} | options))
+        with pytest.raises(InputError, match="bad.txt:2: is not UTF-8"):
+            check_sources(config)
+    with pytest.raises(InputError, match="data.train is not set"):
+        check_sources(Config(task="lm"))
+    tsv = experiment(directory, "lm", train=("train.tsv",))
+    with pytest.raises(InputError, match=r"train.tsv:1: has 2 columns, needs 1 \(the text\)"):
+        check_sources(tsv)
+
+
+def test_wrong_tokenizer_is_refused(config, tokenizer):
+    model = dataclasses.replace(config.model, vocabulary_size=400)
+    other = dataclasses.replace(config, model=model)
+    for make in (train_batches, lambda c, t: evaluation_batches(c, t, "test")):
+        with pytest.raises(InputError, match="has 300 pieces, model.vocabulary_size is 400"):
+            make(other, tokenizer)
+
+
+def test_describe(config, tokenizer):
+    for batches in (
+        train_batches(config, tokenizer),
+        evaluation_batches(config, tokenizer, "test"),
+    ):
+        said = batches.describe()
+        assert str(config.data.directory) in said
+        assert "\n" not in said
+
+
+def test_multi30k(tmp_path):
+    raw = REAL_DATA / "multi30k-en-de" / "raw"
+    if not raw.exists():
+        pytest.skip(f"the real data is not at {raw}")
+    config = experiment(
+        raw,
+        "translation",
+        train=("train.en.gz", "train.de.gz"),
+        validation=("val.en.gz", "val.de.gz"),
+        sequence_length=64,
+        tokens_per_batch=4096,
+    )
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, vocabulary_size=4000, max_length=64),
+        data=dataclasses.replace(config.data, cache_directory=str(tmp_path / "cache")),
+    )
+    check_sources(config)
+    tokenizer = make_tokenizer(config, tmp_path / "tokenizer.model")
+    batches = train_batches(config, tokenizer)
+    numbers = Counter()
+    for step in range(batches.steps_per_epoch):
+        numbers.update(batches.pair_numbers(step)[1].tolist())
+    assert len(numbers) == batches.num_pairs
+    assert batches.num_pairs + batches.num_too_long + batches.num_empty == 29_000
+    batch = batches.batch(0)
+    assert 0.7 * 4096 < batch["source"].size + batch["target"].size <= 4096
+    found = evaluation_batches(config, tokenizer, "validation")
+    assert sum((batch["index"] >= 0).sum() for batch in found) == 1014

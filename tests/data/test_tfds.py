@@ -1,0 +1,127 @@
+"""A real data set of TFDS, written and read without TensorFlow."""
+
+import json
+import struct
+import sys
+
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.data import open_source
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+PAIRS = [(f"häuser {i}", f"houses {i}") for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """The directory of a prepared data set with two splits of pairs."""
+
+    class TinyPairs(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = tfds.features.Translation(languages=("de", "en"))
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(12), "test": self._generate_examples(3)}
+
+        def _generate_examples(self, count):
+            for i, (german, english) in enumerate(PAIRS[:count]):
+                yield i, {"de": german, "en": english}
+
+    path = tmp_path_factory.mktemp("tfds")
+    builder = TinyPairs(data_dir=str(path), file_format="array_record")
+    builder.download_and_prepare()
+    return path, builder
+
+
+@pytest.fixture
+def read(prepared, monkeypatch, tmp_path):
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(prepared[0]))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(prepared[0]))
+
+    def open_it(written, content="pair", fields=("de", "en")):
+        return open_source([written], content, fields=fields, cache=tmp_path)
+
+    return open_it
+
+
+def test_items(read):
+    source = read("tfds:tiny_pairs:train")
+    assert sorted(source) == sorted(PAIRS)
+    assert list(read("tfds:tiny_pairs:train")) == list(source)
+    text = read("tfds:tiny_pairs:train", "text", ("en",))
+    assert list(text) == [english for _, english in source]
+    assert text.key != source.key
+    assert source.locate(3.5) == (3, 0.5)
+
+
+def test_version_and_slice(read):
+    whole = list(read("tfds:tiny_pairs:train"))
+    part = read("tfds:tiny_pairs:1.0.0:train[25%:75%]")
+    assert list(part) == whole[3:9]
+    assert part.key != read("tfds:tiny_pairs:train").key
+
+
+def test_prepared_as_tfrecord(read, prepared):
+    """What TFDS prepares by default is read too; it is written here by hand."""
+    path, builder = prepared
+    directory = path / "tiny_pairs_in_tfrecord" / "1.0.0"
+    directory.mkdir(parents=True)
+    info = json.loads((path / "tiny_pairs" / "1.0.0" / "dataset_info.json").read_text())
+    info |= {"name": "tiny_pairs_in_tfrecord", "fileFormat": "tfrecord"}
+    info["splits"] = [info["splits"][0] | {"shardLengths": ["5", "7"]}]
+    (directory / "dataset_info.json").write_text(json.dumps(info))
+    features = (path / "tiny_pairs" / "1.0.0" / "features.json").read_text()
+    (directory / "features.json").write_text(features)
+    encode = builder.info.features.serialize_example
+    for shard, pairs in enumerate((PAIRS[:5], PAIRS[5:])):
+        name = f"tiny_pairs_in_tfrecord-train.tfrecord-{shard:05}-of-00002"
+        with (directory / name).open("wb") as file:
+            for german, english in pairs:
+                data = encode({"de": german, "en": english})
+                file.write(struct.pack("<QI", len(data), 0) + data + struct.pack("<I", 0))
+    assert list(read("tfds:tiny_pairs_in_tfrecord:train")) == PAIRS
+    assert list(read("tfds:tiny_pairs_in_tfrecord:train[3:8]")) == PAIRS[3:8]
+    assert "tensorflow" not in sys.modules
+
+
+def test_text_that_is_str(prepared):
+    """TFDS's mock data are str where real data are bytes."""
+    from mhe_jax.data.tfds_source import _Texts
+
+    texts = _Texts("mock", [{"de": "ja", "en": b"yes"}, {"de": b"\xff", "en": ""}], ("de", "en"))
+    assert texts[0] == ("ja", "yes")
+    with pytest.raises(InputError, match=r"mock: field 'de' of item 1 is not UTF-8"):
+        texts[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "fields", "said"),
+    [
+        ("tfds:tiny_pairs", ("de", "en"), r"must be tfds:NAME:SPLIT or tfds:NAME/CONFIG:SPLIT"),
+        (
+            "tfds:tiny_pairs:dev",
+            ("de", "en"),
+            r"has no split 'dev'; it has train, test",
+        ),
+        ("tfds:tiny_pairs:train", ("fr", "en"), r"has no field 'fr'; it has 'de', 'en'"),
+        ("tfds:tiny_pairs:train", ("text",), r"data.fields=\('text',\): .* needs 2"),
+        ("tfds:no_such_set:train", ("de", "en"), r"TFDS knows no data set 'no_such_set'"),
+        ("tfds:wmt14_translate/de-xx:train", ("de", "xx"), r"TFDS cannot open"),
+        (
+            "tfds:wmt14_translate/de-en:train",
+            ("de", "en"),
+            r"not prepared in .*wmt14_translate/de-en/1.0.0; prepare it with: python -c .*"
+            r"tfds.builder\('wmt14_translate/de-en', file_format='array_record'\)"
+            r".download_and_prepare\(\)",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(read, written, fields, said):
+    with pytest.raises(InputError, match=said) as caught:
+        read(written, fields=fields)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,169 @@
+"""Tokenizers lose nothing, keep text and control tokens apart, and are reproducible."""
+
+import random
+
+import pytest
+from text_for_tests import experiment, sentences, write_lines
+
+from mhe_jax.config import InputError
+from mhe_jax.data import (
+    BOS,
+    EOS,
+    MASK,
+    NUM_SPECIAL,
+    PAD,
+    UNK,
+    Tokenizer,
+    check_sources,
+    make_tokenizer,
+    train_tokenizer,
+)
+from mhe_jax.data import tokenizer as module
+from mhe_jax.data.sources import Items
+
+
+def items(lines):
+    return Items("lines", lines, "text", "lines")
+
+
+PARTS = [
+    " ", "  ", "\t", "\n", "\r\n", "\0", "a", "haus", " groß", "ß", "é", "e\u0301", "語", "😀",
+    "👩‍👩‍👧",
+    "\u2581", "\u2581\u2581", "\ue000", "\ue001", "\ufffd", "\u2585", "\u2047", "\u00a0", "\u200b",
+    "\ufeff", "<mask>", "</s>", "<s>", "<pad>", "<unk>", "<0x41>", "1", "...",
+]  # fmt: skip
+
+
+def test_lossless_for_any_text(tokenizer):
+    draw = random.Random(0)
+    texts = ["", *PARTS]
+    texts += ["".join(draw.choices(PARTS, k=draw.randrange(12))) for _ in range(5000)]
+    rows = tokenizer.encode_batch(texts)
+    for text, ids in zip(texts, rows, strict=True):
+        assert tokenizer.decode(ids) == text
+        assert all(NUM_SPECIAL <= i < tokenizer.vocabulary_size for i in ids)
+
+
+def test_lossless_for_every_character(tokenizer):
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    for start in range(0, len(characters), 997):
+        text = " ".join(characters[start : start + 997])
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_batches_and_threads_give_the_same(tokenizer):
+    texts = [*sentences(200), "\u2581", ""]
+    rows = tokenizer.encode_batch(texts, num_threads=-1)
+    assert rows == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_special_ids(tokenizer):
+    assert (PAD, UNK, BOS, EOS, MASK) == (0, 1, 2, 3, 4)
+    assert tokenizer.decode([BOS, *tokenizer.encode("haus  und"), EOS, PAD, MASK]) == "haus  und"
+
+
+def test_deterministic_and_sized(tokenizer):
+    again = train_tokenizer(Items("words", sentences(300), "text", "words"), 300)
+    assert again.model == tokenizer.model
+    assert again.key == tokenizer.key
+    assert tokenizer.vocabulary_size == 300
+    assert train_tokenizer(items(sentences(300)), 310).key != tokenizer.key
+
+
+def test_saved_and_loaded(tokenizer, tmp_path):
+    path = tmp_path / "deep" / "tokenizer.model"
+    tokenizer.save(path)
+    assert Tokenizer.load(path).encode("haus") == tokenizer.encode("haus")
+    assert [p.name for p in path.parent.iterdir()] == ["tokenizer.model"]
+
+
+def test_a_failed_save_leaves_the_old_one(tokenizer, tmp_path, monkeypatch):
+    path = tmp_path / "tokenizer.model"
+    tokenizer.save(path)
+    broken = Tokenizer(tokenizer.model)
+    broken.model = None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        broken.save(path)
+    assert path.read_bytes() == tokenizer.model
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.model"]
+
+
+def test_vocabulary_that_does_not_fit_the_text():
+    with pytest.raises(InputError, match=r"vocabulary_size=261: .* more than 261"):
+        train_tokenizer(items(sentences(300)), 261)
+    with pytest.raises(InputError, match=r"vocabulary_size=262: lines needs at least (\d+)") as low:
+        train_tokenizer(items(sentences(300)), 262)
+    with pytest.raises(InputError, match=r"vocabulary_size=9000: lines gives at most \d+") as high:
+        train_tokenizer(items(sentences(300)), 9000)
+    least = int(str(low.value).split("at least ")[1].split()[0])
+    most = int(str(high.value).split("at most ")[1].split()[0])
+    for size in (least, most):
+        assert train_tokenizer(items(sentences(300)), size).vocabulary_size == size
+    with pytest.raises(InputError, match="no text to train a tokenizer on"):
+        train_tokenizer(items(["", " "]), 300)
+
+
+def test_large_text_is_sampled_everywhere(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "SAMPLE_PLACES", 50)
+    lines = [f"line {i}" for i in range(20_000)]
+    source = items(lines)
+    sample = list(module.sample_text(source, 20_000))
+    assert 19_000 <= sum(len(line) + 1 for line in sample) < 30_000
+    numbers = [int(line.split()[1]) for line in sample]
+    assert max(numbers) > 19_000
+    assert min(numbers) < 1000
+    assert sample == list(module.sample_text(source, 20_000))
+    assert list(module.sample_text(source, 1 << 20)) == lines
+
+
+def test_a_foreign_model_is_refused(tmp_path):
+    (tmp_path / "no.model").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="no.model: is not a sentencepiece model"):
+        Tokenizer.load(tmp_path / "no.model")
+    with pytest.raises(InputError, match="none.model: no such file"):
+        Tokenizer.load(tmp_path / "none.model")
+    import io
+
+    import sentencepiece
+
+    for options, said in (
+        ({"pad_id": 3, "unk_id": 0, "bos_id": 1, "eos_id": 2}, "pieces 0 to 4 must be"),
+        (
+            {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": ["<mask>"]},
+            "has no piece for some bytes",
+        ),
+    ):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences(300)),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=100,
+            minloglevel=3,
+            **options,
+        )
+        with pytest.raises(InputError, match=said):
+            Tokenizer(model.getvalue())
+
+
+def test_the_tokenizer_of_a_run(tokenizer, tmp_path):
+    write_lines(tmp_path / "a.txt", sentences(300))
+    config = experiment(tmp_path, "lm", train=("a.txt",))
+    made = make_tokenizer(config, tmp_path / "run" / "tokenizer.model")
+    assert made.model == tokenizer.model
+    # A run that resumes keeps what it has.
+    write_lines(tmp_path / "a.txt", sentences(300, seed=1))
+    assert make_tokenizer(config, tmp_path / "run" / "tokenizer.model").key == made.key
+
+
+def test_a_given_tokenizer_that_does_not_match(tmp_path):
+    write_lines(tmp_path / "a.txt", sentences(300))
+    train_tokenizer(items(sentences(300)), 310).save(tmp_path / "given.model")
+    config = experiment(tmp_path, "lm", train=("a.txt",), tokenizer="given.model")
+    said = r"given.model: has 310 pieces, model.vocabulary_size is 300; they must be equal"
+    with pytest.raises(InputError, match=said):
+        check_sources(config)
+    with pytest.raises(InputError, match=said):
+        make_tokenizer(config, tmp_path / "run.model")
+    assert not (tmp_path / "run.model").exists()

@@ -1,0 +1,174 @@
+"""Decoding over the cache equals the full pass, and the cache has the size it should."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mhe_jax.attention import KINDS
+from mhe_jax.config import AttentionConfig
+from mhe_jax.model import make_model, unroll_layers
+
+T, PREFILL = 5, 3
+
+
+def start(model, params, task, inputs, length=None):
+    argument = inputs[0].shape[0] if task == "lm" else inputs[0]
+    _, cache = model.apply(
+        {"params": params}, argument, length, method="start_cache", mutable=["cache"]
+    )
+    return cache
+
+
+def step(model, params, cache, tokens, positions):
+    return model.apply(
+        {"params": params} | cache, tokens, positions, method="decode_step", mutable=["cache"]
+    )
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("task", ["lm", "translation"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_and_steps_equal_the_full_pass(tiny, kind, task, scan_layers):
+    config = tiny.config(kind, scan_layers=scan_layers, positions="learned")
+    params = tiny.params(task, config)
+    model = make_model(task, config)
+    inputs = tiny.inputs(task)
+    tokens = inputs[-1][:, :T]
+
+    def run(params):
+        cache = start(model, params, task, inputs, length=T)
+        positions = jnp.broadcast_to(jnp.arange(T), tokens.shape)
+        first, cache = step(model, params, cache, tokens[:, :PREFILL], positions[:, :PREFILL])
+
+        def one(cache, token_and_position):
+            logits, cache = step(model, params, cache, *token_and_position)
+            return cache, logits[:, 0]
+
+        columns = tokens.T[PREFILL:, :, None], positions.T[PREFILL:, :, None]
+        if scan_layers:
+            cache, rest = jax.lax.scan(one, cache, columns)
+            return jnp.concatenate([first, rest.swapaxes(0, 1)], 1), cache
+        rest = []
+        for column in zip(*columns, strict=True):
+            cache, logits = one(cache, column)
+            rest.append(logits[:, None])
+        return jnp.concatenate([first, *rest], 1), cache
+
+    cached, cache = tiny.maybe_jit(run, config)(params)
+    unrolled = dataclasses.replace(config, scan_layers=False)
+    full = tiny.logits(task, unrolled, unroll_layers(params), (*inputs[:-1], tokens))
+    np.testing.assert_allclose(cached, full, atol=1e-5, rtol=1e-5)
+    for leaf in jax.tree.leaves(cache):
+        assert leaf.shape[model.cache_batch_axis] == 2
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_numbers_kept_for_a_token(tiny, scan_layers):
+    """MHE keeps 2D numbers a token and layer, MHA 2HD, in both attentions of the decoder."""
+    S, length, L, H, D = 7, 6, 2, 4, 3
+    for kind, numbers in {"mhe_add": 2 * D, "mhe_mul": 2 * D, "mha": 2 * H * D}.items():
+        config = tiny.config(kind, scan_layers=scan_layers)
+        model = make_model("translation", config)
+        params = tiny.params("translation", config)
+        inputs = tiny.inputs("translation")
+        cache = jax.eval_shape(
+            lambda model=model, params=params, inputs=inputs: start(
+                model, params, "translation", inputs, length
+            )
+        )
+        kept = [
+            leaf.size
+            for path, leaf in jax.tree_util.tree_leaves_with_path(cache)
+            if path[-1].key.startswith("cached_")
+        ]
+        assert sum(kept) == 2 * L * (S + length) * numbers
+
+
+def test_the_default_length_is_the_longest_sequence(tiny):
+    config = tiny.config()
+    model = make_model("lm", config)
+    cache = start(model, tiny.params("lm", config), "lm", tiny.inputs("lm"))
+    assert cache["cache"]["decoder"]["layer_0"]["self_attention"]["cached_key"].shape[1] == 9
+
+
+def test_an_overfull_cache_never_clamps(tiny):
+    """What is known before the program runs raises; what only the rows know poisons with NaN."""
+    for scan_layers in (True, False):
+        config = tiny.config("mhe_mul", scan_layers=scan_layers)
+        model = make_model("lm", config)
+        params = tiny.params("lm", config)
+        tokens = tiny.inputs("lm")[0]
+        positions = jnp.broadcast_to(jnp.arange(7), tokens.shape)
+        cache = start(model, params, "lm", (tokens,), length=4)
+        with pytest.raises(ValueError, match="do not fit"):
+            step(model, params, cache, tokens, positions)
+
+        @tiny.jit
+        def twice(params, cache, model=model, tokens=tokens, positions=positions):
+            first, cache = step(model, params, cache, tokens[:, :3], positions[:, :3])
+            second, _ = step(model, params, cache, tokens[:, 3:5], positions[:, 3:5])
+            return first, second
+
+        first, second = twice(params, cache)
+        assert np.isfinite(first).all()
+        assert np.isnan(second).all()
+
+
+def test_decoding_ignores_remat_and_dropout(tiny):
+    plain = tiny.config("mhe_add", scan_layers=True)
+    busy = tiny.config(
+        "mhe_add",
+        attention={"dropout_rate": 0.5},
+        scan_layers=True,
+        remat=True,
+        dropout_rate=0.5,
+    )
+    params = tiny.params("translation", plain)
+    inputs = tiny.inputs("translation")
+    positions = jnp.broadcast_to(jnp.arange(5), inputs[1].shape)
+
+    def run(config):
+        model = make_model("translation", config)
+
+        def program(params):
+            cache = start(model, params, "translation", inputs)
+            return step(model, params, cache, inputs[1], positions)[0]
+
+        return tiny.jit(program)(params)
+
+    np.testing.assert_array_equal(run(plain), run(busy))
+
+
+def test_rows_may_stand_at_places_of_their_own(tiny):
+    """Prompts of different lengths: after the prefill the shorter row's padding is overwritten."""
+    config = tiny.config("mhe_mul")
+    model = make_model("lm", config)
+    params = tiny.params("lm", config)
+    tokens = jnp.array([[3, 14, 5, 9], [8, 7, 4, 6]])
+    lengths = jnp.array([3, 2])
+    full = tiny.logits("lm", config, params, (tokens,))
+    prompt = jnp.where(jnp.arange(3)[None] < lengths[:, None], tokens[:, :3], 0)
+    cache = start(model, params, "lm", (tokens,))
+    positions = jnp.broadcast_to(jnp.arange(3), prompt.shape)
+    _, cache = step(model, params, cache, prompt, positions)
+    cache = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: lengths if path[-1].key == "cache_index" else leaf, cache
+    )
+    following = jnp.take_along_axis(tokens, lengths[:, None], 1)
+    logits, _ = step(model, params, cache, following, lengths[:, None])
+    for row, place in enumerate(lengths.tolist()):
+        np.testing.assert_allclose(logits[row, 0], full[row, place], atol=1e-5)
+
+
+def test_normalize_qk_and_biases_decode_too(tiny):
+    config = tiny.config(attention={"normalize_qk": True, "use_bias": True})
+    assert isinstance(config.attention, AttentionConfig)
+    params = tiny.params("translation", config)
+    model = make_model("translation", config)
+    inputs = tiny.inputs("translation")
+    cache = start(model, params, "translation", inputs)
+    positions = jnp.broadcast_to(jnp.arange(5), inputs[1].shape)
+    logits, _ = step(model, params, cache, inputs[1], positions)
+    np.testing.assert_allclose(logits, tiny.logits("translation", config, params), atol=1e-5)

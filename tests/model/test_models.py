@@ -1,0 +1,233 @@
+"""What must hold of every model: causality, padding, batches, dropout, types, learning."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from mhe_jax.config import AttentionConfig, ModelConfig
+from mhe_jax.model import make_model
+
+TASKS = ("mlm", "lm", "translation")
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [("lm", "mha"), ("lm", "mhe_add"), ("lm", "mhe_mul"), ("lm", "el"), ("translation", "mhe_add")],
+)
+def test_no_gradient_from_later_tokens(tiny, task, kind):
+    """Every token stands once, so that a row of the (untied) table belongs to one place."""
+    config = tiny.config(kind, tie_embeddings=False)
+    params = tiny.params(task, config)
+    T = 5
+    tokens = jnp.arange(1, T + 1)[None]
+    sources = jnp.arange(11, 17)[None]
+    inputs = (tokens,) if task == "lm" else (sources, tokens)
+    model = make_model(task, config)
+
+    def logits(table):
+        changed = params | {"embeddings": params["embeddings"] | {"token": table}}
+        return jnp.sin(model.apply({"params": changed}, *inputs)[0]).sum(-1)
+
+    gradients = np.abs(tiny.jit(jax.jacrev(logits))(params["embeddings"]["token"])).sum(-1)
+    seen = gradients[:, 1 : T + 1] > 0
+    np.testing.assert_array_equal(seen, np.tril(np.ones((T, T), bool)))
+    if task == "translation":
+        assert (gradients[:, 11:17] > 0).all()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_permuted_batch_permutes_the_output(tiny, task):
+    config = tiny.config("mhe_mul")
+    params = tiny.params(task, config)
+    swapped = [x[::-1] for x in tiny.inputs(task)]
+    np.testing.assert_allclose(
+        tiny.logits(task, config, params, swapped),
+        tiny.logits(task, config, params)[::-1],
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("kind", ["mha", "mhe_add"])
+def test_more_padding_changes_no_real_token(tiny, kind):
+    config = tiny.config(kind)
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, 2)))  # noqa: E731
+    for task in TASKS:
+        params = tiny.params(task, config)
+        inputs = tiny.inputs(task)
+        padded = inputs if task == "mlm" else tuple(map(pad, inputs))
+        if task == "mlm":
+            padded = (pad(inputs[0]), inputs[1])
+        want = tiny.logits(task, config, params)
+        got = tiny.logits(task, config, params, padded)
+        np.testing.assert_allclose(got[:, : want.shape[1]], want, atol=1e-5)
+
+
+def test_a_row_of_padding_only_stays_finite(tiny):
+    for task in TASKS:
+        config = tiny.config("mhe_add")
+        params = tiny.params(task, config)
+        inputs = [x.at[1].set(0) for x in tiny.inputs(task)]
+        assert np.isfinite(tiny.logits(task, config, params, inputs)).all()
+
+
+@pytest.mark.parametrize("task", ["mlm", "lm"])
+def test_segments_do_not_see_each_other(tiny, task):
+    """The second segment of the first row gets what it gets alone, in the second row."""
+    config = tiny.config("mhe_mul")
+    params = tiny.params(task, config)
+    tokens = jnp.array([[3, 14, 5, 9, 2, 6, 25], [9, 2, 6, 25, 0, 0, 0]])
+    segments = jnp.array([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 0, 0, 0]])
+    positions = jnp.array([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 0, 0, 0]])
+    everywhere = jnp.broadcast_to(jnp.arange(7), tokens.shape)
+    inputs = (tokens, everywhere) if task == "mlm" else (tokens,)
+    packed = {"segments": segments, "positions": positions}
+    got = tiny.logits(task, config, params, inputs, **packed)
+    np.testing.assert_allclose(got[0, 3:], got[1, :4], atol=1e-5)
+    mixed = tiny.logits(task, config, params, inputs, positions=positions)
+    assert (np.abs(mixed[0, 3:] - mixed[1, :4]) > 1e-3).any()
+
+
+def test_masked_positions_are_those_of_the_full_row(tiny):
+    config = tiny.config("mqa")
+    params = tiny.params("mlm", config)
+    tokens, masked = tiny.inputs("mlm")
+    everywhere = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    full = tiny.logits("mlm", config, params, (tokens, everywhere))
+    got = tiny.logits("mlm", config, params)
+    assert got.shape == (2, 3, 26)
+    np.testing.assert_allclose(got, np.take_along_axis(full, masked[:, :, None], 1), atol=1e-5)
+
+
+def test_token_types(tiny):
+    config = tiny.config(num_token_types=2)
+    params = tiny.params("mlm", config)
+    tokens, masked = tiny.inputs("mlm")
+    without = tiny.logits("mlm", config, params)
+    zeros = tiny.logits("mlm", config, params, (tokens, masked, jnp.zeros_like(tokens)))
+    ones = tiny.logits("mlm", config, params, (tokens, masked, jnp.ones_like(tokens)))
+    np.testing.assert_array_equal(without, zeros)
+    assert (np.abs(ones - zeros) > 1e-3).any()
+
+
+@pytest.mark.parametrize(
+    "rates", [(0.3, 0.0), (0.0, 0.3)], ids=["dropout", "attention_dropout"]
+)
+def test_dropout(tiny, rates):
+    for task, scan_layers in [("mlm", False), ("translation", False), ("lm", True)]:
+        config = tiny.config(
+            "mhe_mul",
+            attention={"dropout_rate": rates[1]},
+            dropout_rate=rates[0],
+            scan_layers=scan_layers,
+        )
+        params = tiny.params(task, config)
+        model = make_model(task, config)
+
+        def both(params, key, model=model, task=task):
+            inputs = tiny.inputs(task)
+            dropped = model.apply(
+                {"params": params}, *inputs, deterministic=False, rngs={"dropout": key}
+            )
+            return model.apply({"params": params}, *inputs), dropped
+
+        both = tiny.maybe_jit(both, config)
+        plain, one = both(params, jax.random.key(1))
+        again, same = both(params, jax.random.key(1))
+        _, other = both(params, jax.random.key(2))
+        np.testing.assert_array_equal(plain, again)
+        np.testing.assert_array_equal(one, same)
+        assert (np.abs(one - plain) > 1e-3).any()
+        assert (np.abs(one - other) > 1e-3).any()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_bfloat16_is_close(tiny, task):
+    config = tiny.config("mhe_mul", scan_layers=True)
+    params = tiny.params(task, config)
+    want = tiny.logits(task, config, params)
+    half = dataclasses.replace(config, dtype="bfloat16")
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(tiny.params(task, half)))
+    got = tiny.logits(task, half, params)
+    assert got.dtype == want.dtype == jnp.float32
+    assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
+def loss_of(task, model, params, inputs, labels):
+    logits = model.apply({"params": params}, *inputs)
+    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+@pytest.mark.parametrize(
+    ("task", "norm_position"), [("mlm", "post"), ("lm", "pre"), ("translation", "pre")]
+)
+def test_loss_and_gradients_at_the_start(tiny, task, norm_position):
+    """The loss is that of knowing nothing, and every parameter gets a moderate gradient."""
+    config = tiny.config("mhe_mul", norm_position=norm_position, scan_layers=True)
+    model = make_model(task, config)
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(1, 26, (16, 9)))
+    inputs = (tokens,) if task == "lm" else (tokens, tokens % 9 if task == "mlm" else tokens)
+    labels = jnp.asarray(rng.integers(1, 26, (16, 9)))
+    params = tiny.jit(model.init)(jax.random.key(0), *inputs)["params"]
+
+    def loss(params):
+        return loss_of(task, model, params, inputs, labels)
+
+    value, gradients = tiny.jit(jax.value_and_grad(loss))(params)
+    assert abs(value - np.log(26)) < 1
+    assert 0.05 < optax.tree.norm(gradients) < 10
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+        assert np.isfinite(leaf).all(), path
+        assert np.abs(leaf).max() > 1e-8, path
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_learns_to_copy(norm_position):
+    """An encoder-decoder copies sentences that it has not seen after 250 small steps."""
+    config = ModelConfig(
+        vocabulary_size=12,
+        features=32,
+        mlp_features=64,
+        num_layers=2,
+        max_length=8,
+        attention=AttentionConfig(kind="mhe_mul", num_heads=4),
+        positions="learned",
+        norm_position=norm_position,
+        dropout_rate=0.0,
+        scan_layers=True,
+    )
+    model = make_model("translation", config)
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0, 1e-2, 40, 300)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, 0.9, 0.98))
+
+    def batch(key, rows=64):
+        labels = jax.random.randint(key, (rows, 6), 2, 12)
+        targets = jnp.concatenate([jnp.ones((rows, 1), labels.dtype), labels[:, :-1]], 1)
+        return (labels, targets), labels
+
+    @jax.jit
+    def train(key):
+        inputs, _ = batch(key)
+        params = model.init(key, *inputs)["params"]
+
+        def step(carry, key):
+            params, state = carry
+            inputs, labels = batch(key)
+            value, gradients = jax.value_and_grad(
+                lambda params: loss_of("translation", model, params, inputs, labels)
+            )(params)
+            updates, state = optimizer.update(gradients, state)
+            return (optax.apply_updates(params, updates), state), value
+
+        keys = jax.random.split(jax.random.key(7), 300)
+        (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), keys)
+        inputs, labels = batch(jax.random.key(8))
+        right = model.apply({"params": params}, *inputs).argmax(-1) == labels
+        return losses, right.mean()
+
+    losses, accuracy = train(jax.random.key(0))
+    assert losses[0] > 2
+    assert accuracy > 0.95

@@ -1,0 +1,159 @@
+"""Scanned and unrolled layers, remat, LayerNorm before or after, roles, and tree conversion."""
+
+import dataclasses
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mhe_jax.config import AttentionByRole, AttentionOverride
+from mhe_jax.model import make_model, stack_layers, unroll_layers
+from mhe_jax.training.sharding import RULES
+
+TASKS = ("mlm", "lm", "translation")
+
+
+@pytest.mark.parametrize(
+    ("task", "norm_position"),
+    [("mlm", "post"), ("lm", "pre"), ("translation", "pre"), ("translation", "post")],
+)
+def test_scanned_equals_unrolled(tiny, task, norm_position):
+    config = tiny.config("mhe_mul", scan_layers=True, norm_position=norm_position)
+    params = tiny.params(task, config)
+    unrolled_config = dataclasses.replace(config, scan_layers=False)
+    unrolled = unroll_layers(params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(unrolled, tiny.params(task, unrolled_config))
+    chex.assert_trees_all_equal(stack_layers(unrolled), params)
+    np.testing.assert_allclose(
+        tiny.logits(task, config, params),
+        tiny.logits(task, unrolled_config, unrolled),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_conversion_keeps_logical_names(tiny):
+    config = tiny.config("mhe_add")
+    trees = {}
+    for scan_layers in (True, False):
+        model = make_model("translation", dataclasses.replace(config, scan_layers=scan_layers))
+        with nn.logical_axis_rules(RULES):
+            trees[scan_layers] = jax.eval_shape(
+                model.init, jax.random.key(0), *tiny.inputs("translation")
+            )["params"]
+    spec = nn.get_partition_spec
+    assert spec(jax.eval_shape(unroll_layers, trees[True])) == spec(trees[False])
+    assert spec(jax.eval_shape(stack_layers, trees[False])) == spec(trees[True])
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        nn.unbox(jax.eval_shape(unroll_layers, trees[True])), nn.unbox(trees[False])
+    )
+
+
+def test_stack_layers_refuses_a_gap():
+    with pytest.raises(ValueError, match=r"layers \[0, 2\]"):
+        stack_layers({"encoder": {"layer_0": {"x": jnp.ones(1)}, "layer_2": {"x": jnp.ones(1)}}})
+
+
+@pytest.mark.parametrize(("task", "scan_layers"), [("mlm", True), ("lm", False)])
+def test_remat_changes_nothing(tiny, task, scan_layers):
+    """Values and gradients, under dropout: the recomputation must draw the same masks."""
+    config = tiny.config(
+        "mhe_mul", attention={"dropout_rate": 0.3}, scan_layers=scan_layers, dropout_rate=0.3
+    )
+    params = tiny.params(task, config)
+    results = []
+    for remat in (False, True):
+        model = make_model(task, dataclasses.replace(config, remat=remat))
+
+        def loss(params, model=model):
+            logits = model.apply(
+                {"params": params},
+                *tiny.inputs(task),
+                deterministic=False,
+                rngs={"dropout": jax.random.key(3)},
+            )
+            return jnp.sum(jnp.sin(logits))
+
+        results.append(tiny.jit(jax.value_and_grad(loss))(params))
+    chex.assert_trees_all_close(*results, atol=1e-5, rtol=1e-5)
+
+
+def test_remat_recomputes(tiny):
+    for scan_layers in (True, False):
+        found = {}
+        for remat in (False, True):
+            config = tiny.config(scan_layers=scan_layers, remat=remat)
+            model = make_model("translation", config)
+            params = tiny.params("translation", config)
+
+            def loss(params, model=model):
+                return model.apply({"params": params}, *tiny.inputs("translation")).sum()
+
+            text = str(jax.make_jaxpr(jax.grad(loss))(params))
+            found[remat] = "remat" in text or "checkpoint" in text
+        assert found == {False: False, True: True}
+
+
+def test_norms_of_pre_and_post(tiny):
+    trees = {
+        (task, norm): tiny.params(task, tiny.config(norm_position=norm))
+        for task in TASKS
+        for norm in ("pre", "post")
+    }
+    for (task, norm), tree in trees.items():
+        stacks = [name for name in ("encoder", "decoder") if name in tree]
+        assert all(("norm" in tree[name]) == (norm == "pre") for name in stacks)
+        assert ("norm" in tree["embeddings"]) == (norm == "post" and task == "mlm")
+
+
+def test_post_norm_ends_in_the_norm_of_the_last_layer(tiny):
+    config = tiny.config(norm_position="post")
+    params = tiny.params("mlm", config)
+    norm = params["encoder"]["layer_1"]["mlp_norm"]
+    norm["scale"], norm["bias"] = jnp.ones(12), jnp.zeros(12)
+    x = make_model("mlm", config).apply(
+        {"params": params}, tiny.inputs("mlm")[0], method="encode"
+    )
+    np.testing.assert_allclose(x.mean(-1), 0, atol=1e-6)
+    np.testing.assert_allclose(x.std(-1), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_a_kind_for_each_role(tiny, scan_layers):
+    roles = AttentionByRole(
+        encoder=AttentionOverride(kind="skv"),
+        decoder=AttentionOverride(kind="mhe_add"),
+        cross=AttentionOverride(kind="gqa", num_kv_heads=2),
+    )
+    config = tiny.config(attention_by_role=roles, scan_layers=scan_layers)
+    params = tiny.params("translation", config)
+    layer = "layers" if scan_layers else "layer_0"
+    encoder, decoder = params["encoder"][layer], params["decoder"][layer]
+    assert set(encoder["self_attention"]) == {"query", "key_value", "out"}
+    heads = {f"{role}_head_embedding" for role in ("query", "key", "value")}
+    assert set(decoder["self_attention"]) == {"query", "key", "value", "out"} | heads
+    assert decoder["cross_attention"]["key"]["kernel"].shape[-3:] == (12, 2, 3)
+    assert np.isfinite(tiny.logits("translation", config, params)).all()
+
+
+def test_decoder_depth_of_its_own(tiny):
+    params = tiny.params("translation", tiny.config(num_decoder_layers=1))
+    assert {"layer_0", "layer_1"} <= set(params["encoder"])
+    assert "layer_0" in params["decoder"]
+    assert "layer_1" not in params["decoder"]
+
+
+def test_scanned_layers_start_different_from_each_other(tiny):
+    model = make_model("lm", tiny.config("mhe_mul", scan_layers=True))
+    params = tiny.jit(model.init)(jax.random.key(0), *tiny.inputs("lm"))["params"]
+    layers = params["decoder"]["layers"]
+    for leaf in (
+        layers["mlp"]["up"]["kernel"],
+        layers["self_attention"]["query_head_embedding"],
+    ):
+        assert leaf.shape[0] == 2
+        assert (leaf[0] != leaf[1]).all()
+    std = layers["self_attention"]["out"]["kernel"].std()
+    np.testing.assert_allclose(std, 12**-0.5, rtol=0.15)

@@ -1,0 +1,564 @@
+"""Configs from files, command lines and JSON; every mistake is one line."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mhe_jax import loading
+from mhe_jax.config import (
+    AttentionByRole,
+    AttentionConfig,
+    AttentionOverride,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    InputError,
+    MeshConfig,
+)
+from mhe_jax.fields import hints_of
+
+LM = Config(task="lm", data=DataConfig(train=("a.txt",), validation=("b.txt",)))
+PAIRS = Config(task="translation", data=DataConfig(train=("a.en", "a.de")))
+
+DECODER_KIND = "model.attention_by_role.decoder.kind"
+CONFIG_FILE = """
+from typing import Literal
+
+from mhe_jax.config import Config, DataConfig
+
+
+def get_config(variant: Literal["", "local"] = "") -> Config:
+    return Config(task="lm", workdir=f"runs/{variant or 'full'}", data=DataConfig(train=("a.txt",)))
+"""
+
+
+def changed(config, **fields):
+    for name, value in fields.items():
+        config = loading.set_field(config, name.replace("__", "."), value)
+    return config
+
+
+def message(function, *arguments):
+    with pytest.raises(InputError) as caught:
+        function(*arguments)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "language.py"
+    path.write_text(CONFIG_FILE)
+    return path
+
+
+# Files
+
+
+def test_load_config(config_file):
+    assert loading.load_config(str(config_file)).workdir == "runs/full"
+    assert loading.load_config(f"{config_file}:local").workdir == "runs/local"
+
+
+def test_load_config_without_variants(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text("from mhe_jax.config import Config\n\ndef get_config():\n    return Config()\n")
+    assert loading.load_config(str(path)) == Config()
+
+
+def test_missing_config_names_its_neighbours(config_file):
+    near = config_file.with_name("langauge.py")
+    assert message(loading.load_config, str(near)) == (
+        f"no config file {near}; did you mean {config_file}?"
+    )
+    assert str(config_file) in message(loading.load_config, str(config_file)[:-3])
+    assert str(config_file) in message(loading.load_config, str(config_file.parent))
+    nowhere = config_file.parent / "nowhere" / "x.py"
+    assert "there is no directory" in message(loading.load_config, str(nowhere))
+
+
+def test_unknown_variant_names_the_variants(config_file):
+    assert message(loading.load_config, f"{config_file}:big").endswith(
+        "no variant 'big': one of local, or none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("x = 1\ny = = 2\n", ":2: invalid syntax"),
+        ("x = 1\n\nx / 0\n", ":3: ZeroDivisionError: division by zero"),
+        (
+            "from mhe_jax.config import Config\ndef get_config(variant=''):\n"
+            "    return Config(tusk='lm')\n",
+            ":3: TypeError: ",
+        ),
+        (
+            "from mhe_jax.config import InputError\ndef get_config():\n"
+            "    raise InputError('set DATA\\nfirst')\n",
+            ":3: set DATA first",
+        ),
+        ("import no_such_module_anywhere\n", ":1: ModuleNotFoundError: No module named"),
+        ("x = 1\n", ": has no function get_config"),
+        ("def get_config():\n    return {}\n", ": get_config() returned dict, not a Config"),
+    ],
+)
+def test_config_that_fails_names_its_line(tmp_path, text, complaint):
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    assert f"{path}{complaint}" in message(loading.load_config, str(path))
+
+
+# Command lines
+
+
+def test_train_arguments(config_file):
+    arguments = "--model.attention.kind mhe_mul --optimizer.learning_rate=2e-3 --workdir w"
+    config = loading.parse_train_arguments(
+        [str(config_file), *arguments.split(), "--data.train", "x y.txt"]
+    )
+    assert config.model.attention.kind == "mhe_mul"
+    assert config.optimizer.learning_rate == 2e-3
+    assert config.data.train == ("x y.txt",)
+    assert config.workdir == "w"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        ("--data.validation a", "data.validation", ("a",)),
+        ("--data.validation=a", "data.validation", ("a",)),
+        ("--model.scan_layers True", "model.scan_layers", True),
+        ("--optimizer.clip_norm None", "optimizer.clip_norm", None),
+        ("--mesh.data -1", "mesh.data", -1),
+        (
+            "--model.attention_by_role.decoder.kind mqa",
+            DECODER_KIND,
+            "mqa",
+        ),
+        ("--train.num-steps 7", "train.num_steps", 7),
+    ],
+)
+def test_an_override_changes_its_field_only(config_file, arguments, name, value):
+    config = loading.parse_train_arguments([str(config_file), *arguments.split()])
+    assert config == loading.set_field(loading.load_config(str(config_file)), name, value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            "--model.attention.kin mha",
+            "unknown field --model.attention.kin; did you mean --model.attention.kind",
+        ),
+        ("--kind mha", "unknown field --kind; did you mean --model.attention.kind"),
+        ("--lr 1", "unknown field --lr; --help lists all"),
+        (
+            "--model.attention.kind mhx",
+            "--model.attention.kind is 'mhx': takes one of mha, sha, mqa, gqa, skv, el, mhe_add, "
+            "mhe_mul",
+        ),
+        ("--data.batch_size=1.5", "--data.batch_size is '1.5': takes a whole number"),
+        ("--data.batch_size", "--data.batch_size has no value: takes a whole number"),
+        ("--train.num_steps 5 6", "--train.num_steps is '5 6': takes a whole number"),
+        ("--model.remat yes", "--model.remat is 'yes': takes True or False"),
+        (
+            "--data.length_buckets 8 x",
+            "--data.length_buckets is '8 x': takes any number of whole numbers",
+        ),
+        ("--optimizer.clip_norm x", "--optimizer.clip_norm is 'x': takes a number or None"),
+        ("extra", "cannot place 'extra': every value follows its --dotted.field"),
+        ("--data.batch_size 8 --model.attention.num_heads 5", "must divide model.features=512"),
+    ],
+)
+def test_train_mistakes(config_file, capsys, arguments, complaint):
+    arguments = [str(config_file), *arguments.split()]
+    assert complaint in message(loading.parse_train_arguments, arguments)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_train_usage(capsys):
+    assert "usage: train.py CONFIG" in message(loading.parse_train_arguments, [])
+    assert "usage: train.py CONFIG" in message(loading.parse_train_arguments, ["--workdir", "w"])
+    with pytest.raises(SystemExit) as stop:
+        loading.parse_train_arguments(["--help"])
+    assert stop.value.code == 0
+    assert "usage: train.py CONFIG" in capsys.readouterr().out
+
+
+def test_train_help_has_every_field_with_the_configs_defaults(config_file, capsys):
+    with pytest.raises(SystemExit) as stop:
+        loading.parse_train_arguments([str(config_file), "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for name in hints_of(Config):
+        assert f"--{name} " in text
+    assert "runs/full" in text
+    assert "Updates in all." in text
+
+
+@pytest.fixture
+def run_directory(tmp_path):
+    run = tmp_path / "runs" / "mul"
+    run.mkdir(parents=True)
+    config = changed(LM, evaluation__beam_size=3, workdir=str(run))
+    loading.save_json(config, run / "config.json")
+    return run
+
+
+def test_evaluation_arguments(run_directory):
+    found, evaluation, translate = loading.parse_evaluation_arguments([str(run_directory)])
+    assert (found, evaluation, translate) == (run_directory, EvaluationConfig(beam_size=3), False)
+    arguments = f"{run_directory} --split validation --translate --length_penalty 1".split()
+    _, evaluation, translate = loading.parse_evaluation_arguments(arguments)
+    assert evaluation == EvaluationConfig(split="validation", beam_size=3, length_penalty=1.0)
+    assert translate
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--splt test", "unknown field --splt; did you mean --split"),
+        ("--split train", "--split is 'train': takes one of validation, test"),
+        ("--translate yes", "--translate is 'yes': takes no value"),
+        ("--checkpoint newest", "evaluation.checkpoint is 'newest': takes best, last or a step"),
+        ("--average_checkpoints 2", "needs evaluation.checkpoint last, not best"),
+    ],
+)
+def test_evaluation_mistakes(run_directory, arguments, complaint):
+    arguments = [str(run_directory), *arguments.split()]
+    assert complaint in message(loading.parse_evaluation_arguments, arguments)
+
+
+def test_evaluation_usage(run_directory, capsys):
+    assert "usage: eval.py RUN" in message(loading.parse_evaluation_arguments, [])
+    assert "usage: eval.py RUN" in message(loading.parse_evaluation_arguments, ["--split", "test"])
+    near = message(loading.parse_evaluation_arguments, [str(run_directory.with_name("mull"))])
+    assert near.startswith("no run at")
+    assert str(run_directory) in near
+    (run_directory / "config.json").unlink()
+    assert "has no config.json" in message(loading.parse_evaluation_arguments, [str(run_directory)])
+    with pytest.raises(SystemExit) as stop:
+        loading.parse_evaluation_arguments(["--help"])
+    assert stop.value.code == 0
+    assert "usage: eval.py RUN" in capsys.readouterr().out
+
+
+def test_evaluation_help(run_directory, capsys):
+    with pytest.raises(SystemExit) as stop:
+        loading.parse_evaluation_arguments([str(run_directory), "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for name in ("--translate", *(f"--{f.name} " for f in dataclasses.fields(EvaluationConfig))):
+        assert name in text
+
+
+# JSON
+
+
+def test_json_round_trip(tmp_path):
+    config = changed(
+        PAIRS,
+        data__length_buckets=(16, 32, 128),
+        model__attention_by_role__cross__kind="mqa",
+        optimizer__clip_norm=None,
+    )
+    loading.save_json(config, tmp_path / "config.json")
+    assert loading.load_json(tmp_path / "config.json") == config
+    assert loading.from_dict(loading.to_dict(config)) == config
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_json_keeps_text_that_is_not_ascii(tmp_path):
+    config = changed(LM, workdir="runs/größer")
+    loading.save_json(config, tmp_path / "config.json")
+    assert loading.load_json(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"tusk": "lm"}, "unknown field tusk; did you mean task?"),
+        (
+            {"model": {"attention": {"knd": "mha"}}},
+            "unknown field model.attention.knd; did you mean model.attention.kind",
+        ),
+        ({"model": 3}, "model is 3: takes a dictionary of its fields"),
+        ({"task": "speech"}, "task is 'speech': takes one of mlm, lm, translation"),
+        ({"train": {"num_steps": 1.5}}, "train.num_steps is 1.5: takes a whole number"),
+        ({"train": {"num_steps": True}}, "train.num_steps is True: takes a whole number"),
+        ({"train": {"num_steps": "5"}}, "train.num_steps is '5': takes a whole number"),
+        ({"model": {"remat": 1}}, "model.remat is 1: takes True or False"),
+        ({"data": {"train": "a.txt"}}, "data.train is 'a.txt': takes any number of texts"),
+        ({"data": {"train": ["a", 1]}}, "data.train is ['a', 1]: takes any number of texts"),
+        ({"optimizer": {"learning_rate": None}}, "learning_rate is None: takes a number"),
+    ],
+)
+def test_json_mistakes(values, complaint):
+    assert complaint in message(loading.from_dict, values)
+
+
+def test_json_files_that_cannot_be_read(tmp_path):
+    path = tmp_path / "config.json"
+    assert "cannot read" in message(loading.load_json, path)
+    path.write_text("{")
+    assert f"{path}: not JSON" in message(loading.load_json, path)
+    path.write_text("[]")
+    assert f"{path}: not a config" in message(loading.load_json, path)
+    path.write_text(json.dumps({"tusk": 1}))
+    assert message(loading.load_json, path).startswith(f"{path}: unknown field tusk")
+
+
+def test_whole_numbers_fit_fields_of_numbers():
+    config = loading.from_dict({"optimizer": {"learning_rate": 1}})
+    assert type(config.optimizer.learning_rate) is float
+
+
+def test_set_field():
+    config = loading.set_field(Config(), "model.attention_by_role.cross.num_heads", 4)
+    assert config.model.attention_by_role.cross.num_heads == 4
+    assert loading.set_field(config, "model.attention", AttentionConfig("sha")).model.attention == (
+        AttentionConfig("sha")
+    )
+    assert loading.set_field(config, "data.train", ["a", "b"]).data.train == ("a", "b")
+    assert "did you mean model.attention.kind" in message(
+        loading.set_field, config, "model.attention.kid", "mha"
+    )
+    assert "unknown field task.kind" in message(loading.set_field, config, "task.kind", "mha")
+    assert "model.features is '8': takes a whole number" in message(
+        loading.set_field, config, "model.features", "8"
+    )
+
+
+# Rules between fields
+
+
+def with_attention(**fields):
+    return loading.set_field(LM, "model.attention", AttentionConfig(**fields))
+
+
+def with_role(config, role, **fields):
+    by_role = AttentionByRole(**{role: AttentionOverride(**fields)})
+    return loading.set_field(config, "model.attention_by_role", by_role)
+
+
+ACCEPTED = [
+    LM,
+    PAIRS,
+    with_attention(kind="gqa", num_kv_heads=4),
+    with_attention(kind="mhe_mul", form="folded", head_embedding_stddev=0.5),
+    with_attention(kind="mha", num_heads=3, qkv_features=33),
+    with_role(LM, "decoder", kind="gqa", num_kv_heads=2),
+    with_role(PAIRS, "cross", kind="mhe_add", form="materialized"),
+    changed(PAIRS, data__length_buckets=(16, 128)),
+    changed(PAIRS, data__train=("a.tsv.xz",)),
+    changed(PAIRS, data__train=("demo:train",)),
+    changed(PAIRS, data__train=("tfds:x/de-en:train",), data__fields=("en", "de")),
+    changed(LM, evaluation__checkpoint="500"),
+    changed(LM, evaluation__checkpoint="last", evaluation__average_checkpoints=3),
+]
+
+
+@pytest.mark.parametrize("config", ACCEPTED)
+def test_accepted(config):
+    loading.check(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (with_attention(num_heads=7), "model.attention.num_heads is 7: must divide model.features"),
+        (
+            with_attention(num_heads=8, qkv_features=33),
+            "model.attention.num_heads is 8: must divide model.attention.qkv_features=33",
+        ),
+        (with_attention(num_heads=0), "model.attention.num_heads is 0: takes 1 or more"),
+        (with_attention(dropout_rate=1.0), "model.attention.dropout_rate is 1.0"),
+        (with_attention(kind="gqa"), "model.attention.num_kv_heads is not set: kind gqa needs"),
+        (
+            with_attention(kind="gqa", num_kv_heads=3),
+            "model.attention.num_kv_heads is 3: must divide model.attention.num_heads=8",
+        ),
+        (with_attention(kind="mqa", num_kv_heads=1), "num_kv_heads is 1: kind gqa only, not mqa"),
+        (with_attention(form="folded"), "form is 'folded': kinds mhe_add, mhe_mul only, not mha"),
+        (
+            with_attention(kind="sha", head_embedding_stddev=0.1),
+            "head_embedding_stddev is 0.1: kinds mhe_add, mhe_mul only, not sha",
+        ),
+        (
+            with_attention(kind="mhe_add", form="folded", normalize_qk=True),
+            "model.attention.form is 'folded': not with model.attention.normalize_qk",
+        ),
+        (with_attention(kind="el", qkv_features=64), "kind el needs model.features=512"),
+        (
+            with_role(LM, "cross", kind="mha"),
+            "model.attention_by_role.cross is set: task lm has only decoder",
+        ),
+        (
+            with_role(LM, "decoder", num_heads=7),
+            "model.attention_by_role.decoder.num_heads is 7: must divide",
+        ),
+        (changed(LM, data__sequence_length=513), "at most model.max_length=512"),
+        (changed(LM, data__length_buckets=(128,)), "data.length_buckets is (128,): translation"),
+        (changed(PAIRS, data__length_buckets=(64, 32, 128)), "each above the last"),
+        (changed(PAIRS, data__length_buckets=(0, 128)), "lengths above 0"),
+        (changed(PAIRS, data__length_buckets=(16, 64)), "must be data.sequence_length=128"),
+        (
+            changed(LM, optimizer__accumulate_steps=3),
+            "optimizer.accumulate_steps is 3: must divide data.batch_size=32",
+        ),
+        (
+            changed(PAIRS, optimizer__accumulate_steps=3),
+            "optimizer.accumulate_steps is 3: must divide data.row_multiple=8",
+        ),
+        (changed(LM, data__train=()), "data.train is not set"),
+        (changed(LM, data__train=("a", "b")), "takes one source"),
+        (changed(LM, data__fields=("a", "b")), "data.fields is ('a', 'b'): task lm takes one"),
+        (changed(PAIRS, data__train=("a.txt",)), "takes two files, a .tsv, or two data.fields"),
+        (changed(PAIRS, data__test=("a", "b", "c")), "data.test is ('a', 'b', 'c'): takes one"),
+        (changed(LM, train__num_steps=0), "train.num_steps is 0: takes 1 or more"),
+        (changed(LM, optimizer__learning_rate=float("inf")), "learning_rate is inf"),
+        (changed(LM, optimizer__learning_rate=float("nan")), "learning_rate is nan"),
+        (changed(LM, model__dropout_rate=1.0), "model.dropout_rate is 1.0"),
+        (changed(LM, model__positions="sinusoidal", model__features=511), "even"),
+        (changed(LM, evaluation__beam_size=0), "evaluation.beam_size is 0: takes 1 or more"),
+        (changed(LM, evaluation__checkpoint="-5"), "takes best, last or a step number"),
+        (changed(LM, evaluation__average_checkpoints=2), "needs evaluation.checkpoint last"),
+        (
+            changed(LM, evaluation__checkpoint="last", evaluation__average_checkpoints=4),
+            "at most train.keep_checkpoints=3",
+        ),
+        (changed(LM, workdir=""), "workdir is empty"),
+    ],
+)
+def test_refused(config, complaint):
+    assert complaint in message(loading.check, config)
+
+
+@pytest.mark.parametrize(
+    ("config", "devices"),
+    [
+        (LM, 8),
+        (changed(LM, mesh=MeshConfig(2, 2, 2)), 8),
+        (changed(LM, mesh=MeshConfig(-1, 4, 2)), 16),
+        (changed(PAIRS, optimizer__accumulate_steps=2), 4),
+    ],
+)
+def test_devices_accepted(config, devices):
+    loading.check_devices(config, devices)
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "complaint"),
+    [
+        (
+            changed(LM, mesh=MeshConfig(2, 1, 2)),
+            8,
+            "mesh.data=2 · mesh.fsdp=1 · mesh.tensor=2 is 4",
+        ),
+        (changed(LM, mesh=MeshConfig(-1, 3, 1)), 8, "must divide the 8 devices"),
+        (changed(LM, mesh=MeshConfig(-1, -1, 1)), 8, "mesh.data and mesh.fsdp are both -1"),
+        (changed(LM, mesh=MeshConfig(0, 1, 1)), 8, "mesh.data is 0: takes 1 or more"),
+        (changed(LM, data__batch_size=12), 8, "data.batch_size is 12: must be a multiple of"),
+        (changed(PAIRS, data__row_multiple=12), 8, "data.row_multiple is 12"),
+        (changed(LM, optimizer__accumulate_steps=8), 8, "= 8 · 1 · 8 = 64"),
+        (
+            changed(LM, mesh=MeshConfig(1, 8, 1), model__features=12),
+            8,
+            "model.features is 12: must be a multiple of mesh.fsdp=8",
+        ),
+        (
+            changed(LM, mesh=MeshConfig(1, 1, 16)),
+            16,
+            "model.attention.num_heads is 8: must be a multiple of mesh.tensor=16",
+        ),
+        (
+            with_role(changed(LM, mesh=MeshConfig(1, 1, 8)), "decoder", num_heads=4),
+            8,
+            "model.attention_by_role.decoder.num_heads is 4",
+        ),
+        (
+            changed(LM, mesh=MeshConfig(1, 1, 8), model__vocabulary_size=100),
+            8,
+            "model.vocabulary_size is 100",
+        ),
+        (
+            changed(LM, mesh=MeshConfig(1, 1, 8), model__mlp_features=9),
+            8,
+            "model.mlp_features is 9",
+        ),
+    ],
+)
+def test_devices_refused(config, devices, complaint):
+    assert complaint in message(loading.check_devices, config, devices)
+
+
+# The process
+
+
+PROGRAM = """
+import sys
+from mhe_jax.config import InputError
+from mhe_jax.loading import run_entry_point
+
+def main():
+    {body}
+
+run_entry_point(main)
+"""
+
+
+def run_program(body, **environment):
+    environment = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+
+def test_entry_point_exits_zero():
+    done = run_program("print('fine')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_entry_point_prints_a_mistake_on_one_line():
+    done = run_program("raise InputError('a\\n b')")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: a b\n")
+
+
+def test_entry_point_shows_a_traceback_when_asked():
+    done = run_program("raise InputError('a')", MHE_JAX_TRACEBACK="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_entry_point_keeps_other_errors():
+    done = run_program("raise KeyError('a')")
+    assert done.returncode == 1
+    assert "KeyError" in done.stderr
+
+
+def test_entry_point_is_quiet_on_interrupt():
+    done = run_program("raise KeyboardInterrupt")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
+
+
+def test_entry_point_is_quiet_when_the_reader_leaves():
+    done = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | head -n 1', sys.executable,
+         PROGRAM.format(body="[print('x' * 1000) for _ in range(1000)]")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.returncode == 141
