@@ -1,0 +1,155 @@
+"""What a trained run is worth, and its translations.
+
+    evaluate(workdir, evaluation)                    # scores on a split
+    translate(workdir, evaluation, lines, write)     # lines in, lines out
+
+A run is what `train.py` leaves in its workdir; nothing else is needed.
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+
+from mhe_jax.config import EvaluationConfig, InputError
+from mhe_jax.data.cache import publish
+from mhe_jax.evaluation.tasks import EVALUATIONS, Run
+from mhe_jax.evaluation.translator import Translator
+from mhe_jax.loading import load_json
+from mhe_jax.training.resume import FILE as CONFIG
+
+__all__ = ["evaluate", "input_lines", "translate"]
+
+# Batches of lines that `translate` reads before it sorts them by length.
+BATCHES_AHEAD = 4
+
+
+def evaluate(
+    workdir: str | Path,
+    evaluation: EvaluationConfig,
+    *,
+    devices: Sequence[Any] | None = None,
+) -> dict[str, Any]:
+    """The results on `evaluation.split`, also written to WORKDIR/eval_SPLIT.json.
+
+    Args:
+      workdir: of the run.
+      evaluation: checkpoint, split and search.
+      devices: to compute on; None is all there are.
+
+    Raises:
+      InputError: no such run, checkpoint or split, or something is wrong with the text.
+    """
+    workdir = Path(workdir)
+    config = load_json(workdir / CONFIG)
+    run = Run.load(workdir, config, evaluation, devices)
+    result = EVALUATIONS[config.task](run)
+    if jax.process_index() == 0:
+        with publish(workdir / f"eval_{evaluation.split}.json") as file:
+            file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+def translate(
+    workdir: str | Path,
+    evaluation: EvaluationConfig,
+    lines: Iterable[str],
+    write: Callable[[str], None],
+    *,
+    chunk: int | None = None,
+    devices: Sequence[Any] | None = None,
+) -> dict[str, Any]:
+    """One line out for each line in, in their order; a blank line stays an empty one.
+
+    Args:
+      workdir: of a translation run.
+      evaluation: checkpoint and search.
+      lines: texts, without their ends.
+      write: gets a few translated lines at a time, each with its end, as soon as they are there.
+      chunk: lines to read before any is translated: more are faster, fewer answer sooner; None is
+        a few batches, 1 is for a person at a terminal.
+      devices: to compute on; None is all there are.
+
+    A line longer than `model.max_length` tokens is cut, with a note on standard error.
+
+    Returns:
+      Counts and speed.
+
+    Raises:
+      InputError: not a translation run, or no such checkpoint.
+    """
+    workdir = Path(workdir)
+    config = load_json(workdir / CONFIG)
+    if config.task != "translation":
+        raise InputError(f"{workdir} is a run of task {config.task}: only translation translates")
+    if jax.process_count() > 1:
+        raise InputError("translating lines takes one process")
+    run = Run.load(workdir, config, evaluation, devices)
+    translator = Translator(config, evaluation, run.params, run.mesh, run.tokenizer)
+    number = truncated = 0
+    # `lines` may wait for a person: what is read is translated before more is asked for.
+    for texts in _chunks(lines, chunk or BATCHES_AHEAD * evaluation.batch_size):
+        found = translator.translate(texts)
+        for translation in found:
+            number += 1
+            if translation.truncated:
+                truncated += 1
+                print(
+                    f"note: line {number} is cut to {config.model.max_length} tokens",
+                    file=sys.stderr,
+                )
+        write("".join(f"{translation.text}\n" for translation in found))
+    cost = translator.cost
+    return {
+        "lines": number,
+        "truncated_lines": truncated,
+        "output_tokens": cost.tokens,
+        "seconds": cost.decode_seconds,
+        "compile_seconds": cost.compile_seconds,
+        "checkpoint": evaluation.checkpoint,
+        "steps": run.steps,
+        "beam_size": evaluation.beam_size,
+        "length_penalty": evaluation.length_penalty,
+    }
+
+
+def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """At most `size` lines at a time; those before a bad one still come out before its error."""
+    iterator = iter(lines)
+    failure = None
+    while failure is None:
+        texts: list[str] = []
+        try:
+            texts.extend(itertools.islice(iterator, size))
+        except InputError as error:
+            failure = error
+        if texts:
+            yield texts
+        elif failure is None:
+            return
+    raise failure
+
+
+def input_lines(file: BinaryIO, name: str = "standard input") -> Iterator[str]:
+    """The lines of UTF-8 text: a line feed ends one, with or without a carriage return before it.
+
+    Nothing else ends a line, so that as many come out as `wc -l` counts (and a last one without
+    an end). A byte order mark at the beginning is dropped.
+
+    Raises:
+      InputError: a line is not UTF-8, naming it.
+    """
+    for number, line in enumerate(file, 1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name}, line {number}: is not UTF-8 (byte {error.start + 1})"
+            ) from None

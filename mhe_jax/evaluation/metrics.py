@@ -1,0 +1,74 @@
+"""Scores of translations, by sacreBLEU with its signatures, and perplexities.
+
+Nothing else imports sacrebleu.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import sacrebleu
+
+
+def translation_scores(
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+) -> dict[str, float | str]:
+    """Corpus BLEU (tokenized by 13a) and chrF with signatures, and the share of exact matches.
+
+    Args:
+        hypotheses: one a sentence.
+        references: the right one of each.
+        lowercase: also give `bleu_lowercase` and its signature; the others stay cased.
+
+    Returns:
+        `bleu`, `chrf`, `exact_match` from 0 to 100, `bleu_signature`, `chrf_signature`. Two texts
+        match when they are the same but for spaces around them.
+
+    Raises:
+        ValueError: no sentences, or not as many hypotheses as references.
+
+    >>> scores = translation_scores(["a small dog runs"], ["a small dog runs"])
+    >>> round(scores["bleu"]), round(scores["chrf"]), scores["exact_match"]
+    (100, 100, 100.0)
+    """
+    if not references or len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
+    scores: dict[str, float | str] = {
+        "bleu": bleu.corpus_score(hypotheses, [references]).score,
+        "chrf": chrf.corpus_score(hypotheses, [references]).score,
+        "exact_match": 100.0 * matches / len(references),
+        "bleu_signature": str(bleu.get_signature()),
+        "chrf_signature": str(chrf.get_signature()),
+    }
+    if lowercase:
+        bleu = sacrebleu.BLEU(lowercase=True)
+        scores["bleu_lowercase"] = bleu.corpus_score(hypotheses, [references]).score
+        scores["bleu_lowercase_signature"] = str(bleu.get_signature())
+    return scores
+
+
+def perplexity(nats: float, count: float) -> float:
+    """`exp(nats / count)`; `count` is of tokens, or of words for perplexity per word.
+
+    Per word is what models with different tokenizers can be compared by: `nats` is then the
+    surprise of the whole text in *all* its tokens, and `count` comes from `count_words`.
+
+    >>> round(perplexity(nats=2 * math.log(8), count=2), 6)
+    8.0
+    """
+    if count <= 0:
+        raise ValueError("perplexity of a text without tokens")
+    try:
+        return math.exp(nats / count)
+    except OverflowError:
+        return math.inf
+
+
+def count_words(lines: Iterable[str]) -> int:
+    """Words between white space, and one end of line for each line.
+
+    >>> count_words(["two words", ""])
+    4
+    """
+    return sum(len(line.split()) + 1 for line in lines)

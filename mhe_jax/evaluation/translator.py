@@ -1,0 +1,190 @@
+"""Texts to their translations, many at a time, under jit on the mesh.
+
+Texts are sorted by length and cut into batches of static shapes: R rows (the last ones of a batch
+may be padding) by a source length S out of 16, 32, 64, ... So few programs are compiled, and what
+is padded never changes a translation.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, NamedSharding
+
+from mhe_jax.config import Config, EvaluationConfig, InputError
+from mhe_jax.data import BOS, EOS, PAD, Tokenizer
+from mhe_jax.evaluation.decoding import (
+    Hypotheses,
+    beam_search,
+    expand_to_beams,
+    greedy_search,
+)
+from mhe_jax.model import EncoderDecoder
+from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
+
+SHORTEST = 16
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of one text; a blank one has no tokens, not even eos."""
+
+    text: str
+    tokens: list[int]  # with eos
+    log_prob: float  # of the tokens
+    score: float  # with the length penalty
+    truncated: bool  # the source was cut to model.max_length tokens
+
+
+@dataclass
+class Cost:
+    """What the translations so far took; compiling is apart from decoding."""
+
+    compile_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    sentences: int = 0
+    tokens: int = 0
+
+
+class Translator:
+    """Translates texts with the model and the search that the configs describe.
+
+    A text of nothing but white space is an empty translation, without asking the model.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        evaluation: EvaluationConfig,
+        params: Any,
+        mesh: Mesh,
+        tokenizer: Tokenizer,
+    ):
+        """Takes unboxed parameters, laid over the mesh in any way."""
+        self.model = EncoderDecoder(config.model)
+        self.evaluation, self.tokenizer, self.mesh = evaluation, tokenizer, mesh
+        self.params = params
+        self.max_length = config.model.max_length
+        self.cost = Cost()
+        self._compiled: dict[tuple[int, int], Any] = {}
+
+    def translate(self, texts: Sequence[str]) -> list[Translation]:
+        """The translation of each text, in their order, each without a line break in it.
+
+        Raises:
+          InputError: the model gave something that is not a number.
+        """
+        found = [Translation("", [], 0.0, 0.0, False)] * len(texts)
+        ids = self.tokenizer.encode_batch(texts)
+        numbers = [i for i, text in enumerate(texts) if text.strip()]
+        numbers.sort(key=lambda i: len(ids[i]), reverse=True)
+        rows = self._rows(len(numbers))
+        for start in range(0, len(numbers), rows):
+            batch = numbers[start : start + rows]
+            translations = self._batch([ids[i] for i in batch], rows)
+            for i, translation in zip(batch, translations, strict=True):
+                found[i] = translation
+        return found
+
+    def _rows(self, count: int) -> int:
+        """Rows of a batch: the config's, or as few as hold `count` with few different shapes."""
+        rows = min(self.evaluation.batch_size, 1 << max(0, count - 1).bit_length())
+        return round_up_rows(rows, self.mesh)
+
+    def _source_length(self, longest: int) -> int:
+        return min(max(SHORTEST, 1 << (longest - 1).bit_length()), self.max_length)
+
+    def _batch(self, ids: list[list[int]], rows: int) -> list[Translation]:
+        cut = [row[: self.max_length - 1] for row in ids]
+        length = self._source_length(max(map(len, cut)) + 1)
+        sources = np.full((rows, length), PAD, np.int32)
+        limits = np.zeros((rows,), np.int32)
+        for row, tokens in enumerate(cut):
+            sources[row, : len(tokens)] = tokens
+            sources[row, len(tokens)] = EOS
+            limits[row] = min(len(tokens) + 1 + self.evaluation.extra_length, self.max_length)
+        decode = self._program(rows, length)
+        begin = time.perf_counter()
+        found = jax.device_get(decode(self.params, self._put(sources), self._put(limits)))
+        self.cost.decode_seconds += time.perf_counter() - begin
+        self.cost.sentences += len(ids)
+        translations = []
+        for row, (whole, kept) in enumerate(zip(ids, cut, strict=True)):
+            tokens = found.tokens[row, 0, : found.lengths[row, 0]].tolist()
+            score = float(found.scores[row, 0])
+            if not np.isfinite(score):
+                raise InputError("the model gives output that is not a number: a broken checkpoint")
+            self.cost.tokens += len(tokens)
+            # A line break would make two lines of one; `splitlines` knows every sort of them.
+            text = " ".join(self.tokenizer.decode(tokens[:-1]).splitlines())
+            log_prob, truncated = float(found.log_probs[row, 0]), len(kept) < len(whole)
+            translations.append(Translation(text, tokens, log_prob, score, truncated))
+        return translations
+
+    def _put(self, rows: np.ndarray) -> jax.Array:
+        """Every process has all rows; each device takes its own."""
+        return jax.make_array_from_callback(
+            rows.shape, NamedSharding(self.mesh, BATCH), lambda index: rows[index]
+        )
+
+    def _program(self, rows: int, length: int) -> Any:
+        if (rows, length) not in self._compiled:
+            begin = time.perf_counter()
+            whole = NamedSharding(self.mesh, BATCH)
+            jitted = jax.jit(self._decode, out_shardings=replicated(self.mesh))
+            arguments = (
+                self.params,
+                jax.ShapeDtypeStruct((rows, length), np.int32, sharding=whole),
+                jax.ShapeDtypeStruct((rows,), np.int32, sharding=whole),
+            )
+            with use_mesh(self.mesh):
+                self._compiled[rows, length] = jitted.lower(*arguments).compile()
+            self.cost.compile_seconds += time.perf_counter() - begin
+        return self._compiled[rows, length]
+
+    def _decode(self, params: Any, sources: jax.Array, limits: jax.Array) -> Hypotheses:
+        """Sources [B, S] with eos, and the longest output of each [B], to one hypothesis a row."""
+        model, beams = self.model, self.evaluation.beam_size
+        length = min(sources.shape[1] + self.evaluation.extra_length, self.max_length)
+        variables = {"params": params}
+        _, state = model.apply(variables, sources, length, method="start_cache", mutable=["cache"])
+        # What cross-attention reads is the same for all beams of a row: it is never reordered.
+        leaves = flatten_dict(state["cache"])
+        fixed = {path: leaf for path, leaf in leaves.items() if "cross_attention" in path}
+        moving = {path: leaf for path, leaf in leaves.items() if path not in fixed}
+        if beams > 1:
+            fixed = expand_to_beams(fixed, beams, model.cache_batch_axis)
+
+        def step(moving, tokens, positions):
+            logits, state = model.apply(
+                {"params": params, "cache": unflatten_dict(fixed | moving)},
+                tokens,
+                positions,
+                method="decode_step",
+                mutable=["cache"],
+            )
+            leaves = flatten_dict(state["cache"])
+            return logits[:, 0], {path: leaves[path] for path in moving}
+
+        options = {
+            "max_length": length,
+            "bos_id": BOS,
+            "eos_id": EOS,
+            "pad_id": PAD,
+            "length_penalty": self.evaluation.length_penalty,
+        }
+        if beams == 1:
+            return greedy_search(step, moving, limits, **options)
+        return beam_search(
+            step,
+            moving,
+            limits,
+            beam_size=beams,
+            num_hypotheses=1,
+            batch_axis=model.cache_batch_axis,
+            **options,
+        )

@@ -1,0 +1,105 @@
+"""Tiny runs with random parameters, as `train.py` leaves them."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import pytest
+
+from mhe_jax.config import (
+    AttentionConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    MeshConfig,
+    ModelConfig,
+)
+from mhe_jax.data import make_tokenizer
+from mhe_jax.loading import save_json
+from mhe_jax.model import make_model
+from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.objective import make_initializer
+
+WORDS = ["red", "green", "cat", "dog", "bird", "runs", "sleeps", "the", "a", "small", "big", "old"]
+
+
+def sentence(draw, longest):
+    return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    """A directory with `lines.txt` and `pairs.tsv`; the pairs are of very different lengths."""
+    directory = tmp_path_factory.mktemp("texts")
+    draw = random.Random(0)
+    lines = [sentence(draw, 12) for _ in range(60)]
+    pairs = [f"{sentence(draw, 9)}\t{sentence(draw, 9)}" for _ in range(21)]
+    directory.joinpath("lines.txt").write_text("\n".join([*lines, "", "end"]) + "\n")
+    directory.joinpath("pairs.tsv").write_text("\n".join(pairs) + "\n")
+    return directory
+
+
+def tiny_config(task, texts, workdir, **model):
+    name = "pairs.tsv" if task == "translation" else "lines.txt"
+    return Config(
+        task=task,
+        workdir=str(workdir),
+        model=ModelConfig(
+            vocabulary_size=304,
+            features=16,
+            mlp_features=24,
+            num_layers=1,
+            attention=AttentionConfig(kind="mhe_mul", num_heads=2, head_embedding_stddev=0.5),
+            max_length=20,
+            **model,
+        ),
+        data=DataConfig(
+            directory=str(texts),
+            train=(name,),
+            validation=(name,),
+            test=(name,),
+            sequence_length=16,
+            batch_size=8,
+            cache_directory=str(texts / "cache"),
+        ),
+        mesh=MeshConfig(),
+        evaluation=EvaluationConfig(batch_size=8, beam_size=3, extra_length=6),
+    )
+
+
+def save_run(config, change=lambda params: params):
+    """Leaves config, tokenizer and a best checkpoint, step 7, in the workdir."""
+    workdir = Path(config.workdir)
+    workdir.mkdir(parents=True)
+    make_tokenizer(config, workdir / "tokenizer.model")
+    save_json(config, workdir / "config.json")
+    model = make_model(config.task, config.model)
+    initialize = make_initializer(config.task, model, config.data.sequence_length)
+    params = jax.jit(lambda key: nn.unbox(initialize(key)))(jax.random.key(3))
+    # Larger than initial ones, so that the probabilities are far from flat.
+    params = change(jax.tree.map(lambda x: 1.5 * x, params))
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save_best(params, 7, {"validation": {"loss": 1.0}})
+    checkpoints.close()
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def translation_run(texts, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "translation"
+    return save_run(tiny_config("translation", texts, workdir))
+
+
+@pytest.fixture(scope="session")
+def run_of(texts, tmp_path_factory):
+    """Makes a run of a task."""
+
+    def make(task, change=lambda params: params, evaluation=None, **model):
+        config = tiny_config(task, texts, tmp_path_factory.mktemp("runs") / task, **model)
+        if evaluation:
+            config = dataclasses.replace(config, evaluation=evaluation)
+        return save_run(config, change)
+
+    return make

@@ -1,0 +1,75 @@
+"""Scores against values known by hand, sacreBLEU's signature, and the words of WikiText-2."""
+
+import lzma
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+
+from mhe_jax.evaluation.metrics import count_words, perplexity, translation_scores
+
+WIKITEXT = Path(__file__).parents[3] / "shared/data/wikitext-2/test.txt.xz"
+REFERENCES = ["Ein Hund läuft über die Wiese.", "Zwei Männer spielen Fußball im Park."]
+
+
+def test_a_perfect_translation_scores_100():
+    scores = translation_scores(REFERENCES, REFERENCES)
+    assert scores["bleu"] == pytest.approx(100)
+    assert scores["chrf"] == pytest.approx(100)
+    assert scores["exact_match"] == 100
+    assert "bleu_lowercase" not in scores
+
+
+def test_bleu_by_hand():
+    """Four of five words, 3 of 4 pairs, 2 of 3 triples and 1 of 2 fours, no brevity penalty."""
+    scores = translation_scores(["a b c d x"], ["a b c d e"])
+    expected = 100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
+    assert scores["bleu"] == pytest.approx(expected)
+    assert scores["exact_match"] == 0
+
+
+def test_signatures_say_what_was_done():
+    scores = translation_scores(REFERENCES, REFERENCES, lowercase=True)
+    bleu = scores["bleu_signature"]
+    assert "case:mixed" in bleu
+    assert "tok:13a" in bleu
+    assert "nrefs:1" in bleu
+    assert "case:lc" in scores["bleu_lowercase_signature"]
+    assert scores["chrf_signature"].startswith("nrefs:1|case:mixed")
+
+
+def test_case_counts_unless_asked():
+    scores = translation_scores([t.lower() for t in REFERENCES], REFERENCES, lowercase=True)
+    assert scores["bleu"] < scores["bleu_lowercase"] == pytest.approx(100)
+
+
+def test_exact_match_ignores_the_spaces_around_only():
+    scores = translation_scores([" a b ", "a  b", "x", ""], ["a b", "a b", "y", ""])
+    assert scores["exact_match"] == 50
+
+
+def test_empty_hypotheses_score_zero_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = translation_scores(["", ""], REFERENCES)
+    assert scores["bleu"] == 0
+
+
+@pytest.mark.parametrize(("hypotheses", "references"), [([], []), (["a"], ["a", "b"])])
+def test_what_cannot_be_scored_is_refused(hypotheses, references):
+    with pytest.raises(ValueError, match="hypotheses for"):
+        translation_scores(hypotheses, references)
+
+
+def test_perplexity():
+    assert perplexity(10 * math.log(7), 10) == pytest.approx(7)
+    assert perplexity(1e6, 1) == math.inf
+    with pytest.raises(ValueError, match="without tokens"):
+        perplexity(0, 0)
+
+
+@pytest.mark.skipif(not WIKITEXT.exists(), reason=f"needs the real data: {WIKITEXT.name}")
+def test_words_of_wikitext_2():
+    with lzma.open(WIKITEXT, "rt", encoding="utf-8", newline="\n") as file:
+        assert count_words(line.removesuffix("\n") for line in file) == 245_569
