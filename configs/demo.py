@@ -39,7 +39,6 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
             attention=AttentionConfig(
                 kind="mhe_mul",
                 num_heads=4,
-                head_embedding_stddev=0.5,  # larger than the usual 0.02: heads part sooner
             ),
             positions="sinusoidal",
             max_length=80,  # what is translated may be longer than what is trained on

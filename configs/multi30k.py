@@ -2,8 +2,7 @@
 
     python train.py configs/multi30k.py --workdir runs/multi30k-mul
     python eval.py runs/multi30k-mul
-    python train.py configs/multi30k.py --workdir runs/multi30k-mha --model.attention.kind mha \\
-        --model.attention.head_embedding_stddev None
+    python train.py configs/multi30k.py --workdir runs/multi30k-mha --model.attention.kind mha
 
 The files train, val and test_2016_flickr, each `.en.gz` and `.de.gz`, lie in data/multi30k (or
 where `--data.directory` says); see github.com/multi30k/dataset, whose licence is for research only.
@@ -44,7 +43,7 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
             ),
             positions="sinusoidal",
             max_length=128,  # what is translated may be longer than what is trained on
-            dropout_rate=0.2,  # 29,000 pairs are seen some 15 times
+            dropout_rate=0.2,  # 29,000 pairs are seen about ten times
         ),
         data=DataConfig(
             directory="data/multi30k",
@@ -64,7 +63,7 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
             label_smoothing=0.1,
         ),
         train=TrainConfig(
-            num_steps=200 if small else 4000,
+            num_steps=200 if small else 3000,
             eval_every=100 if small else 500,
             checkpoint_every=100 if small else 500,
             keep_checkpoints=5,  # for --checkpoint last --average_checkpoints 5

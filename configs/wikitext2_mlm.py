@@ -37,7 +37,6 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
             attention=AttentionConfig(
                 kind="mhe_mul",
                 num_heads=4 if small else 8,
-                head_embedding_stddev=0.5,  # of 0.02 the heads of so short a run hardly part
             ),
             max_length=128,
             dropout_rate=0.0,  # a short run underfits

@@ -37,7 +37,7 @@ class AttentionConfig:
     qkv_features: int | None = None
     # How an MHE kind is computed; None is `auto`: the fastest form that is exact for the call.
     form: Form | None = None
-    # Standard deviation of the initial head embeddings of an MHE kind; None means 0.02.
+    # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul.
     head_embedding_stddev: float | None = None
     # What computes the softmax; `auto` takes the fastest that can do the call.
     engine: Engine = "auto"

@@ -25,7 +25,8 @@ class MultipleHeadEmbeddingAttention(Attention):
         'folded' moves the embeddings of keys and values to queries and outputs, so that one key and
         one value head serve all heads; 'auto' takes 'folded' unless `normalize_qk` forbids it.
         Both compute the same function of the same parameters.
-      head_embedding_init: initializer of the head embeddings (the paper does not give one).
+      head_embedding_init: initializer of the head embeddings, normal(0.02) for MHE-Add and
+        normal(0.5) for MHE-Mul; the paper does not give one.
 
     Raises:
       ValueError: `form='folded'` with `normalize_qk`, whose LayerNorm over ψ(K, e_k) differs from
@@ -124,6 +125,9 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
     head's output: multi-query attention. The paper prints the product only; the "1 +" makes small
     embeddings a small change.
     """
+
+    # Factors 1 + e of nearly 1 would leave the heads of a short run nearly the same.
+    head_embedding_init: Callable = nn.initializers.normal(0.5)
 
     kind: ClassVar[str] = "mhe_mul"
 

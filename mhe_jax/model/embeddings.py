@@ -12,7 +12,9 @@ PAD_ID = 0
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:
-    """`[sin(p ω_i), cos(p ω_i)]`, `ω_i = 10000^(-i/(n-1))`, i < n = M/2; [B, T] to [B, T, M] float32.
+    """`[sin(p ω_i), cos(p ω_i)]`, `ω_i = 10000^(-i/(n-1))`, i < n = M/2, in float32.
+
+    Positions [B, T] to [B, T, M].
 
     Sines stand before cosines, where Vaswani et al. 2017 (section 3.5) interleave them: the same
     function up to the order of the features.
@@ -106,9 +108,7 @@ class Embeddings(nn.Module):
         table, pattern = self.token, "btm,vm->btv"
         if not self.config.tie_embeddings:
             table, pattern = self.output, "btm,mv->btv"
-        logits = jnp.einsum(
-            pattern, x, table.astype(x.dtype), preferred_element_type=jnp.float32
-        )
+        logits = jnp.einsum(pattern, x, table.astype(x.dtype), preferred_element_type=jnp.float32)
         return nn.with_logical_constraint(logits, ("batch", "length", "activation_vocabulary"))
 
 

@@ -1,7 +1,7 @@
 """L layers one after the other, unrolled or scanned, and parameter trees from one to the other.
 
-    unrolled    layer_0 .. layer_{L-1}
-    scanned     layers, every leaf with a leading axis of L, logical name `layers`
+unrolled    layer_0 .. layer_{L-1}
+scanned     layers, every leaf with a leading axis of L, logical name `layers`
 """
 
 import math
@@ -45,7 +45,7 @@ class _Stack(nn.Module):
                 apply,
                 variable_axes={"params": 0, "cache": 0, "intermediates": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,
+                in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]
                 length=self.num_layers,
                 metadata_params=_METADATA,
             )
@@ -92,9 +92,7 @@ class Decoder(_Stack):
         cache: CacheMode = "none",
     ) -> jax.Array:
         """[B, T, M] to [B, T, M]."""
-        return self.run(
-            x, mask, encoded, encoded_valid, deterministic=deterministic, cache=cache
-        )
+        return self.run(x, mask, encoded, encoded_valid, deterministic=deterministic, cache=cache)
 
 
 def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +160,9 @@ def _length(stacked: Any) -> int:
 
 def _slice(leaf: Any, i: int) -> Any:
     if _is_box(leaf):
-        return leaf.remove_axis(0, _METADATA).replace_boxed(_slice(leaf.unbox(apply_constraint=False), i))
+        return leaf.remove_axis(0, _METADATA).replace_boxed(
+            _slice(leaf.unbox(apply_constraint=False), i)
+        )
     return leaf[i]
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from mhe_jax.attention import KINDS
 from mhe_jax.config import AttentionConfig, ModelConfig
 from mhe_jax.model import make_model

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+
 from mhe_jax.config import AttentionConfig, ModelConfig
 from mhe_jax.model import count_parameters, make_model
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from mhe_jax.config import ModelConfig
 from mhe_jax.model.embeddings import Embeddings, sinusoids
 

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+
 from mhe_jax.attention import KINDS
 from mhe_jax.model import make_model
 from mhe_jax.training.sharding import RULES

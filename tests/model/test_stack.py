@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from mhe_jax.config import AttentionByRole, AttentionOverride
 from mhe_jax.model import make_model, stack_layers, unroll_layers
 from mhe_jax.training.sharding import RULES
@@ -113,9 +114,7 @@ def test_post_norm_ends_in_the_norm_of_the_last_layer(tiny):
     params = tiny.params("mlm", config)
     norm = params["encoder"]["layer_1"]["mlp_norm"]
     norm["scale"], norm["bias"] = jnp.ones(12), jnp.zeros(12)
-    x = make_model("mlm", config).apply(
-        {"params": params}, tiny.inputs("mlm")[0], method="encode"
-    )
+    x = make_model("mlm", config).apply({"params": params}, tiny.inputs("mlm")[0], method="encode")
     np.testing.assert_allclose(x.mean(-1), 0, atol=1e-6)
     np.testing.assert_allclose(x.std(-1), 1, atol=1e-4)
 

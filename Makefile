@@ -1,0 +1,60 @@
+# make demo    install, train and score the demo, show translations and a picture
+# make test    install, run the tests
+# make lint    ruff and pyright
+# make clean   remove .venv and the demo's runs
+#
+# PYTHON=python3.12 picks the interpreter; it must be 3.11 or newer.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+# DEMO_STEPS=200 trains a shorter demo, in a directory of its own.
+DEMO_STEPS ?=
+RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
+# What the demo must reach: BLEU, and the percentage of exact matches.
+DEMO_BLEU ?= 85
+DEMO_EXACT ?= 75
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+demo: $(INSTALLED)
+	$(BIN)/python train.py configs/demo.py --workdir $(RUN) $(addprefix --train.num_steps ,$(DEMO_STEPS))
+	$(BIN)/python eval.py $(RUN)
+	@printf '%s\n' \
+	    "half past three in the afternoon" \
+	    "until twenty-five to nine in the evening" \
+	    "at seven oh five p.m." \
+	    "on Friday, the thirteenth of December, nineteen sixty-eight" \
+	    "room four hundred and seven thousand, nine hundred and twenty-one" \
+	    > $(RUN)/english.txt
+	@$(BIN)/python eval.py $(RUN) --translate < $(RUN)/english.txt > $(RUN)/german.txt
+	@echo; paste -d '\n' $(RUN)/english.txt $(RUN)/german.txt | sed 'n; s/^/    /'
+	@$(BIN)/python -c 'import json, sys; \
+	score = json.load(open("$(RUN)/eval_test.json")); \
+	bleu, exact = score["bleu"], score["exact_match"]; \
+	print(f"\n{bleu:.1f} BLEU and {exact:.1f} % exact match on what is not in training", \
+	      "(at least $(DEMO_BLEU) and $(DEMO_EXACT) are asked for)"); \
+	print("learning curve: $(RUN)/learning_curve.png"); \
+	sys.exit(bleu < $(DEMO_BLEU) or exact < $(DEMO_EXACT))'
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf .venv runs/demo runs/demo-*
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "error: mhe_jax needs Python 3.11 or newer, and $(PYTHON) is not:" \
+	        "$$($(PYTHON) --version 2>&1); try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+	    exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -e '.[demo,report,dev]' -c constraints.txt
+	@touch $@

@@ -1,0 +1,15 @@
+"""Training: mesh, optimizer, steps, checkpoints and the loop, `train(config) -> result`.
+
+- `sharding`: the mesh, and which axis of an array is split over which axis of the mesh
+- `objective`: sums that are minimised and measured, for each task
+- `optimizer`: AdamW, Adafactor, schedules
+- `state`: what a step changes
+- `step`: one update, one evaluation
+- `checkpoint`: on disk, whole or not at all
+- `resume`: what may change between two runs in one directory
+- `tracking`: metrics.jsonl, progress, TensorBoard, the picture
+- `meter`: numbers of steps, and their speed
+- `signals`: SIGTERM and Ctrl-C
+- `summary`: what a run is, before and after
+- `loop`: all of it together
+"""

@@ -1,0 +1,216 @@
+"""Checkpoints by Orbax: written beside the training, whole or not at all.
+
+    WORKDIR/checkpoints/STEP        params, ema_params (where there is an average), optimizer (its
+                                    state, the step, the key), meta; the last `keep_checkpoints`
+    WORKDIR/checkpoints_best/STEP   params (the average where there is one), meta; of the step with
+                                    the lowest validation loss: what evaluation needs
+
+A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. Every
+array comes back laid over the mesh of the day, whatever mesh wrote it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from mhe_jax.config import InputError
+from mhe_jax.training.state import TrainState
+
+Meta = dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    `meta` is JSON: whatever the caller wants back; for `save_best` it must have `validation` with a
+    `loss`.
+    """
+
+    def __init__(self, workdir: str | Path, keep: int = 1):
+        self._last = _manager(
+            workdir, "checkpoints", max_to_keep=keep, cleanup_tmp_directories=True
+        )
+        self._best = _manager(workdir, "checkpoints_best", cleanup_tmp_directories=True)
+        self.best_loss = min((loss for loss, _ in _losses(self._best)), default=None)
+
+    @property
+    def latest_step(self) -> int | None:
+        """The newest step there is, None where there is none."""
+        return self._last.latest_step()
+
+    def save(self, state: TrainState, step: int, meta: Meta) -> None:
+        """Begin to write `state`, which is at `step`; one that is there already is left alone."""
+        if self.latest_step == step:
+            return
+        # A best checkpoint of an earlier step must be there before this makes it the past. One of
+        # the same step may be on its way: a run that resumes from here would notice, see the loop.
+        if step not in self._best.all_steps():
+            self._best.wait_until_finished()
+        items = {
+            "params": ocp.args.StandardSave(state.params),
+            "optimizer": ocp.args.StandardSave(_optimizer_item(state)),
+            "meta": ocp.args.JsonSave(meta),
+        }
+        if state.ema_params is not None:
+            items["ema_params"] = ocp.args.StandardSave(state.ema_params)
+        _save(self._last, step, items)
+
+    def save_best(self, params: Any, step: int, meta: Meta) -> None:
+        """Begin to write `params` as the best there are; those before go when they are there."""
+        self._best.wait_until_finished()
+        self._prune()
+        # A step of this number can be left from a run that was killed before its own checkpoint.
+        if step in self._best.all_steps():
+            self._best.delete(step)
+        items = {"params": ocp.args.StandardSave(params), "meta": ocp.args.JsonSave(meta)}
+        _save(self._best, step, items)
+        self.best_loss = meta["validation"]["loss"]
+
+    def _prune(self) -> None:
+        best = _best_step(self._best)
+        for step in self._best.all_steps():
+            if step != best:
+                self._best.delete(step)
+
+    def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
+        """The newest state, laid out as the shapes and shardings of `abstract` say."""
+        step = self.latest_step
+        if step is None:
+            raise InputError(f"no checkpoint in {self._last.directory}")
+        items = {
+            "params": ocp.args.StandardRestore(abstract.params),
+            "optimizer": ocp.args.StandardRestore(_optimizer_item(abstract)),
+            "meta": ocp.args.JsonRestore(),
+        }
+        if abstract.ema_params is not None:
+            items["ema_params"] = ocp.args.StandardRestore(abstract.ema_params)
+        found = self._last.restore(step, args=ocp.args.Composite(**items))
+        state = TrainState(
+            params=found["params"],
+            ema_params=found.get("ema_params"),
+            **found["optimizer"],
+        )
+        return state, found["meta"]
+
+    def best_meta(self) -> Meta | None:
+        """What was saved with the best checkpoint."""
+        self._best.wait_until_finished()
+        step = _best_step(self._best)
+        return None if step is None else _meta(self._best, step)
+
+    def wait(self) -> None:
+        """Until everything begun is on disk."""
+        self._last.wait_until_finished()
+        self._best.wait_until_finished()
+
+    def close(self) -> None:
+        """Finish writing, drop what is not the best, and let go of threads."""
+        self._best.wait_until_finished()
+        self._prune()
+        self._last.close()
+        self._best.close()
+
+
+def restore_params(
+    workdir: str | Path, which: str, abstract_params: Any, average: int = 1
+) -> tuple[Any, list[int]]:
+    """Parameters to evaluate, and the steps they are from.
+
+    Args:
+      workdir: of the run.
+      which: 'best' by validation loss, 'last', or a step number.
+      abstract_params: their shapes, with the shardings to give them.
+      average: with 'last', the mean of this many newest checkpoints.
+
+    Where the run keeps an exponential average, each checkpoint counts with its averaged parameters.
+
+    Raises:
+      InputError: no such checkpoint; the message names those there are.
+    """
+    last = _manager(workdir, "checkpoints", create=False)
+    best = _manager(workdir, "checkpoints_best", create=False)
+    try:
+        steps, best_step = sorted(last.all_steps()), _best_step(best)
+        there = ", ".join(map(str, steps)) or "none"
+        if best_step is not None:
+            there += f"; best: {best_step}"
+        if average < 1 or (average > 1 and which != "last"):
+            raise InputError(
+                f"evaluation.average_checkpoints={average}: allowed is 1, or more with "
+                "evaluation.checkpoint=last"
+            )
+        if which == "best":
+            chosen = [] if best_step is None else [(best, best_step)]
+        elif which == "last":
+            chosen = [(last, step) for step in steps[-average:]]
+        elif which.isdecimal():
+            step = int(which)
+            chosen = [(last, step)] if step in steps else []
+            chosen = chosen or ([(best, step)] if step == best_step else [])
+        else:
+            raise InputError(
+                f"evaluation.checkpoint={which!r}: allowed are best, last, or a step ({there})"
+            )
+        if len(chosen) < average:
+            wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
+            raise InputError(f"{workdir} has no {wanted}; there are: {there}")
+        total = None
+        for manager, step in chosen:
+            params = _restore_evaluated(manager, step, abstract_params)
+            total = params if total is None else jax.tree.map(jnp.add, total, params)
+        if average > 1:
+            total = jax.tree.map(lambda x: x / average, total)
+        return total, [step for _, step in chosen]
+    finally:
+        last.close()
+        best.close()
+
+
+def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_params: Any) -> Any:
+    items = manager.item_metadata(step)
+    name = "ema_params" if items.get("ema_params") is not None else "params"
+    args = {name: ocp.args.StandardRestore(abstract_params)}
+    return manager.restore(step, args=ocp.args.Composite(**args))[name]
+
+
+def _optimizer_item(state: TrainState) -> dict[str, Any]:
+    return {"opt_state": state.opt_state, "step": state.step, "key": state.key}
+
+
+def _manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointManager:
+    arrays = ("params", "ema_params", "optimizer")
+    return ocp.CheckpointManager(
+        Path(workdir).absolute() / name,
+        item_handlers={
+            **{item: ocp.StandardCheckpointHandler() for item in arrays},
+            "meta": ocp.JsonCheckpointHandler(),
+        },
+        options=ocp.CheckpointManagerOptions(
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                barrier_sync_key_prefix=name
+            ),
+            **options,
+        ),
+    )
+
+
+def _save(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> None:
+    # `force` skips Orbax's rule that steps only grow, which says no without a word.
+    if not manager.save(step, args=ocp.args.Composite(**items), force=True):
+        raise RuntimeError(f"Orbax did not save step {step} in {manager.directory}")
+
+
+def _meta(manager: ocp.CheckpointManager, step: int) -> Meta:
+    return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+
+
+def _losses(manager: ocp.CheckpointManager) -> Sequence[tuple[float, int]]:
+    return [(_meta(manager, step)["validation"]["loss"], step) for step in manager.all_steps()]
+
+
+def _best_step(manager: ocp.CheckpointManager) -> int | None:
+    return min(_losses(manager), default=(0.0, None))[1]

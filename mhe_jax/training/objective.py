@@ -1,0 +1,100 @@
+"""What is minimised and what is measured, for each task, as sums over a batch.
+
+    loss = Σ w · ((1 - ε) · -log p(label) + ε · mean_v(-log p(v)))    ε: label smoothing (training)
+    nats = Σ w · -log p(label)
+    correct = Σ w · [label is the most probable]
+    count = Σ w
+    tokens = tokens in the batch that are not padding (translation: of source and target)
+
+so perplexity is exp(nats / count). All float32, whatever the model computes in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhe_jax.config import Task
+
+Batch = dict[str, jax.Array]
+# (params, batch, dropout key or None) -> sums.
+SumsFunction = Callable[[Any, Batch, jax.Array | None], dict[str, jax.Array]]
+
+# What of a batch the model reads, in the order of its arguments.
+INPUTS: dict[Task, tuple[str, ...]] = {
+    "mlm": ("tokens", "positions"),
+    "lm": ("tokens",),
+    "translation": ("source", "target"),
+}
+PAD_ID = 0
+
+
+def batch_names(task: Task) -> tuple[str, ...]:
+    """The arrays of a batch that a step reads."""
+    return (*INPUTS[task], "labels", "weights")
+
+
+def make_initializer(task: Task, model: nn.Module, length: int) -> Callable[[jax.Array], Any]:
+    """`key -> params` of `model`, boxed with logical names under sharding rules."""
+    inputs = [np.zeros((1, length), np.int32) for _ in INPUTS[task]]
+    return lambda key: model.init(key, *inputs)["params"]
+
+
+def make_sums(task: Task, model: nn.Module, label_smoothing: float = 0.0) -> SumsFunction:
+    """The sums of this module's equations, of a batch that goes through `model`.
+
+    Batch: the inputs of `INPUTS`, `labels` and `weights`, both of the shape of the model's output
+    without its vocabulary axis. Without a dropout key the model is deterministic.
+    """
+
+    def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> dict[str, jax.Array]:
+        logits: Any = model.apply(
+            {"params": params},
+            *(batch[name] for name in INPUTS[task]),
+            deterministic=dropout_key is None,
+            rngs=None if dropout_key is None else {"dropout": dropout_key},
+        )
+        tokens = sum(jnp.sum(batch[name] != PAD_ID) for name in INPUTS[task] if name != "positions")
+        found = label_sums(logits, batch["labels"], batch["weights"], label_smoothing)
+        return {**found, "tokens": jnp.asarray(tokens, jnp.float32)}
+
+    return sums
+
+
+def label_sums(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
+) -> dict[str, jax.Array]:
+    """loss, nats, correct and count of logits [..., V], labels [...] and weights [...]."""
+    logits = logits.astype(jnp.float32)
+    weights = weights.astype(jnp.float32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    nats = normalizer - label_logits
+    smooth = nats
+    if label_smoothing:
+        spread = normalizer - jnp.mean(logits, axis=-1)
+        smooth = (1 - label_smoothing) * nats + label_smoothing * spread
+    correct = jnp.argmax(logits, axis=-1) == labels
+    return {
+        "loss": jnp.sum(smooth * weights),
+        "nats": jnp.sum(nats * weights),
+        "correct": jnp.sum(correct * weights),
+        "count": jnp.sum(weights),
+    }
+
+
+def ratios(sums: dict[str, float]) -> dict[str, float]:
+    """What people read: loss, accuracy and perplexity; the loss with smoothing where it is used.
+
+    >>> ratios({"loss": 4.0, "nats": 2.0, "correct": 1.0, "count": 2.0})
+    {'loss': 2.0, 'accuracy': 0.5, 'perplexity': 2.718281828459045}
+    """
+    count = max(sums["count"], 1.0)
+    return {
+        "loss": sums["loss"] / count,
+        "accuracy": sums["correct"] / count,
+        "perplexity": float(np.exp(min(sums["nats"] / count, 700.0))),
+    }

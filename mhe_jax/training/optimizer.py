@@ -1,0 +1,115 @@
+"""Optimizers, learning-rate schedules, and which parameters decay or never move."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from mhe_jax.config import Config, OptimizerConfig, Role
+from mhe_jax.training.sharding import path_parts
+
+# Last part of the name of a parameter without weight decay: biases, and LayerNorm's scale.
+NO_DECAY = ("bias", "vocabulary_bias", "scale")
+HEAD_EMBEDDING = "_head_embedding"
+
+
+def make_schedule(config: OptimizerConfig, num_steps: int) -> Callable[[Any], jax.Array]:
+    """The learning rate of update n = 1 .. N, as a function of the n - 1 updates before it.
+
+    With W warmup steps, n <= W:   peak · n / W                      peak at n = W
+    after them, `constant`:        peak
+                `inverse_sqrt`:    peak · √(max(W, 1) / n)           Vaswani et al. 2017, 5.3
+                `linear`:          peak · (N - n) / (N - W)          0 at the last step
+                `cosine`:          peak · (1 + cos(π (n - W) / (N - W))) / 2
+
+    >>> config = OptimizerConfig(schedule="linear", learning_rate=1.0, warmup_steps=2)
+    >>> [round(float(make_schedule(config, 6)(n)), 2) for n in range(6)]
+    [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    peak, W, N = config.learning_rate, config.warmup_steps, num_steps
+    decay = {
+        "constant": lambda n, _: jnp.ones_like(n),
+        "inverse_sqrt": lambda n, _: jnp.sqrt(max(W, 1) / n),
+        "linear": lambda _, done: 1 - done,
+        "cosine": lambda _, done: (1 + jnp.cos(jnp.pi * done)) / 2,
+    }[config.schedule]
+
+    def schedule(count) -> jax.Array:
+        n = jnp.asarray(count, jnp.float32) + 1
+        done = jnp.clip((n - W) / max(N - W, 1), 0, 1)
+        return peak * jnp.where(n <= W, n / max(W, 1), decay(n, done))
+
+    return schedule
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """Gradients to updates: clip by the global norm, then AdamW or Adafactor.
+
+    Adafactor's learning rate is relative to the root mean square of each parameter array, as in
+    Shazeer & Stern 2018; a scanned stack is one array there, and its steps differ from unrolled.
+
+    Works by the names of parameters, so unrolled and scanned layers are treated alike. No weight
+    decay on biases, LayerNorm scales and head embeddings; no update of any kind for the key
+    embeddings of `mhe_add`, which cannot matter (their gradient is left out of the norm, too).
+    """
+    c = config.optimizer
+    schedule = make_schedule(c, config.train.num_steps)
+    if c.name == "adamw":
+        update = optax.adamw(
+            schedule,
+            b1=c.beta1,
+            b2=c.beta2,
+            eps=c.epsilon,
+            weight_decay=c.weight_decay,
+            mask=decayed,
+        )
+    else:
+        update = optax.chain(
+            optax.scale_by_factored_rms(),
+            optax.clip_by_block_rms(1.0),
+            optax.scale_by_param_block_rms(),
+            optax.add_decayed_weights(c.weight_decay, mask=decayed),
+            optax.scale_by_learning_rate(schedule),
+        )
+    clip = optax.identity() if c.clip_norm is None else optax.clip_by_global_norm(c.clip_norm)
+    return optax.chain(optax.masked(optax.set_to_zero(), lambda p: frozen(p, config)), clip, update)
+
+
+def decayed(params: Any) -> Any:
+    """True where weight decay applies."""
+    return _by_name(
+        params, lambda parts: parts[-1] not in NO_DECAY and not parts[-1].endswith(HEAD_EMBEDDING)
+    )
+
+
+def frozen(params: Any, config: Config) -> Any:
+    """True for parameters that get no update: `key_head_embedding` where its role is `mhe_add`.
+
+    It adds the same number to all scores of a query, which the softmax cancels; with
+    `normalize_qk` a LayerNorm comes after it, and then it matters and is trained.
+    """
+
+    def is_frozen(parts: tuple[str, ...]) -> bool:
+        if parts[-1] != "key_head_embedding":
+            return False
+        attention = config.model.attention_for(role_of(parts))
+        return attention.kind == "mhe_add" and not attention.normalize_qk
+
+    return _by_name(params, is_frozen)
+
+
+def role_of(parts: tuple[str, ...]) -> Role:
+    """The role of the attention sublayer that a parameter's path leads through.
+
+    >>> role_of(("decoder", "layer_0", "cross_attention", "key_head_embedding"))
+    'cross'
+    """
+    if "cross_attention" in parts:
+        return "cross"
+    return "decoder" if "decoder" in parts else "encoder"
+
+
+def _by_name(params: Any, test: Callable[[tuple[str, ...]], bool]) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, _: test(path_parts(path)), params)

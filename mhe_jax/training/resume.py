@@ -1,0 +1,61 @@
+"""Whether a working directory that has a run in it can go on under a new config."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.loading import load_json, to_dict
+
+FILE = "config.json"
+
+# What may differ: how long and how often, how the same numbers are computed and where things lie,
+# and the numbers of the optimizer. All else changes what is learned, or the shape of the state.
+MAY_CHANGE = re.compile(
+    r"workdir|mesh\..*|evaluation\..*"
+    r"|train\.(?!seed).*"
+    r"|data\.(directory|cache_directory|test)"
+    r"|model\.remat|model\.attention(_by_role\.\w+)?\.(form|engine)"
+    r"|optimizer\.(?!name|ema_decay).*"
+)
+
+
+def changed_fields(config: Config) -> list[str]:
+    """What differs from the run in `config.workdir`, each as `name: old -> new`; [] without a run.
+
+    Raises:
+      InputError: a difference under which the run cannot go on; nothing has been touched.
+    """
+    path = Path(config.workdir) / FILE
+    if not path.exists():
+        return []
+    old, new = _leaves(to_dict(load_json(path))), _leaves(to_dict(config))
+    changed = []
+    for name, value in new.items():
+        if old[name] == value:
+            continue
+        # An average can change its decay, but not begin or end.
+        ema = name == "optimizer.ema_decay" and None not in (old[name], value)
+        if not ema and not MAY_CHANGE.fullmatch(name):
+            raise InputError(
+                f"{config.workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
+                "go on with the old value, or give another --workdir"
+            )
+        changed.append(f"{name}: {old[name]!r} -> {value!r}")
+    return changed
+
+
+def check_length(config: Config, done: int) -> None:
+    """A run can be made longer; `done` steps cannot be taken back."""
+    if done > config.train.num_steps:
+        raise InputError(
+            f"train.num_steps is {config.train.num_steps}: {config.workdir} has done {done} already"
+        )
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        nested = isinstance(value, dict)
+        leaves |= _leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return leaves

@@ -1,0 +1,154 @@
+"""One update, and one evaluation, under jit over the mesh.
+
+Losses are sums and counts, divided once: so accumulation, padded rows and any spread over devices
+give the numbers of the one big batch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from mhe_jax.training import sharding
+from mhe_jax.training.objective import Batch, SumsFunction
+from mhe_jax.training.state import TrainState
+
+
+def make_train_step(
+    sums_function: SumsFunction,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    state_shardings: TrainState,
+    *,
+    schedule: Callable[[jax.Array], jax.Array] | None = None,
+    accumulate_steps: int = 1,
+    ema_decay: float | None = None,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """`(state, batch) -> (state, metrics)`; the state that went in is given up (donated).
+
+    With A = `accumulate_steps` the batch is run in A parts, and the gradients of *sums* are added:
+
+        g = Σ_a ∇ loss_sum_a / Σ_a count_a
+
+    which is the gradient of the big batch, however unevenly the counts lie in the parts. Part a of
+    step n draws its dropout from fold_in(fold_in(key, n), a).
+
+    Metrics: every sum of `sums_function`, `gradient_norm` (before clipping), `learning_rate` where
+    there is a `schedule`, and `finite`: whether
+    loss, gradient and update are numbers all through; where they are not, the new state must not be
+    kept.
+    """
+    A = accumulate_steps
+
+    def differentiated(params, batch, key):
+        sums = sums_function(params, batch, key)
+        return sums["loss"], sums
+
+    def sums_and_gradients(params, batch, key):
+        (_, sums), gradients = jax.value_and_grad(differentiated, has_aux=True)(params, batch, key)
+        return sums, gradients
+
+    def step(state: TrainState, batch: Batch):
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        if A == 1:
+            part_key = jax.random.fold_in(key, 0)
+            sums, gradients = sums_and_gradients(state.params, batch, part_key)
+        else:
+            # Every A-th row is in the same part, so that rows stay on their devices.
+            parts = jax.tree.map(lambda x: _split(x, A, mesh), batch)
+
+            def add(carry, numbered):
+                a, part = numbered
+                found = sums_and_gradients(state.params, part, jax.random.fold_in(key, a))
+                return jax.tree.map(jnp.add, carry, found), None
+
+            abstract = jax.eval_shape(
+                sums_and_gradients, state.params, jax.tree.map(lambda x: x[0], parts), key
+            )
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract)
+            (sums, gradients), _ = jax.lax.scan(add, zeros, (jnp.arange(A), parts))
+
+        count = jnp.maximum(sums["count"], 1.0)
+        gradients = jax.tree.map(lambda g: g / count, gradients)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        gradient_norm = optax.tree.norm(gradients)
+        finite = (
+            jnp.isfinite(sums["loss"])
+            & jnp.isfinite(gradient_norm)
+            & jnp.isfinite(optax.tree.norm(updates))
+        )
+        metrics = {**sums, "gradient_norm": gradient_norm, "finite": finite}
+        if schedule is not None:
+            metrics["learning_rate"] = schedule(state.step)
+        state = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            ema_params=average(state.ema_params, params, state.step, ema_decay),
+            key=state.key,
+        )
+        return state, metrics
+
+    return OnMesh(
+        jax.jit(
+            step,
+            in_shardings=(state_shardings, NamedSharding(mesh, sharding.BATCH)),
+            out_shardings=(state_shardings, sharding.replicated(mesh)),
+            donate_argnums=0,
+        ),
+        mesh,
+    )
+
+
+def make_eval_step(
+    sums_function: SumsFunction, mesh: Mesh, param_shardings: Any
+) -> Callable[[Any, Batch], dict[str, jax.Array]]:
+    """`(params, batch) -> sums`, without dropout."""
+    return OnMesh(
+        jax.jit(
+            lambda params, batch: sums_function(params, batch, None),
+            in_shardings=(param_shardings, NamedSharding(mesh, sharding.BATCH)),
+            out_shardings=sharding.replicated(mesh),
+        ),
+        mesh,
+    )
+
+
+def average(ema: Any, params: Any, step: jax.Array, decay: float | None) -> Any:
+    """`d · ema + (1 - d) · params` with d = min(decay, (1 + n) / (10 + n)) after n updates.
+
+    The smaller d of the first steps lets go of the initial parameters. None stays None.
+    """
+    if ema is None:
+        return None
+    if decay is None:
+        raise ValueError("the state has averaged parameters, but ema_decay is None")
+    d = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda e, p: d * e + (1 - d) * p, ema, params)
+
+
+def _split(x: jax.Array, parts: int, mesh: Mesh) -> jax.Array:
+    """[B, ...] to [parts, B / parts, ...], rows split over devices as before."""
+    x = jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
+    return jax.lax.with_sharding_constraint(
+        x, NamedSharding(mesh, PartitionSpec(None, *sharding.BATCH))
+    )
+
+
+class OnMesh:
+    """A jitted function called, or lowered, with logical names bound to the mesh."""
+
+    def __init__(self, jitted, mesh: Mesh):
+        self.jitted, self.mesh = jitted, mesh
+
+    def __call__(self, *args):
+        with sharding.use_mesh(self.mesh):
+            return self.jitted(*args)
+
+    def lower(self, *args):
+        with sharding.use_mesh(self.mesh):
+            return self.jitted.lower(*args)

@@ -1,0 +1,61 @@
+"""What a run is, in one line before it and one JSON object after it."""
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from mhe_jax.attention import choices
+from mhe_jax.checks import ROLES
+from mhe_jax.config import Config
+from mhe_jax.model import count_parameters
+from mhe_jax.training.checkpoint import Meta
+
+
+def about(config: Config, mesh: Mesh, params: Any) -> str:
+    """One line for the log before a run."""
+    counts = count_parameters(params)
+    shape = " · ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    runs_as = ", ".join(f"{k} {v}" for k, v in _forms(config).items())
+    return (
+        f"{config.task}: {counts['total']:,} parameters, {counts['attention']:,} in attention "
+        f"({runs_as}); {mesh.devices.flat[0].device_kind}, {shape}"
+    )
+
+
+def _kinds(config: Config) -> dict[str, str]:
+    return {role: config.model.attention_for(role).kind for role in ROLES[config.task]}
+
+
+def _forms(config: Config) -> dict[str, str]:
+    """What the kinds of the config run as, as far as they have been traced."""
+    return {k: v for k, v in choices().items() if k in _kinds(config).values()}
+
+
+def result(
+    config: Config, mesh: Mesh, params: Any, meta: Meta, best: Meta | None
+) -> dict[str, Any]:
+    """The JSON object that ends a run; `meta` and `best` of its last and its best checkpoint."""
+    kinds = _kinds(config)
+    last = meta.get("validation") or {}
+    best = best or {}
+    best_numbers = best.get("validation") or {}
+    return {
+        "task": config.task,
+        "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),
+        "attention": _forms(config),
+        "parameters": count_parameters(params),
+        "steps": config.train.num_steps,
+        "validation_loss": last.get("loss"),
+        "validation_perplexity": last.get("perplexity"),
+        "best_step": best.get("validated_step"),
+        "best_validation_loss": best_numbers.get("loss"),
+        "best_validation_perplexity": best_numbers.get("perplexity"),
+        "training_seconds": round(meta["seconds"], 1),
+        # Source and target without padding; without compilation, validation and checkpoints.
+        "tokens_per_second": round(meta["tokens"] / max(meta["stepping_seconds"], 1e-9), 1),
+        "device": mesh.devices.flat[0].device_kind,
+        "num_devices": mesh.size,
+        "jax": jax.__version__,
+        "workdir": config.workdir,
+    }

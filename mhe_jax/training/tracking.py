@@ -1,0 +1,188 @@
+"""What there is to look at: metrics.jsonl, progress bar or plain lines, TensorBoard, a picture.
+
+Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `split` (`train` or
+`validation`) and numbers; training numbers are means since the line before.
+"""
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mhe_jax.config import InputError
+
+FILE = "metrics.jsonl"
+PICTURE = "learning_curve.png"
+
+
+class Tracker:
+    """Takes numbers by step. Close it, or use it in a `with`.
+
+    Args:
+      workdir: where files go.
+      num_steps: of the whole run.
+      start_step: the step that training goes on from; what an earlier process logged after it is
+        dropped, since it comes again.
+      tensorboard: also write event files.
+      writes: False on all processes but the first.
+    """
+
+    def __init__(
+        self,
+        workdir: str | Path,
+        num_steps: int,
+        start_step: int = 0,
+        *,
+        tensorboard: bool = False,
+        writes: bool = True,
+    ):
+        self.workdir, self.writes = Path(workdir), writes
+        self._console = Console(stderr=True)
+        self._events = self._file = self._progress = None
+        if not writes:
+            return
+        if tensorboard:
+            self._events = _event_writer(self.workdir / "tensorboard", start_step)
+        truncate(self.workdir / FILE, start_step)
+        self._file = (self.workdir / FILE).open("a", encoding="utf-8")
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._progress.add_task(
+                "", total=num_steps, completed=start_step, numbers=""
+            )
+            self._progress.start()
+        self._num_steps = num_steps
+
+    def advance(self, step: int) -> None:
+        """`step` updates are done."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step)
+
+    def log(self, step: int, split: str, numbers: Mapping[str, float]) -> None:
+        """Write numbers down and show them."""
+        if not self.writes:
+            return
+        assert self._file is not None
+        line = {"step": step, "split": split, **{k: _rounded(v) for k, v in numbers.items()}}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in numbers.items():
+                self._events.add_scalar(f"{split}/{name}", value, step)
+        text = _readable(numbers)
+        if self._progress is None:
+            self.note(f"step {step}/{self._num_steps} {split}: {text}")
+        elif split == "train":
+            shown = {k: numbers[k] for k in ("loss", "tokens_per_second") if k in numbers}
+            self._progress.update(self._task, numbers=_readable(shown))
+        else:
+            self.note(f"step {step} {split}: {text}")
+
+    def note(self, line: str) -> None:
+        """One line for people."""
+        if self.writes:
+            if self._progress is not None:
+                self._progress.console.print(line, markup=False, highlight=False)
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+    def draw(self) -> None:
+        """The learning curve of the whole run, from metrics.jsonl."""
+        if self.writes:
+            self.note(learning_curve(self.workdir))
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        for part in (self._progress and self._progress.stop, self._file and self._file.close):
+            if part:
+                part()
+        if self._events is not None:
+            self._events.close()
+        self._progress = None
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl; a half-written last one is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
+
+
+def truncate(path: Path, step: int) -> None:
+    """Drop what is after `step`; whole or not at all."""
+    if not path.exists():
+        return
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    kept = [json.dumps(line) + "\n" for line in read(path) if line["step"] <= step]
+    draft.write_text("".join(kept), encoding="utf-8")
+    draft.replace(path)
+
+
+def learning_curve(workdir: Path) -> str:
+    """Draw training and validation loss by step; returns the line to tell people."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return f"no {PICTURE}: it needs matplotlib (pip install 'mhe_jax[report]')"
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    lines = list(read(workdir / FILE))
+    for split, style in (("train", "-"), ("validation", "o-")):
+        points = [(line["step"], line["loss"]) for line in lines if line["split"] == split]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=split, markersize=4)
+            axes.legend()
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=workdir.name)
+    axes.grid(alpha=0.3)
+    draft = workdir / f".{PICTURE}.{os.getpid()}"
+    figure.savefig(draft, format="png", dpi=120)
+    draft.replace(workdir / PICTURE)
+    return f"learning curve: {workdir / PICTURE}"
+
+
+def _event_writer(directory: Path, start_step: int) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "train.tensorboard=True needs tensorboardX: pip install 'mhe_jax[report]'"
+        ) from None
+    return SummaryWriter(str(directory), purge_step=start_step + 1)
+
+
+def _rounded(value: float) -> float:
+    if isinstance(value, float) and math.isfinite(value) and value:
+        return float(f"{value:.7g}")
+    return value
+
+
+def _readable(numbers: Mapping[str, float]) -> str:
+    names = {"tokens_per_second": "tokens/s"}
+    shown = []
+    for name, value in numbers.items():
+        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        shown.append(f"{names.get(name, name)} {number}")
+    return ", ".join(shown)

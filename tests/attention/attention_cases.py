@@ -1,0 +1,239 @@
+"""What goes through the battery: kinds and forms, sizes, parameters, masks of every sort."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from mhe_jax.attention import Mask, make_attention
+
+# All different and prime, so that a swapped axis cannot pass.
+B, T, S, H, D = 2, 5, 7, 3, 11
+M = H * D
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A kind in one form."""
+
+    kind: str
+    form: str | None = None
+    heads: int = H
+    kv_heads: int | None = None
+
+    def __str__(self):
+        parts = [self.kind, self.form, self.kv_heads and f"{self.heads}over{self.kv_heads}"]
+        return "-".join(p for p in parts if p)
+
+    @property
+    def width(self):
+        return self.heads * D
+
+    @property
+    def one_source(self):
+        return self.kind in ("skv", "el")
+
+    def module(self, **fields):
+        given = {"num_heads": self.heads, "qkv_features": self.width}
+        if self.form:
+            given["form"] = self.form
+        if self.kv_heads:
+            given["num_kv_heads"] = self.kv_heads
+        return make_attention(self.kind, **(given | fields))
+
+    def reference(self, params, q, k, v, mask, **more):
+        return reference.attention(*self._sizes(params, q, k, v, mask), **more, **self._heads())
+
+    def reference_gradients(self, params, q, k, v, mask, cotangent):
+        given = self._sizes(params, q, k, v, mask)
+        return reference.gradients(*given, np.asarray(cotangent, np.float64), **self._heads())
+
+    def _sizes(self, params, q, k, v, mask):
+        return self.kind, *f64((params, q, k, v)), np.asarray(mask)
+
+    def _heads(self):
+        return {"heads": self.heads, "kv_heads": self.kv_heads}
+
+
+CASES = [
+    Case("mha"),
+    Case("sha"),
+    Case("mqa"),
+    Case("gqa", kv_heads=1),
+    Case("gqa", heads=6, kv_heads=2),
+    Case("gqa", heads=6, kv_heads=3),
+    Case("skv"),
+    Case("el"),
+    Case("mhe_add", "materialized"),
+    Case("mhe_add", "folded"),
+    Case("mhe_mul", "materialized"),
+    Case("mhe_mul", "folded"),
+]
+MHE = ["mhe_add", "mhe_mul"]
+# Forms that differ in more than numbers; every_kind takes one form of each kind.
+every_case = pytest.mark.parametrize("case", [c for c in CASES if c.kv_heads in (None, 2)], ids=str)
+every_kind = pytest.mark.parametrize(
+    "case", [c for c in CASES if c.form != "materialized" and c.kv_heads in (None, 2)], ids=str
+)
+every_grouping = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def quick_jit(f, **more):
+    """jit that compiles fast rather than well."""
+    return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0}, **more)
+
+
+def f64(tree):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
+def normal(seed, *shape, dtype=np.float32):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(dtype))
+
+
+@functools.cache
+def _shapes(module, *shapes):
+    inputs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    return jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
+
+
+def random_parameters(module, *inputs, seed=0, embedding=0.5):
+    """Parameters whose every leaf is random: biases and head embeddings matter."""
+    shapes = _shapes(module, *(x.shape for x in inputs))
+    rng = np.random.default_rng(seed)
+
+    def leaf(path, like):
+        name = path[-1].key
+        values = rng.normal(size=like.shape)
+        if name == "kernel":
+            out = path[-2].key == "out"
+            values /= np.sqrt(np.prod(like.shape[:-1]) if out else like.shape[0])
+        elif name == "scale":
+            values = 1 + 0.3 * values
+        else:
+            values *= embedding
+        return jnp.asarray(values.astype(np.float32))
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def assert_close(actual, wanted, tolerance=1e-5):
+    """Each leaf to `tolerance` of its largest number; of the tree's, where it is 0 by algebra.
+
+    A key bias moves all scores of a row alike, so its gradient is 0, and rounding in float32.
+    """
+    noise = 1e-9 if all(x.dtype == np.float64 for x in jax.tree.leaves(wanted)) else 2e-6
+    actual, wanted = f64(actual), f64(wanted)
+    assert jax.tree.structure(actual) == jax.tree.structure(wanted)
+    largest = max(np.abs(w).max() for w in jax.tree.leaves(wanted))
+    for (path, w), a in zip(
+        jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(actual), strict=True
+    ):
+        name = jax.tree_util.keystr(path)
+        assert a.shape == w.shape, (name, a.shape, w.shape)
+        assert np.isfinite(a).all(), name
+        scale = np.abs(w).max()
+        scale = scale if scale > noise * largest else largest
+        np.testing.assert_array_less(np.abs(a - w), tolerance * scale + 1e-30, err_msg=name)
+
+
+@functools.cache
+def masks(queries, keys, heads):
+    """{name: (what is passed, booleans [B, H, queries, keys])}."""
+    rng = np.random.default_rng(3)
+    full = (B, heads, queries, keys)
+    t, s = np.arange(queries)[:, None], np.arange(keys)[None]
+    causal = (s <= t)[None, None]
+    valid = np.arange(keys)[None] < np.array([keys - 2, keys])[:, None]
+    of_queries = np.sort(rng.integers(0, 3, (B, queries)), 1)
+    of_keys = of_queries if queries == keys else np.sort(rng.integers(0, 3, (B, keys)), 1)
+    same = (of_queries[:, :, None] == of_keys[:, None, :])[:, None]
+    other_q, other_k = rng.integers(0, 2, (B, queries)), rng.integers(0, 2, (B, keys))
+    same_other = (other_q[:, :, None] == other_k[:, None, :])[:, None]
+    dense = rng.random((B, 1, queries, keys)) < 0.6
+    dense[:, :, :, 0] = True
+    per_head = rng.random(full) < 0.6
+    one_empty = dense.copy()
+    one_empty[0, :, 2] = False
+    empty_of_a_head = per_head.copy()
+    empty_of_a_head[1, 0, 1] = False
+    some_queries = np.arange(queries)[:, None] != 1
+
+    def behind(offset):
+        return (s[None] <= t[None] + np.array(offset)[:, None, None])[:, None]
+
+    def offset(*places):
+        return Mask.causal(jnp.array(places))
+
+    A, P = Mask.array, Mask.padding(jnp.asarray(valid))
+    G = Mask.segments(jnp.asarray(of_queries), jnp.asarray(of_keys))
+    pad = valid[:, None, None]
+    found = {
+        "none": (None, np.ones(full, bool)),
+        "empty Mask": (Mask(), np.ones(full, bool)),
+        "causal": (Mask.causal(), causal),
+        "causal offset": (offset(2, 0), behind([2, 0])),
+        "causal offset below 0": (offset(-2, 1), behind([-2, 1])),
+        "padding": (P, pad),
+        "padding 0/1": (Mask.padding(jnp.asarray(valid, jnp.float32)), pad),
+        "segments": (G, same),
+        "bool": (jnp.asarray(dense), dense),
+        "numpy bool": (dense, dense),
+        "float 0/1": (jnp.asarray(dense, jnp.float32), dense),
+        "int 0/1": (jnp.asarray(dense, jnp.int32), dense),
+        "[T, S]": (jnp.asarray(dense[0, 0]), dense[:1]),
+        "[1, T, S]": (jnp.asarray(dense[0]), dense[:1]),
+        "[T, 1], a query without keys": (jnp.asarray(some_queries), some_queries[None, None]),
+        "one row empty": (jnp.asarray(one_empty), one_empty),
+        "all empty": (jnp.zeros((B, 1, 1, 1), bool), np.zeros(full, bool)),
+        "an example empty": (
+            Mask.padding(jnp.asarray(valid & [[False], [True]])), pad & [[[[False]]], [[[True]]]]
+        ),
+        "Flax padding": (
+            nn.make_attention_mask(jnp.ones((B, queries)), jnp.asarray(valid, jnp.float32)), pad
+        ),
+        "Flax combined": (
+            nn.combine_masks(jnp.asarray(dense, jnp.float32), jnp.asarray(pad, jnp.float32)),
+            dense & pad,
+        ),
+        "causal & padding": (Mask.causal() & P, causal & pad),
+        "padding & causal offset": (P & offset(2, 0), pad & behind([2, 0])),
+        "causal & causal offset": (Mask.causal() & offset(2, -1), causal & behind([2, -1])),
+        "offset & causal": (offset(2, -1) & Mask.causal(), causal & behind([2, -1])),
+        "offset & offset": (offset(2, 0) & offset(0, 1), behind([0, 0])),
+        "segments & segments": (
+            G & Mask.segments(jnp.asarray(other_q), jnp.asarray(other_k)), same & same_other
+        ),
+        "padding & padding": (P & Mask.padding(jnp.asarray(valid[::-1])), pad & pad[::-1]),
+        "array & array": (A(jnp.asarray(dense)) & A(jnp.asarray(one_empty)), dense & one_empty),
+        "all of them": (
+            Mask.causal() & P & G & A(jnp.asarray(dense)), causal & pad & same & dense
+        ),
+    }  # fmt: skip
+    if heads > 1:
+        found |= {
+            "[B, H, T, S]": (jnp.asarray(per_head), per_head),
+            "[H, T, S]": (jnp.asarray(per_head[0]), per_head[:1]),
+            "a head's row empty": (jnp.asarray(empty_of_a_head, jnp.int32), empty_of_a_head),
+            "heads & causal": (A(jnp.asarray(per_head)) & Mask.causal(), per_head & causal),
+        }
+    if queries == keys:
+        found["segments of one"] = (Mask.segments(jnp.asarray(of_queries)), same)
+        found["Flax causal"] = (nn.make_causal_mask(jnp.ones((B, queries))), causal)
+    return {k: (m, np.broadcast_to(d, full)) for k, (m, d) in found.items()}
+
+
+def mask_names(case, queries, keys):
+    heads = 1 if case.kind == "sha" else case.heads
+    return list(masks(queries, keys, heads))
+
+
+def mask_for(case, name, queries, keys):
+    """The mask `name`, and its booleans over all of the case's heads."""
+    passed, dense = masks(queries, keys, 1 if case.kind == "sha" else case.heads)[name]
+    return passed, np.broadcast_to(dense, (B, case.heads, queries, keys))

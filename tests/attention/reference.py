@@ -1,0 +1,170 @@
+"""Attention of every kind in float64 numpy, written from the equations (papers.md 1.1, 1.2 and 4).
+
+Nothing here calls `mhe_jax` or jax. One example and one head at a time; every MHE kind has heads of
+its own. Each step returns its value and a `pull`, which takes the gradient of the value and adds to
+the gradients of what the step was made of; `test_kinds` holds these against central differences.
+"""
+
+import numpy as np
+
+EPSILON = 1e-6  # Flax's LayerNorm
+
+
+def attention(kind, params, inputs_q, inputs_k, inputs_v, mask, **more):
+    """Output [B, T, M] and weights [B, H, T, S]; arguments as `run`."""
+    output, weights, _ = run(kind, params, inputs_q, inputs_k, inputs_v, mask, **more)
+    return output, weights
+
+
+def gradients(kind, params, inputs_q, inputs_k, inputs_v, mask, cotangent, **more):
+    """Gradients of `sum(output * cotangent)` for (params, inputs_q, inputs_k, inputs_v)."""
+    return run(kind, params, inputs_q, inputs_k, inputs_v, mask, **more)[2](cotangent)
+
+
+def run(kind, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kv_heads=None, kept=None):
+    """Output, weights, and the function from the output's gradient to all gradients.
+
+    Args:
+      params: the parameter dict of the module.
+      mask: booleans [B, H, T, S].
+      kept: what dropout multiplies the weights by [B, H, T, S]: 0 or 1/(1-rate).
+    """
+    grads = _zeros(params), *(np.zeros_like(x) for x in (inputs_q, inputs_k, inputs_v))
+    d_params, *d_inputs = grads
+    w_o, d_w_o = params["out"]["kernel"], d_params["out"]["kernel"]
+    outputs, weights, pulls = [], [], []
+    for b in range(inputs_q.shape[0]):
+        y, of_heads = 0.0, []
+        for h in range(heads):
+            x = [
+                (x[b], d[b]) for x, d in zip((inputs_q, inputs_k, inputs_v), d_inputs, strict=True)
+            ]
+            (q, pull_q), (k, pull_k), (v, pull_v) = _head(
+                kind, params, d_params, x, h, heads, kv_heads
+            )
+            if "query_ln" in params:
+                q, pull_q = _layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
+                k, pull_k = _layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
+            scale = 1 / np.sqrt(q.shape[-1])
+            p = _softmax(q @ k.T * scale, mask[b, h])
+            times = 1.0 if kept is None else kept[b, h]
+            o = (p * times) @ v
+            y = y + o @ w_o[h]
+            of_heads.append(p)
+
+            def pull(dy, h=h, q=q, k=k, v=v, p=p, o=o, times=times, scale=scale,
+                     pulls=(pull_q, pull_k, pull_v)):  # fmt: skip
+                d_w_o[h] += o.T @ dy
+                do = dy @ w_o[h].T
+                dp = (do @ v.T) * times
+                dlogits = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+                pulls[0](dlogits @ k)
+                pulls[1](dlogits.T @ q)
+                pulls[2]((p * times).T @ do)
+
+            pulls.append((b, pull))
+        outputs.append(y + params["out"].get("bias", 0.0))
+        weights.append(np.stack(of_heads))
+
+    def pull_all(dy):
+        for b, pull in pulls:
+            pull(dy[b])
+        if "bias" in params["out"]:
+            d_params["out"]["bias"] += dy.sum((0, 1))
+        return grads
+
+    return np.stack(outputs), np.stack(weights), pull_all
+
+
+def _head(kind, params, grads, x, h, heads, kv_heads):
+    """(q [T, D], pull), (k [S, D], pull), (v [S, D], pull) of head h."""
+    if kind in ("sha", "mhe_add", "mhe_mul"):
+        shared = [_map(params[r], grads[r], *x[i]) for i, r in enumerate(("query", "key", "value"))]
+        if kind == "sha":
+            return shared
+        names = [f"{r}_head_embedding" for r in ("query", "key", "value")]
+        psi = _add if kind == "mhe_add" else _multiply
+        return [psi(*s, params[n][h], grads[n][h]) for s, n in zip(shared, names, strict=True)]
+    query = _map(params["query"], grads["query"], *x[0], h)
+    if kind == "skv":
+        both = _map(params["key_value"], grads["key_value"], *x[1], h)
+        return query, both, both
+    if kind == "el":
+        values, d = x[1]
+        width = values.shape[-1] // heads
+        cut = slice(h * width, (h + 1) * width)
+
+        def pull(dy):
+            d[:, cut] += dy
+
+        return query, (values[:, cut], pull), (values[:, cut], pull)
+    # Query heads 0 .. H/K-1 read key head 0, the next H/K read key head 1, and so on.
+    g = {"mha": h, "mqa": 0, "gqa": h // (heads // (kv_heads or heads))}[kind]
+    return query, *(_map(params[r], grads[r], *x[i], g) for i, r in ((1, "key"), (2, "value")))
+
+
+def _map(p, grad, x, dx, head=None):
+    """x W (+ b), with the kernel of one head where there are several."""
+    at = (slice(None),) if head is None else (slice(None), head)
+    w = p["kernel"][at]
+    y = x @ w
+    if "bias" in p:
+        y = y + p["bias"][at[1:]]
+
+    def pull(dy):
+        grad["kernel"][at] += x.T @ dy
+        dx[...] += dy @ w.T
+        if "bias" in p:
+            grad["bias"][at[1:]] += dy.sum(0)
+
+    return y, pull
+
+
+def _add(x, pull_x, e, de):
+    """x + e."""
+
+    def pull(dy):
+        de[...] += dy.sum(0)
+        pull_x(dy)
+
+    return x + e, pull
+
+
+def _multiply(x, pull_x, e, de):
+    """x ⊙ (1 + e)."""
+
+    def pull(dy):
+        de[...] += (dy * x).sum(0)
+        pull_x(dy * (1 + e))
+
+    return x * (1 + e), pull
+
+
+def _layer_norm(x, pull_x, p, grad):
+    centred = x - x.mean(-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
+    z = centred / deviation
+
+    def pull(dy):
+        grad["scale"] += (dy * z).sum(0)
+        dz = dy * p["scale"]
+        dz = dz - dz.mean(-1, keepdims=True) - z * (dz * z).mean(-1, keepdims=True)
+        pull_x(dz / deviation)
+
+    return z * p["scale"], pull
+
+
+def _softmax(logits, allowed):
+    """Softmax over the allowed keys; 0 in a row without any."""
+    p = np.zeros_like(logits)
+    for t, row in enumerate(allowed):
+        if row.any():
+            e = np.exp(logits[t, row] - logits[t, row].max())
+            p[t, row] = e / e.sum()
+    return p
+
+
+def _zeros(tree):
+    if isinstance(tree, dict):
+        return {name: _zeros(branch) for name, branch in tree.items()}
+    return np.zeros_like(tree)

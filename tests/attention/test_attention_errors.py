@@ -1,0 +1,166 @@
+"""What is refused, and that the message says why and what is allowed."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from attention_cases import MHE, B, Case, H, S, T, every_case, every_kind, normal
+
+from mhe_jax.attention import KINDS, Mask, make_attention
+
+X = normal(1, B, T, 33)
+Y = normal(2, B, S, 33)
+
+
+def start(module, *inputs, **more):
+    """Trace a call: everything here is known before a number is computed."""
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **more))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("attention_fn", nn.dot_product_attention),
+        ("qkv_dot_general", jax.lax.dot_general),
+        ("out_dot_general", jax.lax.dot_general),
+        ("qkv_dot_general_cls", object),
+        ("out_dot_general_cls", object),
+        ("qk_attn_weights_einsum_cls", object),
+        ("attn_weights_value_einsum_cls", object),
+    ],
+)
+def test_fields_of_flax_that_are_refused(kind, field, value):
+    with pytest.raises(ValueError, match=f"{KINDS[kind].__name__}: {field} is refused: .{{10}}"):
+        make_attention(kind, num_heads=H, **{field: value})
+
+
+def test_an_unknown_kind_names_the_known_ones():
+    with pytest.raises(ValueError, match="'mla' is not one of mha, sha, .*mhe_mul"):
+        make_attention("mla", num_heads=H)
+
+
+def test_an_unknown_field_says_whose_it_is():
+    with pytest.raises(ValueError, match="mha has no field 'num_kv_heads'; it belongs to gqa"):
+        make_attention("mha", num_heads=H, num_kv_heads=1)
+    with pytest.raises(ValueError, match="sha has no field 'form'; it belongs to mhe_add, mhe_mul"):
+        make_attention("sha", num_heads=H, form="folded")
+    with pytest.raises(ValueError, match="mhe_mul has no field 'heads'; no kind has it"):
+        make_attention("mhe_mul", heads=H)
+
+
+@every_kind
+@pytest.mark.parametrize("value", ["all", "heads", 2, None])
+def test_broadcast_dropout_has_three_values(case, value):
+    with pytest.raises(ValueError, match="is not one of True, False, 'batch'"):
+        case.module(broadcast_dropout=value)
+
+
+@pytest.mark.parametrize("kind", MHE)
+def test_forms(kind):
+    with pytest.raises(ValueError, match="'shared' is not one of auto, materialized, folded"):
+        start(Case(kind, "shared").module(), X)
+    with pytest.raises(ValueError, match="'folded' does not allow normalize_qk.*'materialized'"):
+        start(Case(kind, "folded").module(normalize_qk=True), X)
+
+
+@every_kind
+def test_engines(case):
+    x = normal(1, B, T, case.width)
+    with pytest.raises(ValueError, match="'flash' is not one of auto, cudnn, xla"):
+        start(case.module(engine="flash"), x)
+    if jax.default_backend() == "cpu":
+        with pytest.raises(ValueError, match="cudnn: needs an NVIDIA GPU, this is cpu"):
+            start(case.module(engine="cudnn"), x)
+
+
+@every_kind
+def test_heads_divide_the_width(case):
+    kv = {"num_kv_heads": 1} if case.kv_heads else {}
+    x = normal(1, B, T, 16)
+    with pytest.raises(ValueError, match="qkv_features=16 must be a multiple of num_heads=3"):
+        start(KINDS[case.kind](num_heads=3, **kv), x)
+    with pytest.raises(ValueError, match="qkv_features=20 must be a multiple of num_heads=3"):
+        start(KINDS[case.kind](num_heads=3, qkv_features=20, **kv), x)
+
+
+@pytest.mark.parametrize("kv_heads", [None, 0, 2, 6])
+def test_groups(kv_heads):
+    with pytest.raises(ValueError, match=f"num_kv_heads={kv_heads} must divide num_heads=3"):
+        start(make_attention("gqa", num_heads=3, num_kv_heads=kv_heads), X)
+
+
+def test_el_needs_hidden_states_as_wide_as_its_heads():
+    with pytest.raises(ValueError, match="width 21 must be qkv_features=33"):
+        start(Case("el").module(), X, normal(2, B, S, 21))
+
+
+@pytest.mark.parametrize("kind", ["skv", "el"])
+def test_one_source_of_keys_and_values(kind):
+    module = Case(kind).module()
+    with pytest.raises(ValueError, match=f"{kind} makes keys and values of one input; inputs_v"):
+        start(module, X, Y, Y + 1)
+    start(module, X, Y, Y)
+    start(module, X, X, X)
+    with pytest.raises(ValueError, match=f"{kind} makes keys and values of one input; inputs_v"):
+        start(module, Y, method="fill_cache", inputs_v=Y + 1)
+
+
+@every_kind
+def test_values_without_keys(case):
+    x = normal(1, B, T, case.width)
+    with pytest.raises(ValueError, match="inputs_v is given without inputs_k"):
+        start(case.module(), x, None, x)
+
+
+BAD_MASKS = {
+    "queries": jnp.ones((B, 1, T + 1, S), bool),
+    "keys": jnp.ones((B, 1, T, T), bool),
+    "batch": jnp.ones((B + 1, 1, T, S), bool),
+    "heads": jnp.ones((B, 2, T, S), bool),
+    "rank": jnp.ones((1, B, 1, T, S), bool),
+    "padding": Mask.padding(jnp.ones((B, S - 1), bool)),
+    "padding of another batch": Mask.padding(jnp.ones((B + 1, S), bool)),
+    "padding of rank 3": Mask.padding(jnp.ones((1, B, S), bool)),
+    "offset of another batch": Mask.causal(jnp.zeros(B + 1, int)),
+    "segments of queries for keys": Mask.segments(jnp.ones((B, T), int)),
+    "segments of another batch": Mask.segments(jnp.ones((3, T), int), jnp.ones((3, S), int)),
+    "segments of rank 1": Mask.segments(jnp.ones(T, int), jnp.ones(S, int)),
+}
+
+
+@every_case
+@pytest.mark.parametrize("name", BAD_MASKS)
+def test_masks_of_the_wrong_shape(case, name):
+    q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
+    with pytest.raises(ValueError, match=r"mask.*broadcast to"):
+        start(case.module(), q, k, mask=BAD_MASKS[name])
+
+
+@pytest.mark.xfail(strict=True, reason="base.py zips shapes of different rank: an obscure message")
+def test_an_offset_without_a_batch_axis_is_named():
+    with pytest.raises(ValueError, match="mask: offset"):
+        start(Case("mha").module(), X, mask=Mask.causal(jnp.int32(2)))
+
+
+@pytest.mark.xfail(strict=True, reason="mask.py broadcasts leading axes with jax's own message")
+def test_leading_axes_of_a_mask_are_named():
+    x = normal(1, 2, 3, T, 33)
+    with pytest.raises(ValueError, match="mask"):
+        start(Case("mha").module(), x, mask=jnp.ones((4, 1, T, T), bool))
+
+
+@pytest.mark.xfail(
+    strict=True, reason="base.py flattens leading axes that differ: rows attend to others' keys"
+)
+@pytest.mark.parametrize("batch", [(3, 2), (6,), (1,)], ids=str)
+def test_leading_axes_of_queries_and_keys_agree(batch):
+    q = normal(1, 2, 3, T, 33)
+    with pytest.raises(ValueError, match="batch"):
+        start(Case("mha").module(), q, normal(2, *batch, S, 33))
+
+
+def test_a_single_head_has_no_mask_per_head():
+    with pytest.raises(ValueError, match=r"mask: allowed has shape .*does not broadcast to"):
+        start(Case("sha").module(), X, Y, mask=jnp.ones((B, H, T, S), bool))
+    start(Case("sha").module(), X, Y, mask=jnp.ones((B, 1, T, S), bool))

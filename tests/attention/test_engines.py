@@ -1,0 +1,199 @@
+"""The ladder of engines and its support table, row by row; `cudnn` without a GPU."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import B, every_kind, normal, random_parameters
+
+from mhe_jax.attention import Mask, choices, cudnn, engines, xla
+from mhe_jax.attention.engines import Options
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+def arrays(T=8, S=8, H=4, K=4, D=64, E=64, dtype=jnp.bfloat16):
+    return tuple(jnp.zeros((B, *shape), dtype) for shape in ((T, H, D), (S, K, D), (S, K, E)))
+
+
+def refusal(*, mask=None, options=None, **sizes):
+    return cudnn.refusal(*arrays(**sizes), mask or Mask(), options or Options())
+
+
+def test_device():
+    assert "needs an NVIDIA GPU, this is cpu" in refusal()
+
+
+@pytest.mark.usefixtures("gpu")
+class TestTableOfCudnn:
+    """Docstring of `engines`, row by row."""
+
+    @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+    def test_types_it_takes(self, dtype):
+        assert refusal(dtype=dtype) is None
+
+    def test_type_it_refuses(self):
+        assert "float16 or bfloat16, not float32" in refusal(dtype=jnp.float32)
+
+    @pytest.mark.parametrize("width", [8, 64, 72, 128])
+    def test_head_widths_it_takes(self, width):
+        assert refusal(D=width, E=width) is None
+
+    @pytest.mark.parametrize(("D", "E"), [(11, 11), (12, 12), (136, 136), (64, 128), (128, 64)])
+    def test_head_widths_it_refuses(self, D, E):
+        reason = refusal(D=D, E=E)
+        assert "multiple of 8 up to 128" in reason
+        assert f"not {D} and {E}" in reason
+
+    @pytest.mark.parametrize("K", [1, 2, 4])
+    def test_fewer_key_heads(self, K):
+        assert refusal(K=K) is None
+
+    @pytest.mark.parametrize(
+        "mask",
+        [
+            Mask.causal(),
+            Mask.causal(jnp.zeros(B, int)),
+            Mask.padding(jnp.ones((B, 8), bool)),
+            Mask.segments(jnp.ones((B, 8), int)),
+            Mask.array(jnp.ones((B, 4, 8, 8), bool)),
+        ],
+        ids=["causal", "offset", "padding", "segments", "dense"],
+    )
+    def test_masks(self, mask):
+        assert refusal(mask=mask) is None
+
+    def test_dropout(self):
+        assert "dropout" in refusal(options=Options(dropout_rate=0.1))
+
+    def test_sown_weights(self):
+        assert "weights to sow" in refusal(options=Options(sow=print))
+
+    def test_precision(self):
+        assert "precision" in refusal(options=Options(precision="highest"))
+
+    def test_the_softmax_of_cudnn_is_in_float32_anyway(self):
+        assert refusal(options=Options(float32_softmax=True)) is None
+
+    @pytest.mark.xfail(
+        strict=True,
+        reason="cudnn.refusal: jax's cuDNN raises NotImplementedError on odd lengths in the "
+        "backward pass, so `auto` fails where it should fall to xla",
+    )
+    @pytest.mark.parametrize(("T", "S"), [(7, 8), (8, 7), (7, 7)])
+    def test_odd_lengths(self, T, S):
+        assert "length" in (refusal(T=T, S=S) or "")
+
+    def test_auto_takes_cudnn_first_and_xla_where_that_refuses(self, monkeypatch):
+        taken = object(), object()
+        monkeypatch.setattr(cudnn, "attend", lambda *a: taken)
+        q, k, v = arrays()
+        assert engines.attend(q, k, v, Mask(), Options()) == (*taken, "cudnn")
+        q, k, v = arrays(dtype=jnp.float32)
+        assert engines.attend(q, k, v, Mask(), Options())[2] == "xla"
+
+
+MASKS = {
+    "none": Mask(),
+    "causal": Mask.causal(),
+    "offset": Mask.causal(jnp.array([2, -3])),
+    "padding": Mask.padding(jnp.ones((B, 8), bool).at[0, 6:].set(False)),
+    "an example empty": Mask.padding(jnp.ones((B, 8), bool).at[0].set(False)),
+    "segments": Mask.segments(jnp.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 2, 2, 3, 3, 3, 3]])),
+    "causal & padding": Mask.causal() & Mask.padding(jnp.ones((B, 8), bool).at[0, 6:].set(False)),
+    "[T, S]": Mask.array(jnp.tril(jnp.ones((8, 8), bool))),
+    "[B, 1, T, S]": Mask.array(normal(3, B, 1, 8, 8) > -0.5),
+    "[B, 1, 1, S]": Mask.array(normal(3, B, 1, 1, 8) > -0.5),
+    "[B, H, T, S]": Mask.array(normal(3, B, 4, 8, 8) > -0.5),
+}
+# jax's cuDNN wants a mask of full [T, S]; these reach it as [.., 1, S].
+NARROW = ("padding", "an example empty", "causal & padding", "[B, 1, 1, S]")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            n,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="cudnn.attend passes [B, 1, 1, S] on; jax raises 'Bias must have same seq "
+                "length as QKV, got 1': every padding mask fails on a GPU",
+            )
+            if n in NARROW
+            else (),
+        )
+        for n in MASKS
+    ],
+)
+def test_what_cudnn_is_asked_to_compute(monkeypatch, name):
+    """With jax's own kernel in cuDNN's place: xla's result, and a mask that cuDNN takes."""
+    real = jax.nn.dot_product_attention
+
+    def stand_in(q, k, v, *, mask, is_causal, implementation):
+        assert implementation == "cudnn"
+        assert mask is None or (mask.ndim, mask.dtype) == (4, bool)
+        assert mask is None or mask.shape[2:] == (q.shape[1], k.shape[1])
+        return real(q, k, v, mask=mask, is_causal=is_causal, implementation="xla")
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    q, k, v = (normal(i, B, 8, h, 16) for i, h in ((1, 4), (2, 2), (4, 2)))
+    output, kept = cudnn.attend(q, k, v, MASKS[name], Options())
+    wanted, wanted_kept = xla.attend(q, k, v, MASKS[name], Options())
+    np.testing.assert_allclose(output, wanted, atol=2e-6)
+    one = (B, 8, 4, 1)
+    np.testing.assert_array_equal(np.broadcast_to(kept, one), np.broadcast_to(wanted_kept, one))
+
+
+def test_causal_is_cudnn_s_own_only_where_it_means_the_same(monkeypatch):
+    asked = []
+
+    def stand_in(q, k, v, *, mask, is_causal, implementation):
+        asked.append(is_causal)
+        return jnp.zeros_like(q)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    cases = ((Mask.causal(), 8), (Mask.causal(), 6), (Mask.causal(jnp.zeros(B, int)), 8))
+    for mask, queries in cases:
+        cudnn.attend(*arrays(T=queries), mask, Options())
+    assert asked == [True, False, False]
+
+
+def test_every_refusal_is_read_when_none_takes_the_call(monkeypatch):
+    monkeypatch.setattr(xla, "refusal", lambda *a: "is away")
+    with pytest.raises(ValueError, match="cudnn: needs an NVIDIA GPU.*; xla: is away"):
+        engines.attend(*arrays(), Mask(), Options())
+
+
+def test_an_engine_asked_for_by_name_does_not_fall_back():
+    with pytest.raises(ValueError, match="cudnn: needs an NVIDIA GPU"):
+        engines.attend(*arrays(), Mask(), Options(), "cudnn")
+    assert engines.attend(*arrays(), Mask(), Options(), "xla")[2] == "xla"
+
+
+@every_kind
+def test_choices_tell_what_ran(case, caplog, monkeypatch):
+    x = normal(1, B, 4, case.width)
+    module = case.module()
+    params = {"params": random_parameters(module, x)}
+    monkeypatch.setattr(engines, "_choices", {})
+    with caplog.at_level(logging.INFO, "mhe_jax.attention"):
+        for _ in range(2):
+            module.apply(params, x)
+    wanted = "folded on xla" if case.form else "xla"
+    if jax.default_backend() == "cpu":
+        assert choices() == {case.kind: wanted}
+        assert [r.getMessage() for r in caplog.records] == [f"{case.kind} runs as {wanted}"]
+
+
+def test_values_may_be_wider_than_keys():
+    """The contract of `xla`, on which other forms build."""
+    q, k, v = normal(1, B, 5, 3, 11), normal(2, B, 7, 1, 11), normal(3, B, 7, 1, 13)
+    output, _, _ = engines.attend(q, k, v, Mask(), Options(), "xla")
+    weights = jax.nn.softmax(jnp.einsum("bthd,bsd->bhts", q, k[:, :, 0]) / np.sqrt(11))
+    np.testing.assert_allclose(output, jnp.einsum("bhts,bse->bthe", weights, v[:, :, 0]), atol=1e-5)

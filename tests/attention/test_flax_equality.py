@@ -1,0 +1,282 @@
+"""A drop-in for `flax.linen.MultiHeadDotProductAttention`: fields, parameters, outputs, models."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from attention_cases import (
+    MHE,
+    B,
+    Case,
+    D,
+    H,
+    S,
+    T,
+    assert_close,
+    every_kind,
+    mask_for,
+    mask_names,
+    normal,
+    quick_jit,
+    random_parameters,
+)
+
+from mhe_jax.attention import KINDS, MultiHeadAttention
+
+MHA = Case("mha")
+Flax = nn.MultiHeadDotProductAttention
+KEY = jax.random.key(7)
+
+
+def pair(**fields):
+    fields = {"num_heads": H, "qkv_features": MHA.width} | fields
+    return MultiHeadAttention(**fields), Flax(**fields)
+
+
+def test_fields_and_call_are_those_of_flax():
+    ours = {f.name: f.default for f in dataclasses.fields(MultiHeadAttention)}
+    theirs = {f.name: f.default for f in dataclasses.fields(Flax)}
+    # Positional use too: the same fields in the same order, then ours.
+    assert [n for n in ours if n in theirs] == list(theirs)
+    assert next(n for n in ours if n not in theirs) == list(ours)[len(theirs) - 2]  # parent, name
+    for name, default in theirs.items():
+        if name not in ("attention_fn", "bias_init"):
+            assert ours[name] == default, name
+    for kind in KINDS.values():
+        assert list(ours) == [f.name for f in dataclasses.fields(kind)][: len(ours)] or set(
+            ours
+        ) <= {f.name for f in dataclasses.fields(kind)}
+    call = [p for p in inspect.signature(Flax.__call__).parameters if p != "inputs_kv"]
+    assert list(inspect.signature(MultiHeadAttention.__call__).parameters) == call
+
+
+@pytest.mark.parametrize("name", mask_names(MHA, T, S))
+def test_outputs_under_every_mask_on_rows_with_a_key(name):
+    ours, flax = pair()
+    q, k, v = normal(1, B, T, 33), normal(2, B, S, 33), normal(3, B, S, 33)
+    params = {"params": random_parameters(flax, q, k, v)}
+    _, dense = mask_for(MHA, name, T, S)
+    dense = jnp.asarray(dense)
+    has_key = dense.any(-1).all(1)
+    mine, theirs = (m.apply(params, q, k, v, mask=dense)[has_key] for m in (ours, flax))
+    if mine.size:
+        assert_close(mine, theirs, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_bias": False},
+        {"normalize_qk": True},
+        {"out_features": 13},
+        {"use_bias": False, "normalize_qk": True, "out_features": 13, "qkv_features": 66},
+        {"dtype": jnp.float16, "force_fp32_for_softmax": False},
+        {"precision": "highest"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [(), (B,), (2, 3)], ids=str)
+def test_outputs_with_other_fields(fields, batch):
+    ours, flax = pair(**fields)
+    q, k, v = normal(1, *batch, T, 17), normal(2, *batch, S, 19), normal(3, *batch, S, 23)
+    params = {"params": random_parameters(flax, q, k, v)}
+    mask = normal(4, *batch, 1, T, S) > -0.7
+    mask = mask.at[..., 0].set(True)
+    mine, theirs = (quick_jit(m.apply)(params, q, k, v, mask=mask) for m in (ours, flax))
+    assert mine.dtype == theirs.dtype
+    assert_close(mine, theirs, 2e-3 if "dtype" in fields else 1e-6)
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_bias": False}, {"normalize_qk": True}], ids=str)
+def test_initial_parameters_are_those_of_flax(fields):
+    ours, flax = pair(**fields)
+    q, k = normal(1, B, T, 17), normal(2, B, S, 19)
+    mine, theirs = (m.init(jax.random.key(3), q, k) for m in (ours, flax))
+    jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+
+
+INITIALIZERS = {
+    "kernel_init": nn.initializers.normal(0.5),
+    "out_kernel_init": nn.initializers.constant(0.25),
+    "bias_init": nn.initializers.normal(0.1),
+    "out_bias_init": nn.initializers.ones_init(),
+}
+
+
+@pytest.mark.parametrize("given", [(), ("out_kernel_init",), ("out_bias_init",)], ids=str)
+def test_initializers_are_used_as_in_flax(given):
+    fields = {n: INITIALIZERS[n] for n in ("kernel_init", "bias_init", *given)}
+    ours, flax = pair(**fields)
+    x = normal(1, B, T, 33)
+    mine, theirs = (m.init(jax.random.key(3), x) for m in (ours, flax))
+    jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+
+
+@every_kind
+def test_initial_standard_deviations_are_those_of_flax(case):
+    """1/√fan-in of the flattened kernel. A deviation of n numbers errs by 1/√(2n)."""
+    heads, width, inputs = 8, 128, 128 if case.kind == "el" else 512
+    x = jnp.zeros((1, 2, inputs))
+    kv = {"num_kv_heads": 2} if case.kind == "gqa" else {}
+    module = KINDS[case.kind](num_heads=heads, qkv_features=width, **kv)
+    params = module.init(jax.random.key(0), x)["params"]
+    flax = Flax(num_heads=heads, qkv_features=width).init(jax.random.key(0), x)["params"]
+    for name, leaves in params.items():
+        if name.endswith("embedding"):
+            assert leaves.shape == (heads, width // heads)
+            assert abs(leaves.std() / 0.02 - 1) < 5 / np.sqrt(2 * leaves.size)
+            continue
+        kernel = leaves["kernel"]
+        fan_in = width if name == "out" else inputs
+        assert abs(kernel.std() * np.sqrt(fan_in) - 1) < 5 / np.sqrt(2 * kernel.size), name
+        assert not np.any(leaves["bias"])
+        if name in flax and kernel.shape == flax[name]["kernel"].shape:
+            np.testing.assert_array_equal(kernel, flax[name]["kernel"])
+
+
+@pytest.mark.parametrize("batch", [(B,), (2, 3)], ids=str)
+@pytest.mark.parametrize(("ours_shares", "flax_shares"), [("batch", True), (False, False)])
+def test_dropout_draws_the_mask_of_flax(ours_shares, flax_shares, batch):
+    """By `dropout_rng` and by the 'dropout' stream of a model."""
+    rate = {"dropout_rate": 0.4, "deterministic": False}
+    ours, _ = pair(broadcast_dropout=ours_shares, **rate)
+    _, flax = pair(broadcast_dropout=flax_shares, **rate)
+    q, k = normal(1, *batch, T, 33), normal(2, *batch, S, 33)
+    params = {"params": random_parameters(pair()[1], q, k)}
+    for how in ({"dropout_rng": KEY}, {"rngs": {"dropout": KEY}}):
+        mine, theirs = (m.apply(params, q, k, **how) for m in (ours, flax))
+        assert_close(mine, theirs, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (B,),
+        pytest.param(
+            (2, 3),
+            marks=pytest.mark.xfail(
+                strict=True, reason="base.py sows [B, H, T, S] of the flattened batch"
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_sown_weights_are_those_of_flax(batch):
+    q, k = normal(1, *batch, T, 33), normal(2, *batch, S, 33)
+    ours, flax = pair()
+    params = {"params": random_parameters(flax, q, k)}
+    mine, theirs = (
+        m.apply(params, q, k, sow_weights=True, mutable=["intermediates"])[1] for m in (ours, flax)
+    )
+    assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, theirs)
+    assert_close(mine, theirs, 1e-6)
+
+
+@pytest.mark.parametrize("normalize_qk", [True, False])
+def test_decoding_step_by_step_is_that_of_flax(normalize_qk):
+    ours, flax = pair(decode=True, normalize_qk=normalize_qk)
+    x = normal(1, B, T, 33)
+    params = {"params": random_parameters(flax, x)}
+    padding = jnp.ones((B, 1, 1, T), bool).at[0, :, :, 1].set(False)
+    caches = [m.apply(params, x, mutable=["cache"])[1] for m in (ours, flax)]
+    for t in range(T):
+        mine, theirs = (
+            m.apply(params | c, x[:, t : t + 1], mask=padding, mutable=["cache"])
+            for m, c in zip((ours, flax), caches, strict=True)
+        )
+        caches = [mine[1], theirs[1]]
+        assert_close(mine[0], theirs[0], 1e-6)
+        for name in ("cached_key", "cached_value"):
+            np.testing.assert_allclose(
+                caches[0]["cache"][name], caches[1]["cache"][name], atol=1e-6
+            )
+
+
+class Model(nn.Module):
+    """A model of someone's own, written for Flax's module: a decoder's block and a head."""
+
+    attention: Callable[..., nn.Module] = nn.MultiHeadDotProductAttention
+
+    @nn.compact
+    def __call__(self, x, memory, train=False):
+        mask = nn.make_causal_mask(x[..., 0])
+        x += self.attention(
+            num_heads=4, dropout_rate=0.1, deterministic=not train, name="self_attention"
+        )(nn.LayerNorm()(x), mask=mask)
+        x += self.attention(4, jnp.float32, use_bias=False, name="cross_attention")(x, memory)
+        return nn.Dense(5)(x)
+
+
+def train_step(attention):
+    """Loss, gradients and parameters after one step of AdamW, all jitted."""
+    model = Model(attention)
+    x, memory = normal(1, 3, T, 24), normal(2, 3, S, 24)
+    labels = jnp.asarray(np.random.default_rng(4).integers(0, 5, (3, T)))
+    params = random_parameters(model, x, memory)
+    optimizer = optax.adamw(1e-2)
+
+    @quick_jit
+    def step(params, state):
+        def loss(params):
+            logits = model.apply({"params": params}, x, memory, train=True, rngs={"dropout": KEY})
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return value, grads, optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    before, grads, after, state = step(params, state)
+    for _ in range(4):
+        value, _, after, state = step(after, state)
+    return before, value, grads, params, after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_takes_any_kind_by_one_name(kind):
+    attention = KINDS[kind]
+    if kind == "gqa":
+        attention = functools.partial(attention, num_kv_heads=2)
+    before, later, grads, params, after = train_step(attention)
+    assert later < before
+    for path, g in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.isfinite(g).all()
+        if "key_head_embedding" not in jax.tree_util.keystr(path) or kind != "mhe_add":
+            assert np.any(g), path
+    assert not any(
+        np.array_equal(a, b)
+        for path, a, b in zip(
+            (p for p, _ in jax.tree_util.tree_leaves_with_path(params)),
+            jax.tree.leaves(params),
+            jax.tree.leaves(after),
+            strict=True,
+        )
+        if path[-1].key == "kernel"
+    )
+
+
+def test_the_model_with_mha_is_the_model_with_flax():
+    """Loss, gradients and steps; with dropout, which Flax shares over the batch."""
+    shared = functools.partial(MultiHeadAttention, broadcast_dropout="batch")
+    mine, theirs = train_step(shared), train_step(Flax)
+    np.testing.assert_allclose(mine[0], theirs[0], rtol=1e-6)
+    np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-4)
+    assert_close(mine[2], theirs[2])
+
+
+@pytest.mark.parametrize("kind", [*MHE, "skv"])
+def test_a_kind_inside_remat(kind):
+    """`nn.remat` hands `x, x, x` on as three arrays."""
+    if kind == "skv":
+        pytest.xfail("base.py compares inputs_v with inputs_k by identity, which remat loses")
+    module = nn.remat(KINDS[kind])(num_heads=H, qkv_features=H * D)
+    x = normal(1, B, T, 33)
+    params = {"params": random_parameters(Case(kind).module(), x)}
+    assert_close(module.apply(params, x, x, x), Case(kind).module().apply(params, x))

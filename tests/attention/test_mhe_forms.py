@@ -1,0 +1,149 @@
+"""The algebra of MHE (papers.md 1.6): both forms are one function of the same parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import (
+    MHE,
+    B,
+    Case,
+    H,
+    S,
+    T,
+    assert_close,
+    mask_for,
+    mask_names,
+    normal,
+    quick_jit,
+    random_parameters,
+)
+
+ADD, MUL = Case("mhe_add"), Case("mhe_mul")
+GRADIENTS = {}
+
+
+def run(case, form, mask, *inputs):
+    """Output and gradients of (parameters, inputs)."""
+    params = random_parameters(case.module(), *inputs)
+    cotangent = normal(9, B, T, case.width)
+    if (case, form) not in GRADIENTS:
+        module = case.module(form=form)
+
+        def loss(params, inputs, mask):
+            output = module.apply({"params": params}, *inputs, mask=mask)
+            return (output * cotangent).sum(), output
+
+        GRADIENTS[case, form] = quick_jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    (of_params, of_inputs), output = GRADIENTS[case, form](params, inputs, mask)
+    return output, of_params, of_inputs
+
+
+def agree(case, name, keys, *inputs):
+    _, dense = mask_for(case, name, T, keys)
+    folded, materialized = (
+        run(case, form, jnp.asarray(dense), *inputs) for form in ("folded", "materialized")
+    )
+    assert_close(folded, materialized)
+
+
+@pytest.mark.parametrize("kind", MHE)
+@pytest.mark.parametrize("name", mask_names(ADD, T, T))
+def test_forms_agree_in_self_attention(kind, name):
+    agree(Case(kind), name, T, normal(1, B, T, ADD.width))
+
+
+@pytest.mark.parametrize("kind", MHE)
+@pytest.mark.parametrize("name", mask_names(ADD, T, S))
+def test_forms_agree_in_cross_attention(kind, name):
+    q, k, v = (normal(i, B, n, ADD.width) for i, n in enumerate((T, S, S)))
+    agree(Case(kind), name, S, q, k, v)
+
+
+@pytest.mark.parametrize("name", ["none", "padding", "one row empty", "a head's row empty"])
+def test_the_key_embedding_of_mhe_add_has_no_gradient(name):
+    q, k = normal(1, B, T, ADD.width), normal(2, B, S, ADD.width)
+    _, dense = mask_for(ADD, name, T, S)
+    _, folded, _ = run(ADD, "folded", jnp.asarray(dense), q, k)
+    assert not np.any(folded["key_head_embedding"])
+    _, materialized, _ = run(ADD, "materialized", jnp.asarray(dense), q, k)
+    size = np.abs(materialized["query_head_embedding"]).max()
+    assert size > 0
+    assert np.abs(materialized["key_head_embedding"]).max() <= 1e-6 * size
+
+
+@pytest.mark.parametrize("kind", MHE)
+def test_every_other_embedding_matters(kind):
+    q, k = normal(1, B, T, ADD.width), normal(2, B, S, ADD.width)
+    _, dense = mask_for(ADD, "none", T, S)
+    _, grads, _ = run(Case(kind), "folded", jnp.asarray(dense), q, k)
+    for role in ("query", "key", "value"):
+        if (kind, role) != ("mhe_add", "key"):
+            assert np.abs(grads[f"{role}_head_embedding"]).min() > 0
+
+
+@pytest.mark.parametrize("form", ["materialized", "folded"])
+def test_mhe_mul_is_multi_query_attention_of_other_weights(form):
+    q, k = normal(1, B, T, MUL.width), normal(2, B, S, MUL.width)
+    module = MUL.module(form=form)
+    p = random_parameters(module, q, k)
+    of_query = (1 + p["query_head_embedding"]) * (1 + p["key_head_embedding"])
+    of_value = 1 + p["value_head_embedding"]
+    multi_query = {
+        "query": {
+            "kernel": p["query"]["kernel"][:, None] * of_query[None],
+            "bias": p["query"]["bias"][None] * of_query,
+        },
+        "key": {"kernel": p["key"]["kernel"][:, None], "bias": p["key"]["bias"][None]},
+        "value": {"kernel": p["value"]["kernel"][:, None], "bias": p["value"]["bias"][None]},
+        "out": {
+            "kernel": p["out"]["kernel"] * of_value[:, :, None],
+            "bias": p["out"]["bias"],
+        },
+    }
+    mask, _ = mask_for(MUL, "one row empty", T, S)
+    wanted = Case("mqa").module().apply({"params": multi_query}, q, k, mask=mask)
+    assert_close(module.apply({"params": p}, q, k, mask=mask), wanted)
+
+
+@pytest.mark.parametrize("kind", MHE)
+def test_equal_embeddings_of_zero_are_single_head_attention(kind):
+    q, k = normal(1, B, T, ADD.width), normal(2, B, S, ADD.width)
+    p = random_parameters(Case(kind).module(), q, k, embedding=0.0)
+    single = {name: p[name] for name in ("query", "key", "value", "out")}
+    wanted = Case("sha").module().apply({"params": single}, q, k)
+    assert_close(Case(kind).module().apply({"params": p}, q, k), wanted)
+
+
+@pytest.mark.parametrize("kind", MHE)
+def test_forms_start_from_the_same_parameters(kind):
+    x = normal(1, B, T, ADD.width)
+    started = [
+        Case(kind).module(form=form).init(jax.random.key(0), x)
+        for form in ("auto", "folded", "materialized")
+    ]
+    for other in started[1:]:
+        jax.tree.map(np.testing.assert_array_equal, started[0], other)
+
+
+@pytest.mark.parametrize("kind", MHE)
+def test_auto_is_folded_unless_keys_are_normalized(kind):
+    assert Case(kind).module().resolved_form == "folded"
+    assert Case(kind).module(normalize_qk=True).resolved_form == "materialized"
+    assert Case(kind, "materialized").module().resolved_form == "materialized"
+
+
+@pytest.mark.parametrize("kind", MHE)
+def test_folded_holds_one_key_and_one_value_head(kind):
+    """Nothing of size B·S·H·D appears on the key side: what folding is for."""
+    long = 1021
+    q, k = normal(1, B, T, ADD.width), normal(2, B, long, ADD.width)
+
+    def program(form):
+        module = Case(kind, form).module()
+        params = {"params": random_parameters(module, q, k)}
+        return str(jax.make_jaxpr(module.apply)(params, q, k))
+
+    heads = f"f32[{B},{long},{H},{ADD.width // H}]"
+    assert heads in program("materialized")
+    assert heads not in program("folded")

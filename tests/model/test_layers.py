@@ -1,0 +1,164 @@
+"""The layers against their equations, and the config against the attention that comes of it."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhe_jax.attention import KINDS, Mask
+from mhe_jax.config import AttentionByRole, AttentionConfig, AttentionOverride
+from mhe_jax.model.layers import MLP, DecoderLayer, EncoderLayer, attention, layer_norm
+from mhe_jax.model.stack import Encoder
+
+
+def random_like(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape).astype(np.float32))  # noqa: E731
+    return jax.tree.map(draw, shapes)
+
+
+def norm(x, p, epsilon):
+    """In NumPy, in float64."""
+    x, p = np.asarray(x, np.float64), jax.tree.map(np.asarray, p)
+    centred = x - x.mean(-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+    return (centred / deviation * p["scale"] + p["bias"]).astype(np.float32)
+
+
+def mlp(x, p, activation):
+    x, p = np.asarray(x), jax.tree.map(np.asarray, p)
+    x = np.asarray(activation(x @ p["up"]["kernel"] + p["up"]["bias"]))
+    return x @ p["down"]["kernel"] + p["down"]["bias"]
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("name", ["encoder", "language_model", "decoder"])
+def test_equations(tiny, name, norm_position):
+    config = tiny.config(norm_position=norm_position, layer_norm_epsilon=0.1, activation="relu")
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.normal(size=(2, 5, 12)).astype(np.float32))
+    encoded = jnp.asarray(rng.normal(size=(2, 7, 12)).astype(np.float32))
+    valid = jnp.arange(7)[None] < jnp.array([[7], [4]])
+    mask = Mask.padding(valid[:, :5])
+    layer, arguments = {
+        "encoder": (EncoderLayer(config), (x, mask)),
+        "language_model": (DecoderLayer(config), (x,)),
+        "decoder": (DecoderLayer(config, cross=True), (x, None, encoded, valid)),
+    }[name]
+    p = random_like(jax.eval_shape(layer.init, jax.random.key(0), *arguments))["params"]
+
+    def attend(sublayer, role, *inputs, mask):
+        variables = {"params": p[sublayer]}
+        inputs = [jnp.asarray(y) for y in inputs]
+        return np.asarray(attention(config, role, "").apply(variables, *inputs, mask=mask))
+
+    own = ("encoder", mask) if name == "encoder" else ("decoder", Mask.causal())
+    sublayers = {"self_attention": lambda y: attend("self_attention", own[0], y, mask=own[1])}
+    if name == "decoder":
+        sublayers["cross_attention"] = lambda y: attend(
+            "cross_attention", "cross", y, encoded, mask=Mask.padding(valid)
+        )
+    sublayers["mlp"] = lambda y: mlp(y, p["mlp"], nn.relu)
+
+    want = np.asarray(x)
+    for sublayer, function in sublayers.items():
+        normed = lambda y, q=p[f"{sublayer}_norm"]: norm(y, q, 0.1)  # noqa: E731
+        if norm_position == "pre":
+            want = want + function(normed(want))
+        else:
+            want = normed(want + function(want))
+    np.testing.assert_allclose(layer.apply({"params": p}, *arguments), want, atol=2e-5, rtol=2e-5)
+
+
+def test_gelu_is_the_exact_one(tiny):
+    module = MLP(tiny.config(activation="gelu"))
+    x = jnp.ones((1, 3, 12)) * jnp.array([[[-2.0], [0.5], [3.0]]])
+    p = random_like(jax.eval_shape(module.init, jax.random.key(0), x))["params"]
+    exact = lambda x: x * (1 + jax.lax.erf(x / np.sqrt(2))) / 2  # noqa: E731
+    np.testing.assert_allclose(module.apply({"params": p}, x), mlp(x, p, exact), atol=1e-5)
+
+
+def test_layer_norm_of_bfloat16_is_computed_in_float32(tiny):
+    """A large common offset: subtracting the mean in bfloat16 would lose what is left."""
+    module = layer_norm(tiny.config(dtype="bfloat16"))
+    x = jnp.asarray(300 + 2 * np.random.default_rng(0).normal(size=(1, 4, 12)), jnp.bfloat16)
+    p = {"scale": jnp.ones(12), "bias": jnp.zeros(12)}
+    got = module.apply({"params": p}, x)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(jnp.float32), norm(x, p, 1e-6), atol=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
+    mhe = kind.startswith("mhe_")
+    # 16 is not the width 12 of the model; el cuts the hidden states and cannot have it.
+    width = None if kind == "el" else 16
+    special = {"form": "materialized", "head_embedding_stddev": 0.5} if mhe else {}
+    of_config = tiny.config(
+        kind,
+        attention={
+            "qkv_features": width,
+            "engine": "xla",
+            "dropout_rate": 0.25,
+            "use_bias": True,
+            "normalize_qk": True,
+            **special,
+        },
+        dtype="bfloat16",
+    )
+    module = attention(of_config, "cross", "cross_attention", decode=True)
+    assert type(module) is KINDS[kind]
+    got = {field: getattr(module, field) for field in ("num_heads", "qkv_features", "engine")}
+    assert got == {"num_heads": 4, "qkv_features": width, "engine": "xla"}
+    assert module.dropout_rate == 0.25
+    assert module.use_bias and module.normalize_qk and module.force_fp32_for_softmax  # noqa: PT018
+    assert (module.dtype, module.decode, module.name) == ("bfloat16", True, "cross_attention")
+    assert getattr(module, "num_kv_heads", None) == (2 if kind == "gqa" else None)
+    if mhe:
+        assert module.form == "materialized"
+        table = module.head_embedding_init(jax.random.key(0), (100, 100), jnp.float32)
+        np.testing.assert_allclose(table.std(), 0.5, rtol=0.05)
+    default = attention(tiny.config(kind), "cross", "x")
+    assert not default.use_bias
+    assert not default.decode
+    if mhe:
+        assert default.form == "auto"
+        assert default.head_embedding_init is KINDS[kind].head_embedding_init
+
+
+def test_roles_choose_their_own_attention(tiny):
+    roles = AttentionByRole(
+        encoder=AttentionOverride(kind="skv"),
+        decoder=AttentionOverride(num_heads=2),
+        cross=AttentionOverride(kind="mqa", dropout_rate=0.5),
+    )
+    config = dataclasses.replace(tiny.config(), attention_by_role=roles)
+    got = {
+        role: (lambda m: (m.kind, m.num_heads, m.dropout_rate))(attention(config, role, role))
+        for role in ("encoder", "decoder", "cross")
+    }
+    assert got == {"encoder": ("skv", 4, 0.0), "decoder": ("mha", 2, 0.0), "cross": ("mqa", 4, 0.5)}
+    assert config.attention == AttentionConfig(num_heads=4)
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_each_layer_draws_a_dropout_mask_of_its_own(tiny, scan_layers):
+    """Each of two layers adds dropout(1): with the same mask twice no feature could get it once."""
+    config = tiny.config(scan_layers=scan_layers, dropout_rate=0.5)
+    stack = Encoder(config, 2)
+    x = jnp.zeros((2, 5, 12))
+    shapes = jax.eval_shape(stack.init, jax.random.key(0), x)["params"]
+
+    def constant(path, leaf):
+        names = [key.key for key in path]
+        one = names[-2:] == ["down", "bias"] or (names[-1] == "scale")
+        return jnp.full(leaf.shape, float(one))
+
+    params = jax.tree_util.tree_map_with_path(constant, shapes)
+    rngs = {"dropout": jax.random.key(0)}
+    out = stack.apply({"params": params}, x, deterministic=False, rngs=rngs)
+    levels = max(len(np.unique(np.round(row, 4))) for row in np.asarray(out).reshape(-1, 12))
+    assert levels == 3

@@ -1,0 +1,115 @@
+"""Every file in configs/: documented, allowed, with a variant for a laptop."""
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import typing
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mhe_jax.attention.published import TRANSLATION
+from mhe_jax.config import Config
+from mhe_jax.loading import check, check_devices, load_config
+from mhe_jax.model import count_parameters, make_model
+
+CONFIGS = sorted(Path(__file__).parent.parent.joinpath("configs").glob("*.py"))
+DEVICES = {"bert_base": 256, "wmt14_base": 8, "wmt14_big": 8}
+
+
+def variants(path: Path) -> tuple[str, ...]:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return typing.get_args(typing.get_type_hints(module.get_config)["variant"])
+
+
+EACH = [
+    pytest.param(path, variant, id=f"{path.stem}:{variant}" if variant else path.stem)
+    for path in CONFIGS
+    for variant in variants(path)
+]
+
+
+def load(path: Path, variant: str) -> Config:
+    return load_config(f"{path}:{variant}" if variant else str(path))
+
+
+def parameters(config: Config) -> dict[str, int]:
+    """How many the model has, `total` and in `attention`; nothing is computed."""
+    model = make_model(config.task, config.model)
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    arguments = (tokens,) if config.task == "lm" else (tokens, tokens)
+    return count_parameters(jax.eval_shape(model.init, jax.random.key(0), *arguments)["params"])
+
+
+def test_all_are_there():
+    expected = "bert_base demo multi30k wikitext2_lm wikitext2_mlm wmt14_base wmt14_big"
+    assert {path.stem for path in CONFIGS} == set(expected.split())
+
+
+@pytest.mark.parametrize(("path", "variant"), EACH)
+def test_a_config_keeps_the_rules(path, variant):
+    config = load(path, variant)
+    check(config)
+    check_devices(config, 1)
+    assert config.data.validation
+    assert config.data.test
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_is_a_document(path):
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert f"python train.py configs/{path.name}" in text
+    assert "Expected time:" in text
+    assert "Expected score:" in text
+    # A command of the docstring names fields that exist.
+    fields = re.findall(r"--(\w+(?:\.\w+)+)", text)
+    for name in fields:
+        part = load(path, "")
+        for step in name.split("."):
+            part = getattr(part, step)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_has_a_variant_for_a_laptop(path):
+    assert "local" in variants(path)
+    full, local = load(path, ""), load(path, "local")
+    assert local.task == full.task
+    assert local.train.num_steps <= 200
+    assert parameters(local)["total"] < 500_000
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_paper_shapes_lie_on_many_devices(name):
+    (path,) = (path for path in CONFIGS if path.stem == name)
+    check_devices(load(path, ""), DEVICES[name])
+
+
+def test_multi30k_has_at_most_four_million_parameters():
+    (path,) = (path for path in CONFIGS if path.stem == "multi30k")
+    config = load(path, "")
+    assert config.model.attention.kind == "mhe_mul"
+    assert parameters(config)["total"] <= 4_000_000
+
+
+@pytest.mark.parametrize("kind", ["mha", "mhe_mul"])
+@pytest.mark.parametrize("name", ["base", "big"])
+def test_wmt14_has_the_published_number_of_attention_parameters(name, kind):
+    (path,) = (path for path in CONFIGS if path.stem == f"wmt14_{name}")
+    (row,) = (row for row in TRANSLATION if row.name == name)
+    config = load(path, "")
+    attention = dataclasses.replace(config.model.attention, kind=kind)
+    model = dataclasses.replace(config.model, attention=attention)
+    found = parameters(dataclasses.replace(config, model=model))
+    assert found["attention"] == getattr(row, kind)
+
+
+def test_bert_base_has_the_published_number_of_attention_parameters():
+    (path,) = (path for path in CONFIGS if path.stem == "bert_base")
+    assert parameters(load(path, ""))["attention"] == 8_875_008

@@ -1,0 +1,137 @@
+"""The rooms of the house: who may import whom, and what an import loads. Read by `ast`, not run."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "mhe_jax"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# A file imports from its own room and from those before it.
+ROOMS = [
+    "config",
+    "fields",
+    "checks",
+    "loading",
+    "attention",
+    "model",
+    "data",
+    "training",
+    "evaluation",
+]
+
+# Libraries that one file each imports.
+HOMES = {
+    "babel": "data/phrases.py",
+    "grain": "data/loader.py",
+    "matplotlib": "training/tracking.py",
+    "num2words": "data/phrases.py",
+    "orbax": "training/checkpoint.py",
+    "rich": "training/tracking.py",
+    "sacrebleu": "evaluation/metrics.py",
+    "sentencepiece": "data/tokenizer.py",
+    "tensorboardX": "training/tracking.py",
+    "tensorflow_datasets": "data/tfds_source.py",
+    "tyro": "loading.py",
+}
+
+# Names that say nothing about what is inside.
+NAMELESS = {"utils", "util", "common", "helpers", "helper", "misc"}
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of all modules that a file imports, inside functions too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}:{node.lineno}: import by the full name"
+            names.add(node.module)
+            # `from mhe_jax import loading` and `from mhe_jax.data import phrases`
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_every_file_has_a_room():
+    assert {room(path) for path in FILES} - {"__init__"} <= set(ROOMS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_go_down_only(path):
+    own = room(path)
+    allowed = set(ROOMS[: ROOMS.index(own) + 1]) if own in ROOMS else set()
+    theirs = {
+        parts[1]
+        for parts in (module.split(".") for module in imported(path))
+        if parts[0] == "mhe_jax" and len(parts) > 1
+    }
+    assert theirs & set(ROOMS) <= allowed
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_a_library_is_imported_in_one_file(library):
+    users = {
+        name(path)
+        for path in FILES
+        if any(module.split(".")[0] == library for module in imported(path))
+    }
+    assert users == {HOMES[library]}
+
+
+@pytest.mark.parametrize("entry", ["train.py", "eval.py"])
+def test_entry_points_import_no_library(entry):
+    tops = {module.split(".")[0] for module in imported(ROOT / entry)}
+    assert tops <= {"json", "sys", "mhe_jax"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.name)
+def test_configs_import_the_config_only(path):
+    assert {module for module in imported(path) if module.count(".") < 2} <= {
+        "typing",
+        "typing.Literal",
+        "mhe_jax.config",
+    }
+
+
+def test_no_room_without_a_meaning():
+    python = [*FILES, *ROOT.glob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    for path in python:
+        assert not NAMELESS & {path.stem, path.parent.name}, path
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level packages in sys.modules of a fresh Python after `code`."""
+    code += "\nimport sys\nprint(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_attention_loads_jax_and_flax_only():
+    packages = loaded_by("import mhe_jax.attention")
+    assert {"jax", "flax"} <= packages
+    own = packages - loaded_by("import flax.linen")  # Flax itself loads rich
+    assert not own & {*HOMES, "chex", "optax"}
+    assert not packages & {"grain", "orbax", "sentencepiece", "tensorflow_datasets"}
+
+
+def test_arguments_are_parsed_before_jax_is_loaded():
+    code = """
+from mhe_jax.loading import parse_train_arguments
+parse_train_arguments(["configs/demo.py", "--train.num_steps", "3"])
+"""
+    assert not {"jax", "flax", "numpy"} & loaded_by(code)

@@ -1,0 +1,108 @@
+"""A tiny parallel text, and configs of each task on it."""
+
+import random
+
+import jax
+import pytest
+
+from mhe_jax.config import (
+    AttentionConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from mhe_jax.loading import set_field
+from mhe_jax.model import make_model
+from mhe_jax.training import objective, sharding
+from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.state import make_initializer
+
+WORDS = {
+    "en": "one small dog runs over the green meadow and a man with red hat watches him",
+    "de": "ein kleiner hund läuft über die grüne wiese und einer mit rotem hut sieht ihm",
+}
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A directory with train and validation, in English and German; also the cache of indices."""
+    directory = tmp_path_factory.mktemp("text")
+    draw = random.Random(3)
+    for split, lines in (("train", 300), ("validation", 24)):
+        picks = [[draw.randrange(15) for _ in range(draw.randint(2, 6))] for _ in range(lines)]
+        for language, words in WORDS.items():
+            words = words.split()
+            text = "".join(" ".join(words[i] for i in pick) + "\n" for pick in picks)
+            (directory / f"{split}.{language}").write_text(text, encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+def tiny(text, tmp_path):
+    """`tiny(task, **{"dotted.field": value})`: an experiment of a second or two."""
+
+    def make(task="mlm", /, **changes):
+        pair = task == "translation"
+        languages = ("en", "de") if pair else ("en",)
+        config = Config(
+            task=task,
+            workdir=str(tmp_path / "run"),
+            model=ModelConfig(
+                vocabulary_size=300,
+                features=16,
+                mlp_features=24,
+                num_layers=1,
+                max_length=16,
+                attention=AttentionConfig(kind="mhe_mul", num_heads=2),
+            ),
+            data=DataConfig(
+                directory=str(text),
+                train=tuple(f"train.{language}" for language in languages),
+                validation=tuple(f"validation.{language}" for language in languages),
+                cache_directory=str(text / "cache"),
+                sequence_length=16,
+                batch_size=8,
+                tokens_per_batch=256,
+                length_buckets=(8, 16) if pair else (),
+            ),
+            optimizer=OptimizerConfig(warmup_steps=3),
+            train=TrainConfig(
+                num_steps=6, eval_every=3, checkpoint_every=2, keep_checkpoints=2, log_every=2
+            ),
+            evaluation=EvaluationConfig(batch_size=8),
+        )
+        for name, value in changes.items():
+            config = set_field(config, name, value)
+        return config
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def saved():
+    """`saved(config, workdir)`: the newest state of a run, as NumPy arrays."""
+
+    def restore(config, workdir=None):
+        mesh = sharding.make_mesh(config, jax.devices()[:1])
+        model = make_model(config.task, config.model)
+        init = objective.make_initializer(config.task, model, config.data.sequence_length)
+        ema = config.optimizer.ema_decay is not None
+        _, abstract = make_initializer(init, make_optimizer(config), mesh, ema)
+        checkpoints = Checkpoints(workdir or config.workdir)
+        state, _ = checkpoints.restore(abstract)
+        checkpoints.close()
+        return jax.device_get(state)
+
+    return restore
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast_compilation():
+    """Nothing here depends on how well a program is optimized, and much on how soon it is there."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -1,0 +1,196 @@
+"""Whole runs in this process, on real text, with one device."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.loading import load_json
+from mhe_jax.training import loop, tracking
+from mhe_jax.training.signals import Stopped
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cached_compilation(tmp_path_factory):
+    """The same few programs are compiled by every test here."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def train(config):
+    return loop.train(config, jax.devices()[:1])
+
+
+def assert_same_run(one, other, saved):
+    """States bit for bit, and all that was logged but speed."""
+    jax.tree.map(np.testing.assert_array_equal, saved(one), saved(other))
+    logs = []
+    for config in (one, other):
+        found = list(tracking.read(Path(config.workdir) / tracking.FILE))
+        logs.append([{k: v for k, v in line.items() if "second" not in k} for line in found])
+    assert logs[0] == logs[1]
+
+
+def steps_in(config, name="checkpoints"):
+    return sorted(int(path.name) for path in (Path(config.workdir) / name).iterdir())
+
+
+def interrupt(monkeypatch, step, *signals):
+    """Send signals to this process when `step` is read."""
+    advance = tracking.Tracker.advance
+
+    def advance_and_kill(self, done):
+        advance(self, done)
+        if done == step:
+            for number in signals:
+                os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(tracking.Tracker, "advance", advance_and_kill)
+
+
+@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
+def test_a_run_from_beginning_to_end(tiny, task, capsys):
+    config = tiny(task, **{"optimizer.ema_decay": 0.9, "optimizer.label_smoothing": 0.1})
+    result = train(config)
+    assert json.loads(json.dumps(result)) == result
+    assert result["task"] == task
+    assert result["kind"] == "mhe_mul"
+    assert "mhe_mul" in result["attention"]
+    assert result["steps"] == 6
+    assert 0 < result["parameters"]["attention"] < result["parameters"]["total"]
+    assert 4 < result["best_validation_loss"] <= result["validation_loss"] < 7
+    assert np.exp(result["validation_loss"]) == pytest.approx(result["validation_perplexity"])
+    assert result["tokens_per_second"] > 0
+    assert (result["device"], result["num_devices"]) == ("cpu", 1)
+    workdir = Path(config.workdir)
+    assert sorted(path.name for path in workdir.iterdir()) == [
+        "checkpoints",
+        "checkpoints_best",
+        "config.json",
+        tracking.PICTURE,
+        tracking.FILE,
+        loop.TOKENIZER,
+    ]
+    assert steps_in(config) == [4, 6]
+    assert steps_in(config, "checkpoints_best") == [result["best_step"]]
+    assert load_json(workdir / "config.json") == config
+    found = list(tracking.read(workdir / tracking.FILE))
+    steps = [(line["step"], line["split"]) for line in found]
+    assert steps == [
+        (2, "train"),
+        (3, "validation"),
+        (4, "train"),
+        (6, "train"),
+        (6, "validation"),
+    ]
+    assert all(np.isfinite(v) for line in found for v in line.values() if type(v) is float)
+
+    # Complete: the same result again, and nothing trained.
+    before = (workdir / tracking.FILE).read_text()
+    again = train(config)
+    assert again == result
+    assert (workdir / tracking.FILE).read_text() == before
+    assert "6 of 6 steps are done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("comes", "stop"), [(2, 3), (3, 3), (4, 5)])
+def test_sigterm_saves_and_the_run_goes_on_exactly(
+    tiny, tmp_path, saved, monkeypatch, comes, stop, capsys
+):
+    """While step 3 runs, which is validated; in its validation; when step 4 is to be saved."""
+    whole = tiny("mlm", **{"optimizer.ema_decay": 0.9, "workdir": str(tmp_path / "whole")})
+    train(whole)
+    config = tiny("mlm", **{"optimizer.ema_decay": 0.9})
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        interrupt(patch, comes, signal.SIGTERM)
+        with pytest.raises(Stopped) as stopped:
+            train(config)
+    assert stopped.value.code == 143
+    assert f"SIGTERM: stopped after step {stop}, which is saved" in capsys.readouterr().err
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    assert stop in steps_in(config)
+    train(config)
+    assert_same_run(whole, config, saved)
+
+
+def test_ctrl_c_saves_and_exits_130(tiny, monkeypatch):
+    config = tiny("lm")
+    interrupt(monkeypatch, 2, signal.SIGINT)
+    with pytest.raises(Stopped) as stopped:
+        train(config)
+    assert stopped.value.code == 130
+    assert steps_in(config)[-1] == 3
+
+
+def test_a_run_can_be_made_longer(tiny, tmp_path, saved):
+    whole = tiny("translation", **{"workdir": str(tmp_path / "whole")})
+    train(whole)
+    train(tiny("translation", **{"train.num_steps": 3}))
+    config = tiny("translation")
+    train(config)
+    assert_same_run(whole, config, saved)
+    with pytest.raises(InputError, match="has done 6 already"):
+        train(tiny("translation", **{"train.num_steps": 5}))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tiny, saved, capsys):
+    config = tiny("mlm", **{"train.num_steps": 4})
+    train(config)
+    wild = tiny("mlm", **{"train.num_steps": 20, "optimizer.learning_rate": 1e30})
+    with pytest.raises(Stopped) as stopped:
+        train(wild)
+    assert stopped.value.code == 1
+    good = steps_in(wild)[-1]
+    assert 4 <= good < 20
+    assert f"last good checkpoint: step {good} in {wild.workdir}" in str(stopped.value)
+    assert str(stopped.value) in capsys.readouterr().err
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(saved(wild).params))
+
+
+def test_another_model_in_the_same_directory_is_refused_untouched(tiny):
+    config = tiny("lm", **{"train.num_steps": 2})
+    train(config)
+    workdir = Path(config.workdir)
+    before = {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match="model.mlp_features=24, not 32"):
+        train(tiny("lm", **{"model.mlp_features": 32}))
+    assert before == {p: p.read_bytes() for p in workdir.rglob("*") if p.is_file()}
+
+
+def test_input_errors_leave_no_directory(tiny):
+    config = tiny("lm", **{"data.train": ("nothing.en",)})
+    with pytest.raises(InputError, match="nothing.en"):
+        train(config)
+    assert not Path(config.workdir).exists()
+
+
+def test_without_validation(tiny):
+    result = train(tiny("lm", **{"data.validation": (), "train.num_steps": 2}))
+    assert result["validation_loss"] is None
+    assert result["best_step"] is None
+
+
+def test_a_best_checkpoint_that_a_crash_took_comes_back(tiny):
+    config = tiny("lm", **{"train.num_steps": 3})
+    result = train(config)
+    assert result["best_step"] == 3
+    shutil.rmtree(Path(config.workdir) / "checkpoints_best")
+    assert train(config) == result
+    assert steps_in(config, "checkpoints_best") == [3]
+
+
+def test_eight_devices_give_the_numbers_of_one(tiny, tmp_path):
+    changes = {"optimizer.epsilon": 1e-3, "train.num_steps": 3}
+    one = train(tiny("mlm", **changes))
+    many = loop.train(tiny("mlm", **changes, workdir=str(tmp_path / "many")))
+    assert many["num_devices"] == 8
+    assert one["validation_loss"] == pytest.approx(many["validation_loss"], abs=1e-5)

@@ -1,0 +1,151 @@
+"""The real train.py in processes of its own: killed, resumed, told to stop."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhe_jax.loading import to_dict
+from mhe_jax.training import tracking
+
+ROOT = Path(__file__).parents[2]
+
+# train.py, and a signal of its own making once step STEP is read and step SAVED is on disk.
+DRIVER = """
+import os, runpy, sys, time
+from pathlib import Path
+from mhe_jax.training import tracking
+
+step, saved, *signals = map(int, os.environ["KILL"].split())
+advance = tracking.Tracker.advance
+
+def advance_and_kill(self, done):
+    advance(self, done)
+    if done == step:
+        while saved and not (self.workdir / "checkpoints" / str(saved)).exists():
+            time.sleep(0.01)
+        for number in signals:
+            os.kill(os.getpid(), number)
+
+tracking.Tracker.advance = advance_and_kill
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def launch(tmp_path, tmp_path_factory):
+    """`launch(config, workdir, kill)`: starts train.py on `config`."""
+
+    def start(config, workdir, kill=None):
+        file = tmp_path / f"{config.task}.py"
+        file.write_text(
+            "from mhe_jax.loading import from_dict\n"
+            f"def get_config():\n    return from_dict({to_dict(config)!r})\n"
+        )
+        environment = dict(
+            os.environ,
+            JAX_PLATFORMS="cpu",
+            XLA_FLAGS="",
+            PYTHONPATH=str(ROOT),
+            JAX_DISABLE_MOST_OPTIMIZATIONS="1",
+            JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.getbasetemp() / "programs"),
+            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+            KILL=kill or "",
+        )
+        script = ["-c", DRIVER] if kill else ["train.py"]
+        command = [sys.executable, *script, str(file), "--workdir", str(workdir)]
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    return start
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("task", ["mlm", "translation"])
+def test_kill_minus_nine_loses_nothing_that_was_saved(tiny, launch, saved, tmp_path, task):
+    """2N steps = N steps, kill -9, N steps: to the bit, with dropout, accumulation and EMA."""
+    config = tiny(
+        task, **{"optimizer.ema_decay": 0.9, "optimizer.accumulate_steps": 2, "train.num_steps": 8}
+    )
+    processes = launch(config, tmp_path / "whole"), launch(config, tmp_path / "killed", "5 4 9")
+    (code, out, err), (killed, _, killed_err) = (finish(process) for process in processes)
+    assert (code, killed) == (0, -9), err + killed_err
+    assert not (tmp_path / "killed" / "checkpoints" / "8").exists()
+    resumed, again, err = finish(launch(config, tmp_path / "killed"))
+    assert resumed == 0, err
+    assert "4 of 8 steps are done" in err
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        saved(config, tmp_path / "whole"),
+        saved(config, tmp_path / "killed"),
+    )
+    results = [
+        {k: v for k, v in json.loads(text.splitlines()[-1]).items() if "loss" in k or "best" in k}
+        for text in (out, again)
+    ]
+    assert results[0] == results[1]
+    logs = [
+        [
+            {k: v for k, v in line.items() if k != "tokens_per_second"}
+            for line in tracking.read(tmp_path / name / tracking.FILE)
+        ]
+        for name in ("whole", "killed")
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_sigterm_exits_143(tiny, launch, tmp_path):
+    code, out, err = finish(launch(tiny("mlm"), tmp_path / "run", "2 0 15"))
+    assert code == 143, err
+    assert out == ""
+    assert "SIGTERM: stopped after step 3" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
+
+
+def test_second_signal_exits_at_once(tiny, launch, tmp_path):
+    code, _, err = finish(launch(tiny("mlm"), tmp_path / "run", "1 0 15 15"))
+    assert code == 143, err
+    assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
+
+
+def test_not_finite_exits_1_and_input_errors_2(tiny, launch, tmp_path):
+    wild = tiny("mlm", **{"optimizer.learning_rate": 1e30, "train.num_steps": 9})
+    wrong = tiny("lm", **{"data.train": ("nothing.en",)})
+    processes = launch(wild, tmp_path / "wild"), launch(wrong, tmp_path / "wrong")
+    (code, _, err), (input_code, _, input_err) = (finish(process) for process in processes)
+    assert code == 1, err
+    assert "is not finite; nothing was saved, last good checkpoint: " in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert input_code == 2
+    assert len(input_err.splitlines()) == 1
+    assert "nothing.en" in input_err
+
+
+def test_importing_the_configs_room_loads_no_jax():
+    """Arguments are parsed before jax starts, so that `jax.distributed` can still come first."""
+    program = textwrap.dedent(
+        """
+        import sys
+        import train
+        assert not any(name.split(".")[0] in ("jax", "orbax", "grain") for name in sys.modules)
+        """
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

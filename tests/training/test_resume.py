@@ -1,0 +1,82 @@
+"""Which changes of the config a run survives."""
+
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.loading import save_json
+from mhe_jax.training import resume
+
+
+@pytest.fixture
+def begun(tiny, tmp_path):
+    config = tiny("mlm")
+    (tmp_path / "run").mkdir()
+    save_json(config, tmp_path / "run" / resume.FILE)
+    return config
+
+
+def test_a_new_directory_has_nothing_to_say(tiny):
+    assert resume.changed_fields(tiny()) == []
+
+
+def test_the_same_config_goes_on(begun):
+    assert resume.changed_fields(begun) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train.num_steps", 100),
+        ("train.keep_checkpoints", 1),
+        ("train.eval_every", 1),
+        ("mesh.fsdp", 2),
+        ("optimizer.learning_rate", 0.5),
+        ("optimizer.accumulate_steps", 4),
+        ("evaluation.beam_size", 1),
+        ("data.directory", "elsewhere"),
+        ("data.test", ("test.en",)),
+        ("model.remat", True),
+        ("model.attention.form", "materialized"),
+        ("model.attention_by_role.encoder.engine", "xla"),
+    ],
+)
+def test_what_may_change_is_told(begun, tiny, name, value):
+    (line,) = resume.changed_fields(tiny("mlm", **{name: value}))
+    assert line.startswith(f"{name}: ")
+    assert "->" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "old", "new"),
+    [
+        ("task", "lm", "'mlm'", "'lm'"),
+        ("model.features", 32, "16", "32"),
+        ("model.attention.kind", "mha", "'mhe_mul'", "'mha'"),
+        ("model.attention_by_role.encoder.num_heads", 4, "None", "4"),
+        ("model.scan_layers", True, "False", "True"),
+        ("optimizer.name", "adafactor", "'adamw'", "'adafactor'"),
+        ("optimizer.ema_decay", 0.9, "None", "0.9"),
+        ("data.train", ("other.en",), "['train.en']", "['other.en']"),
+        ("data.batch_size", 16, "8", "16"),
+        ("data.mask_rate", 0.3, "0.15", "0.3"),
+        ("train.seed", 1, "0", "1"),
+    ],
+)
+def test_what_may_not_change_is_named_with_both_values(begun, tiny, name, value, old, new):
+    with pytest.raises(InputError) as error:
+        resume.changed_fields(tiny("mlm", **{name: value}))
+    assert f"{name}={old}, not {new}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_decay_of_an_average_may_change(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    save_json(tiny(**{"optimizer.ema_decay": 0.9}), tmp_path / "run" / resume.FILE)
+    assert resume.changed_fields(tiny(**{"optimizer.ema_decay": 0.99})) != []
+    with pytest.raises(InputError, match="optimizer.ema_decay=0.9, not None"):
+        resume.changed_fields(tiny())
+
+
+def test_fewer_steps_than_are_done(tiny):
+    with pytest.raises(InputError, match="train.num_steps is 6: .* has done 8 already"):
+        resume.check_length(tiny(), 8)

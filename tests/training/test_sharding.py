@@ -1,0 +1,122 @@
+"""The mesh, the rules, and how the state is laid out."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from mhe_jax.config import InputError, MeshConfig
+from mhe_jax.model import make_model
+from mhe_jax.training import objective, sharding
+from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.state import make_initializer
+
+
+def mesh_of(config, data, fsdp, tensor, devices=None):
+    return sharding.make_mesh(
+        dataclasses.replace(config, mesh=MeshConfig(data, fsdp, tensor)), devices
+    )
+
+
+def initializer_of(config, mesh, ema=False):
+    model = make_model(config.task, config.model)
+    init = objective.make_initializer(config.task, model, config.data.sequence_length)
+    return make_initializer(init, make_optimizer(config), mesh, ema)
+
+
+def test_mesh_has_auto_axes_of_the_right_size(tiny):
+    mesh = mesh_of(tiny(), -1, 2, 2)
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert set(mesh.axis_types) == {AxisType.Auto}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((3, 1, 1), "mesh.data=3"),
+        ((-1, 3, 1), "must divide the 8 devices"),
+        ((-1, -1, 1), "both -1"),
+        ((1, 1, 8), "must be a multiple of mesh.tensor=8"),
+    ],
+)
+def test_mesh_that_does_not_fit(tiny, sizes, message):
+    with pytest.raises(InputError, match=message) as error:
+        mesh_of(tiny(), *sizes)
+    assert "\n" not in str(error.value)
+
+
+def test_batch_that_does_not_divide(tiny):
+    with pytest.raises(InputError, match="data.batch_size is 8"):
+        mesh_of(tiny(**{"optimizer.accumulate_steps": 2}), 8, 1, 1)
+
+
+def test_axis_that_does_not_divide_is_named(tiny):
+    mesh = mesh_of(tiny(), 2, 2, 2)
+    boxed = {
+        "a": nn.LogicallyPartitioned(jax.ShapeDtypeStruct((4, 3), jnp.float32), ("embed", "heads"))
+    }
+    with pytest.raises(InputError, match="mesh.tensor=2 must divide the 3 of axis 'heads'.* a$"):
+        sharding.parameter_shardings(boxed, mesh)
+
+
+def test_name_without_a_rule_is_an_error(tiny):
+    boxed = {"a": nn.LogicallyPartitioned(jax.ShapeDtypeStruct((4,), jnp.float32), ("width",))}
+    with pytest.raises(ValueError, match="a: no rule for the logical axis 'width'"):
+        sharding.parameter_shardings(boxed, mesh_of(tiny(), 8, 1, 1))
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("task", ["mlm", "translation"])
+def test_state_is_split_as_the_rules_say(tiny, task, scan, optimizer):
+    config = tiny(task, **{"model.scan_layers": scan, "optimizer.name": optimizer})
+    _, abstract = initializer_of(config, mesh_of(config, 2, 2, 2), ema=True)
+    layer = "layers" if scan else "layer_0"
+    attention = abstract.params["encoder"][layer]["self_attention"]
+    first = (None,) if scan else ()
+    specs = {
+        "query": attention["query"]["kernel"].sharding.spec,
+        "out": attention["out"]["kernel"].sharding.spec,
+        "token": abstract.params["embeddings"]["token"].sharding.spec,
+        "embedding": attention["query_head_embedding"].sharding.spec,
+    }
+    assert specs == {
+        "query": PartitionSpec(*first, "fsdp", None),
+        "out": PartitionSpec(*first, "tensor", None, "fsdp"),
+        "token": PartitionSpec("tensor", "fsdp"),
+        "embedding": PartitionSpec(*first, "tensor", None),
+    }
+    assert jax.tree.map(lambda x: x.sharding, abstract.ema_params) == jax.tree.map(
+        lambda x: x.sharding, abstract.params
+    )
+    if optimizer == "adamw":
+        moments = [
+            leaf.sharding.spec
+            for path, leaf in jax.tree_util.tree_leaves_with_path(abstract.opt_state)
+            if sharding.path_parts(path)[-2:] == ("embeddings", "token")
+        ]
+        assert moments == [PartitionSpec("tensor", "fsdp")] * 2
+
+
+def test_initial_numbers_do_not_depend_on_the_mesh(tiny):
+    config = tiny("lm")
+    states = []
+    for mesh in (mesh_of(config, 1, 1, 1, jax.devices()[:1]), mesh_of(config, 2, 2, 2)):
+        initialize, abstract = initializer_of(config, mesh)
+        state = initialize(jax.random.key(5))
+        assert jax.tree.all(jax.tree.map(lambda a, b: a.sharding == b.sharding, state, abstract))
+        states.append(jax.device_get(state))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *states)
+
+
+def test_global_batch_and_rows(tiny):
+    mesh = mesh_of(tiny(), 2, 2, 2)
+    rows = np.arange(16).reshape(8, 2)
+    batch = sharding.global_batch({"tokens": rows}, mesh)
+    np.testing.assert_array_equal(batch["tokens"], rows)
+    assert batch["tokens"].sharding.spec == sharding.BATCH
+    assert [sharding.round_up_rows(n, mesh) for n in (1, 4, 5)] == [4, 4, 8]

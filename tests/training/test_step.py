@@ -1,0 +1,249 @@
+"""Steps on a stand-in model and on real ones: accumulation, devices, EMA, randomness."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mhe_jax.config import MeshConfig
+from mhe_jax.model import make_model
+from mhe_jax.training import objective, sharding
+from mhe_jax.training.optimizer import make_optimizer, make_schedule
+from mhe_jax.training.state import make_initializer
+from mhe_jax.training.step import make_eval_step, make_train_step
+
+ROWS, LENGTH, VOCABULARY = 16, 5, 7
+
+
+class Standin(nn.Module):
+    """A model in the smallest sense: an embedding, dropout and a table."""
+
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, tokens, *, deterministic=True):
+        table = self.param(
+            "table",
+            nn.with_logical_partitioning(nn.initializers.normal(1.0), ("vocabulary", "embed")),
+            (8, 6),
+        )
+        x = nn.Dropout(self.dropout)(jnp.tanh(table[tokens]), deterministic=deterministic)
+        x = nn.with_logical_constraint(x, ("batch", "length", "activation_embed"))
+        return jnp.einsum("btm,vm->btv", x, table)
+
+
+def batch_of(seed, rows=ROWS):
+    rng = np.random.default_rng(seed)
+    return {
+        "tokens": rng.integers(0, VOCABULARY, (rows, LENGTH)).astype(np.int32),
+        "labels": rng.integers(0, VOCABULARY, (rows, LENGTH)).astype(np.int32),
+        # Rows have very different numbers of counted positions, and one has none.
+        "weights": (np.arange(rows)[:, None] % 6 > np.arange(LENGTH)).astype(np.float32),
+    }
+
+
+class Trainer:
+    """State and step of a model on a mesh."""
+
+    def __init__(self, model, optimizer=None, sizes=(1, 1, 1), ema=None, task="lm", **options):
+        devices = jax.devices()[: int(np.prod(sizes))]
+        self.mesh = jax.make_mesh(
+            sizes, sharding.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=devices
+        )
+        optimizer = optimizer or optax.sgd(0.5)
+        init = objective.make_initializer(task, model, LENGTH)
+        initialize, self.abstract = make_initializer(init, optimizer, self.mesh, ema is not None)
+        self.state = initialize(jax.random.key(0))
+        self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        self.sums = objective.make_sums(task, model)
+        self.step = make_train_step(
+            self.sums, optimizer, self.mesh, self.shardings, ema_decay=ema, **options
+        )
+
+    def run(self, batch):
+        self.state, metrics = self.step(self.state, sharding.global_batch(batch, self.mesh))
+        return {name: value.item() for name, value in metrics.items()}
+
+    def params(self):
+        return jax.device_get(self.state.params)
+
+
+def assert_close(a, b, tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=tolerance), a, b)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulation_is_the_big_batch(parts):
+    whole, split = Trainer(Standin()), Trainer(Standin(), accumulate_steps=parts)
+    for seed in range(3):
+        one, many = whole.run(batch_of(seed)), split.run(batch_of(seed))
+        assert one["count"] == many["count"]
+        for name in one:
+            assert one[name] == pytest.approx(many[name], rel=1e-6), name
+    assert_close(whole.params(), split.params(), 1e-6)
+
+
+def test_accumulation_over_devices_is_the_big_batch():
+    whole, split = Trainer(Standin()), Trainer(Standin(), sizes=(2, 2, 1), accumulate_steps=4)
+    for seed in range(2):
+        whole.run(batch_of(seed))
+        split.run(batch_of(seed))
+    assert_close(whole.params(), split.params(), 1e-6)
+
+
+def test_gradient_is_of_the_mean_over_counted_positions():
+    trainer = Trainer(Standin())
+    before, batch = trainer.params(), batch_of(0)
+
+    def mean_loss(params):
+        logits = Standin().apply({"params": params}, batch["tokens"])
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+        return jnp.sum(nats * batch["weights"]) / batch["weights"].sum()
+
+    gradients = jax.grad(mean_loss)(before)
+    metrics = trainer.run(batch)
+    wanted = jax.tree.map(lambda p, g: p - 0.5 * g, before, gradients)
+    assert_close(trainer.params(), jax.device_get(wanted), 1e-6)
+    assert metrics["gradient_norm"] == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-5)
+    assert metrics["loss"] / metrics["count"] == pytest.approx(float(mean_loss(before)), rel=1e-6)
+    assert metrics["finite"] is True
+
+
+def test_batch_without_anything_to_predict_is_harmless():
+    trainer = Trainer(Standin())
+    before = trainer.params()
+    metrics = trainer.run(batch_of(0) | {"weights": np.zeros((ROWS, LENGTH), np.float32)})
+    assert metrics["finite"] is True
+    assert_close(before, trainer.params(), 0)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+def test_devices_change_nothing_not_even_dropout(sizes):
+    if sizes == (1, 8, 1):
+        sizes = (1, 2, 1)  # fsdp splits the width of 6
+    one, many = Trainer(Standin(dropout=0.3)), Trainer(Standin(dropout=0.3), sizes=sizes)
+    for seed in range(2):
+        assert one.run(batch_of(seed)) == pytest.approx(many.run(batch_of(seed)), rel=1e-5)
+    assert_close(one.params(), many.params(), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "meshes"), [("translation", [(8, 1, 1)]), ("mlm", [(8, 1, 1), (2, 2, 2)])]
+)
+def test_real_models_on_one_and_eight_devices(tiny, task, meshes):
+    """Also on a mesh that splits heads, widths and vocabulary."""
+    rng = np.random.default_rng(0)
+    shape = (8, 3) if task == "mlm" else (8, LENGTH)
+    batch = {
+        "labels": rng.integers(5, 300, shape).astype(np.int32),
+        "weights": np.ones(shape, np.float32),
+    }
+    for name in objective.INPUTS[task]:
+        batch[name] = rng.integers(5, 300, (8, LENGTH)).astype(np.int32)
+    if task == "mlm":
+        batch["positions"] = rng.integers(0, LENGTH, (8, 3)).astype(np.int32)
+    # AdamW divides tiny gradients by their own size: a larger epsilon keeps noise what it is.
+    config = tiny(task, **{"optimizer.epsilon": 1e-3, "optimizer.weight_decay": 0.1})
+    trainers = [
+        Trainer(make_model(task, config.model), make_optimizer(config), sizes=s, task=task)
+        for s in ((1, 1, 1), *meshes)
+    ]
+    for _ in range(3):
+        one, *others = (trainer.run(batch) for trainer in trainers)
+        for many in others:
+            assert one == pytest.approx(many, rel=1e-5, abs=1e-5)
+    for trainer in trainers[1:]:
+        assert_close(trainers[0].params(), trainer.params(), 1e-5)
+
+
+def test_lowered_step_has_sharding_constraints():
+    trainer = Trainer(Standin(), sizes=(2, 2, 2))
+    batch = sharding.global_batch(batch_of(0), trainer.mesh)
+    assert "sdy.sharding_constraint" in trainer.step.lower(trainer.state, batch).as_text()
+
+
+def test_state_is_donated():
+    trainer = Trainer(Standin())
+    old = trainer.state
+    trainer.run(batch_of(0))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old.params))
+
+
+def test_dropout_is_a_function_of_key_and_step():
+    def losses(steps, skip=0):
+        trainer = Trainer(Standin(dropout=0.5), optax.sgd(0.0))
+        state = trainer.state.replace(step=jnp.asarray(skip, jnp.int32))
+        trainer.state = jax.device_put(state, trainer.shardings)
+        return [trainer.run(batch_of(0))["loss"] for _ in range(steps)]
+
+    all_of_them = losses(4)
+    assert len(set(all_of_them)) == 4
+    assert losses(2, skip=2) == all_of_them[2:]
+
+
+def test_average_follows_its_formula():
+    trainer = Trainer(Standin(), ema=0.5)
+    wanted = trainer.params()
+    for n in range(8):
+        trainer.run(batch_of(n))
+        d = min(0.5, (1 + n) / (10 + n))
+        wanted = jax.tree.map(lambda e, p, d=d: d * e + (1 - d) * p, wanted, trainer.params())
+    assert_close(jax.device_get(trainer.state.ema_params), wanted, 1e-6)
+
+
+def test_learning_rate_is_that_of_the_step(tiny):
+    config = tiny("lm")
+    schedule = make_schedule(config.optimizer, 6)
+    trainer = Trainer(Standin(), schedule=schedule)
+    found = [trainer.run(batch_of(0))["learning_rate"] for _ in range(4)]
+    assert found == [float(schedule(n)) for n in range(4)]
+
+
+@pytest.mark.parametrize("where", ["loss", "update"])
+def test_what_is_not_finite_is_reported(where):
+    trainer = Trainer(Standin(), optax.sgd(float("inf") if where == "update" else 0.1))
+    if where == "loss":
+        nan = jax.tree.map(lambda p: p * jnp.nan, trainer.state.params)
+        trainer.state = trainer.state.replace(params=nan)
+    metrics = trainer.run(batch_of(0))
+    assert metrics["finite"] is False
+    assert np.isfinite(metrics["loss"]) == (where == "update")
+
+
+def test_eval_step_is_without_dropout_and_sums_up():
+    trainer = Trainer(Standin(dropout=0.5), sizes=(4, 1, 2))
+    step = make_eval_step(trainer.sums, trainer.mesh, trainer.shardings.params)
+    batch = batch_of(1)
+    halves = [{k: v[part] for k, v in batch.items()} for part in (slice(0, 8), slice(8, 16))]
+    whole, *parts = (
+        jax.device_get(step(trainer.state.params, sharding.global_batch(b, trainer.mesh)))
+        for b in (batch, *halves)
+    )
+    for name in whole:
+        assert whole[name] == pytest.approx(sum(p[name] for p in parts), rel=1e-6)
+
+
+def test_scanned_and_unrolled_layers_train_alike(tiny):
+    from mhe_jax.model import stack_layers
+
+    batch = batch_of(0, rows=8)
+    config = tiny("lm", **{"model.num_layers": 2, "model.dropout_rate": 0.0})
+    scanned = dataclasses.replace(config.model, scan_layers=True)
+    trainers = [
+        Trainer(make_model("lm", m), make_optimizer(config)) for m in (config.model, scanned)
+    ]
+    params = jax.tree.map(jnp.array, stack_layers(trainers[0].state.params))
+    trainers[1].state = trainers[1].state.replace(params=params)
+    for _ in range(2):
+        one, two = (trainer.run(batch) for trainer in trainers)
+        assert one == pytest.approx(two, rel=1e-5)
+    assert_close(stack_layers(trainers[0].params()), trainers[1].params(), 1e-5)
+
+
+def test_mesh_config_default_takes_all_devices(tiny):
+    config = dataclasses.replace(tiny(), mesh=MeshConfig())
+    assert sharding.make_mesh(config).size == jax.device_count()

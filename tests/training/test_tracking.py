@@ -1,0 +1,114 @@
+"""What is written down, what is shown, and what is drawn."""
+
+import json
+import sys
+
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.training import tracking
+from mhe_jax.training.tracking import Tracker
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / tracking.FILE).read_text().splitlines()]
+
+
+def numbers(loss):
+    return {"loss": loss, "tokens_per_second": 12345.6}
+
+
+def test_lines_are_written_and_shown(tmp_path, capsys):
+    with Tracker(tmp_path, 10) as tracker:
+        tracker.log(2, "train", numbers(1.23456789))
+        tracker.log(2, "validation", {"loss": 2.0})
+        tracker.note("a note")
+    assert lines(tmp_path) == [
+        {"step": 2, "split": "train", "loss": 1.234568, "tokens_per_second": 12345.6},
+        {"step": 2, "split": "validation", "loss": 2.0},
+    ]
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        "step 2/10 train: loss 1.235, tokens/s 12,346",
+        "step 2/10 validation: loss 2",
+        "a note",
+    ]
+
+
+def test_what_comes_again_is_dropped(tmp_path):
+    with Tracker(tmp_path, 10) as tracker:
+        for step in range(1, 7):
+            tracker.log(step, "train", numbers(float(step)))
+    with (tmp_path / tracking.FILE).open("a") as file:
+        file.write('{"step": 4, "spl')  # as kill -9 leaves it
+    with Tracker(tmp_path, 10, start_step=4) as tracker:
+        tracker.log(5, "train", numbers(50.0))
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+        (4, 4.0),
+        (5, 50.0),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == [tracking.FILE]
+
+
+def test_other_processes_write_nothing(tmp_path, capsys):
+    with Tracker(tmp_path, 10, writes=False, tensorboard=True) as tracker:
+        tracker.log(1, "train", numbers(1.0))
+        tracker.advance(1)
+        tracker.note("a note")
+        tracker.draw()
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
+    from rich.console import Console
+
+    terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
+    monkeypatch.setattr(tracking, "Console", terminal)
+    with Tracker(tmp_path, 10, start_step=3) as tracker:
+        tracker.advance(4)
+        tracker.log(4, "train", numbers(1.5))
+        tracker.log(4, "validation", {"loss": 1.75})
+    shown = capsys.readouterr().err
+    assert "4/10" in shown
+    assert "loss 1.5, tokens/s 12,346" in shown
+    assert "step 4 validation: loss 1.75" in shown
+
+
+def test_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    with Tracker(tmp_path, 10) as tracker:
+        for step in range(1, 5):
+            tracker.log(step, "train", numbers(5.0 / step))
+        tracker.log(4, "validation", {"loss": 2.0})
+        tracker.draw()
+    assert (tmp_path / tracking.PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert tracking.PICTURE in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == [tracking.PICTURE, tracking.FILE]
+
+
+def test_without_matplotlib_a_line_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with Tracker(tmp_path, 10) as tracker:
+        tracker.draw()
+    assert "needs matplotlib" in capsys.readouterr().err
+    assert not (tmp_path / tracking.PICTURE).exists()
+
+
+def test_tensorboard_by_choice(tmp_path):
+    pytest.importorskip("tensorboardX")
+    with Tracker(tmp_path, 10, tensorboard=True) as tracker:
+        tracker.log(1, "train", numbers(1.0))
+    events = list((tmp_path / "tensorboard").iterdir())
+    assert len(events) == 1
+    assert b"train/loss" in events[0].read_bytes()
+
+
+def test_tensorboard_that_is_not_there_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(InputError, match=r"mhe_jax\[report\]"):
+        Tracker(tmp_path, 10, tensorboard=True)
