@@ -22,12 +22,13 @@ DEMO_EXACT ?= 75
 demo: $(INSTALLED)
 	$(BIN)/python train.py configs/demo.py --workdir $(RUN) $(addprefix --train.num_steps ,$(DEMO_STEPS))
 	$(BIN)/python eval.py $(RUN)
+	@# Of the test too: none of these is in training.
 	@printf '%s\n' \
-	    "half past three in the afternoon" \
-	    "until twenty-five to nine in the evening" \
-	    "at seven oh five p.m." \
-	    "on Friday, the thirteenth of December, nineteen sixty-eight" \
-	    "room four hundred and seven thousand, nine hundred and twenty-one" \
+	    "half past nine in the evening" \
+	    "until quarter to two at night" \
+	    "at one fifteen p.m." \
+	    "on Friday, the fourteenth of October, nineteen eighty-eight" \
+	    "room nine hundred and forty-six thousand, seven hundred and ninety-three" \
 	    > $(RUN)/english.txt
 	@$(BIN)/python eval.py $(RUN) --translate < $(RUN)/english.txt > $(RUN)/german.txt
 	@echo; paste -d '\n' $(RUN)/english.txt $(RUN)/german.txt | sed 'n; s/^/    /'

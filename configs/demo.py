@@ -2,7 +2,7 @@
 
     python train.py configs/demo.py --workdir runs/demo
     python eval.py runs/demo
-    echo "half past three in the afternoon" | python eval.py runs/demo --translate
+    echo "half past nine in the evening" | python eval.py runs/demo --translate
 
 Nothing is downloaded: the phrases are made by num2words and babel (extra `demo`). No number, date
 or time of the test is in training. `make demo` does all of this.

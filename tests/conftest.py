@@ -1,11 +1,17 @@
-"""Eight simulated CPU devices, strict ranks; set before jax is imported anywhere."""
+"""Eight simulated CPU devices, strict ranks, quick compilation; set before jax is imported."""
 
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-flags = os.environ.get("XLA_FLAGS", "")
-if "xla_force_host_platform_device_count" not in flags:
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8".strip()
+# Compiling is most of the time of the suite; nothing in it depends on how fast a program runs.
+FLAGS = (
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+given = os.environ.get("XLA_FLAGS", "")
+missing = [flag for flag in FLAGS if flag.split("=")[0] not in given]
+os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
 
 import jax  # noqa: E402
 

@@ -73,9 +73,10 @@ def _split_of(kind: str, value: int) -> Split:
     return "test" if share == 0 else "validation" if share == 1 else "train"
 
 
-def _draw_value(kind: str, split: str, draw: Iterator[int], bound: int) -> int:
+def _draw_value(kind: str, split: str, draw: Iterator[int], bound: int, step: int = 1) -> int:
+    """A multiple of `step` below `bound` that belongs to the split."""
     while True:
-        value = next(draw) % bound
+        value = next(draw) % (bound // step) * step
         if _split_of(kind, value) == split:
             return value
 
@@ -117,8 +118,12 @@ def _date(split: str, draw: Iterator[int]) -> Pair:
 
 
 def _time(split: str, draw: Iterator[int]) -> Pair:
-    """A minute of the day: by the clock face and part of the day, or by a.m. and p.m."""
-    value = _draw_value("time", split, draw, 24 * 60)
+    """A minute of the day: by the clock face and part of the day, or by a.m. and p.m.
+
+    Half of the draws are of whole five minutes, where the clock face has words of its own.
+    """
+    step = 5 if next(draw) % 2 else 1
+    value = _draw_value("clock", split, draw, 24 * 60, step)
     english_relation, german_relation = RELATIONS[next(draw) % len(RELATIONS)]
     say = _time_on_the_face if next(draw) % 2 else _time_in_figures
     english, german = say(*divmod(value, 60))

@@ -83,11 +83,6 @@ every_kind = pytest.mark.parametrize(
 every_grouping = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def quick_jit(f, **more):
-    """jit that compiles fast rather than well."""
-    return jax.jit(f, compiler_options={"xla_backend_optimization_level": 0}, **more)
-
-
 def f64(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 

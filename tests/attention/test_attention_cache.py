@@ -16,7 +16,6 @@ from attention_cases import (
     every_case,
     every_kind,
     normal,
-    quick_jit,
     random_parameters,
 )
 
@@ -49,7 +48,7 @@ def test_prefill_and_steps_are_the_full_pass(case, normalize_qk):
         pytest.skip("folded refuses normalize_qk, see test_attention_errors")
     full, step, params, x, cache = ready(case, normalize_qk=normalize_qk)
     wanted = full.apply(params, x, mask=Mask.causal())
-    run = quick_jit(lambda cache, x: feed(step, params, cache, x))
+    run = jax.jit(lambda cache, x: feed(step, params, cache, x))
     parts = []
     for start, stop in ((0, 3), (3, 4), (4, 6), (6, 7)):
         output, cache = (run if stop - start == 1 else lambda c, x: feed(step, params, c, x))(
@@ -165,7 +164,7 @@ def test_a_write_past_the_end_poisons_its_row_where_it_is_not_known(case):
     full, step, params, x, cache = ready(case)
     _, cache = feed(step, params, cache, x)
     cache = cache | {"cache_index": jnp.array([4, LENGTH], jnp.int32)}
-    run = quick_jit(lambda cache, x: feed(step, params, cache, x))
+    run = jax.jit(lambda cache, x: feed(step, params, cache, x))
     new = normal(5, B, 1, case.width)
     output, after = run(cache, new)
     wanted = full.apply(params, jnp.concatenate([x[:, :4], new], 1), mask=Mask.causal())

@@ -17,7 +17,6 @@ from attention_cases import (
     every_kind,
     mask_for,
     normal,
-    quick_jit,
     random_parameters,
 )
 
@@ -119,7 +118,7 @@ def test_forms_agree_under_the_same_random_key(kind, broadcast):
             )
             return (out * normal(9, B, T, case.width)).sum(), out
 
-        return quick_jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(params, q, k)
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(params, q, k)
 
     assert_close(value_and_gradient("folded"), value_and_gradient("materialized"))
 

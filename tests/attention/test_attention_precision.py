@@ -20,7 +20,6 @@ from attention_cases import (
     f64,
     mask_for,
     normal,
-    quick_jit,
     random_parameters,
 )
 
@@ -48,7 +47,7 @@ def test_sixteen_bits_are_close_to_the_reference(case, dtype, name):
     q, k = rounded((normal(1, B, T, case.width), normal(2, B, S, case.width)), dtype)
     params = rounded(random_parameters(module, q, k), dtype)
     mask, dense = mask_for(case, name, T, S)
-    output = quick_jit(module.apply)({"params": params}, q, k, mask=mask)
+    output = jax.jit(module.apply)({"params": params}, q, k, mask=mask)
     assert output.dtype == dtype
     wanted, _ = case.reference(params, q, k, k, dense)
     error = np.abs(f64(output) - wanted).max() / np.abs(wanted).max()
@@ -116,7 +115,7 @@ def test_float32_softmax_is_the_more_exact_one(case):
 
     def error(on):
         module = case.module(dtype=jnp.bfloat16, force_fp32_for_softmax=on)
-        output = quick_jit(module.apply)({"params": params}, q, k)
+        output = jax.jit(module.apply)({"params": params}, q, k)
         return np.sqrt(((f64(output) - wanted) ** 2).mean())
 
     assert error(True) < 1.25 * error(False)

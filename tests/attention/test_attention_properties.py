@@ -14,7 +14,6 @@ from attention_cases import (
     assert_close,
     every_case,
     normal,
-    quick_jit,
     random_parameters,
 )
 
@@ -27,7 +26,7 @@ def ready(case, **fields):
     module = case.module(**fields)
     x = normal(1, B, S, case.width)
     params = {"params": random_parameters(module, x)}
-    return quick_jit(module.apply), params, x
+    return jax.jit(module.apply), params, x
 
 
 @every_case
@@ -40,7 +39,7 @@ def test_causal_outputs_do_not_depend_on_later_tokens(case):
         output = case.module().apply(params, x, mask=Mask.causal())
         return (output[:, at] * normal(3, B, case.width)).sum()
 
-    grad = quick_jit(jax.grad(total))(x)
+    grad = jax.jit(jax.grad(total))(x)
     assert not np.any(grad[:, at + 1 :])
     assert (np.abs(grad[:, : at + 1]).max(-1) > 0).all()
 
@@ -106,7 +105,7 @@ def test_large_scores_stay_finite(case):
     def total(x):
         return (case.module().apply(params, 100 * x, mask=allowed) ** 2).mean()
 
-    value, grad = quick_jit(jax.value_and_grad(total))(x)
+    value, grad = jax.jit(jax.value_and_grad(total))(x)
     assert np.isfinite(value)
     assert np.isfinite(grad).all()
 

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from attention_cases import CASES, assert_close, normal, quick_jit
+from attention_cases import CASES, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.attention import Mask
@@ -90,15 +90,15 @@ def test_sharded_is_single(case):
 
         return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
 
-    single = quick_jit(init)(jax.random.key(0))
-    wanted = quick_jit(run)(single, x, mask)
+    single = jax.jit(init)(jax.random.key(0))
+    wanted = jax.jit(run)(single, x, mask)
     with jax.set_mesh(mesh()), nn.logical_axis_rules(RULES):
         boxed = jax.eval_shape(lambda key: init(key), jax.random.key(0))
         shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh(), RULES)
         params = jax.device_put(single, shardings)
         rows = NamedSharding(mesh(), PartitionSpec(("data", "fsdp")))
         placed = jax.device_put(x, rows), jax.device_put(mask, rows)
-        program = quick_jit(lambda *a: run(*a), out_shardings=((shardings, rows), rows))
+        program = jax.jit(lambda *a: run(*a), out_shardings=((shardings, rows), rows))
         lowered = program.lower(params, *placed)
         got = program(params, *placed)
     assert "sdy.sharding_constraint" in lowered.as_text()
@@ -110,7 +110,7 @@ def test_sharded_is_single(case):
 def test_the_initial_parameters_do_not_depend_on_the_mesh():
     needs_eight_devices()
     module, x = module_of(CASES[-1]), normal(1, ROWS, LENGTH, 32)
-    single = quick_jit(module.init)(jax.random.key(0), x)
+    single = jax.jit(module.init)(jax.random.key(0), x)
     with jax.set_mesh(mesh()), nn.logical_axis_rules(RULES):
-        boxed = quick_jit(lambda key: module.init(key, x))(jax.random.key(0))
+        boxed = jax.jit(lambda key: module.init(key, x))(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, nn.meta.unbox(boxed), single)

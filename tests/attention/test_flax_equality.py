@@ -24,7 +24,6 @@ from attention_cases import (
     mask_for,
     mask_names,
     normal,
-    quick_jit,
     random_parameters,
 )
 
@@ -89,7 +88,7 @@ def test_outputs_with_other_fields(fields, batch):
     params = {"params": random_parameters(flax, q, k, v)}
     mask = normal(4, *batch, 1, T, S) > -0.7
     mask = mask.at[..., 0].set(True)
-    mine, theirs = (quick_jit(m.apply)(params, q, k, v, mask=mask) for m in (ours, flax))
+    mine, theirs = (jax.jit(m.apply)(params, q, k, v, mask=mask) for m in (ours, flax))
     assert mine.dtype == theirs.dtype
     assert_close(mine, theirs, 2e-3 if "dtype" in fields else 1e-6)
 
@@ -222,7 +221,7 @@ def train_step(attention):
     params = random_parameters(model, x, memory)
     optimizer = optax.adamw(1e-2)
 
-    @quick_jit
+    @jax.jit
     def step(params, state):
         def loss(params):
             logits = model.apply({"params": params}, x, memory, train=True, rngs={"dropout": KEY})

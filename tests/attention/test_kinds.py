@@ -20,7 +20,6 @@ from attention_cases import (
     mask_for,
     mask_names,
     normal,
-    quick_jit,
     random_parameters,
 )
 
@@ -34,7 +33,7 @@ def gradient(case, inputs, **fields):
         output = module.apply({"params": params}, *inputs, mask=mask)
         return (output * cotangent).sum(), output
 
-    return quick_jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
 
 
 def check(case, mask, dense, *inputs, **fields):
@@ -97,7 +96,7 @@ def test_self_attention_output(case, name):
     mask, dense = mask_for(case, name, T, T)
     x = normal(1, B, T, case.width)
     params = random_parameters(module, x)
-    output = quick_jit(module.apply)({"params": params}, x, mask=mask)
+    output = jax.jit(module.apply)({"params": params}, x, mask=mask)
     assert_close(output, case.reference(params, x, x, x, dense)[0])
 
 
@@ -125,7 +124,7 @@ def test_leading_axes_are_rows(case, batch):
     params = random_parameters(module, q, k)
     heads = 1 if case.kind == "sha" else case.heads
     mask = normal(4, *batch, heads, T, S) > -0.5
-    output = quick_jit(module.apply)({"params": params}, q, k, mask=mask)
+    output = jax.jit(module.apply)({"params": params}, q, k, mask=mask)
     rows = int(np.prod(batch))
     flat = [x.reshape(rows, *x.shape[len(batch) :]) for x in (q, k, mask)]
     dense = np.broadcast_to(flat[2], (rows, case.heads, T, S))

@@ -15,7 +15,6 @@ from attention_cases import (
     mask_for,
     mask_names,
     normal,
-    quick_jit,
     random_parameters,
 )
 
@@ -34,7 +33,7 @@ def run(case, form, mask, *inputs):
             output = module.apply({"params": params}, *inputs, mask=mask)
             return (output * cotangent).sum(), output
 
-        GRADIENTS[case, form] = quick_jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+        GRADIENTS[case, form] = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
     (of_params, of_inputs), output = GRADIENTS[case, form](params, inputs, mask)
     return output, of_params, of_inputs
 

@@ -132,14 +132,14 @@ def test_ctrl_c_saves_and_exits_130(tiny, monkeypatch):
 
 
 def test_a_run_can_be_made_longer(tiny, tmp_path, saved):
-    whole = tiny("translation", **{"workdir": str(tmp_path / "whole")})
+    whole = tiny("lm", **{"workdir": str(tmp_path / "whole")})
     train(whole)
-    train(tiny("translation", **{"train.num_steps": 3}))
-    config = tiny("translation")
+    train(tiny("lm", **{"train.num_steps": 3}))
+    config = tiny("lm")
     train(config)
     assert_same_run(whole, config, saved)
     with pytest.raises(InputError, match="has done 6 already"):
-        train(tiny("translation", **{"train.num_steps": 5}))
+        train(tiny("lm", **{"train.num_steps": 5}))
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tiny, saved, capsys):
