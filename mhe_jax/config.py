@@ -49,16 +49,22 @@ class AttentionConfig:
     normalize_qk: bool = False
 
 
-AttentionOverride = dataclasses.make_dataclass(
-    "AttentionOverride",
-    [
-        (name, hint | None, field(default=None))
-        for name, hint in typing.get_type_hints(AttentionConfig).items()
-    ],
-    frozen=True,
-)
-AttentionOverride.__module__ = __name__
-AttentionOverride.__doc__ = "Fields of `AttentionConfig` that one role changes; None keeps them."
+if typing.TYPE_CHECKING:
+    AttentionOverride = AttentionConfig
+else:
+    # Every field of `AttentionConfig`, None by default: what is None is not changed.
+    AttentionOverride = dataclasses.make_dataclass(
+        "AttentionOverride",
+        [
+            (name, hint | None, field(default=None))
+            for name, hint in typing.get_type_hints(AttentionConfig).items()
+        ],
+        frozen=True,
+    )
+    AttentionOverride.__module__ = __name__
+    AttentionOverride.__doc__ = (
+        "Fields of `AttentionConfig` that one role changes; None keeps them."
+    )
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What every attention kind shares: the fields and the call of Flax's attention module."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -176,7 +177,7 @@ class Attention(nn.Module):
           mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
           deterministic: True switches dropout off; here or as a field, not both.
           dropout_rng: key of the dropout; None takes the 'dropout' stream.
-          sow_weights: put the weights [B, H, T, S] into the 'intermediates' collection.
+          sow_weights: put the weights [..., H, T, S] into the 'intermediates' collection.
 
         With `decode=True` the first call, with `cache` mutable, makes an empty cache of its own
         length; later calls append T ≥ 1 tokens and see all that came before. After `fill_cache` a
@@ -207,10 +208,19 @@ class Attention(nn.Module):
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
         if self.one_source and inputs_v is not inputs_k:
-            raise ValueError(f"{self.kind} makes keys and values of one input; inputs_v is refused")
+            raise ValueError(
+                f"{self.kind} makes keys and values of one input: leave inputs_v out, or pass the "
+                "very array that inputs_k is"
+            )
         asks = inputs_k if fill else inputs_q
         batch, features = asks.shape[:-2], asks.shape[-1]
-        self._set_width(features)
+        for name, array in (("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+            if array.shape[:-2] != batch or array.shape[-2] != inputs_k.shape[-2]:
+                raise ValueError(
+                    f"{name} has shape {array.shape}: its batch axes must be {batch}, as those of "
+                    f"inputs_q, and its length {inputs_k.shape[-2]}, as that of inputs_k"
+                )
+        self._set_width(features, fill)
         inputs_k, inputs_v = _flatten(inputs_k), _flatten(inputs_v)
         if fill:
             cache.fill(self, self.memory(inputs_k, inputs_v))
@@ -227,6 +237,9 @@ class Attention(nn.Module):
             memory = self.memory(inputs_k, inputs_v)
             if self.decode and cache.exists(self):
                 memory, offset, overflow = cache.append(self, memory)
+                if mask.is_causal and mask.offset is None:
+                    # The caller says it too; a place is counted from the start of the row.
+                    mask = dataclasses.replace(mask, is_causal=False)
                 mask = mask & Mask.causal(offset)
             elif self.decode:
                 cache.create(self, memory)
@@ -236,7 +249,12 @@ class Attention(nn.Module):
         _check_mask(mask, query, key)
         query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
         heads, kept, engine = engines.attend(
-            query, key, value, mask, self._options(deterministic, dropout_rng, sow), self.engine
+            query,
+            key,
+            value,
+            mask,
+            self._options(deterministic, dropout_rng, sow, batch),
+            self.engine,
         )
         engines.record_choice(self.kind, self.describe(engine))
         output = self.merge(heads, kept, self.out_features or features)
@@ -248,15 +266,19 @@ class Attention(nn.Module):
         """What a call runs as, for the log."""
         return engine
 
-    def _set_width(self, features: int) -> None:
+    def _set_width(self, features: int, fill: bool) -> None:
         width = self.qkv_features or features
+        if fill and not self.qkv_features and "out" in self.variables.get("params", {}):
+            # The width of the queries, which are not here, as `out` [H, D, M] has kept it.
+            kernel = nn.meta.unbox(self.variables["params"]["out"]["kernel"])
+            width = self.num_heads * kernel.shape[-2]
         if width % self.num_heads:
             raise ValueError(
                 f"qkv_features={width} must be a multiple of num_heads={self.num_heads}"
             )
         object.__setattr__(self, "_width", width)
 
-    def _options(self, deterministic, dropout_rng, sow) -> engines.Options:
+    def _options(self, deterministic, dropout_rng, sow, batch) -> engines.Options:
         rate = self.dropout_rate
         if rate > 0 and nn.merge_param("deterministic", self.deterministic, deterministic):
             rate = 0.0
@@ -264,6 +286,7 @@ class Attention(nn.Module):
             dropout_rng = self.make_rng("dropout")
 
         def sow_weights(weights):
+            weights = weights.reshape(*batch, *weights.shape[1:])
             self.sow("intermediates", "attention_weights", weights)
 
         return engines.Options(
@@ -285,5 +308,5 @@ def _check_mask(mask: Mask, query: jax.Array, key: jax.Array) -> None:
     B, T, H, _ = query.shape
     want = (B, H, T, key.shape[1])
     for part, shape in mask.shapes(T, key.shape[1]).items():
-        if any(n not in (1, m) for n, m in zip(shape, want, strict=True)):
+        if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, want, strict=True)):
             raise ValueError(f"mask: {part} has shape {shape}, which does not broadcast to {want}")

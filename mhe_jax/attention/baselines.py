@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -119,6 +120,9 @@ class ELAttention(Attention):
                 f"qkv_features={width}"
             )
         heads = (self.num_heads, self.head_features)
+        # Without this, XLA's partitioner gave wrong gradients of inputs that are cut into heads on
+        # one side and projected on the other.
+        inputs_k = nn.with_logical_constraint(inputs_k, ("batch", "length", None))
         hidden = inputs_k.reshape(*inputs_k.shape[:-1], *heads)
         return {"hidden": hidden if self.dtype is None else hidden.astype(self.dtype)}
 

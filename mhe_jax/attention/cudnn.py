@@ -17,6 +17,9 @@ def refusal(query, key, value, mask: Mask, options) -> str | None:
     D, E = query.shape[-1], value.shape[-1]
     if D % 8 or D > 128 or D != E:
         return f"needs one head width, a multiple of 8 up to 128, not {D} and {E}"
+    T, S = query.shape[1], key.shape[1]
+    if T % 2 or S % 2:
+        return f"needs even lengths, not {T} queries and {S} keys"
     if options.dropout_rate > 0:
         return "does not draw the dropout mask of this package (attention dropout is not 0)"
     if options.sow is not None:
@@ -32,8 +35,11 @@ def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array
     # cuDNN's own causal mask aligns as ours does only where T = S and the offset is 0.
     native = mask.is_causal and mask.offset is None and T == S
     rest = dataclasses.replace(mask, is_causal=False, offset=None) if native else mask
+    allowed = rest.to_dense(T, S)
+    if allowed is not None:
+        allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], T, S))
     output = jax.nn.dot_product_attention(
-        query, key, value, mask=rest.to_dense(T, S), is_causal=native, implementation="cudnn"
+        query, key, value, mask=allowed, is_causal=native, implementation="cudnn"
     )
     # cuDNN averages the values of a row without keys.
     has_key = mask.row_has_key(T, S, query.dtype)

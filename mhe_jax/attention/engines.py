@@ -4,6 +4,7 @@
 |---|---|---|
 | device | any | NVIDIA GPU |
 | type | any float | float16, bfloat16 |
+| lengths | any | even |
 | head width | any, values may differ | a multiple of 8, at most 128, values the same |
 | fewer key heads than query heads | yes | yes |
 | causal | yes | yes, skips what nobody sees where T = S |

@@ -145,5 +145,9 @@ def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
         )
     if len(batch) != 1 and allowed.ndim > 3:
         tail = allowed.shape[-3:]
+        if any(n not in (1, m) for n, m in zip(allowed.shape[-4::-1], batch[::-1], strict=False)):
+            raise ValueError(
+                f"mask has shape {allowed.shape}, which does not broadcast to batch axes {batch}"
+            )
         allowed = jnp.broadcast_to(allowed, batch + tail).reshape((-1, *tail))
     return Mask.array(allowed)

@@ -91,6 +91,10 @@ class MultipleHeadEmbeddingAttention(Attention):
             heads = self.fold_output(heads, kept, self._embedding("value", heads.dtype))
         return self.project_out(heads, features)
 
+    def _broadcast(self, x: jax.Array, factors: jax.Array) -> jax.Array:
+        """[B, T, D] laid over all heads, times [H, D]: [B, T, H, D]."""
+        return jnp.einsum("btd,hd->bthd", x, factors, precision=self.precision)
+
     def _embedding(self, role: str, dtype) -> jax.Array:
         init = named(self.head_embedding_init, ("heads", "head_features"))
         shape = (self.num_heads, self.head_features)
@@ -109,7 +113,7 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
     kind: ClassVar[str] = "mhe_add"
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
-        return jnp.einsum("btd,hd->bthd", x, jnp.ones_like(embedding)) + embedding[None, None]
+        return self._broadcast(x, jnp.ones_like(embedding)) + embedding[None, None]
 
     def fold_query(self, q: jax.Array, e_q: jax.Array, e_k: jax.Array) -> jax.Array:
         return self.psi(q, e_q)
@@ -132,10 +136,10 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
     kind: ClassVar[str] = "mhe_mul"
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
-        return jnp.einsum("btd,hd->bthd", x, 1 + embedding)
+        return self._broadcast(x, 1 + embedding)
 
     def fold_query(self, q: jax.Array, e_q: jax.Array, e_k: jax.Array) -> jax.Array:
-        return jnp.einsum("btd,hd->bthd", q, (1 + e_q) * (1 + e_k))
+        return self._broadcast(q, (1 + e_q) * (1 + e_k))
 
     def fold_output(self, heads: jax.Array, kept: jax.Array, e_v: jax.Array) -> jax.Array:
-        return jnp.einsum("bthd,hd->bthd", heads, 1 + e_v)
+        return heads * (1 + e_v)[None, None]

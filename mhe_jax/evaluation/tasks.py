@@ -16,18 +16,17 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
-from mhe_jax.attention import choices
-from mhe_jax.checks import ROLES
 from mhe_jax.config import Config, EvaluationConfig, InputError, MeshConfig
 from mhe_jax.data import Tokenizer, evaluation_batches, open_split
 from mhe_jax.data.cache import publish
 from mhe_jax.evaluation.metrics import perplexity, translation_scores
 from mhe_jax.evaluation.translator import Translator
-from mhe_jax.model import count_parameters, make_model
+from mhe_jax.model import make_model
 from mhe_jax.training import checkpoint, sharding
 from mhe_jax.training.loop import TOKENIZER
 from mhe_jax.training.objective import batch_names, make_initializer, make_sums, ratios
 from mhe_jax.training.step import make_eval_step
+from mhe_jax.training.summary import described
 
 Result = dict[str, Any]
 
@@ -162,20 +161,12 @@ EVALUATIONS = {"mlm": evaluate_mlm, "lm": evaluate_lm, "translation": evaluate_t
 
 
 def _described(run: Run) -> Result:
-    config = run.config
-    kinds = {role: config.model.attention_for(role).kind for role in ROLES[config.task]}
     return {
-        "task": config.task,
-        "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),
-        "attention": {kind: how for kind, how in choices().items() if kind in kinds.values()},
-        "parameters": count_parameters(run.params),
+        **described(run.config, run.mesh, run.params),
         "split": run.evaluation.split,
         "checkpoint": run.evaluation.checkpoint,
         "average_checkpoints": run.evaluation.average_checkpoints,
         "steps": run.steps,
-        "device": run.mesh.devices.flat[0].device_kind,
-        "num_devices": run.mesh.size,
-        "jax": jax.__version__,
     }
 
 

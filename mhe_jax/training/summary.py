@@ -23,28 +23,35 @@ def about(config: Config, mesh: Mesh, params: Any) -> str:
     )
 
 
-def _kinds(config: Config) -> dict[str, str]:
-    return {role: config.model.attention_for(role).kind for role in ROLES[config.task]}
-
-
 def _forms(config: Config) -> dict[str, str]:
     """What the kinds of the config run as, as far as they have been traced."""
-    return {k: v for k, v in choices().items() if k in _kinds(config).values()}
+    kinds = {config.model.attention_for(role).kind for role in ROLES[config.task]}
+    return {k: v for k, v in choices().items() if k in kinds}
+
+
+def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
+    """What every result says: the model, its size, and what it ran on."""
+    kinds = {role: config.model.attention_for(role).kind for role in ROLES[config.task]}
+    return {
+        "task": config.task,
+        "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),
+        "attention": _forms(config),
+        "parameters": count_parameters(params),
+        "device": mesh.devices.flat[0].device_kind,
+        "num_devices": mesh.size,
+        "jax": jax.__version__,
+    }
 
 
 def result(
     config: Config, mesh: Mesh, params: Any, meta: Meta, best: Meta | None
 ) -> dict[str, Any]:
     """The JSON object that ends a run; `meta` and `best` of its last and its best checkpoint."""
-    kinds = _kinds(config)
     last = meta.get("validation") or {}
     best = best or {}
     best_numbers = best.get("validation") or {}
     return {
-        "task": config.task,
-        "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),
-        "attention": _forms(config),
-        "parameters": count_parameters(params),
+        **described(config, mesh, params),
         "steps": config.train.num_steps,
         "validation_loss": last.get("loss"),
         "validation_perplexity": last.get("perplexity"),
@@ -54,8 +61,5 @@ def result(
         "training_seconds": round(meta["seconds"], 1),
         # Source and target without padding; without compilation, validation and checkpoints.
         "tokens_per_second": round(meta["tokens"] / max(meta["stepping_seconds"], 1e-9), 1),
-        "device": mesh.devices.flat[0].device_kind,
-        "num_devices": mesh.size,
-        "jax": jax.__version__,
         "workdir": config.workdir,
     }

@@ -1,6 +1,11 @@
 """Decoding from a cache equals the full pass, for T ≥ 1 tokens a call and rows at places of their
 own; sizes; the end of the cache; the fixed cache of cross-attention."""
 
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,82 +29,109 @@ from mhe_jax.attention import Mask
 LENGTH = S
 
 
-def empty_cache(module, params, x):
-    return module.apply(params, x, mutable=["cache"])[1]["cache"]
+class Decoder(NamedTuple):
+    """A kind, compiled once: every function gives numpy arrays."""
+
+    full: Callable  # the output without a cache
+    feed: Callable  # (cache, x) to output and cache
+    module: nn.Module
+    params: dict
+    x: np.ndarray  # [B, LENGTH, M]
+    cache: dict  # empty
 
 
-def ready(case, **fields):
-    """Module that decodes, one that does not, parameters, inputs [B, LENGTH, M], empty cache."""
+@functools.cache
+def decoder(case, **fields):
     full, step = case.module(**fields), case.module(decode=True, **fields)
     x = normal(1, B, LENGTH, case.width)
     params = {"params": random_parameters(full, x)}
-    return full, step, params, x, empty_cache(step, params, x)
+
+    @jax.jit
+    def feed(cache, x, mask=None):
+        output, state = step.apply(params | {"cache": cache}, x, mask=mask, mutable=["cache"])
+        return output, state["cache"]
+
+    @jax.jit
+    def apply(*inputs, mask=None):
+        return full.apply(params, *inputs, mask=mask)
+
+    @jax.jit
+    def create(x):
+        return step.apply(params, x, mutable=["cache"])[1]["cache"]
+
+    def fetched(f):
+        return lambda *a, **k: jax.device_get(f(*a, **k))
+
+    return Decoder(fetched(apply), fetched(feed), step, params, x, fetched(create)(x))
 
 
-def feed(step, params, cache, x, **more):
-    output, state = step.apply(params | {"cache": cache}, x, mutable=["cache"], **more)
-    return output, state["cache"]
+def feed_eagerly(d, cache, x):
+    return d.module.apply(d.params | {"cache": cache}, x, mutable=["cache"])
+
+
+def fill(d, *memory):
+    """The cache of cross-attention."""
+    none, state = d.module.apply(d.params, *memory, method="fill_cache", mutable=["cache"])
+    assert none is None
+    return jax.device_get(state)
 
 
 @every_case
-@pytest.mark.parametrize("normalize_qk", [False, True])
-def test_prefill_and_steps_are_the_full_pass(case, normalize_qk):
-    if normalize_qk and case.form == "folded":
-        pytest.skip("folded refuses normalize_qk, see test_attention_errors")
-    full, step, params, x, cache = ready(case, normalize_qk=normalize_qk)
-    wanted = full.apply(params, x, mask=Mask.causal())
-    run = jax.jit(lambda cache, x: feed(step, params, cache, x))
-    parts = []
-    for start, stop in ((0, 3), (3, 4), (4, 6), (6, 7)):
-        output, cache = (run if stop - start == 1 else lambda c, x: feed(step, params, c, x))(
-            cache, x[:, start:stop]
-        )
+def test_prefill_and_steps_are_the_full_pass(case):
+    """With a norm of queries and keys where the form allows one; without it in the tests below."""
+    d = decoder(case, normalize_qk=case.form != "folded")
+    cache, parts = d.cache, []
+    for start, stop in ((0, 3), (3, 4), (4, 5), (5, 7)):
+        output, cache = d.feed(cache, d.x[:, start:stop])
         parts.append(output)
         np.testing.assert_array_equal(cache["cache_index"], [stop] * B)
-    assert_close(jnp.concatenate(parts, 1), wanted)
+    assert_close(np.concatenate(parts, 1), d.full(d.x, mask=Mask.causal()))
 
 
 @every_kind
 def test_the_whole_cache_at_once_and_one_by_one(case):
-    full, step, params, x, cache = ready(case)
-    wanted = full.apply(params, x, mask=Mask.causal())
-    assert_close(feed(step, params, cache, x)[0], wanted)
-    outputs = []
+    d = decoder(case)
+    wanted = d.full(d.x, mask=Mask.causal())
+    assert_close(d.feed(d.cache, d.x)[0], wanted)
+    cache, outputs = d.cache, []
     for t in range(LENGTH):
-        output, cache = feed(step, params, cache, x[:, t : t + 1])
+        output, cache = d.feed(cache, d.x[:, t : t + 1])
         outputs.append(output)
-    assert_close(jnp.concatenate(outputs, 1), wanted)
+    assert_close(np.concatenate(outputs, 1), wanted)
 
 
 @every_case
 def test_rows_at_places_of_their_own(case):
-    """Right-padded prompts of 3 and 5 tokens: later tokens overwrite the padding."""
-    full, step, params, x, cache = ready(case)
-    lengths = np.array([3, 5])
-    prompts = x[:, :5].at[0, 3:].set(99.0)  # padding that would be seen
-    output, cache = feed(step, params, cache, prompts)
-    wanted = full.apply(params, x, mask=Mask.causal())
-    assert_close(output[0, :3], wanted[0, :3])
-    assert_close(output[1, :5], wanted[1, :5])
-    cache = cache | {"cache_index": jnp.asarray(lengths, jnp.int32)}
-    for more in (1, 1):
-        places = lengths[:, None] + np.arange(more)
-        output, cache = feed(step, params, cache, x[np.arange(B)[:, None], places])
-        assert_close(output, wanted[np.arange(B)[:, None], places])
-        lengths = lengths + more
+    """Right-padded prompts of 3 and 7 tokens: later tokens overwrite the padding."""
+    d = decoder(case)
+    wanted = d.full(d.x, mask=Mask.causal())
+    prompts = d.x.copy()
+    prompts[0, 3:] = prompts[1, 5:] = 99  # padding that would be seen
+    output, cache = d.feed(d.cache, prompts)
+    lengths, rows = np.array([3, 5], np.int32), np.arange(B)
+    for b in rows:
+        assert_close(output[b, : lengths[b]], wanted[b, : lengths[b]])
+    for _ in range(2):
+        cache = cache | {"cache_index": lengths}
+        output, cache = d.feed(cache, d.x[rows, lengths][:, None])
+        assert_close(output[:, 0], wanted[rows, lengths])
+        lengths = lengths + 1
         np.testing.assert_array_equal(cache["cache_index"], lengths)
 
 
 @every_kind
 def test_a_mask_of_the_caller_is_kept_in_decoding(case):
     """Left padding, as dense booleans over the whole cache and as a `Mask`."""
-    full, step, params, x, cache = ready(case)
-    valid = jnp.ones((B, LENGTH), bool).at[0, :2].set(False)
-    wanted = full.apply(params, x, mask=Mask.causal() & Mask.padding(valid))
-    for mask in (valid[:, None, None], Mask.padding(valid)):
-        first, state = feed(step, params, cache, x[:, :4], mask=mask)
-        second, _ = feed(step, params, state, x[:, 4:], mask=mask)
-        assert_close(jnp.concatenate([first, second], 1), wanted)
+    d = decoder(case)
+    valid = np.ones((B, LENGTH), bool)
+    valid[0, :2] = False
+    padding = Mask.padding(jnp.asarray(valid))
+    wanted = d.full(d.x, mask=Mask.causal() & padding)
+    for mask in (valid[:, None, None], padding):
+        _, cache = d.feed(d.cache, d.x[:, :1], mask)
+        for t in range(1, 4):
+            output, cache = d.feed(cache, d.x[:, t : t + 1], mask)
+            assert_close(output[:, 0], wanted[:, t])
 
 
 @pytest.mark.xfail(
@@ -109,17 +141,17 @@ def test_a_mask_of_the_caller_is_kept_in_decoding(case):
 )
 @every_kind
 def test_causal_said_twice_is_still_the_full_pass(case):
-    full, step, params, x, cache = ready(case)
-    wanted = full.apply(params, x, mask=Mask.causal())
-    _, cache = feed(step, params, cache, x[:, :3], mask=Mask.causal())
-    output, _ = feed(step, params, cache, x[:, 3:4], mask=Mask.causal())
+    d = decoder(case)
+    wanted = d.full(d.x, mask=Mask.causal())
+    _, cache = d.feed(d.cache, d.x[:, :3], Mask.causal())
+    output, _ = d.feed(cache, d.x[:, 3:4], Mask.causal())
     assert_close(output, wanted[:, 3:4])
 
 
 @every_case
 def test_numbers_cached_per_token(case):
     """papers.md 4: 2HD, 2D, 2KD or HD."""
-    _, _, _, _, cache = ready(case)
+    cache = decoder(case).cache
     wanted = {
         "mha": 2 * H * D,
         "sha": 2 * D,
@@ -139,74 +171,78 @@ def test_numbers_cached_per_token(case):
 
 def test_the_cache_has_the_type_of_the_computation():
     for case in (Case("mha"), Case("mhe_mul"), Case("el")):
-        module = case.module(decode=True, dtype=jnp.bfloat16)
-        x = normal(1, B, T, case.width)
-        cache = empty_cache(module, {"params": random_parameters(module, x)}, x)
+        cache = decoder(case, dtype=jnp.bfloat16).cache
         assert {a.dtype for n, a in cache.items() if n != "cache_index"} == {jnp.dtype("bfloat16")}
 
 
 @every_kind
 def test_a_write_past_the_end_raises_where_it_is_known(case):
-    _, step, params, x, cache = ready(case)
+    d = decoder(case)
     with pytest.raises(ValueError, match=f"8 new tokens do not fit in a cache of {LENGTH}"):
-        jax.eval_shape(lambda x: feed(step, params, cache, x), jnp.zeros((B, 8, case.width)))
-    _, cache = feed(step, params, cache, x[:, :6])
+        d.feed(d.cache, np.zeros((B, 8, case.width), np.float32))
+    six = d.cache | {"cache_index": np.array([6, 6], np.int32)}
     with pytest.raises(ValueError, match=f"the cache holds {LENGTH} tokens.* 6 got 2 more"):
-        feed(step, params, cache, x[:, :2])
-    one_row = cache | {"cache_index": jnp.array([2, 7], jnp.int32)}
+        feed_eagerly(d, jax.tree.map(jnp.asarray, six), d.x[:, :2])
+    one_row = d.cache | {"cache_index": np.array([2, 7], np.int32)}
     with pytest.raises(ValueError, match="7 got 1 more"):
-        feed(step, params, one_row, x[:, :1])
+        feed_eagerly(d, jax.tree.map(jnp.asarray, one_row), d.x[:, :1])
 
 
 @every_case
 def test_a_write_past_the_end_poisons_its_row_where_it_is_not_known(case):
     """Row 1 is full: it is NaN, row 0 is right, and nothing that was cached is touched."""
-    full, step, params, x, cache = ready(case)
-    _, cache = feed(step, params, cache, x)
-    cache = cache | {"cache_index": jnp.array([4, LENGTH], jnp.int32)}
-    run = jax.jit(lambda cache, x: feed(step, params, cache, x))
-    new = normal(5, B, 1, case.width)
-    output, after = run(cache, new)
-    wanted = full.apply(params, jnp.concatenate([x[:, :4], new], 1), mask=Mask.causal())
-    assert_close(output[0], wanted[0, 4:])
+    d = decoder(case)
+    _, cache = d.feed(d.cache, d.x)
+    cache = cache | {"cache_index": np.array([4, LENGTH], np.int32)}
+    # Row 0 gets the token that it had, row 1 one more than it holds.
+    new = np.stack([d.x[0, 4:5], normal(5, 1, case.width)])
+    output, after = d.feed(cache, new)
+    assert_close(output[0, 0], d.full(d.x, mask=Mask.causal())[0, 4])
     assert np.isnan(output[1]).all()
-    for name in cache:
-        if name != "cache_index":
-            np.testing.assert_array_equal(after[name][1], cache[name][1])
-            np.testing.assert_array_equal(after[name][0, :4], cache[name][0, :4])
-            np.testing.assert_array_equal(after[name][0, 5:], cache[name][0, 5:])
-    again, last = run(after, new)  # and it stays so
+    held = set(cache) - {"cache_index"}
+    for name in held:
+        np.testing.assert_array_equal(after[name][1], cache[name][1])
+        np.testing.assert_array_equal(after[name][0, 5:], cache[name][0, 5:])
+        np.testing.assert_allclose(after[name][0], cache[name][0], atol=1e-5)
+    again, last = d.feed(after, new)  # and it stays so
     assert np.isfinite(again[0]).all()
     assert np.isnan(again[1]).all()
-    for name in set(cache) - {"cache_index"}:
+    for name in held:
         np.testing.assert_array_equal(last[name][1], cache[name][1])
+
+
+def test_tokens_that_still_fit_are_written_and_their_row_is_poisoned_all_the_same():
+    d = decoder(Case("mha"))
+    cache = d.cache | {"cache_index": np.array([2, LENGTH - 1], np.int32)}
+    output, after = d.feed(cache, d.x[:, :3])
+    assert np.isfinite(output[0]).all()
+    assert np.isnan(output[1]).all()
+    assert np.any(after["cached_key"][1, LENGTH - 1])
+    assert not np.any(after["cached_key"][1, : LENGTH - 1])
 
 
 @every_case
 def test_a_cache_filled_once_is_the_cross_pass(case):
-    full, step, params, _, _ = ready(case)
+    d = decoder(case)
     q, memory = normal(2, B, T, case.width), normal(3, B, S, case.width)
-    valid = jnp.ones((B, S), bool).at[1, 5:].set(False)
-    wanted = full.apply(params, q, memory, mask=Mask.padding(valid))
-    none, state = step.apply(params, memory, method="fill_cache", mutable=["cache"])
-    assert none is None
+    valid = np.ones((B, S), bool)
+    valid[1, 5:] = False
+    mask = Mask.padding(jnp.asarray(valid))
+    wanted = d.full(q, memory, mask=mask)
+    state = fill(d, memory)
     assert "cache_index" not in state["cache"]
     # Read only: the collection need not be mutable, and any number of queries may come.
-    for part in (q, q[:, :1], q[:, 1:4]):
-        output = step.apply(params | state, part, mask=Mask.padding(valid))
-        if part.shape == q.shape:
-            assert_close(output, wanted)
-    assert_close(output, wanted[:, 1:4])
+    assert_close(d.module.apply(d.params | state, q, mask=mask), wanted)
+    assert_close(d.module.apply(d.params | state, q[:, :1], mask=mask), wanted[:, :1])
 
 
 @every_kind
 def test_a_cache_filled_from_keys_and_values(case):
     if case.one_source:
         pytest.skip("makes keys and values of one input")
-    full, step, params, _, _ = ready(case)
+    d = decoder(case)
     q, k, v = (normal(i, B, n, case.width) for i, n in ((2, T), (3, S), (4, S)))
-    _, state = step.apply(params, k, v, method="fill_cache", mutable=["cache"])
-    assert_close(step.apply(params | state, q), full.apply(params, q, k, v))
+    assert_close(d.module.apply(d.params | fill(d, k, v), q), d.full(q, k, v))
 
 
 @pytest.mark.xfail(
@@ -216,9 +252,8 @@ def test_a_cache_filled_from_keys_and_values(case):
 )
 @pytest.mark.parametrize("kind", ["mha", "mhe_mul"])
 def test_a_cache_filled_from_another_width(kind):
-    fields = {"qkv_features": None}
     q, memory = normal(2, B, T, 33), normal(3, B, S, 21)
-    full, step = Case(kind).module(**fields), Case(kind).module(decode=True, **fields)
+    full, step = (Case(kind).module(qkv_features=None, decode=on) for on in (False, True))
     params = {"params": random_parameters(full, q, memory)}
     wanted = full.apply(params, q, memory)
     _, state = step.apply(params, memory, method="fill_cache", mutable=["cache"])
@@ -227,26 +262,27 @@ def test_a_cache_filled_from_another_width(kind):
 
 @every_kind
 def test_cross_attention_does_not_decode_from_an_unfilled_cache(case):
-    _, step, params, x, cache = ready(case)
-    for variables in (params, params | {"cache": cache}):
+    d = decoder(case)
+    for variables in (d.params, d.params | {"cache": d.cache}):
         with pytest.raises(ValueError, match="fill_cache"):
-            step.apply(variables, x, normal(3, B, S, case.width), mutable=["cache"])
+            d.module.apply(variables, d.x, normal(3, B, S, case.width), mutable=["cache"])
 
 
 @every_kind
 def test_beams_are_rows_of_the_cache(case):
     """Reordered rows decode as the tokens that they now stand for."""
-    full, step, params, x, cache = ready(case)
-    _, cache = feed(step, params, cache, x[:, :4])
-    beams = np.array([1, 0, 1, 1])
-    cache = jax.tree.map(lambda a: a[beams], cache)
-    new = normal(5, 4, 1, case.width)
-    output, _ = feed(step, params, cache, new)
-    tokens = jnp.concatenate([x[beams, :4], new], 1)
-    assert_close(output, full.apply(params, tokens, mask=Mask.causal())[:, 4:])
+    d = decoder(case)
+    _, cache = d.feed(d.cache, d.x[:, :3])
+    beams = np.array([1, 1])
+    for tokens in (d.x[beams], d.x[::-1]):
+        rows = beams if np.array_equal(tokens[0], tokens[1]) else np.array([1, 0])
+        new = normal(5, B, 1, case.width)
+        output, _ = d.feed(jax.tree.map(lambda a, rows=rows: a[rows], cache), new)
+        whole = np.concatenate([tokens[:, :3], new, d.x[:, :3]], 1)
+        assert_close(output[:, 0], d.full(whole, mask=Mask.causal())[:, 3])
 
 
 def test_a_batch_that_is_not_the_cache_s_is_refused():
-    _, step, params, x, cache = ready(Case("mhe_mul"))
+    d = decoder(Case("mhe_mul"))
     with pytest.raises(ValueError, match="does not fit"):
-        feed(step, params, cache, jnp.concatenate([x, x])[:, :1])
+        d.feed(d.cache, np.concatenate([d.x, d.x])[:, :1])

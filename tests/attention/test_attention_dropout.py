@@ -34,9 +34,9 @@ def kept(case, broadcast):
 
 
 @every_case
-@pytest.mark.parametrize("broadcast", [True, "batch", False])
+@pytest.mark.parametrize("broadcast", [True, False])
 def test_dropout_equals_the_reference_with_the_same_mask(case, broadcast):
-    """e_v included: it is multiplied by the sum of the kept weights, and 0 without keys."""
+    """e_v too: times the sum of the kept weights, 0 without keys. 'batch': test_flax_equality."""
     module = case.module(dropout_rate=RATE, deterministic=False, broadcast_dropout=broadcast)
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
     params = random_parameters(module, q, k)
@@ -56,7 +56,7 @@ def test_the_mean_over_many_keys_is_the_output_without_dropout(case):
     def draw(key):
         return module.apply({"params": params}, q, k, deterministic=False, dropout_rng=key)
 
-    draws = np.asarray(jax.vmap(draw)(jax.random.split(KEY, 1000)), np.float64)
+    draws = np.asarray(jax.jit(jax.vmap(draw))(jax.random.split(KEY, 1000)), np.float64)
     without = module.apply({"params": params}, q, k, deterministic=True)
     # 330 or 660 numbers within five standard errors: a false alarm in some thousand changes of KEY.
     error = np.abs(draws.mean(0) - without) / (draws.std(0, ddof=1) / np.sqrt(len(draws)))

@@ -124,18 +124,7 @@ def test_float32_softmax_is_the_more_exact_one(case):
 MATRIX_PRODUCTS = r"stablehlo\.dot_general .*"
 
 
-EINSUM_OF_EMBEDDINGS = pytest.mark.xfail(
-    strict=True, reason="mhe.py: the einsums with head embeddings are not given `precision`"
-)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(c, marks=EINSUM_OF_EMBEDDINGS if c.kind in MHE else (), id=str(c))
-        for c in CASES
-    ],
-)
+@every_case
 def test_precision_reaches_every_product(case):
     x = normal(1, B, T, case.width)
     params = {"params": random_parameters(case.module(), x)}

@@ -25,13 +25,6 @@ ROWS, LENGTH = 4, 5
 SHARDED = [c for c in CASES if c.kv_heads in (None, 2)]
 
 
-PARTITIONER = pytest.mark.xfail(
-    strict=True,
-    reason="el: XLA's partitioner gives a wrong input gradient where hidden states, both projected "
-    "and cut into heads, get a sharded gradient; a constraint before the cut avoids it",
-)
-
-
 def module_of(case):
     return case.module(num_heads=4, qkv_features=32)
 
@@ -69,10 +62,7 @@ def test_names_of_the_parameters(case):
         assert specs["query_head_embedding"] == PartitionSpec("heads", "head_features")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=PARTITIONER if c.kind == "el" else (), id=str(c)) for c in SHARDED],
-)
+@pytest.mark.parametrize("case", SHARDED, ids=str)
 def test_sharded_is_single(case):
     needs_eight_devices()
     module = module_of(case)

@@ -80,11 +80,6 @@ class TestTableOfCudnn:
     def test_the_softmax_of_cudnn_is_in_float32_anyway(self):
         assert refusal(options=Options(float32_softmax=True)) is None
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="cudnn.refusal: jax's cuDNN raises NotImplementedError on odd lengths in the "
-        "backward pass, so `auto` fails where it should fall to xla",
-    )
     @pytest.mark.parametrize(("T", "S"), [(7, 8), (8, 7), (7, 7)])
     def test_odd_lengths(self, T, S):
         assert "length" in (refusal(T=T, S=S) or "")
@@ -111,26 +106,9 @@ MASKS = {
     "[B, 1, 1, S]": Mask.array(normal(3, B, 1, 1, 8) > -0.5),
     "[B, H, T, S]": Mask.array(normal(3, B, 4, 8, 8) > -0.5),
 }
-# jax's cuDNN wants a mask of full [T, S]; these reach it as [.., 1, S].
-NARROW = ("padding", "an example empty", "causal & padding", "[B, 1, 1, S]")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            n,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="cudnn.attend passes [B, 1, 1, S] on; jax raises 'Bias must have same seq "
-                "length as QKV, got 1': every padding mask fails on a GPU",
-            )
-            if n in NARROW
-            else (),
-        )
-        for n in MASKS
-    ],
-)
+@pytest.mark.parametrize("name", MASKS)
 def test_what_cudnn_is_asked_to_compute(monkeypatch, name):
     """With jax's own kernel in cuDNN's place: xla's result, and a mask that cuDNN takes."""
     real = jax.nn.dot_product_attention
