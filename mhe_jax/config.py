@@ -16,8 +16,6 @@ Engine = Literal["auto", "xla", "cudnn"]
 Task = Literal["mlm", "lm", "translation"]
 Role = Literal["encoder", "decoder", "cross"]
 
-ARCHITECTURES = {"mlm": "encoder", "lm": "language_model", "translation": "encoder_decoder"}
-
 
 class InputError(ValueError):
     """The user gave something wrong; the message is one line: what, and what is allowed."""
@@ -123,12 +121,15 @@ class ModelConfig:
     def attention_for(self, role: Role) -> AttentionConfig:
         """`attention` with what `attention_by_role` says of `role` laid over it."""
         override = getattr(self.attention_by_role, role)
-        changes = {
-            f.name: getattr(override, f.name)
-            for f in dataclasses.fields(override)
-            if getattr(override, f.name) is not None
-        }
-        return dataclasses.replace(self.attention, **changes)
+        changes = {f.name: getattr(override, f.name) for f in dataclasses.fields(override)}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        common = self.attention
+        if changes.get("kind", common.kind) != common.kind:
+            # What belongs to the common kind alone means nothing to another.
+            common = dataclasses.replace(
+                common, num_kv_heads=None, form=None, head_embedding_stddev=None
+            )
+        return dataclasses.replace(common, **changes)
 
 
 @dataclass(frozen=True)
@@ -259,9 +260,15 @@ class Config:
     task: Task = "mlm"
     # Where checkpoints, logs and the resolved config go.
     workdir: str = "runs/unnamed"
+    # Shape of the transformer.
     model: ModelConfig = ModelConfig()
+    # Where text comes from and how it becomes batches.
     data: DataConfig = DataConfig()
+    # How parameters are updated.
     optimizer: OptimizerConfig = OptimizerConfig()
+    # The loop.
     train: TrainConfig = TrainConfig()
+    # Devices.
     mesh: MeshConfig = MeshConfig()
+    # What eval.py does.
     evaluation: EvaluationConfig = EvaluationConfig()

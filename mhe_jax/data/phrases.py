@@ -69,7 +69,7 @@ def _random(state: int) -> Iterator[int]:
 
 def _split_of(kind: str, value: int) -> Split:
     """A sixteenth of all values is for validation, a sixteenth for the test."""
-    share = hashlib.sha256(f"{kind} {value}".encode()).digest()[0] % 16
+    share = hashlib.sha256(f"{kind}: {value}".encode()).digest()[0] % 16
     return "test" if share == 0 else "validation" if share == 1 else "train"
 
 
