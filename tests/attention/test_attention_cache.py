@@ -134,11 +134,6 @@ def test_a_mask_of_the_caller_is_kept_in_decoding(case):
             assert_close(output[:, 0], wanted[:, t])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="base.py: Mask.causal() without an offset means place 0, so a step sees key 0 only; "
-    "Flax's make_causal_mask of the step allows all that is cached",
-)
 @every_kind
 def test_causal_said_twice_is_still_the_full_pass(case):
     d = decoder(case)
@@ -245,11 +240,6 @@ def test_a_cache_filled_from_keys_and_values(case):
     assert_close(d.module.apply(d.params | fill(d, k, v), q), d.full(q, k, v))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="base.py: fill_cache takes D from the width of the memory; without qkv_features a "
-    "memory of another width than the queries' does not fit the parameters",
-)
 @pytest.mark.parametrize("kind", ["mha", "mhe_mul"])
 def test_a_cache_filled_from_another_width(kind):
     q, memory = normal(2, B, T, 33), normal(3, B, S, 21)

@@ -98,11 +98,11 @@ def test_el_needs_hidden_states_as_wide_as_its_heads():
 @pytest.mark.parametrize("kind", ["skv", "el"])
 def test_one_source_of_keys_and_values(kind):
     module = Case(kind).module()
-    with pytest.raises(ValueError, match=f"{kind} makes keys and values of one input; inputs_v"):
+    with pytest.raises(ValueError, match=f"{kind} makes keys and values of one input: leave"):
         start(module, X, Y, Y + 1)
     start(module, X, Y, Y)
     start(module, X, X, X)
-    with pytest.raises(ValueError, match=f"{kind} makes keys and values of one input; inputs_v"):
+    with pytest.raises(ValueError, match=f"{kind} makes keys and values of one input: leave"):
         start(module, Y, method="fill_cache", inputs_v=Y + 1)
 
 

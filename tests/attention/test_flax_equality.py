@@ -130,7 +130,8 @@ def test_initial_standard_deviations_are_those_of_flax(case):
     for name, leaves in params.items():
         if name.endswith("embedding"):
             assert leaves.shape == (heads, width // heads)
-            assert abs(leaves.std() / 0.02 - 1) < 5 / np.sqrt(2 * leaves.size)
+            wanted = {"mhe_add": 0.02, "mhe_mul": 0.5}[case.kind]
+            assert abs(leaves.std() / wanted - 1) < 5 / np.sqrt(2 * leaves.size)
             continue
         kernel = leaves["kernel"]
         fan_in = width if name == "out" else inputs

@@ -112,6 +112,15 @@ def test_eval_py_ends_with_a_line_of_json(translation_run):
     assert (translation_run / "validation.hypotheses.txt").exists()
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A process started in the background ignores SIGINT, and so would what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_eval_py_translates_and_stops_at_ctrl_c(translation_run):
     process = start(translation_run, "--translate", "--beam_size", 1, "--batch_size", 1)
     process.stdin.write("the cat\n\n\u2028日本\nthe dog\n".encode())
