@@ -105,7 +105,8 @@ def _neighbours(path: Path, pattern: str) -> str:
     directory = path if path.is_dir() else path.parent
     if not directory.is_dir():
         return f": there is no directory {directory}"
-    names = sorted(str(p) for p in directory.glob(pattern) if not p.name.startswith("_"))
+    found = (p.parent if p.name == "config.json" else p for p in directory.glob(pattern))
+    names = sorted(str(p) for p in found if not p.name.startswith("_"))
     return did_you_mean(nearest(str(path), names) or names[:5])
 
 
@@ -156,7 +157,7 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
     run = Path(name)
     if not (run / "config.json").is_file():
-        hint = ": it has no config.json" if run.is_dir() else _neighbours(run, "*/")
+        hint = ": it has no config.json" if run.is_dir() else _neighbours(run, "*/config.json")
         raise InputError(f"no run at {run}{hint}")
     config = load_json(run / "config.json")
     import tyro

@@ -75,10 +75,11 @@ CASES = [
     Case("mhe_mul", "folded"),
 ]
 MHE = ["mhe_add", "mhe_mul"]
-# Forms that differ in more than numbers; every_kind takes one form of each kind.
-every_case = pytest.mark.parametrize("case", [c for c in CASES if c.kv_heads in (None, 2)], ids=str)
+# The groupings of gqa beside the first composite one go through `test_kinds` only.
+BATTERY = [c for c in CASES if c.kv_heads in (None, 2)]
+every_case = pytest.mark.parametrize("case", BATTERY, ids=str)
 every_kind = pytest.mark.parametrize(
-    "case", [c for c in CASES if c.form != "materialized" and c.kv_heads in (None, 2)], ids=str
+    "case", [c for c in BATTERY if c.form != "materialized"], ids=str
 )
 every_grouping = pytest.mark.parametrize("case", CASES, ids=str)
 

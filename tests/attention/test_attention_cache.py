@@ -76,16 +76,24 @@ def fill(d, *memory):
     return jax.device_get(state)
 
 
-@every_case
-def test_prefill_and_steps_are_the_full_pass(case):
-    """With a norm of queries and keys where the form allows one; without it in the tests below."""
-    d = decoder(case, normalize_qk=case.form != "folded")
+def prefill_and_steps(d):
     cache, parts = d.cache, []
-    for start, stop in ((0, 3), (3, 4), (4, 5), (5, 7)):
+    for start, stop in ((0, 3), (3, 4), (4, 7)):
         output, cache = d.feed(cache, d.x[:, start:stop])
         parts.append(output)
         np.testing.assert_array_equal(cache["cache_index"], [stop] * B)
     assert_close(np.concatenate(parts, 1), d.full(d.x, mask=Mask.causal()))
+
+
+@every_case
+def test_prefill_and_steps_are_the_full_pass(case):
+    prefill_and_steps(decoder(case))
+
+
+@pytest.mark.parametrize("case", [Case("mha"), Case("skv"), Case("mhe_mul")], ids=str)
+def test_norms_and_the_cache(case):
+    """mha caches normed keys; skv and the materialized MHE norm what they read."""
+    prefill_and_steps(decoder(case, normalize_qk=True))
 
 
 @every_kind

@@ -101,7 +101,7 @@ def test_who_shares_a_mask(case, broadcast):
 
 
 @pytest.mark.parametrize("kind", MHE)
-@pytest.mark.parametrize("broadcast", [True, "batch", False])
+@pytest.mark.parametrize("broadcast", [True, False])
 def test_forms_agree_under_the_same_random_key(kind, broadcast):
     """Through the 'dropout' stream, as a model passes it; gradients too."""
     case = Case(kind)

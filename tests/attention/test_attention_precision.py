@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 from attention_cases import (
-    CASES,
+    BATTERY,
     MHE,
     B,
     Case,
@@ -34,8 +34,7 @@ def rounded(tree, dtype):
 
 @every_case
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["none", "one row empty"])
-def test_sixteen_bits_are_close_to_the_reference(case, dtype, name):
+def test_sixteen_bits_are_close_to_the_reference(case, dtype):
     """Inputs and parameters are exact in the type, so the error is the computation's.
 
     It rounds about ten times on the way to a number (projection and bias, embedding twice, 1/√D,
@@ -46,7 +45,7 @@ def test_sixteen_bits_are_close_to_the_reference(case, dtype, name):
     module = case.module(dtype=dtype)
     q, k = rounded((normal(1, B, T, case.width), normal(2, B, S, case.width)), dtype)
     params = rounded(random_parameters(module, q, k), dtype)
-    mask, dense = mask_for(case, name, T, S)
+    mask, dense = mask_for(case, "one row empty", T, S)
     output = jax.jit(module.apply)({"params": params}, q, k, mask=mask)
     assert output.dtype == dtype
     wanted, _ = case.reference(params, q, k, k, dense)
@@ -105,7 +104,7 @@ def test_the_type_of_the_softmax(case):
         assert jax.eval_shape(module.apply, params, x).dtype == jnp.bfloat16
 
 
-@every_case
+@every_kind
 def test_float32_softmax_is_the_more_exact_one(case):
     """Scores of about 8 in bfloat16: the rounding of exp and of its sum is what is left out."""
     q, k = rounded((normal(1, B, T, case.width), normal(2, B, S, case.width)), jnp.bfloat16)
@@ -183,7 +182,7 @@ class JitTest(chex.TestCase):
     """jit = no jit."""
 
     @chex.variants(with_jit=True, without_jit=True)
-    @parameterized.named_parameters((str(c), c) for c in CASES)
+    @parameterized.named_parameters((str(c), c) for c in BATTERY)
     def test_variants_equal_the_reference(self, case):
         module = case.module()
         q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)

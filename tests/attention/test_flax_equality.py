@@ -69,19 +69,20 @@ def test_outputs_under_every_mask_on_rows_with_a_key(name):
         assert_close(mine, theirs, 1e-6)
 
 
+FIELDS = [
+    {"use_bias": False},
+    {"normalize_qk": True},
+    {"use_bias": False, "normalize_qk": True, "out_features": 13, "qkv_features": 66},
+    {"dtype": jnp.float16, "force_fp32_for_softmax": False},
+    {"precision": "highest"},
+]
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"use_bias": False},
-        {"normalize_qk": True},
-        {"out_features": 13},
-        {"use_bias": False, "normalize_qk": True, "out_features": 13, "qkv_features": 66},
-        {"dtype": jnp.float16, "force_fp32_for_softmax": False},
-        {"precision": "highest"},
-    ],
+    ("fields", "batch"),
+    [(f, (B,)) for f in FIELDS] + [({"out_features": 13}, b) for b in ((), (2, 3))],
     ids=str,
 )
-@pytest.mark.parametrize("batch", [(), (B,), (2, 3)], ids=str)
 def test_outputs_with_other_fields(fields, batch):
     ours, flax = pair(**fields)
     q, k, v = normal(1, *batch, T, 17), normal(2, *batch, S, 19), normal(3, *batch, S, 23)
