@@ -1,4 +1,4 @@
-"""Attention of every kind in float64 numpy, written from the equations (papers.md 1.1, 1.2 and 4).
+"""Attention of every kind in float64 numpy, written from the equations.
 
 Nothing here calls `mhe_jax` or jax. One example and one head at a time; every MHE kind has heads of
 its own. Each step returns its value and a `pull`, which takes the gradient of the value and adds to

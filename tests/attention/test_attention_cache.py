@@ -153,7 +153,7 @@ def test_causal_said_twice_is_still_the_full_pass(case):
 
 @every_case
 def test_numbers_cached_per_token(case):
-    """papers.md 4: 2HD, 2D, 2KD or HD."""
+    """2HD, 2D, 2KD or HD."""
     cache = decoder(case).cache
     wanted = {
         "mha": 2 * H * D,

@@ -1,4 +1,4 @@
-"""The algebra of MHE (papers.md 1.6): both forms are one function of the same parameters."""
+"""The algebra of MHE: both forms are one function of the same parameters."""
 
 import jax
 import jax.numpy as jnp
