@@ -7,8 +7,9 @@
 The files train, val and test_2016_flickr, each `.en.gz` and `.de.gz`, lie in data/multi30k (or
 where `--data.directory` says); see github.com/multi30k/dataset, whose licence is for research only.
 
-Expected time: at most 60 minutes on two CPU cores (not measured).
-Expected score: at least 30 sacreBLEU (cased, 13a, beam 5) on test_2016_flickr (not measured).
+Expected time: 40 minutes on one CPU core (AMD EPYC, jax 0.10.2, 2026-11-21).
+Expected score: mhe_mul 36.5 sacreBLEU (cased, 13a, beam 5) on test_2016_flickr, validation loss
+1.793, of one seed; mha not measured.
 
 `configs/multi30k.py:local` is a tiny model of the same making that learns for a minute or two.
 """
