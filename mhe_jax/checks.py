@@ -6,14 +6,21 @@ Each broken rule is one line: the dotted name of a field, its value, and what is
 import math
 from typing import Any
 
-from mhe_jax.config import AttentionConfig, Config, InputError, MeshConfig, Role, Task
+from mhe_jax.config import (
+    FIELDS_OF_KINDS,
+    AttentionConfig,
+    Config,
+    InputError,
+    MeshConfig,
+    Role,
+    Task,
+)
 
 ROLES: dict[Task, tuple[Role, ...]] = {
     "mlm": ("encoder",),
     "lm": ("decoder",),
     "translation": ("encoder", "decoder", "cross"),
 }
-MHE_KINDS = ("mhe_add", "mhe_mul")
 PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
 
 
@@ -77,6 +84,9 @@ RANGES = {
 ATTENTION_RANGES = {
     "num_heads": AT_LEAST_1,
     "num_kv_heads": AT_LEAST_1,
+    "num_groups": AT_LEAST_1,
+    "score_groups": AT_LEAST_1,
+    "score_features": AT_LEAST_1,
     "qkv_features": AT_LEAST_1,
     "head_embedding_stddev": NOT_NEGATIVE,
     "dropout_rate": SHARE,
@@ -130,26 +140,42 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
         raise _refuse(
             named("qkv_features"), width, f"kind el needs model.features={features} (or None)"
         )
-    if kind == "gqa":
-        if attention.num_kv_heads is None:
-            raise InputError(
-                f"{named('num_kv_heads')} is not set: kind gqa needs a divisor of "
-                f"{named('num_heads')}={heads}"
-            )
-        if heads % attention.num_kv_heads:
-            raise _refuse(
-                named("num_kv_heads"),
-                attention.num_kv_heads,
-                f"must divide {named('num_heads')}={heads}",
-            )
-    elif attention.num_kv_heads is not None:
-        raise _refuse(named("num_kv_heads"), attention.num_kv_heads, f"kind gqa only, not {kind}")
-    if attention.form == "folded" and attention.normalize_qk:
-        raise _refuse(named("form"), "folded", f"not with {named('normalize_qk')}")
-    for field in ("form", "head_embedding_stddev"):
+    for field, kinds in FIELDS_OF_KINDS.items():
         value = getattr(attention, field)
-        if value is not None and kind not in MHE_KINDS:
-            raise _refuse(named(field), value, f"kinds {', '.join(MHE_KINDS)} only, not {kind}")
+        if value is not None and kind not in kinds:
+            noun = "kind" if len(kinds) == 1 else "kinds"
+            raise _refuse(named(field), value, f"{noun} {', '.join(kinds)} only, not {kind}")
+    if kind == "gqa" and attention.num_kv_heads is None:
+        raise InputError(
+            f"{named('num_kv_heads')} is not set: kind gqa needs a divisor of "
+            f"{named('num_heads')}={heads}"
+        )
+    for field in ("num_kv_heads", "num_groups", "score_groups"):
+        value = getattr(attention, field)
+        if value is not None and heads % value:
+            raise _refuse(named(field), value, f"must divide {named('num_heads')}={heads}")
+    if (attention.num_groups or 1) > 1 and (attention.score_groups or 1) > 1:
+        raise _refuse(
+            named("score_groups"),
+            attention.score_groups,
+            f"not with {named('num_groups')}={attention.num_groups}",
+        )
+    _check_form(attention, named)
+
+
+def _check_form(attention: AttentionConfig, named) -> None:
+    kind, form = attention.kind, attention.form
+    if form is None or form == "auto":
+        return
+    forms = {
+        "mhe_add": ("materialized", "folded", "shared"),
+        "mhe_mul": ("materialized", "folded"),
+        "mva": ("materialized", "shared"),
+    }[kind]
+    if form not in forms:
+        raise _refuse(named("form"), form, f"kind {kind} takes auto, {', '.join(forms)}")
+    if form != "materialized" and kind != "mva" and attention.normalize_qk:
+        raise _refuse(named("form"), form, f"not with {named('normalize_qk')}")
 
 
 def _check_data(config: Config) -> None:

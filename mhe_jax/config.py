@@ -10,11 +10,23 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul"]
-Form = Literal["auto", "materialized", "folded"]
+Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
+Form = Literal["auto", "materialized", "folded", "shared"]
 Engine = Literal["auto", "xla", "cudnn"]
 Task = Literal["mlm", "lm", "translation"]
 Role = Literal["encoder", "decoder", "cross"]
+
+
+MHE_KINDS: tuple[Kind, ...] = ("mhe_add", "mhe_mul")
+# Fields of `AttentionConfig` that belong to some kinds only.
+FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
+    "num_kv_heads": ("gqa",),
+    "form": (*MHE_KINDS, "mva"),
+    "num_groups": (*MHE_KINDS, "mva"),
+    "score_groups": ("mhe_add",),
+    "score_features": ("mva",),
+    "head_embedding_stddev": MHE_KINDS,
+}
 
 
 class InputError(ValueError):
@@ -33,8 +45,15 @@ class AttentionConfig:
     num_kv_heads: int | None = None
     # Width of all heads together, H·D; None means the width of the model.
     qkv_features: int | None = None
-    # How an MHE kind is computed; None is `auto`: the fastest form that is exact for the call.
+    # How an MHE kind or `mva` is computed; None is `auto`: the fastest form that is exact for the
+    # call.
     form: Form | None = None
+    # Shared query and key projections G of an MHE kind or `mva`, H/G heads on each; None is 1.
+    num_groups: int | None = None
+    # Groups of heads with a score matrix each; `mhe_add` only; None is 1.
+    score_groups: int | None = None
+    # Width of queries and keys; `mva` only; None is the width of a head.
+    score_features: int | None = None
     # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul.
     head_embedding_stddev: float | None = None
     # What computes the softmax; `auto` takes the fastest that can do the call.
@@ -126,9 +145,7 @@ class ModelConfig:
         common = self.attention
         if changes.get("kind", common.kind) != common.kind:
             # What belongs to the common kind alone means nothing to another.
-            common = dataclasses.replace(
-                common, num_kv_heads=None, form=None, head_embedding_stddev=None
-            )
+            common = dataclasses.replace(common, **dict.fromkeys(FIELDS_OF_KINDS))
         return dataclasses.replace(common, **changes)
 
 

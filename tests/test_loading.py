@@ -386,7 +386,22 @@ def test_accepted(config):
             "model.attention.num_kv_heads is 3: must divide model.attention.num_heads=8",
         ),
         (with_attention(kind="mqa", num_kv_heads=1), "num_kv_heads is 1: kind gqa only, not mqa"),
-        (with_attention(form="folded"), "form is 'folded': kinds mhe_add, mhe_mul only, not mha"),
+        (
+            with_attention(form="folded"),
+            "form is 'folded': kinds mhe_add, mhe_mul, mva only, not mha",
+        ),
+        (
+            with_attention(kind="mhe_mul", form="shared"),
+            "form is 'shared': kind mhe_mul takes auto, materialized, folded",
+        ),
+        (
+            with_attention(kind="mva", score_groups=2),
+            "score_groups is 2: kind mhe_add only, not mva",
+        ),
+        (
+            with_attention(kind="mhe_add", num_groups=3, num_heads=8),
+            "num_groups is 3: must divide model.attention.num_heads=8",
+        ),
         (
             with_attention(kind="sha", head_embedding_stddev=0.1),
             "head_embedding_stddev is 0.1: kinds mhe_add, mhe_mul only, not sha",

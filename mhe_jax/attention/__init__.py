@@ -29,6 +29,7 @@ from mhe_jax.attention.mhe import (
     MHEMulAttention,
     MultipleHeadEmbeddingAttention,
 )
+from mhe_jax.attention.multi_value import MultiValueAttention
 
 KINDS: dict[str, type[Attention]] = {
     module.kind: module
@@ -41,6 +42,7 @@ KINDS: dict[str, type[Attention]] = {
         ELAttention,
         MHEAddAttention,
         MHEMulAttention,
+        MultiValueAttention,
     )
 }
 
@@ -54,6 +56,7 @@ __all__ = [
     "Mask",
     "MultiHeadAttention",
     "MultiQueryAttention",
+    "MultiValueAttention",
     "MultipleHeadEmbeddingAttention",
     "SharedKeyValueAttention",
     "SingleHeadAttention",

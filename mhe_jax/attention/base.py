@@ -103,6 +103,13 @@ class Attention(nn.Module):
         """
         return self.project_out(heads, features)
 
+    def key_bias(self, memory: cache.Memory, key: jax.Array) -> jax.Array | None:
+        """[B, S, H] where the scores of heads differ by a bias on the keys alone, else None."""
+        return None
+
+    def start(self, queries: int, dtype, mask: Mask, options: engines.Options) -> None:
+        """What a kind decides of a call before it is computed."""
+
     # What a kind builds from.
 
     @property
@@ -144,12 +151,14 @@ class Attention(nn.Module):
             name=name, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
         )(x)
 
-    def _projection(self, name: str, kernel_init=None, bias_init=None) -> Projection:
+    def _projection(
+        self, name: str, kernel_init=None, bias_init=None, use_bias: bool | None = None
+    ) -> Projection:
         return Projection(
             name=name,
             kernel_init=kernel_init or self.kernel_init,
             bias_init=bias_init or self.bias_init,
-            use_bias=self.use_bias,
+            use_bias=self.use_bias if use_bias is None else use_bias,
             dtype=self.dtype,
             param_dtype=self.param_dtype,
             precision=self.precision,
@@ -226,8 +235,10 @@ class Attention(nn.Module):
             cache.fill(self, self.memory(inputs_k, inputs_v))
             return None
 
-        query = self.queries(_flatten(inputs_q))
         mask = as_mask(mask, batch)
+        options = self._options(deterministic, dropout_rng, sow, batch)
+        self.start(inputs_q.shape[-2], self.dtype or inputs_q.dtype, mask, options)
+        query = self.queries(_flatten(inputs_q))
         overflow = None
         if self.decode and cache.is_filled_once(self):
             memory = cache.read(self)
@@ -244,18 +255,18 @@ class Attention(nn.Module):
             elif self.decode:
                 cache.create(self, memory)
         key, value = self.expand(memory)
+        bias = self.key_bias(memory, key)
 
         query, key, value = promote_dtype(query, key, value, dtype=self.dtype)
         _check_mask(mask, query, key)
-        query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
-        heads, kept, engine = engines.attend(
-            query,
-            key,
-            value,
-            mask,
-            self._options(deterministic, dropout_rng, sow, batch),
-            self.engine,
-        )
+        if bias is None:
+            query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
+            heads, kept, engine = engines.attend(query, key, value, mask, options, self.engine)
+        else:
+            bias = nn.with_logical_constraint(bias, ("batch", "length", "activation_heads"))
+            heads, kept, engine = engines.attend_shared(
+                query, key, value, bias, mask, options, self.engine
+            )
         engines.record_choice(self.kind, self.describe(engine))
         output = self.merge(heads, kept, self.out_features or features)
         if overflow is not None:

@@ -12,6 +12,9 @@
 | dropout, sown weights, `precision` | yes | refused |
 
 `auto` takes the first of `cudnn`, `xla` that does not refuse.
+
+Where heads share one score matrix (`attend_shared`), `xla` is the only engine; it refuses what
+`shared_refusal` names.
 """
 
 import logging
@@ -20,11 +23,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from mhe_jax.attention import cudnn, xla
+from mhe_jax.attention import cudnn, shared, xla
 from mhe_jax.attention.mask import Mask
 
 LADDER = {"cudnn": cudnn, "xla": xla}
+# Engines of `attend_shared`.
+SHARED = {"xla": shared}
 
 _log = logging.getLogger("mhe_jax.attention")
 _choices: dict[str, str] = {}
@@ -72,15 +78,66 @@ def attend(
     Raises:
       ValueError: the engine refuses the call (for `auto`: every engine does), with each reason.
     """
-    names = list(LADDER) if engine == "auto" else [engine]
+    return _first(LADDER, engine, query, key, value, mask, options)
+
+
+def attend_shared(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    key_bias: jax.Array,
+    mask: Mask,
+    options: Options,
+    engine: str = "auto",
+) -> tuple[jax.Array, jax.Array, str]:
+    """`O[t, h] = Σ_j softmax_j(q[t, g]·k[j, g] / √D + b[j, h]) v[j, h]`, g = ⌊hG/H⌋.
+
+    The scores of the heads of a group differ by a bias on the keys alone, so that one score matrix
+    serves them all: see `shared`, which also says what is guaranteed.
+
+    Args:
+      query: [B, T, G, D].
+      key: [B, S, G, D].
+      value: [B, S, K, E], for each head (K = H) or for each group (K = G).
+      key_bias: b [B, S, H], float32 or the type of the others.
+      mask: the allowed keys, the same for all heads.
+      options: dropout, precision and the like.
+      engine: 'auto' or 'xla'.
+
+    Returns:
+      As `attend`.
+
+    Raises:
+      ValueError: as `attend`, or `shared_refusal` has a reason.
+    """
+    reason = shared_refusal(query.dtype, mask, options)
+    if reason is not None:
+        raise ValueError(f"heads cannot share scores in this attention call: {reason}")
+    return _first(SHARED, engine, query, key, value, key_bias, mask, options)
+
+
+def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
+    """Why no engine can do a call with one score matrix for all heads, or None."""
+    if dtype == jnp.float16:
+        return "float16 has not the range for factored exponentials"
+    if mask.allowed is not None and mask.allowed.shape[1] != 1:
+        return "the mask differs from head to head"
+    if options.sow is not None:
+        return "no weights of each head are there to sow"
+    if options.dropout_rate > 0 and options.broadcast_dropout is False:
+        return "dropout differs from head to head (broadcast_dropout=False)"
+    return None
+
+
+def _first(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
+    names = list(ladder) if engine == "auto" else [engine]
     refusals = []
     for name in names:
-        if name not in LADDER:
-            raise ValueError(f"engine {name!r} is not one of auto, {', '.join(LADDER)}")
-        reason = LADDER[name].refusal(query, key, value, mask, options)
+        if name not in ladder:
+            raise ValueError(f"engine {name!r} is not one of auto, {', '.join(ladder)}")
+        reason = ladder[name].refusal(*call)
         if reason is None:
-            output, kept = LADDER[name].attend(query, key, value, mask, options)
-            return output, kept, name
+            return *ladder[name].attend(*call), name
         refusals.append(f"{name}: {reason}")
     raise ValueError("no engine takes this attention call; " + "; ".join(refusals))
 

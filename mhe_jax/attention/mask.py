@@ -86,6 +86,27 @@ class Mask:
             return jnp.ones((1, 1, 1, 1), dtype)
         return jnp.swapaxes(allowed.any(-1, keepdims=True), 1, 2).astype(dtype)
 
+    def key_is_seen(self, queries: int, keys: int) -> jax.Array:
+        """Whether any query, of any head, sees the key: [B, S], or [1, S] for all examples."""
+        allowed = self.to_dense(queries, keys)
+        if allowed is None:
+            return jnp.ones((1, keys), bool)
+        return jnp.broadcast_to(allowed, (*allowed.shape[:3], keys)).any((1, 2))
+
+    def block(self, start: int | jax.Array, size: int, keys: int) -> "Mask":
+        """The mask of `size` queries from `start` on, over the keys [0, keys)."""
+        offset = self.offset
+        if self.is_causal and not (isinstance(start, int) and start == 0):
+            offset = jnp.full(1, start) if offset is None else offset + start
+        segments = self.segment_ids
+        if segments is not None:
+            segments = (_cut(segments[0], 1, start, size), _cut(segments[1], 1, 0, keys))
+        allowed = self.allowed
+        if allowed is not None:
+            allowed = _cut(_cut(allowed, 2, start, size), 3, 0, keys)
+        key_valid = None if self.key_valid is None else _cut(self.key_valid, 1, 0, keys)
+        return Mask(self.is_causal, offset, key_valid, segments, allowed)
+
     def shapes(self, queries: int, keys: int) -> dict[str, tuple[int, ...]]:
         """The shape of each part that is present, as it broadcasts to [B, H, T, S]."""
         found = {}
@@ -121,6 +142,13 @@ def _both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
     if a is None or b is None:
         return b if a is None else a
     return a & b
+
+
+def _cut(x: jax.Array, axis: int, start: int | jax.Array, size: int) -> jax.Array:
+    """`size` places of an axis; the one place of an axis that is broadcast."""
+    if x.shape[axis] == 1:
+        return x
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
 def _same(queries: jax.Array, keys: jax.Array) -> jax.Array:

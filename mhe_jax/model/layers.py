@@ -15,7 +15,7 @@ import jax
 
 from mhe_jax.attention import Mask, make_attention
 from mhe_jax.attention.projection import Projection, named
-from mhe_jax.config import ModelConfig, Role
+from mhe_jax.config import FIELDS_OF_KINDS, ModelConfig, Role
 
 ACTIVATIONS = {"relu": nn.relu, "gelu": lambda x: nn.gelu(x, approximate=False)}
 # What a call does with the cache: nothing, make an empty one, or append to it.
@@ -47,14 +47,14 @@ def dense(config: ModelConfig, name: str | None) -> Projection:
 def attention(config: ModelConfig, role: Role, name: str, *, decode: bool = False) -> nn.Module:
     """The attention sublayer that `config` wants in `role`."""
     c = config.attention_for(role)
-    fields = {}
-    if c.kind == "gqa":
-        fields["num_kv_heads"] = c.num_kv_heads
-    if c.kind.startswith("mhe_"):
-        if c.form is not None:
-            fields["form"] = c.form
-        if c.head_embedding_stddev is not None:
-            fields["head_embedding_init"] = nn.initializers.normal(c.head_embedding_stddev)
+    fields = {
+        field: getattr(c, field)
+        for field, kinds in FIELDS_OF_KINDS.items()
+        if c.kind in kinds and getattr(c, field) is not None
+    }
+    if "head_embedding_stddev" in fields:
+        stddev = fields.pop("head_embedding_stddev")
+        fields["head_embedding_init"] = nn.initializers.normal(stddev)
     return make_attention(
         c.kind,
         num_heads=c.num_heads,

@@ -25,6 +25,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("embed", "fsdp"),  # M
     ("heads", "tensor"),  # H
     ("kv_heads", None),  # K of gqa, often fewer than devices
+    ("groups", None),  # G of shared projections
     ("head_features", None),  # D
     ("mlp", "tensor"),  # F
     ("vocabulary", "tensor"),  # V

@@ -25,10 +25,29 @@ class Case:
     form: str | None = None
     heads: int = H
     kv_heads: int | None = None
+    groups: int | None = None
+    score_groups: int | None = None
+    score_features: int | None = None
 
     def __str__(self):
-        parts = [self.kind, self.form, self.kv_heads and f"{self.heads}over{self.kv_heads}"]
+        parts = [
+            self.kind,
+            self.form,
+            self.kv_heads and f"{self.heads}over{self.kv_heads}",
+            self.groups and f"{self.groups}groups",
+            self.score_groups and f"{self.score_groups}scores",
+        ]
         return "-".join(p for p in parts if p)
+
+    @property
+    def mask_heads(self):
+        """Heads that a mask may tell apart."""
+        return 1 if self.kind == "sha" or self.form == "shared" else self.heads
+
+    @property
+    def may_normalize(self):
+        """Whether the form goes with `normalize_qk`."""
+        return self.form in (None, "materialized") or self.kind == "mva"
 
     @property
     def width(self):
@@ -42,8 +61,13 @@ class Case:
         given = {"num_heads": self.heads, "qkv_features": self.width}
         if self.form:
             given["form"] = self.form
-        if self.kv_heads:
-            given["num_kv_heads"] = self.kv_heads
+        own = {
+            "num_kv_heads": self.kv_heads,
+            "num_groups": self.groups,
+            "score_groups": self.score_groups,
+            "score_features": self.score_features,
+        }
+        given |= {name: value for name, value in own.items() if value}
         return make_attention(self.kind, **(given | fields))
 
     def reference(self, params, q, k, v, mask, **more):
@@ -71,15 +95,28 @@ CASES = [
     Case("el"),
     Case("mhe_add", "materialized"),
     Case("mhe_add", "folded"),
+    Case("mhe_add", "shared"),
+    Case("mhe_add", "shared", heads=6, groups=2),
+    Case("mhe_add", "folded", heads=6, groups=2),
+    Case("mhe_add", "materialized", heads=6, groups=2),
+    Case("mhe_add", "shared", heads=6, score_groups=3),
+    Case("mhe_add", "folded", heads=6, score_groups=3),
+    Case("mhe_add", "materialized", heads=6, score_groups=3),
     Case("mhe_mul", "materialized"),
     Case("mhe_mul", "folded"),
+    Case("mhe_mul", "folded", heads=6, groups=3),
+    Case("mhe_mul", "materialized", heads=6, groups=3),
+    Case("mva", "shared", score_features=13),
+    Case("mva", "materialized", score_features=13),
+    Case("mva", "shared", heads=6, groups=2),
+    Case("mva", "materialized", heads=6, groups=2),
 ]
 MHE = ["mhe_add", "mhe_mul"]
-# The groupings of gqa beside the first composite one go through `test_kinds` only.
-BATTERY = [c for c in CASES if c.kv_heads in (None, 2)]
+# Groupings of heads beside the first composite one of gqa go through `test_kinds` only.
+BATTERY = [c for c in CASES if c.kv_heads in (None, 2) and not (c.groups or c.score_groups)]
 every_case = pytest.mark.parametrize("case", BATTERY, ids=str)
 every_kind = pytest.mark.parametrize(
-    "case", [c for c in BATTERY if c.form != "materialized"], ids=str
+    "case", [c for c in BATTERY if c.form in (None, "folded") or c.kind == "mva"], ids=str
 )
 every_grouping = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -226,11 +263,11 @@ def masks(queries, keys, heads):
 
 
 def mask_names(case, queries, keys):
-    heads = 1 if case.kind == "sha" else case.heads
+    heads = case.mask_heads
     return list(masks(queries, keys, heads))
 
 
 def mask_for(case, name, queries, keys):
     """The mask `name`, and its booleans over all of the case's heads."""
-    passed, dense = masks(queries, keys, 1 if case.kind == "sha" else case.heads)[name]
+    passed, dense = masks(queries, keys, case.mask_heads)[name]
     return passed, np.broadcast_to(dense, (B, case.heads, queries, keys))

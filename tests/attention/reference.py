@@ -42,22 +42,30 @@ def run(kind, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kv_heads=Non
             (q, pull_q), (k, pull_k), (v, pull_v) = _head(
                 kind, params, d_params, x, h, heads, kv_heads
             )
+            bias, pull_bias = 0.0, None
+            if "key_bias" in params:
+                one = slice(h, h + 1)
+                bias, pull_bias = _map(params["key_bias"], d_params["key_bias"], *x[1], one)
+                bias = bias[:, 0]
             if "query_ln" in params:
                 q, pull_q = _layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
                 k, pull_k = _layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
             scale = 1 / np.sqrt(q.shape[-1])
-            p = _softmax(q @ k.T * scale, mask[b, h])
+            p = _softmax(q @ k.T * scale + bias, mask[b, h])
             times = 1.0 if kept is None else kept[b, h]
             o = (p * times) @ v
             y = y + o @ w_o[h]
             of_heads.append(p)
 
             def pull(dy, h=h, q=q, k=k, v=v, p=p, o=o, times=times, scale=scale,
-                     pulls=(pull_q, pull_k, pull_v)):  # fmt: skip
+                     pulls=(pull_q, pull_k, pull_v), pull_bias=pull_bias):  # fmt: skip
                 d_w_o[h] += o.T @ dy
                 do = dy @ w_o[h].T
                 dp = (do @ v.T) * times
-                dlogits = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+                dlogits = p * (dp - (p * dp).sum(-1, keepdims=True))
+                if pull_bias is not None:
+                    pull_bias(dlogits.sum(0)[:, None])
+                dlogits = dlogits * scale
                 pulls[0](dlogits @ k)
                 pulls[1](dlogits.T @ q)
                 pulls[2]((p * times).T @ do)
@@ -78,10 +86,15 @@ def run(kind, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kv_heads=Non
 
 def _head(kind, params, grads, x, h, heads, kv_heads):
     """(q [T, D], pull), (k [S, D], pull), (v [S, D], pull) of head h."""
-    if kind in ("sha", "mhe_add", "mhe_mul"):
-        shared = [_map(params[r], grads[r], *x[i]) for i, r in enumerate(("query", "key", "value"))]
-        if kind == "sha":
+    if kind in ("sha", "mhe_add", "mhe_mul", "mva"):
+        roles = enumerate(("query", "key", "value"))
+        shared = [_map(params[r], grads[r], *x[i], _group(params[r], h, heads)) for i, r in roles]
+        if kind in ("sha", "mva"):
             return shared
+        if "query_group_embedding" in params:
+            c = h // (heads // len(params["query_group_embedding"]))
+            u, du = (tree["query_group_embedding"][c] for tree in (params, grads))
+            shared[0] = _multiply(*shared[0], u, du)
         names = [f"{r}_head_embedding" for r in ("query", "key", "value")]
         psi = _add if kind == "mhe_add" else _multiply
         return [psi(*s, params[n][h], grads[n][h]) for s, n in zip(shared, names, strict=True)]
@@ -101,6 +114,12 @@ def _head(kind, params, grads, x, h, heads, kv_heads):
     # Query heads 0 .. H/K-1 read key head 0, the next H/K read key head 1, and so on.
     g = {"mha": h, "mqa": 0, "gqa": h // (heads // (kv_heads or heads))}[kind]
     return query, *(_map(params[r], grads[r], *x[i], g) for i, r in ((1, "key"), (2, "value")))
+
+
+def _group(p, h, heads):
+    """Which of G projections head h reads; None where there is one for all."""
+    kernel = p["kernel"]
+    return None if kernel.ndim == 2 else h // (heads // kernel.shape[1])
 
 
 def _map(p, grad, x, dx, head=None):

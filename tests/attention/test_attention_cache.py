@@ -153,7 +153,7 @@ def test_causal_said_twice_is_still_the_full_pass(case):
 
 @every_case
 def test_numbers_cached_per_token(case):
-    """2HD, 2D, 2KD or HD."""
+    """2HD, 2D, 2KD, HD, or for mva D_s + HD + H."""
     cache = decoder(case).cache
     wanted = {
         "mha": 2 * H * D,
@@ -164,6 +164,7 @@ def test_numbers_cached_per_token(case):
         "el": H * D,
         "mhe_add": 2 * D,
         "mhe_mul": 2 * D,
+        "mva": (case.score_features or 0) + H * D + H,
     }[case.kind]
     held = sum(a[0, 0].size for name, a in cache.items() if name != "cache_index")
     assert held == wanted

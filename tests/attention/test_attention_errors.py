@@ -1,5 +1,7 @@
 """What is refused, and that the message says why and what is allowed."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -66,6 +68,8 @@ def test_forms(kind):
 
 @every_kind
 def test_engines(case):
+    if case.form == "shared":  # has engines of its own; 'auto' takes another form for these
+        case = dataclasses.replace(case, form=None)
     x = normal(1, B, T, case.width)
     with pytest.raises(ValueError, match="'flash' is not one of auto, cudnn, xla"):
         start(case.module(engine="flash"), x)
@@ -133,7 +137,7 @@ BAD_MASKS = {
 @pytest.mark.parametrize("name", BAD_MASKS)
 def test_masks_of_the_wrong_shape(case, name):
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
-    with pytest.raises(ValueError, match=r"mask.*broadcast to"):
+    with pytest.raises(ValueError, match=r"mask.*(broadcast to|differs from head)"):
         start(case.module(), q, k, mask=BAD_MASKS[name])
 
 

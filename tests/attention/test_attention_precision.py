@@ -44,8 +44,12 @@ def test_sixteen_bits_are_close_to_the_reference(case, dtype):
     """
     module = case.module(dtype=dtype)
     q, k = rounded((normal(1, B, T, case.width), normal(2, B, S, case.width)), dtype)
-    params = rounded(random_parameters(module, q, k), dtype)
+    params = rounded(random_parameters(case.module(), q, k), dtype)
     mask, dense = mask_for(case, "one row empty", T, S)
+    if case.form == "shared" and dtype == jnp.float16:
+        with pytest.raises(ValueError, match="float16 has not the range"):
+            module.apply({"params": params}, q, k, mask=mask)
+        return
     output = jax.jit(module.apply)({"params": params}, q, k, mask=mask)
     assert output.dtype == dtype
     wanted, _ = case.reference(params, q, k, k, dense)
@@ -98,9 +102,9 @@ def test_the_type_of_the_softmax(case):
         module = case.module(dtype=jnp.bfloat16, force_fp32_for_softmax=on)
         params = {"params": random_parameters(module, x)}
         text = jax.jit(module.apply).lower(params, x).as_text()
-        (exponential,) = re.findall(r"stablehlo\.exponential .*", text)
-        assert exponential.endswith("f32>") == on, exponential
-        assert exponential.endswith("bf16>") != on, exponential
+        exponentials = set(re.findall(r"stablehlo\.exponential .*tensor<.*x(b?f\d+)>", text))
+        # Factors are always in float32.
+        assert exponentials == {"f32" if on or case.form == "shared" else "bf16"}
         assert jax.eval_shape(module.apply, params, x).dtype == jnp.bfloat16
 
 

@@ -70,14 +70,20 @@ def test_keys_have_no_order(case):
 
 @every_case
 def test_a_segment_does_not_see_another(case):
-    """Packed examples: other tokens in one segment change no bit of the other's output."""
+    """Packed examples: other tokens in one segment change no bit of the other's output.
+
+    But for 'shared', where they move the maximum that all factors are divided by: rounding.
+    """
     apply, params, x = ready(case)
     segments = np.array([[1, 1, 1, 2, 2, 2, 0], [1, 1, 2, 2, 2, 2, 2]])
     mask = Mask.causal() & Mask.segments(segments)
     output = apply(params, x, mask=mask)
     changed = apply(params, np.where((segments == 2)[..., None], 7 * x + 1, x), mask=mask)
     first = segments == 1
-    np.testing.assert_array_equal(changed[first], output[first])
+    if case.form == "shared":
+        assert_close(changed[first], output[first], 1e-6)
+    else:
+        np.testing.assert_array_equal(changed[first], output[first])
     second = segments == 2
     assert (np.abs(changed - output)[second].max(-1) > 1e-3).all()
     # Each segment is what it is alone.

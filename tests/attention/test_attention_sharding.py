@@ -16,6 +16,7 @@ RULES = (
     ("embed", "fsdp"),
     ("heads", "tensor"),
     ("kv_heads", "tensor"),
+    ("groups", None),
     ("activation_heads", "tensor"),
     ("head_features", None),
     ("length", None),
@@ -26,7 +27,9 @@ SHARDED = [c for c in CASES if c.kv_heads in (None, 2)]
 
 
 def module_of(case):
-    return case.module(num_heads=4, qkv_features=32)
+    groups = {"num_groups": 2} if case.groups else {}
+    scores = {"score_groups": 2} if case.score_groups else {}
+    return case.module(num_heads=4, qkv_features=32, **groups, **scores)
 
 
 @functools.cache
@@ -57,8 +60,9 @@ def test_names_of_the_parameters(case):
     specs = nn.get_partition_spec(boxed)["params"]
     assert specs["out"]["kernel"] == PartitionSpec("heads", "head_features", "embed")
     head = () if case.kind == "sha" or case.form else ("heads",)
+    head = ("groups",) if case.groups else head
     assert specs["query"]["kernel"] == PartitionSpec("embed", *head, "head_features")
-    if case.form:
+    if case.kind.startswith("mhe_"):
         assert specs["query_head_embedding"] == PartitionSpec("heads", "head_features")
 
 

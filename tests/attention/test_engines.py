@@ -163,7 +163,7 @@ def test_choices_tell_what_ran(case, caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "mhe_jax.attention"):
         for _ in range(2):
             module.apply(params, x)
-    wanted = "folded on xla" if case.form else "xla"
+    wanted = f"{case.form} on xla" if case.form else "xla"
     if jax.default_backend() == "cpu":
         assert choices() == {case.kind: wanted}
         assert [r.getMessage() for r in caplog.records] == [f"{case.kind} runs as {wanted}"]

@@ -66,7 +66,7 @@ def test_every_mask(case, name):
     """The output under the mask as it is passed; gradients under its booleans."""
     passed, dense = mask_for(case, name, T, S)
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
-    heads = 1 if case.kind == "sha" else case.heads
+    heads = case.mask_heads
     params = check(case, jnp.asarray(dense[:, :heads]), dense, q, k)
     output = case.module().apply({"params": params}, q, k, mask=passed)
     assert_close(output, case.reference(params, q, k, k, dense)[0])
@@ -88,7 +88,7 @@ def test_widths_of_their_own(case):
     """All differ: 17 in, 19 for keys, 23 for values, H·D inside, 13 out; no biases, norms."""
     k = normal(2, B, S, case.width if case.kind == "el" else 19)
     inputs = (normal(1, B, T, 17), k) + (() if case.one_source else (normal(3, B, S, 23),))
-    fields = {"use_bias": False, "out_features": 13, "normalize_qk": case.form != "folded"}
+    fields = {"use_bias": False, "out_features": 13, "normalize_qk": case.may_normalize}
     mask, dense = mask_for(case, "padding", T, S)
     params = check(case, mask, dense, *inputs, **fields)
     assert ("query_ln" in params) == fields["normalize_qk"]
@@ -99,7 +99,7 @@ def test_widths_of_their_own(case):
 @pytest.mark.parametrize("name", ["segments of one", "causal"])
 def test_self_attention_output(case, name):
     """Under masks that only self-attention has, with a norm where the form allows one."""
-    module = case.module(normalize_qk=case.form != "folded")
+    module = case.module(normalize_qk=case.may_normalize)
     mask, dense = mask_for(case, name, T, T)
     x = normal(1, B, T, case.width)
     params = random_parameters(module, x)
@@ -107,7 +107,7 @@ def test_self_attention_output(case, name):
     assert_close(output, case.reference(params, x, x, x, dense)[0])
 
 
-@every_case
+@pytest.mark.parametrize("case", [c for c in BATTERY if c.form != "shared"], ids=str)
 def test_sown_weights_are_the_reference_weights(case):
     module = case.module()
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
@@ -129,7 +129,7 @@ def test_leading_axes_are_rows(case, batch):
     module = case.module()
     q, k = normal(1, *batch, T, case.width), normal(2, *batch, S, case.width)
     params = random_parameters(module, q, k)
-    heads = 1 if case.kind == "sha" else case.heads
+    heads = case.mask_heads
     mask = normal(4, *batch, heads, T, S) > -0.5
     output = jax.jit(module.apply)({"params": params}, q, k, mask=mask)
     rows = int(np.prod(batch))
@@ -143,7 +143,7 @@ def test_leading_axes_are_rows(case, batch):
 def test_the_reference_gradients_are_its_derivatives(case):
     """Central differences of the numpy reference along random directions of all leaves at once."""
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
-    module = case.module(normalize_qk=case.form != "folded")
+    module = case.module(normalize_qk=case.may_normalize)
     params = random_parameters(module, q, k)
     _, dense = mask_for(case, "one row empty", T, S)
     weights = np.random.default_rng(5).normal(size=q.shape)
@@ -166,17 +166,25 @@ def test_the_reference_gradients_are_its_derivatives(case):
 @every_grouping
 def test_parameters_have_the_shapes_of_the_contract(case):
     heads, kv = case.heads, {"mha": H, "mqa": 1, "gqa": case.kv_heads}.get(case.kind)
-    wide, one = (case.width, heads, D), (case.width, D)
+    wide = (case.width, heads, D)
+    groups = (case.groups,) if case.groups else ()
+    one = (case.width, *groups, D)
+    scored = (case.width, *groups, case.score_features or D)
     wanted = {
         "mha": {"query": wide, "key": wide, "value": wide},
         "mqa": {"query": wide, "key": (case.width, kv, D), "value": (case.width, kv, D)},
         "gqa": {"query": wide, "key": (case.width, kv, D), "value": (case.width, kv, D)},
         "skv": {"query": wide, "key_value": wide},
         "el": {"query": wide},
+        "mva": {"query": scored, "key": scored, "value": wide},
     }.get(case.kind, {"query": one, "key": one, "value": one})
     wanted = {name: {"kernel": shape, "bias": shape[1:]} for name, shape in wanted.items()}
     wanted["out"] = {"kernel": (heads, D, case.width), "bias": (case.width,)}
-    if case.form:
+    if case.kind == "mva":
+        wanted["key_bias"] = {"kernel": (case.width, heads)}
+    if case.score_groups:
+        wanted["query_group_embedding"] = (case.score_groups, D)
+    if case.kind.startswith("mhe_"):
         for role in ("query", "key", "value"):
             wanted[f"{role}_head_embedding"] = (heads, D)
     params = jax.eval_shape(case.module().init, jax.random.key(0), normal(1, B, T, case.width))

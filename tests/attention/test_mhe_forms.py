@@ -18,6 +18,10 @@ from attention_cases import (
     random_parameters,
 )
 
+from mhe_jax.attention import KINDS, Mask
+from mhe_jax.attention.engines import Options
+from mhe_jax.attention.forms import Call
+
 ADD, MUL = Case("mhe_add"), Case("mhe_mul")
 GRADIENTS = {}
 
@@ -119,17 +123,62 @@ def test_forms_start_from_the_same_parameters(kind):
     x = normal(1, B, T, ADD.width)
     started = [
         Case(kind).module(form=form).init(jax.random.key(0), x)
-        for form in ("auto", "folded", "materialized")
+        for form in ("auto", *KINDS[kind].forms)
     ]
     for other in started[1:]:
         jax.tree.map(np.testing.assert_array_equal, started[0], other)
 
 
-@pytest.mark.parametrize("kind", MHE)
-def test_auto_is_folded_unless_keys_are_normalized(kind):
-    assert Case(kind).module().resolved_form == "folded"
-    assert Case(kind).module(normalize_qk=True).resolved_form == "materialized"
-    assert Case(kind, "materialized").module().resolved_form == "materialized"
+HEADS_DIFFER = Mask.array(jnp.ones((1, H, 1, 1), bool))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "call", "form"),
+    [
+        ("mhe_add", {}, {}, "shared"),
+        ("mhe_add", {}, {"queries": 31}, "folded"),
+        ("mhe_add", {}, {"dtype": jnp.float16}, "folded"),
+        ("mhe_add", {}, {"mask": HEADS_DIFFER}, "folded"),
+        ("mhe_add", {}, {"options": Options(sow=print)}, "folded"),
+        ("mhe_add", {}, {"options": Options(dropout_rate=0.1)}, "shared"),
+        (
+            "mhe_add",
+            {},
+            {"options": Options(dropout_rate=0.1, broadcast_dropout=False)},
+            "folded",
+        ),
+        ("mhe_add", {"engine": "cudnn"}, {}, "folded"),
+        ("mhe_add", {"normalize_qk": True}, {}, "materialized"),
+        ("mhe_add", {"form": "materialized"}, {}, "materialized"),
+        ("mhe_mul", {}, {}, "folded"),
+        ("mhe_mul", {"normalize_qk": True}, {}, "materialized"),
+        ("mva", {}, {"queries": 1}, "shared"),
+        ("mva", {"normalize_qk": True}, {}, "shared"),
+        ("mva", {}, {"mask": HEADS_DIFFER}, "materialized"),
+    ],
+    ids=str,
+)
+def test_auto_takes_the_first_form_that_can_do_the_call(kind, fields, call, form):
+    given = {"queries": 32, "dtype": jnp.dtype("float32"), "mask": Mask(), "options": Options()}
+    assert Case(kind).module(**fields).resolve(Call(**(given | call))) == form
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("mhe_mul", {"form": "shared"}, "'shared' is not one of auto, folded, materialized"),
+        ("mva", {"form": "folded"}, "'folded' is not one of auto, shared, materialized"),
+        ("mhe_add", {"form": "shared", "normalize_qk": True}, "normalize_qk is not possible"),
+        ("mhe_add", {"num_groups": 2}, "num_groups=2 must divide num_heads=3"),
+        ("mhe_add", {"score_groups": 2}, "score_groups=2 must divide num_heads=3"),
+        ("mhe_add", {"score_groups": 3, "num_groups": 3}, "does not go with num_groups=3"),
+        ("mva", {"num_groups": 0}, "num_groups=0 must divide num_heads=3"),
+    ],
+)
+def test_what_is_refused(kind, fields, message):
+    module = Case(kind).module(**fields)
+    with pytest.raises(ValueError, match=message):
+        module.init(jax.random.key(0), normal(1, B, T, ADD.width))
 
 
 @pytest.mark.parametrize("kind", MHE)

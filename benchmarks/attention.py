@@ -1,0 +1,508 @@
+"""How fast and how lean attention is: every kind, form and engine, beside the peers there are.
+
+    python benchmarks/attention.py                                  # T = 512 and 1024, float32
+    python benchmarks/attention.py --lengths 512 1024 --rounds 20 --part core --out cpu.json
+    python benchmarks/attention.py --dtype bfloat16 --tokens 16384 --calls 10 --out gpu.json
+    python benchmarks/attention.py --lengths 128 256 512 1024 2048 4096 8192 --tokens 8192 \\
+        --out all.json --plot
+
+    core    queries, keys and values to the heads' outputs, as the kind's engine is called
+    layer   the Flax module, with its projections, from [B, T, M] to [B, T, M]
+
+Both forward and with gradients of all inputs and parameters; B = tokens / T, M = heads ·
+head_features. Kinds whose engine is called with the same shapes share a row of the core. Cases take
+turns, one sample each a round.
+
+    median        of the rounds, with the quartiles
+    speed         time of the fastest peer / time of this row
+    memory        temporaries and outputs, as the compiler counts them: not what a library that it
+                  calls takes for itself
+    FLOP/s        2 for each multiply-add of the row's own algorithm (its projections, scores and
+                  sums), half of the core where causal, and three times that with gradients
+    of peak       FLOP/s over that of a big matrix product in the same type and the same run
+
+--plot draws time and memory against T, to a PNG beside the JSON.
+"""
+
+import functools
+import inspect
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on a GPU
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from benchmarks import timing
+from mhe_jax.attention import Mask, engines, make_attention
+
+# Functions that a kind may call for its core.
+CORES = ("attend", "attend_shared")
+
+
+def parse(arguments: list[str] | None):
+    parser = timing.Parser(__doc__)
+    parser.add_argument("--part", choices=("core", "layer", "both"), default="both")
+    parser.add_argument("--lengths", type=timing.positive, nargs="+", default=[512, 1024])
+    parser.add_argument("--tokens", type=timing.positive, default=2048, help="B · T")
+    parser.add_argument("--heads", type=timing.positive, default=12)
+    parser.add_argument("--head_features", type=timing.positive, default=64)
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--calls", type=timing.positive, default=1, help="calls in a sample")
+    parser.add_argument("--plot", action="store_true")
+    args = parser.parse_args(arguments)
+    for length in args.lengths:
+        if args.tokens % length:
+            parser.error(f"--tokens {args.tokens} must be a multiple of --lengths {length}")
+    if args.plot and args.out is None:
+        parser.error("--plot needs --out, beside which the picture goes")
+    return args
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    about = timing.header(__file__, args.dtype, arguments)
+    left_out = timing.LeftOut()
+    cases = [timing.peak_case(args.dtype, jax.default_backend())]
+    for length in args.lengths:
+        if args.part != "layer":
+            cases += core_cases(args, length, left_out)
+        if args.part != "core":
+            cases += layer_cases(args, length, left_out)
+    results = timing.measure(cases, args.rounds, left_out, args.calls)
+    peak, results = timing.split_peak(results)
+    compare(results)
+    features = args.heads * args.head_features
+    notes = timing.mha_note(args.kinds, features, args.heads)
+
+    print(*timing.header_lines(about), sep="\n\n", end="\n\n")
+    print(
+        f"{args.tokens} tokens a batch, {args.heads} heads of {args.head_features}"
+        f"{', causal' if args.causal else ''}; {args.rounds} rounds of {args.calls} call(s); "
+        f"peak {peak['flops_per_second'] / 1e9:,.0f} GFLOP/s"
+    )
+    for (part, length, run), rows in groups(results):
+        print(f"\n### {part}, T = {length}, {run}\n")
+        print(timing.table(COLUMNS, rows))
+    print("", *notes, *left_out.lines(), sep="\n")
+    content = {
+        "header": about,
+        "peak": peak,
+        "results": results,
+        "left_out": left_out.reasons,
+        "notes": notes,
+    }
+    timing.save(args.out, content)
+    if args.plot:
+        plot(results, about, args.out.with_suffix(".png"))
+    return 0
+
+
+COLUMNS: dict[str, Callable[[dict], str]] = {
+    "case": lambda r: r["case"] + (" (peer)" if r["peer"] else ""),
+    "median ms": timing.milliseconds,
+    "quartiles": timing.quartiles,
+    "speed": lambda r: f"{r['speed']:.2f}" if r["speed"] else "-",
+    "memory MB": timing.megabytes,
+    "GFLOP/s": lambda r: f"{r['flops_per_second'] / 1e9:,.0f}",
+    "of peak": lambda r: f"{r['of_peak']:.1%}",
+}
+
+
+def groups(results: list[dict]) -> Iterator[tuple[tuple, list[dict]]]:
+    """Rows that compare with each other, fastest first."""
+    keys = dict.fromkeys((r["part"], r["length"], r["run"]) for r in results)
+    for key in keys:
+        rows = [r for r in results if (r["part"], r["length"], r["run"]) == key]
+        yield key, sorted(rows, key=lambda r: r["median_ms"])
+
+
+def compare(results: list[dict]) -> None:
+    """Adds to each row its speed beside the fastest peer's."""
+    for _, rows in groups(results):
+        fastest = next((r for r in rows if r["peer"]), None)
+        for row in rows:
+            row["fastest_peer"] = fastest and fastest["case"]
+            row["speed"] = fastest and fastest["median_ms"] / row["median_ms"]
+
+
+# What is timed: forward, and with gradients.
+
+
+def jax_cases(about: dict, function: Callable, inputs: tuple, flops: float) -> list[timing.Case]:
+    """Both runs of a function of arrays; its gradients by `jax.vjp` with the cotangent given."""
+
+    def with_gradients(cotangent, *inputs):
+        output, pull = jax.vjp(function, *inputs)
+        return output, pull(cotangent)
+
+    shape = jax.eval_shape(function, *inputs)
+    cotangent = draw(jax.random.key(1), shape)
+    cases = []
+    for run, timed, given, times in (
+        ("forward", function, inputs, 1),
+        ("with gradients", with_gradients, (cotangent, *inputs), 3),
+    ):
+        compiled = jax.jit(timed).lower(*given).compile()
+        call = functools.partial(compiled, *given)
+        memory = timing.memory_of(compiled)
+        cases.append(timing.Case({**about, "run": run}, call, times * flops, memory))
+    return cases
+
+
+def draw(key, shape) -> jax.Array:
+    return jax.random.normal(key, shape.shape, shape.dtype)
+
+
+def attempt(left_out: timing.LeftOut, name: str, make: Callable[[], list]) -> list[timing.Case]:
+    """The cases that `make` gives, or a line that says why there are none."""
+    try:
+        return make()
+    except Exception as error:  # any library may fail in its own way
+        left_out.add(name, error)
+        return []
+
+
+def attention_cases(args) -> Iterator[tuple[str, nn.Module]]:
+    """(name, module) of every kind, form and engine."""
+    for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():
+        ladder = engines.SHARED if fields.get("form") == "shared" else engines.LADDER
+        for engine in reversed(ladder):
+            module = make_attention(
+                **fields,
+                engine=engine,
+                num_heads=args.heads,
+                use_bias=False,
+                dtype=args.dtype,
+                force_fp32_for_softmax=True,
+            )
+            yield f"{name} {engine}", module
+
+
+# The core.
+
+
+def core_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case]:
+    found: dict[Any, tuple[dict, Callable, list, float]] = {}
+    for name, module in attention_cases(args):
+        try:
+            function, arrays, shapes, flops = core_of(module, args, length)
+        except ValueError as error:
+            left_out.add(name, error)
+            continue
+        about = {"part": "core", "length": length, "case": name, "cases": [name], "peer": False}
+        if shapes in found:
+            known = found[shapes][0]
+            known["case"] = f"{name.removesuffix(module.engine).strip()}, {known['case']}"
+            known["cases"].append(name)
+        else:
+            found[shapes] = about, function, arrays, flops
+    cases = []
+    for about, function, arrays, flops in found.values():
+        keys = jax.random.split(jax.random.key(0), len(arrays))
+        inputs = tuple(draw(key, array) for key, array in zip(keys, arrays, strict=True))
+        make = functools.partial(jax_cases, about, function, inputs, flops)
+        cases += attempt(left_out, about["case"], make)
+    for name, peer in PEERS.items():
+        about = {"part": "core", "length": length, "case": name, "cases": [name], "peer": True}
+        cases += attempt(left_out, name, functools.partial(peer, about, args, length))
+    return cases
+
+
+def core_of(module: nn.Module, args, length: int) -> tuple[Callable, list, Any, float]:
+    """How `module` calls its engine: a function of arrays, their shapes, a name for both, FLOPs."""
+    calls = []
+
+    def recorder(name, original):
+        def record(*given, **named):
+            bound = inspect.signature(original).bind(*given, **named)
+            calls.append((name, original, bound.arguments))
+            return original(*given, **named)
+
+        return record
+
+    # The library has no hook here, and needs none but for this.
+    originals = {name: getattr(engines, name) for name in CORES}
+    try:
+        for name, original in originals.items():
+            setattr(engines, name, recorder(name, original))
+        jax.eval_shape(lambda key, x: module.init(key, x), jax.random.key(0), inputs(args, length))
+    finally:
+        for name, original in originals.items():
+            setattr(engines, name, original)
+    ((name, original, given),) = calls
+    arrays = {k: jax.typeof(v) for k, v in given.items() if isinstance(v, jax.Array)}
+    given = {k: v for k, v in given.items() if k not in arrays}
+    given["mask"] = mask_of(args)
+
+    def core(*values):
+        return original(**dict(zip(arrays, values, strict=True)), **given)[0]
+
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays.values()]
+    same = name, given["engine"], tuple((s.shape, s.dtype) for s in shapes)
+    return core, shapes, same, core_flops({k: a.shape for k, a in arrays.items()}, args.causal)
+
+
+def core_flops(shapes: dict[str, tuple[int, ...]], causal: bool) -> float:
+    """2·B·T·S·(G·D + H·E), and 2·B·T·S·H more for the denominators of heads that share scores.
+
+    G is the number of score matrices: that of the query heads, which is H where none is shared.
+    """
+    (B, T, G, D), S, E = shapes["query"], shapes["key"][1], shapes["value"][-1]
+    H = shapes["key_bias"][-1] if "key_bias" in shapes else G
+    sums = H * (E + 1) if "key_bias" in shapes else H * E
+    seen = (S + 1) / 2 if causal else S
+    return 2.0 * B * T * seen * (G * D + sums)
+
+
+def mask_of(args) -> Mask:
+    return Mask.causal() if args.causal else Mask()
+
+
+# The layer.
+
+
+def inputs(args, length: int) -> jax.ShapeDtypeStruct:
+    shape = (args.tokens // length, length, args.heads * args.head_features)
+    return jax.ShapeDtypeStruct(shape, args.dtype)
+
+
+def layer_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case]:
+    cases = []
+    for name, module in attention_cases(args):
+        about = {"part": "layer", "length": length, "case": name, "cases": [name], "peer": False}
+
+        def make(about=about, module=module):
+            *_, flops = core_of(module, args, length)
+            mask = mask_of(args)
+            return module_cases(about, lambda x: {"mask": mask}, module, args, length, flops)
+
+        cases += attempt(left_out, name, make)
+    name = "flax MultiHeadDotProductAttention"
+    about = {"part": "layer", "length": length, "case": name, "cases": [name], "peer": True}
+    return cases + attempt(left_out, name, lambda: flax_cases(about, args, length))
+
+
+def flax_cases(about: dict, args, length: int) -> list[timing.Case]:
+    module = nn.MultiHeadDotProductAttention(
+        num_heads=args.heads,
+        use_bias=False,
+        dtype=args.dtype,
+        force_fp32_for_softmax=True,
+    )
+
+    def fields(x):
+        return {"mask": causal_array(length)[None, None]} if args.causal else {}
+
+    flops = peer_flops(args, length)
+    return module_cases(about, fields, module, args, length, flops)
+
+
+def module_cases(about, fields, module: nn.Module, args, length, core: float) -> list[timing.Case]:
+    """`fields(x)` is what the module is called with beside x."""
+    x = draw(jax.random.key(2), inputs(args, length))
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    kernels = [
+        leaf.size
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if "kernel" in jax.tree_util.keystr(path)
+    ]
+    about = {**about, "parameters": sum(leaf.size for leaf in jax.tree.leaves(params))}
+
+    def apply(params, x):
+        return module.apply(params, x, **fields(x))
+
+    return jax_cases(about, apply, (params, x), core + 2.0 * args.tokens * sum(kernels))
+
+
+# The peers of the core: MHA of the same H and D, each left out where it is not there or refuses.
+
+
+def peer_shape(args, length: int) -> tuple[int, int, int, int]:
+    return args.tokens // length, length, args.heads, args.head_features
+
+
+def peer_flops(args, length: int) -> float:
+    shape = peer_shape(args, length)
+    return core_flops({"query": shape, "key": shape, "value": shape}, args.causal)
+
+
+def peer_cases(about, args, length, function, heads_first: bool = False) -> list[timing.Case]:
+    B, T, H, D = peer_shape(args, length)
+    shape = jax.ShapeDtypeStruct((B, H, T, D) if heads_first else (B, T, H, D), args.dtype)
+    qkv = tuple(draw(key, shape) for key in jax.random.split(jax.random.key(0), 3))
+    return jax_cases(about, function, qkv, peer_flops(args, length))
+
+
+def causal_array(length: int) -> jax.Array:
+    return jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
+
+
+def needs(backend: str) -> None:
+    if jax.default_backend() != backend:
+        raise ValueError(f"needs a {backend.upper()}")
+
+
+def plain_xla(about, args, length):
+    def attend(q, k, v):
+        logits = jnp.einsum("bhtd,bhsd->bhts", q * args.head_features**-0.5, k)
+        if args.causal:
+            logits = jnp.where(causal_array(length)[None, None], logits, -jnp.inf)
+        weights = jax.nn.softmax(logits.astype(jnp.float32)).astype(q.dtype)
+        return jnp.einsum("bhts,bhsd->bhtd", weights, v)
+
+    return peer_cases(about, args, length, attend, heads_first=True)
+
+
+def jax_nn(implementation, about, args, length):
+    if implementation == "cudnn":
+        needs("gpu")
+    attend = functools.partial(
+        jax.nn.dot_product_attention, is_causal=args.causal, implementation=implementation
+    )
+    return peer_cases(about, args, length, lambda q, k, v: attend(q, k, v))
+
+
+def flash_gpu(about, args, length):
+    needs("gpu")
+    from jax.experimental.pallas.ops.gpu.attention import mha
+
+    scale = args.head_features**-0.5
+
+    def attend(q, k, v):
+        return mha(q, k, v, None, sm_scale=scale, causal=args.causal)
+
+    return peer_cases(about, args, length, attend)
+
+
+def flash_tpu(about, args, length):
+    needs("tpu")
+    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+
+    scale = args.head_features**-0.5
+    attend = functools.partial(flash_attention, causal=args.causal, sm_scale=scale)
+    return peer_cases(about, args, length, lambda q, k, v: attend(q, k, v), heads_first=True)
+
+
+def transformer_engine(about, args, length):
+    from transformer_engine.jax.flax import (  # pyright: ignore[reportMissingImports]
+        DotProductAttention,
+    )
+
+    needs("gpu")
+    module = DotProductAttention(
+        head_dim=args.head_features,
+        num_attention_heads=args.heads,
+        num_gqa_groups=args.heads,
+        attn_mask_type="causal" if args.causal else "no_mask",
+        attention_dropout=0.0,
+        qkv_layout="bshd_bshd_bshd",
+        transpose_batch_sequence=False,
+        dtype=jnp.dtype(args.dtype),
+    )
+
+    def attend(q, k, v):
+        return module.apply({}, q, k, v, deterministic=True)
+
+    return peer_cases(about, args, length, attend)
+
+
+def torch_sdpa(about, args, length):
+    import torch  # pyright: ignore[reportMissingImports]
+
+    B, T, H, D = peer_shape(args, length)
+    on_gpu = jax.default_backend() == "gpu"
+    if on_gpu and not torch.cuda.is_available():
+        raise ValueError("this PyTorch has no GPU")
+    device = torch.device("cuda" if on_gpu else "cpu")
+    make = functools.partial(
+        torch.randn, B, H, T, D, dtype=getattr(torch, args.dtype), device=device
+    )
+    qkv, cotangent = [make(requires_grad=True) for _ in range(3)], make()
+    sdpa = functools.partial(
+        torch.nn.functional.scaled_dot_product_attention, is_causal=args.causal
+    )
+
+    def forward():
+        with torch.no_grad():
+            return timing.TorchResult(torch, sdpa(*qkv))
+
+    def with_gradients():
+        output = sdpa(*qkv)
+        gradients = torch.autograd.grad(output, qkv, cotangent)
+        return timing.TorchResult(torch, (output, gradients))
+
+    flops = peer_flops(args, length)
+    return [
+        timing.Case({**about, "run": run}, call, times * flops, timing.torch_memory(torch, call))
+        for run, call, times in (("forward", forward, 1), ("with gradients", with_gradients, 3))
+    ]
+
+
+PEERS: dict[str, Callable] = {
+    "plain XLA MHA": plain_xla,
+    "jax.nn xla": functools.partial(jax_nn, "xla"),
+    "jax.nn cudnn": functools.partial(jax_nn, "cudnn"),
+    "Pallas flash, GPU": flash_gpu,
+    "Pallas flash, TPU": flash_tpu,
+    "PyTorch SDPA": torch_sdpa,
+    "Transformer Engine": transformer_engine,
+}
+
+
+def plot(results: list[dict], about: dict, path: Path) -> None:
+    """Time above, memory below, against T; a column for each part and run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = list(dict.fromkeys((r["part"], r["run"]) for r in results))
+    names = list(dict.fromkeys(r["case"] for r in results))
+    lengths = sorted({r["length"] for r in results})
+    figure, axes = plt.subplots(
+        2, len(columns), figsize=(5 * len(columns), 8), squeeze=False, layout="constrained"
+    )
+    quantities = (("median_ms", 1.0, "ms"), ("memory_bytes", 1e-6, "MB"))
+    for column, (part, run) in enumerate(columns):
+        for axis, (field, scale, unit) in zip(axes[:, column], quantities, strict=True):
+            for number, name in enumerate(names):
+                rows = [
+                    r
+                    for r in results
+                    if (r["part"], r["run"], r["case"]) == (part, run, name) and r[field]
+                ]
+                axis.plot(
+                    [r["length"] for r in rows],
+                    [r[field] * scale for r in rows],
+                    marker="o",
+                    markersize=3,
+                    color=f"C{number % 10}",
+                    linestyle="--" if any(r["peer"] for r in rows) else "-",
+                    label=name,
+                )
+            axis.set(xscale="log", yscale="log", xlabel="T", ylabel=unit, title=f"{part}, {run}")
+            axis.set_xticks(lengths, [str(length) for length in lengths])
+            axis.set_xticks([], minor=True)
+    handles, labels = [], []
+    for axis in axes[0]:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            if label not in labels:
+                handles.append(handle)
+                labels.append(label)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
+    lines = [textwrap.fill(line, 60 * len(columns)) for line in timing.header_lines(about)]
+    figure.suptitle("\n".join(lines), fontsize="small")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""How fast translations are decoded over the cache, and how big it is, for every kind.
+
+    python benchmarks/decode.py --dtype bfloat16 --max_batch 65536 --out gpu.json
+    python benchmarks/decode.py --kinds mha mhe_add mhe_mul --beams 1 --max_batch 32 --rounds 3
+    python benchmarks/decode.py --layers 2 --features 64 --heads 4 --mlp_features 128 \\
+        --vocabulary 1000 --length 16 --max_batch 4 --rounds 2
+
+The transformer of configs/wmt14_base.py with random parameters and sources, greedy (one beam) and
+by beam search, on one device; a kind takes the form it chooses by itself, or each of --forms. Every
+row runs to --length tokens: none ends before. The batch is doubled until nothing fits any more, or
+to --max_batch; a kind that fails is left out from there on (on a CPU the process ends with the
+memory: choose --max_batch). Cases take turns, one decoding a round; encoding the sources is part.
+
+    tokens/s   tokens of the best hypothesis of each row / the median
+    speed      tokens/s over those of mha at the same batch and beams
+    cache      bytes of keys and values of self-attention and of cross-attention, all layers and
+               beams
+    memory     temporaries and outputs, as the compiler counts them
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from benchmarks import experiment, timing
+from mhe_jax.config import Config
+from mhe_jax.data import BOS, EOS, NUM_SPECIAL, PAD
+from mhe_jax.evaluation.decoding import beam_search, expand_to_beams, greedy_search
+from mhe_jax.model import EncoderDecoder
+
+
+def parse(arguments: list[str] | None):
+    parser = timing.Parser(__doc__, forms=["auto"])
+    parser.add_argument("--beams", type=timing.positive, nargs="+", default=[1, 4])
+    parser.add_argument("--length", type=timing.positive, default=64, help="tokens of an output")
+    parser.add_argument("--source_length", type=timing.positive, help="else --length")
+    parser.add_argument("--min_batch", type=timing.positive, default=1, help="rows at first")
+    parser.add_argument("--max_batch", type=timing.positive, default=16, help="rows at most")
+    experiment.add_flags(parser)
+    args = parser.parse_args(arguments)
+    args.source_length = args.source_length or args.length
+    if args.max_batch < args.min_batch:
+        parser.error(f"--max_batch {args.max_batch} is less than --min_batch {args.min_batch}")
+    longest = max(args.length, args.source_length)
+    return args, experiment.experiment(parser, args, "translation", longest)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args, config = parse(arguments)
+    about = timing.header(__file__, args.dtype, arguments)
+    left_out = timing.LeftOut()
+    heads = config.model.attention.num_heads
+    models = {
+        name: Decoding(name, experiment.with_attention(config, fields), args)
+        for name, fields in timing.variants(args.kinds, args.forms, heads).items()
+    }
+    print(*timing.header_lines(about), sep="\n\n", end="\n\n")
+    print(
+        f"{experiment.shape_line(config)}; {args.source_length} source tokens to {args.length}; "
+        f"{args.rounds} rounds"
+    )
+    results = []
+    for beams in args.beams:
+        running, batch = dict(models), args.min_batch
+        while running and batch <= args.max_batch:
+            found = at_batch(running, batch, beams, args, left_out)
+            running = {r["case"]: running[r["case"]] for r in found}
+            batch *= 2
+            results += found
+            if found:
+                print(f"\n### {found[0]['search']}, {found[0]['batch']} rows\n")
+                rows = sorted(found, key=lambda r: r["median_ms"])
+                print(timing.table(COLUMNS, rows), flush=True)
+    largest = {
+        f"{r['search']}, {r['case']}": r["batch"] for r in sorted(results, key=lambda r: r["batch"])
+    }
+    notes = timing.mha_note(args.kinds, config.model.features, heads)
+    notes.append("largest batch: " + "; ".join(f"{case}: {n}" for case, n in largest.items()))
+    print("", *notes, *left_out.lines(), sep="\n")
+    content = {
+        "header": about,
+        "results": results,
+        "largest_batch": largest,
+        "left_out": left_out.reasons,
+        "notes": notes,
+    }
+    timing.save(args.out, content)
+    return 0
+
+
+COLUMNS: dict[str, Callable[[dict], str]] = {
+    "case": lambda r: r["case"],
+    "median ms": timing.milliseconds,
+    "quartiles": timing.quartiles,
+    "tokens/s": lambda r: f"{r['tokens_per_second']:,.0f}",
+    "speed": lambda r: f"{r['speed']:.2f}" if r["speed"] else "-",
+    "self cache KB": lambda r: f"{r['cache_bytes']['self'] / 1e3:,.1f}",
+    "cross cache KB": lambda r: f"{r['cache_bytes']['cross'] / 1e3:,.1f}",
+    "memory MB": timing.megabytes,
+}
+
+
+def at_batch(models, batch: int, beams: int, args, left_out: timing.LeftOut) -> list[dict]:
+    """The results of all models at one batch size; a model that fails has none."""
+    cases = []
+    for name, model in models.items():
+        try:
+            cases.append(model.case(batch, beams))
+        except Exception as error:  # out of memory comes as what the backend raises
+            left_out.add(f"{name}, {batch} rows", error)
+    found = timing.measure(cases, args.rounds, left_out)
+    mha_ms = next((r["median_ms"] for r in found if r["case"] == "mha"), None)
+    for r in found:
+        r["tokens_per_second"] = 1e3 * batch * args.length / r["median_ms"]
+        r["speed"] = mha_ms and mha_ms / r["median_ms"]
+    return found
+
+
+class Decoding:
+    """A model with random parameters."""
+
+    def __init__(self, name: str, config: Config, args):
+        self.name, self.args, self.config = name, args, config
+        self.model = EncoderDecoder(config.model)
+        self.params = None
+
+    def case(self, batch: int, beams: int) -> timing.Case:
+        args, model = self.args, self.model
+        generator = np.random.default_rng(0)
+        vocabulary = self.config.model.vocabulary_size
+        shape = (batch, args.source_length)
+        sources = jax.device_put(generator.integers(NUM_SPECIAL, vocabulary, shape, np.int32))
+        if self.params is None:
+            init = jax.jit(lambda key: model.init(key, sources[:1], sources[:1])["params"])
+            self.params = init(jax.random.key(0))
+        run = partial(decode, model, args.length, beams)
+        compiled = jax.jit(run).lower(self.params, sources).compile()
+        start = partial(start_cache, model, args.length)
+        about = {
+            "case": self.name,
+            "search": "greedy" if beams == 1 else f"{beams} beams",
+            "beams": beams,
+            "batch": batch,
+            "cache_bytes": cache_bytes(jax.eval_shape(start, self.params, sources), beams),
+        }
+        return timing.Case(
+            about,
+            lambda: compiled(self.params, sources),
+            memory=timing.memory_of(compiled),
+        )
+
+
+def start_cache(model: EncoderDecoder, length: int, params: Any, sources: jax.Array) -> dict:
+    _, state = model.apply(
+        {"params": params}, sources, length, method="start_cache", mutable=["cache"]
+    )
+    return flatten_dict(nn.unbox(state["cache"]))
+
+
+def decode(model: EncoderDecoder, length: int, beams: int, params: Any, sources: jax.Array):
+    """As `mhe_jax.evaluation.translator` does it, for outputs that all have the same length."""
+    leaves = start_cache(model, length, params, sources)
+    # What cross-attention reads is the same for all beams of a row: it is never reordered.
+    fixed = {path: leaf for path, leaf in leaves.items() if "cross_attention" in path}
+    moving = {path: leaf for path, leaf in leaves.items() if path not in fixed}
+    if beams > 1:
+        fixed = expand_to_beams(fixed, beams, model.cache_batch_axis)
+
+    def step(moving, tokens, positions):
+        logits, state = model.apply(
+            {"params": params, "cache": unflatten_dict({**fixed, **moving})},
+            tokens,
+            positions,
+            method="decode_step",
+            mutable=["cache"],
+        )
+        leaves = flatten_dict(state["cache"])
+        return logits[:, 0], {path: leaves[path] for path in moving}
+
+    limits = jnp.full(sources.shape[:1], length, jnp.int32)
+    options: dict[str, Any] = {
+        "max_length": length,
+        "bos_id": BOS,
+        "eos_id": EOS,
+        "pad_id": PAD,
+        # Nothing ends before its time.
+        "forbidden_ids": (PAD, BOS, EOS),
+    }
+    if beams == 1:
+        return greedy_search(step, moving, limits, **options)
+    return beam_search(
+        step,
+        moving,
+        limits,
+        beam_size=beams,
+        batch_axis=model.cache_batch_axis,
+        early_stop=False,
+        **options,
+    )
+
+
+def cache_bytes(leaves: dict, beams: int) -> dict[str, int]:
+    """Of keys and values only, not of the few numbers that count tokens."""
+    sizes = {"self": 0, "cross": 0}
+    for path, leaf in leaves.items():
+        if path[-1].startswith("cached_"):
+            role = "cross" if "cross_attention" in path else "self"
+            sizes[role] += beams * math.prod(leaf.shape) * leaf.dtype.itemsize
+    return sizes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

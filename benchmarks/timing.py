@@ -1,0 +1,293 @@
+"""What the benchmark commands share: cases in turn, their summaries, tables and JSON.
+
+Each case gets its turn once a round, so that whatever else the machine does hits all of them alike;
+the order is drawn anew each round, so that none always finds the caches that the same other left.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention import KINDS
+from mhe_jax.attention.cost import Shape, parameters
+from mhe_jax.config import Form
+
+# Fields that a kind is run with beside its forms, from the number of heads: more variants of a kind
+# are more entries of its list.
+VARIANTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
+    "gqa": lambda heads: [{"num_kv_heads": _divisor(heads, at_most=heads // 3)}],
+}
+PEAK_SIZE = {"cpu": 2048}
+PEAK_SIZE_ELSEWHERE = 8192
+
+
+# All that have a name.
+FORMS = [form for form in typing.get_args(Form) if form != "auto"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake is one line and exit status 2."""
+
+    def __init__(self, doc: str | None, forms: Iterable[str] = FORMS):
+        super().__init__(
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
+        self.add_argument("--forms", nargs="+", choices=typing.get_args(Form), default=forms)
+        self.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+        self.add_argument("--rounds", type=positive, default=10, help="calls of each case")
+        self.add_argument("--out", type=Path, metavar="FILE.json", help="where the JSON goes")
+
+    def error(self, message: str):
+        self.exit(2, f"error: {' '.join(message.split())} (--help shows what there is)\n")
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
+    return number
+
+
+def variants(
+    kinds: Iterable[str], forms: Iterable[str], num_heads: int
+) -> dict[str, dict[str, Any]]:
+    """`name -> fields`, fields of `AttentionConfig`: every kind in those of `forms` that it has.
+
+    'auto', which every kind has, is the form that the kind takes by itself, and has no name.
+    """
+    found = {}
+    for kind in kinds:
+        for extra in VARIANTS[kind](num_heads) if kind in VARIANTS else [{}]:
+            known = getattr(KINDS[kind], "forms", ())
+            for form in [f for f in forms if f in known or f == "auto"] if known else ["auto"]:
+                named = {} if form == "auto" else {"form": form}
+                told = [f"{name}={value}" for name, value in extra.items()]
+                found[" ".join([kind, *named.values(), *told])] = {"kind": kind, **extra, **named}
+    return found
+
+
+def _divisor(number: int, at_most: int) -> int:
+    return max(n for n in range(1, max(at_most, 1) + 1) if number % n == 0)
+
+
+@dataclass
+class Case:
+    """A call to time. `about` says in the JSON what it is."""
+
+    about: dict[str, Any]
+    call: Callable[[], Any]
+    flops: float = 0.0
+    memory: int | None = None
+
+
+class LeftOut:
+    """Cases that could not be measured, and why."""
+
+    def __init__(self):
+        self.reasons: dict[str, list[str]] = {}
+
+    def add(self, name: str, reason: Exception | str) -> None:
+        if isinstance(reason, Exception) and not isinstance(reason, ValueError | ImportError):
+            reason = f"{type(reason).__name__}: {reason}"
+        names = self.reasons.setdefault(" ".join(str(reason).split())[:200], [])
+        if name not in names:
+            names.append(name)
+
+    def lines(self) -> list[str]:
+        return [f"left out: {', '.join(names)}: {why}" for why, names in self.reasons.items()]
+
+
+def measure(cases: list[Case], rounds: int, left_out: LeftOut, calls: int = 1) -> list[dict]:
+    """Every case once a round; `about` with median and quartiles in milliseconds.
+
+    A sample is the mean of `calls` calls that are queued one behind the other. A case that fails at
+    its first call, as for want of memory, is left out.
+    """
+    ready = []
+    for case in cases:
+        try:
+            jax.block_until_ready(case.call())
+            ready.append(case)
+        except Exception as error:  # any library may fail in its own way
+            left_out.add(str(case.about.get("case")), error)
+    seconds: list[list[float]] = [[] for _ in ready]
+    turns = list(zip(ready, seconds, strict=True))
+    order = random.Random(0)
+    for _ in range(rounds):
+        for case, samples in order.sample(turns, len(turns)):
+            begin = time.perf_counter()
+            result = None
+            for _ in range(calls):
+                result = case.call()
+            jax.block_until_ready(result)
+            samples.append((time.perf_counter() - begin) / calls)
+    return [summary(case, samples) for case, samples in turns]
+
+
+def summary(case: Case, seconds: list[float]) -> dict[str, Any]:
+    median = statistics.median(seconds)
+    low, _, high = quantiles(seconds)
+    return {
+        **case.about,
+        "median_ms": 1e3 * median,
+        "quartiles_ms": [1e3 * low, 1e3 * high],
+        "fastest_ms": 1e3 * min(seconds),
+        "rounds": len(seconds),
+        "flops": case.flops,
+        "flops_per_second": case.flops / median,
+        "memory_bytes": case.memory,
+    }
+
+
+def quantiles(numbers: list[float]) -> list[float]:
+    """The quartiles; of one number it is three times that."""
+    many = numbers if len(numbers) > 1 else numbers * 2
+    return statistics.quantiles(many, n=4, method="inclusive")
+
+
+def memory_of(compiled) -> int | None:
+    """Bytes of temporaries and outputs, as the compiler counts them."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+
+
+def peak_case(dtype: str, backend: str) -> Case:
+    """A big matrix product: what the device can do in this dtype."""
+    n = PEAK_SIZE.get(backend, PEAK_SIZE_ELSEWHERE)
+    a = jnp.full((n, n), 1 / n, dtype)
+    compiled = jax.jit(jnp.matmul).lower(a, a).compile()
+    return Case({"case": "peak", "size": n}, lambda: compiled(a, a), 2.0 * n**3)
+
+
+def split_peak(results: list[dict]) -> tuple[dict, list[dict]]:
+    """The peak, as its fastest call, and each other result with its share `of_peak`."""
+    (peak,) = (r for r in results if r["case"] == "peak")
+    peak["flops_per_second"] = peak["flops"] / peak["fastest_ms"] * 1e3
+    others = [r for r in results if r is not peak]
+    for r in others:
+        r["of_peak"] = r["flops_per_second"] / peak["flops_per_second"]
+    return peak, others
+
+
+def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]:
+    """Where, with what and when the command in `file` was run."""
+    import jaxlib
+
+    device = jax.devices()[0]
+    name = device.device_kind
+    if device.platform == "cpu":
+        name = f"{_processor()}, {_cores()} cores"
+    given = sys.argv[1:] if arguments is None else arguments
+    return {
+        "device": name,
+        "backend": device.platform,
+        "versions": {
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "flax": flax.__version__,
+            "python": platform.python_version(),
+        },
+        "dtype": dtype,
+        "command": " ".join(["python", f"benchmarks/{Path(file).name}", *given]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def header_lines(about: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return [
+        f"{about['device']} ({about['backend']}); {versions}; {about['dtype']}",
+        f"`{about['command']}`, {about['date']}",
+    ]
+
+
+def mha_note(kinds: Iterable[str], features: int, heads: int) -> list[str]:
+    """What a comparison with MHA must say, with numbers from the cost table."""
+    shape = Shape.of(features, heads)
+    mhe = [kind for kind in kinds if kind.startswith("mhe_")]
+    if not mhe:
+        return []
+    ratio = parameters("mha", shape) / parameters(mhe[0], shape)
+    return [
+        f"MHA, ours and any peer's, is another model than {', '.join(mhe)}, with {ratio:.1f} times "
+        "the attention parameters: speed is compared here, not quality."
+    ]
+
+
+def table(columns: dict[str, Callable[[dict], str]], rows: list[dict]) -> str:
+    """Markdown; the first column is text, the others are numbers."""
+    head = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    body = [f"| {' | '.join(make(row) for make in columns.values())} |" for row in rows]
+    return "\n".join(head + body)
+
+
+def milliseconds(row: dict) -> str:
+    return f"{row['median_ms']:.2f}"
+
+
+def quartiles(row: dict) -> str:
+    return "{:.2f} to {:.2f}".format(*row["quartiles_ms"])
+
+
+def megabytes(row: dict) -> str:
+    return "-" if row["memory_bytes"] is None else f"{row['memory_bytes'] / 1e6:.1f}"
+
+
+def save(path: Path | None, content: dict[str, Any]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class TorchResult:
+    """What PyTorch has queued, waited for as JAX's arrays are."""
+
+    def __init__(self, torch, value):
+        self.torch, self.value = torch, value
+
+    def block_until_ready(self):
+        if self.torch.cuda.is_available():
+            self.torch.cuda.synchronize()
+
+
+def torch_memory(torch, call: Callable[[], Any]) -> int | None:
+    """Most bytes that a call holds beyond what is there before it; only a GPU counts them."""
+    if not torch.cuda.is_available():
+        return None
+    jax.block_until_ready(call())
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    jax.block_until_ready(call())
+    return torch.cuda.max_memory_allocated() - before

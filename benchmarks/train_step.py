@@ -1,0 +1,323 @@
+"""How fast whole train steps are: model, loss, gradients and optimizer, for every kind and form.
+
+    python benchmarks/train_step.py --dtype bfloat16 --batch 32 --out gpu.json
+    python benchmarks/train_step.py --tasks mlm --batch 4 --rounds 5 --kinds mha mhe_add
+    python benchmarks/train_step.py --layers 2 --features 64 --heads 4 --mlp_features 128 \\
+        --vocabulary 1000 --length 64 --rounds 3
+
+    mlm           the encoder of configs/bert_base.py
+    translation   the transformer of configs/wmt14_base.py
+
+Random tokens without padding, one device, the configs' own optimizer, clipping and dropout. Beside
+our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and for mlm where
+PyTorch and transformers are installed Hugging Face's BERT with SDPA (eager, autocast to --dtype; it
+computes the logits of all tokens, not only of the masked ones). Cases take turns, a step a round;
+each holds its train state all the while, 12 bytes a parameter: --kinds and --forms make it fewer.
+
+    tokens/s      input tokens of a step (translation: source and target) / the median
+    speed         time of the Flax model / time of this row
+    MFU           FLOP/s of the formula that is printed, over that of a big matrix product in the
+                  same type and the same run
+    memory        temporaries and outputs (the whole train state), as the compiler counts them
+"""
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on a GPU
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from benchmarks import experiment, timing
+from mhe_jax.attention.cost import Shape, forward_flops
+from mhe_jax.config import Config, Role
+from mhe_jax.data import NUM_SPECIAL
+from mhe_jax.data.examples import num_predictions
+from mhe_jax.model import count_parameters, layers, make_model
+from mhe_jax.training import objective, sharding
+from mhe_jax.training.optimizer import make_optimizer, make_schedule
+from mhe_jax.training.state import make_initializer
+from mhe_jax.training.step import make_train_step
+
+FORMULA = (
+    "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F) "
+    "+ head, with attention of `mhe_jax.attention.cost.forward_flops` for each sublayer (in the "
+    "cheapest form of its kind, (T + 1)/2 keys where causal), and head 2·M·V for each target token "
+    "or 2·M² + 2·M·V for each masked token"
+)
+
+
+def parse(arguments: list[str] | None):
+    parser = timing.Parser(__doc__)
+    tasks = list(experiment.CONFIGS)
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
+    parser.add_argument("--length", type=timing.positive, help="T, else the config's")
+    parser.add_argument("--batch", type=timing.positive, default=8, help="rows B")
+    experiment.add_flags(parser)
+    args = parser.parse_args(arguments)
+    configs = {task: experiment.experiment(parser, args, task, args.length) for task in args.tasks}
+    return args, configs
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args, configs = parse(arguments)
+    about = timing.header(__file__, args.dtype, arguments)
+    left_out = timing.LeftOut()
+    print(*timing.header_lines(about), sep="\n\n")
+    peaks, results, notes = {}, [], []
+    for task, config in configs.items():
+        cases = [timing.peak_case(args.dtype, jax.default_backend())]
+        for name, make in models(config, args).items():
+            try:
+                cases.append(make())
+            except Exception as error:  # a kind may refuse, a library fail in its own way
+                left_out.add(name, error)
+        peaks[task], found = timing.split_peak(timing.measure(cases, args.rounds, left_out))
+        cases.clear()
+        compare(found)
+        results += found
+        notes = timing.mha_note(args.kinds, config.model.features, config.model.attention.num_heads)
+        print(
+            f"\n### {task}, T = {config.data.sequence_length}\n\n"
+            f"{experiment.shape_line(config)}; {args.batch} rows, {args.rounds} rounds; "
+            f"peak {peaks[task]['flops_per_second'] / 1e9:,.0f} GFLOP/s\n"
+        )
+        print(timing.table(COLUMNS, sorted(found, key=lambda r: r["median_ms"])))
+    notes.append(FORMULA)
+    print("", *notes, *left_out.lines(), sep="\n")
+    content = {
+        "header": about,
+        "peak": peaks,
+        "results": results,
+        "left_out": left_out.reasons,
+        "notes": notes,
+    }
+    timing.save(args.out, content)
+    return 0
+
+
+COLUMNS: dict[str, Callable[[dict], str]] = {
+    "case": lambda r: r["case"] + (" (peer)" if r["peer"] else ""),
+    "median ms": timing.milliseconds,
+    "quartiles": timing.quartiles,
+    "tokens/s": lambda r: f"{r['tokens_per_second']:,.0f}",
+    "speed": lambda r: f"{r['speed']:.2f}" if r["speed"] else "-",
+    "MFU": lambda r: f"{r['of_peak']:.1%}",
+    "memory MB": timing.megabytes,
+    "parameters": lambda r: f"{r['parameters']['total']:,}",
+    "of attention": lambda r: f"{r['parameters']['attention']:,}",
+}
+
+
+def compare(results: list[dict]) -> None:
+    """Adds tokens/s, and the speed beside the Flax model's."""
+    flax_ms = next((r["median_ms"] for r in results if r["case"] == FLAX), None)
+    for r in results:
+        r["tokens_per_second"] = 1e3 * r["tokens"] / r["median_ms"]
+        r["speed"] = flax_ms and flax_ms / r["median_ms"]
+
+
+FLAX = "flax MultiHeadDotProductAttention"
+
+
+def models(config: Config, args) -> dict[str, Callable[[], timing.Case]]:
+    """How to make each case of a task."""
+    made: dict[str, Callable[[], timing.Case]] = {}
+    heads = config.model.attention.num_heads
+    for name, fields in timing.variants(args.kinds, args.forms, heads).items():
+        ours = experiment.with_attention(config, fields)
+        made[name] = functools.partial(our_step, name, ours, args.batch)
+    mha = experiment.with_attention(config, {"kind": "mha"})
+    made[FLAX] = functools.partial(flax_step, mha, args.batch)
+    if config.task == "mlm":
+        made[HUGGING_FACE] = functools.partial(hugging_face_step, mha, args.batch)
+    return made
+
+
+def our_step(name: str, config: Config, rows: int, peer: bool = False) -> timing.Case:
+    """The step of `train.py`, over one random batch."""
+    model, optimizer = make_model(config.task, config.model), make_optimizer(config)
+    mesh = sharding.make_mesh(config, jax.devices()[:1])
+    length = config.data.sequence_length
+    init = objective.make_initializer(config.task, model, length)
+    initialize, abstract = make_initializer(init, optimizer, mesh, ema=False)
+    step = make_train_step(
+        objective.make_sums(config.task, model, config.optimizer.label_smoothing),
+        optimizer,
+        mesh,
+        jax.tree.map(lambda leaf: leaf.sharding, abstract),
+        schedule=make_schedule(config.optimizer, config.train.num_steps),
+    )
+    batch = sharding.global_batch(random_batch(config, rows), mesh)
+    compiled = step.lower(abstract, batch).compile()
+    state = initialize(jax.random.key(0))
+
+    def call():
+        nonlocal state  # the state that goes in is given up
+        state, metrics = compiled(state, batch)
+        return metrics
+
+    about = about_step(name, config, rows, count_parameters(abstract.params), peer)
+    return timing.Case(about, call, step_flops(config, rows), timing.memory_of(compiled))
+
+
+def about_step(name: str, config: Config, rows: int, parameters: dict, peer: bool) -> dict:
+    sides = 2 if config.task == "translation" else 1
+    return {
+        "task": config.task,
+        "case": name,
+        "peer": peer,
+        "parameters": parameters,
+        "tokens": sides * rows * config.data.sequence_length,
+    }
+
+
+def random_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
+    """Ordinary tokens everywhere; mlm predicts as many a row as in training."""
+    generator = np.random.default_rng(0)
+    T, V = config.data.sequence_length, config.model.vocabulary_size
+
+    def tokens(width):
+        return generator.integers(NUM_SPECIAL, V, (rows, width), np.int32)
+
+    if config.task == "translation":
+        batch = {"source": tokens(T), "target": tokens(T), "labels": tokens(T)}
+    else:
+        P = num_predictions(T, config.data.mask_rate)
+        places = np.stack([np.sort(generator.permutation(T)[:P]) for _ in range(rows)])
+        batch = {"tokens": tokens(T), "positions": places.astype(np.int32), "labels": tokens(P)}
+    return {**batch, "weights": np.ones(batch["labels"].shape, np.float32)}
+
+
+def step_flops(config: Config, rows: int) -> float:
+    """`FORMULA`."""
+    m, T = config.model, config.data.sequence_length
+    mlp, logits = 4 * m.features * m.mlp_features, 2 * m.features * m.vocabulary_size
+    causal = (T + 1) // 2
+    if config.task == "mlm":
+        layer = attention_flops(config, "encoder", T) + mlp
+        head = num_predictions(T, config.data.mask_rate) * (2 * m.features**2 + logits)
+        return 3.0 * rows * (T * m.num_layers * layer + head)
+    encoder = attention_flops(config, "encoder", T) + mlp
+    decoder = attention_flops(config, "decoder", causal) + attention_flops(config, "cross", T) + mlp
+    decoder_layers = m.num_decoder_layers or m.num_layers
+    return 3.0 * rows * T * (m.num_layers * encoder + decoder_layers * decoder + logits)
+
+
+def attention_flops(config: Config, role: Role, keys: int) -> int:
+    a, M = config.model.attention_for(role), config.model.features
+    shape = Shape(
+        features=M,
+        heads=a.num_heads,
+        head_features=(a.qkv_features or M) // a.num_heads,
+        kv_heads=a.num_kv_heads,
+        groups=a.num_groups or 1,
+        score_groups=a.score_groups or 1,
+        score_features=a.score_features,
+    )
+    return forward_flops(a.kind, shape, keys)
+
+
+# The peers.
+
+
+class FlaxAttention(nn.MultiHeadDotProductAttention):
+    """Flax's attention called as the layers call ours."""
+
+    def __call__(self, inputs_q, inputs_k=None, *, mask=None, deterministic=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        keys = inputs_q if inputs_k is None else inputs_k
+        dense = None if mask is None else mask.to_dense(inputs_q.shape[-2], keys.shape[-2])
+        return super().__call__(inputs_q, keys, mask=dense, deterministic=deterministic)
+
+
+@contextlib.contextmanager
+def flax_layers() -> Iterator[None]:
+    """Layers traced inside have Flax's attention: the library itself has no such choice."""
+
+    def make_attention(kind, *, engine, **fields):
+        return FlaxAttention(**fields)
+
+    original = layers.make_attention
+    layers.make_attention = make_attention  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        layers.make_attention = original
+
+
+def flax_step(config: Config, rows: int) -> timing.Case:
+    with flax_layers():
+        return our_step(FLAX, config, rows, peer=True)
+
+
+HUGGING_FACE = "Hugging Face BERT, SDPA"
+
+
+def hugging_face_step(config: Config, rows: int) -> timing.Case:
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    on_gpu = jax.default_backend() == "gpu"
+    if on_gpu and not torch.cuda.is_available():
+        raise ValueError("this PyTorch has no GPU")
+    device = torch.device("cuda" if on_gpu else "cpu")
+    m, o = config.model, config.optimizer
+    shape = transformers.BertConfig(
+        vocab_size=m.vocabulary_size,
+        hidden_size=m.features,
+        num_hidden_layers=m.num_layers,
+        num_attention_heads=m.attention.num_heads,
+        intermediate_size=m.mlp_features,
+        max_position_embeddings=m.max_length,
+        hidden_dropout_prob=m.dropout_rate,
+        attention_probs_dropout_prob=m.attention.dropout_rate,
+        layer_norm_eps=m.layer_norm_epsilon,
+    )
+    model = transformers.AutoModelForMaskedLM.from_config(shape, attn_implementation="sdpa")
+    model = model.to(device).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=o.learning_rate,
+        betas=(o.beta1, o.beta2),
+        eps=o.epsilon,
+        weight_decay=o.weight_decay,
+        fused=on_gpu,
+    )
+    batch = random_batch(config, rows)
+    tokens = torch.from_numpy(batch["tokens"]).long().to(device)
+    ignored = np.full(tokens.shape, -100, np.int64)
+    np.put_along_axis(ignored, batch["positions"].astype(np.int64), batch["labels"], axis=1)
+    labels = torch.from_numpy(ignored).to(device)
+    dtype = getattr(torch, m.dtype)
+
+    def call():
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+        if o.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        return timing.TorchResult(torch, loss.detach())
+
+    parameters = {
+        "total": sum(p.numel() for p in model.parameters()),
+        "attention": sum(
+            p.numel()
+            for name, p in model.named_parameters()
+            if ".attention." in name and "LayerNorm" not in name
+        ),
+    }
+    about = about_step(HUGGING_FACE, config, rows, parameters, peer=True)
+    return timing.Case(about, call, step_flops(config, rows), timing.torch_memory(torch, call))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

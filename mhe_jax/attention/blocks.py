@@ -1,0 +1,142 @@
+"""Scores of one group of heads in blocks of queries, under a mask and dropout.
+
+Rows N are examples times groups: q [N, T, D], k [N, S, D].
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention.mask import Mask
+
+# Queries in a block; bands of queries that leave out the keys after them.
+BLOCK = 512
+BAND = 256
+MAX_BANDS = 8
+# Queries that a CPU takes at once: what it works on then stays in its cache.
+CPU_QUERIES = 512
+
+
+class Static(NamedTuple):
+    """What the compiler knows of a call."""
+
+    scale: float
+    keep: float  # share of the weights that dropout keeps
+    precision: Any
+
+
+class Seen(NamedTuple):
+    """Which keys a query sees, and what dropout keeps: [N or 1, T, S], or keys [N or 1] to draw it.
+
+    The first is as other engines draw it; the second leaves nothing of size T·S behind.
+    """
+
+    mask: Mask
+    kept: jax.Array | None = None
+    rngs: jax.Array | None = None
+
+
+class Block(NamedTuple):
+    """`size` queries from `start` on, and the keys [0, keys)."""
+
+    start: Any
+    size: int
+    keys: int
+
+    def cut(self, x):
+        """The block's queries of x [N, T, ...]."""
+        return jax.lax.dynamic_slice_in_dim(x, self.start, self.size, axis=1)
+
+    def put(self, x, part):
+        """x [N, T, ...] with its queries of the block as `part`."""
+        return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), self.start, axis=1)
+
+    def add(self, x, part):
+        """x [N, S, ...] and `part` over the block's keys, added up."""
+        total = x[:, : self.keys] + part
+        return total if self.keys == x.shape[1] else x.at[:, : self.keys].set(total)
+
+
+def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any):
+    """`carry = step(block, carry)` for all queries, one block after the other.
+
+    Where keys are in order of the queries, those that come after a band are left out.
+    """
+    T, S = q.shape[1], k.shape[1]
+    past_only = seen.mask.is_causal and seen.mask.offset is None
+    band = max(BAND, -(-T // MAX_BANDS)) if past_only else T
+    for start in range(0, T, band):
+        stop = min(start + band, T)
+        size, keys = min(BLOCK, stop - start), min(stop, S) if past_only else S
+        turns = (stop - start) // size
+
+        def turn(i, carry, start=start, size=size, keys=keys):
+            return step(Block(start + i * size, size, keys), carry)
+
+        carry = turn(0, carry) if turns == 1 else jax.lax.fori_loop(0, turns, turn, carry)
+        rest = stop - start - turns * size
+        if rest:
+            carry = step(Block(stop - rest, rest, keys), carry)
+    return carry
+
+
+def product(static: Static, letters: str, a, b):
+    """A product that adds up in float32 or wider."""
+    wide = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
+    return jnp.einsum(letters, a, b, precision=static.precision, preferred_element_type=wide)
+
+
+def scores(static: Static, q, k):
+    """`q·k / √D`: [N, t, D] and [N, s, D] to [N, t, s]."""
+    return product(static, "ntd,nsd->nts", q * jnp.asarray(static.scale, q.dtype), k)
+
+
+def exponential(logits, seen: Seen, block: Block):
+    """`exp(logits - m)` with m the maximum over the keys that a query sees, 0 at other keys."""
+    allowed = seen.mask.block(*block).to_dense(block.size, block.keys)
+    if allowed is not None:
+        logits = jnp.where(allowed[:, 0], logits, -jnp.inf)
+    highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    return jnp.exp(logits - jnp.where(highest == -jnp.inf, 0, highest))
+
+
+def dropout(static: Static, x, seen: Seen, block: Block):
+    """x [N, t, s] where dropout keeps it, divided by the share that is kept."""
+    if static.keep == 1:
+        return x
+    if seen.kept is not None:
+        kept = block.cut(seen.kept)[:, :, : block.keys]
+    else:
+        shape = (block.size, block.keys)
+        kept = jax.vmap(
+            lambda rng: jax.random.bernoulli(
+                jax.random.fold_in(rng, block.start), static.keep, shape
+            )
+        )(seen.rngs)
+    return jnp.where(kept, x / jnp.asarray(static.keep, x.dtype), 0)
+
+
+def by_rows(run: Callable, queries: int, *trees: Any):
+    """`run(*trees)`, on a CPU a few rows at a time; leaves have N rows, or one for all."""
+    rows = max(x.shape[0] for x in jax.tree.leaves(trees))
+    most = max(1, CPU_QUERIES // queries)
+    at_once = max(n for n in range(1, min(most, rows) + 1) if rows % n == 0)
+    if at_once == rows:
+        return run(*trees)
+
+    def in_turns(*trees):
+        leaves, structure = jax.tree.flatten(trees)
+        each = [x.shape[0] == rows for x in leaves]
+        cut = [x.reshape(-1, at_once, *x.shape[1:]) for x, e in zip(leaves, each, strict=True) if e]
+
+        def turn(own):
+            own = iter(own)
+            part = [next(own) if e else x for x, e in zip(leaves, each, strict=True)]
+            return run(*jax.tree.unflatten(structure, part))
+
+        parts = jax.lax.map(turn, cut)
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), parts)
+
+    return jax.lax.platform_dependent(*trees, cpu=in_turns, default=run)

@@ -1,0 +1,85 @@
+"""Kinds that can be computed in several forms: the same function of the same parameters."""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention import engines
+from mhe_jax.attention.base import Attention
+from mhe_jax.attention.mask import Mask
+
+
+class Call(NamedTuple):
+    """What is known of a call before anything is computed."""
+
+    queries: int
+    dtype: jnp.dtype
+    mask: Mask
+    options: engines.Options
+
+
+class AttentionInForms(Attention):
+    """Attention whose heads share projections, so that there are several ways to compute it.
+
+    Attributes beyond `Attention`:
+      form: 'auto' takes the first of `forms` that does not refuse the call and is not slower for
+        it; a form asked for by name runs, or raises.
+      num_groups: G shared query and key projections, H/G heads on each; 1 is one for all heads.
+
+    Raises:
+      ValueError: a form that the kind does not have or that refuses the call; a number of groups
+        that does not divide the heads.
+    """
+
+    form: str = "auto"
+    num_groups: int = 1
+
+    # From fast to slow; 'materialized', which takes every call, is the last.
+    forms: ClassVar[tuple[str, ...]] = ("materialized",)
+    # Calls of fewer queries are slower as 'shared', whose columns are made for each call.
+    shared_queries: ClassVar[int] = 1
+
+    def refusal_of(self, form: str, call: Call) -> str | None:
+        """Why `form` cannot compute `call`, or None."""
+        if form == "shared":
+            return engines.shared_refusal(call.dtype, call.mask, call.options)
+        return None
+
+    def start(self, queries: int, dtype, mask: Mask, options: engines.Options) -> None:
+        if self.num_groups < 1 or self.num_heads % self.num_groups:
+            raise ValueError(f"num_groups={self.num_groups} must divide num_heads={self.num_heads}")
+        call = Call(queries, dtype, mask, options)
+        object.__setattr__(self, "_form", self.resolve(call))
+
+    def resolve(self, call: Call) -> str:
+        """The form that computes `call`."""
+        if self.form in self.forms:
+            reason = self.refusal_of(self.form, call)
+            if reason is not None:
+                raise ValueError(f"form={self.form!r} cannot do this call: {reason}")
+            return self.form
+        if self.form != "auto":
+            raise ValueError(f"form={self.form!r} is not one of auto, {', '.join(self.forms)}")
+        for form in self.forms:
+            too_short = form == "shared" and call.queries < self.shared_queries
+            elsewhere = form == "shared" and self.engine not in ("auto", *engines.SHARED)
+            if not too_short and not elsewhere and self.refusal_of(form, call) is None:
+                return form
+        raise ValueError(f"no form of {self.kind} can do this call")
+
+    @property
+    def resolved_form(self) -> str:
+        """The form of the present call."""
+        return self._form
+
+    def describe(self, engine: str) -> str:
+        return f"{self.resolved_form} on {engine}"
+
+    def project_groups(self, name: str, x: jax.Array, width: int | None = None) -> jax.Array:
+        """`x W` with a kernel [M, D], or [M, G, D] for several groups: [B, T, G, D]."""
+        width = width or self.head_features
+        projection = self._projection(name)
+        if self.num_groups == 1:
+            return projection(x, (width,), ("embed", "head_features"))[:, :, None]
+        return projection(x, (self.num_groups, width), ("embed", "groups", "head_features"))

@@ -1,0 +1,120 @@
+"""Shared scores in plain XLA: one score matrix and one exponential for all heads of a group.
+
+Where the scores of heads differ only by a bias on the keys, `s[t, j] + b[h, j]`, softmax factors:
+
+    E[t, j] = exp(s[t, j] - m[t])       w[h, j] = exp(b[h, j] - c[h])
+    O[t, h] = Σ_j E[t, j] w[h, j] v[j, h] / Σ_j E[t, j] w[h, j]
+
+so that all outputs are one matrix product of E with H·E columns `w[h] ⊙ v[h]`, and all denominators
+one with H columns w. m[t] is the maximum over the keys that query t sees, c[h] over the keys that
+any query sees; both cancel, and no gradient goes through them.
+
+What is guaranteed. Let the spread be the largest `max_j b[h, j] - min_j b[h, j]` over keys that
+some query sees. Where it is at most `factored.MAX_SPREAD` = 60, a query with a key has a
+denominator of at least e^-60, and a factor that float32 flushes to zero (below e^-87) stood for a
+weight below e^(60-87), about 2e-12. Where it is more, or not a number, the same call goes head by
+head, in blocks of queries: as exact as attention always is, and about as slow. The choice is made
+on the device, for each call; it lies inside the custom gradient, so that a gradient goes the way of
+its forward pass.
+
+A key of another segment or example never weighs on a query, but it may move c[h], and with it the
+rounding; a key that is not a number spoils all queries of its call.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention import factored, head_by_head
+from mhe_jax.attention.blocks import Seen, Static, by_rows
+from mhe_jax.attention.mask import Mask
+from mhe_jax.attention.mesh import over_mesh
+
+# Up to here dropout draws one mask for the call, as the other engines; beyond, block by block.
+DRAWN_LENGTH = 1024
+
+
+def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
+    """None: this engine takes every call that `engines.attend_shared` takes."""
+    return None
+
+
+def attend(query, key, value, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+    """See `engines.attend_shared`."""
+    (B, T, _, D), S = query.shape, key.shape[1]
+    static = Static(D**-0.5, 1.0 - options.dropout_rate, options.precision)
+    seen = Seen(mask)
+    if options.dropout_rate > 0:
+        # The weights that are left sum up in a column of their own.
+        value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
+        seen = _draw(seen, B, T, S, options)
+    key_bias = key_bias.astype(jnp.promote_types(query.dtype, jnp.float32))
+    run = functools.partial(_attend, static)
+    output = over_mesh(run, query, key, value, key_bias, seen)
+    if options.dropout_rate > 0:
+        return output[..., :-1], output[..., -1:]
+    return output, mask.row_has_key(T, S, output.dtype)
+
+
+def _draw(seen, B, T, S, options) -> Seen:
+    rows = 1 if options.broadcast_dropout == "batch" else B
+    if max(T, S) > DRAWN_LENGTH:
+        return seen._replace(rngs=jax.random.split(options.dropout_rng, rows))
+    keep = 1.0 - options.dropout_rate
+    kept = jax.random.bernoulli(options.dropout_rng, keep, (rows, 1, T, S))
+    return seen._replace(kept=kept[:, 0])
+
+
+def _attend(static, query, key, value, key_bias, seen):
+    """[B, T, G, D] and the like to [B, T, H, E], with examples times groups as rows."""
+    (B, T, G, _), S, H = query.shape, key.shape[1], key_bias.shape[2]
+    q, k, v = (_rows(x.reshape(*x.shape[:2], G, -1, x.shape[-1])) for x in (query, key, value))
+    b = _rows(key_bias.reshape(B, S, G, H // G))
+    if G > 1:
+        seen = jax.tree.map(lambda x: x if x.shape[0] == 1 else jnp.repeat(x, G, 0), seen)
+    output = _shared(static, q[:, :, 0], k[:, :, 0], v, b, seen)
+    return output.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
+
+
+def _rows(x):
+    """[B, T, G, R, D] to [B·G, T, R, D]."""
+    return x.swapaxes(1, 2).reshape(-1, x.shape[1], *x.shape[3:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _shared(static, q, k, v, b, seen):
+    return _forward(static, q, k, v, b, seen)[0]
+
+
+def _forward(static, q, k, v, b, seen):
+    def factored_softmax(*args):
+        return factored.forward(static, *args)
+
+    def one_by_one(*args):
+        output = head_by_head.forward(static, *args)
+        return output, jnp.ones(output.shape[:-1], b.dtype)
+
+    fits = factored.fits(q, b, seen)
+    output, denominator = _choose(fits, factored_softmax, one_by_one, q, k, v, b, seen)
+    return output, (q, k, v, b, seen, output, denominator, fits)
+
+
+def _backward(static, residuals, cotangent):
+    *residuals, fits = residuals
+
+    def factored_softmax(*args):
+        return factored.gradient(static, *args)
+
+    def one_by_one(q, k, v, b, seen, output, denominator, cotangent):
+        return head_by_head.gradient(static, q, k, v, b, seen, cotangent)
+
+    return *_choose(fits, factored_softmax, one_by_one, *residuals, cotangent), None
+
+
+def _choose(fits, fast, sure, q, *args):
+    fast, sure = (functools.partial(by_rows, f, q.shape[1]) for f in (fast, sure))
+    return jax.lax.cond(fits, fast, sure, q, *args)
+
+
+_shared.defvjp(_forward, _backward)

@@ -1,0 +1,331 @@
+"""The shared-scores engine against float64: blocks, spreads within the bound and beyond, memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import Case, f64, normal, random_parameters
+
+from mhe_jax.attention import Mask, blocks, factored, make_attention, shared
+from mhe_jax.attention.engines import Options, attend_shared
+
+B, T, S, G, R, D, E = 2, 37, 41, 2, 3, 11, 13
+H = G * R
+VALID = np.arange(S)[None] < np.array([S - 9, S])[:, None]
+SEGMENTS = (
+    np.sort(np.random.default_rng(4).integers(0, 3, (B, T)), 1),
+    np.sort(np.random.default_rng(5).integers(0, 3, (B, S)), 1),
+)
+MASKS = {
+    "none": Mask(),
+    "causal": Mask.causal(),
+    "offset": Mask.causal(jnp.array([-3, 2])),
+    "padding": Mask.padding(jnp.asarray(VALID)),
+    "segments": Mask.segments(*map(jnp.asarray, SEGMENTS)),
+    "dense": Mask.array(normal(6, B, 1, T, S) > 0.5),
+    "all empty": Mask.array(jnp.zeros((1, 1, 1, 1), bool)),
+    "all of them": Mask.causal()
+    & Mask.padding(jnp.asarray(VALID))
+    & Mask.segments(*map(jnp.asarray, SEGMENTS))
+    & Mask.array(normal(6, B, 1, T, S) > -1),
+}
+
+
+def arrays(heads=G, spread=3.0, queries=T, keys=S):
+    q, k = normal(1, B, queries, G, D), normal(2, B, keys, G, D)
+    bias = normal(3, B, keys, H)
+    bias *= spread / (np.ptp(bias, axis=1).max() or 1.0)
+    return q, k, normal(4, B, keys, heads, E), bias
+
+
+def reference(q, k, v, b, allowed, kept=1.0):
+    """Softmax over `q·k/√D + b`, head by head, in the type of its arguments."""
+    heads = b.shape[2] // q.shape[2]
+    logits = np.einsum("btgd,bsgd->bgts", q, k) / np.sqrt(q.shape[3])
+    logits = np.where(allowed, logits.repeat(heads, 1) + b.swapaxes(1, 2)[:, :, None], -np.inf)
+    high = logits.max(-1, keepdims=True)
+    e = np.exp(logits - np.where(np.isinf(high), 0, high))
+    total = e.sum(-1, keepdims=True)
+    p = e / np.where(total > 0, total, 1)
+    v = v.repeat(b.shape[2] // v.shape[2], 2)
+    return p, v, np.einsum("bhts,bshe->bthe", p * kept, v)
+
+
+def reference_gradients(q, k, v, b, allowed, cotangent, kept=1.0):
+    """By the derivative of softmax, not by the factored form."""
+    p, values, _ = reference(q, k, v, b, allowed, kept)
+    heads, scale = b.shape[2] // q.shape[2], 1 / np.sqrt(q.shape[3])
+    dv = np.einsum("bhts,bthe->bshe", p * kept, cotangent)
+    dv = dv.reshape(*v.shape[:3], -1, v.shape[3]).sum(3)
+    dp = np.einsum("bthe,bshe->bhts", cotangent, values) * kept
+    dl = p * (dp - (p * dp).sum(-1, keepdims=True))
+    ds = dl.reshape(dl.shape[0], q.shape[2], heads, *dl.shape[2:]).sum(2) * scale
+    dq = np.einsum("bgts,bsgd->btgd", ds, k)
+    return dq, np.einsum("bgts,btgd->bsgd", ds, q), dv, dl.sum(2).swapaxes(1, 2)
+
+
+def run(mask, *given, options=None):
+    """Output and gradients of q, k, v and the key bias; the last of `given` is the cotangent."""
+    options = options or Options()
+    *given, cotangent = given
+
+    @jax.jit
+    def output_and_gradients(cotangent, *given):
+        output, pull = jax.vjp(lambda *a: shared.attend(*a, mask, options)[0], *given)
+        return output, pull(cotangent)
+
+    return output_and_gradients(cotangent, *map(jnp.asarray, given))
+
+
+def errors(mask, given, cotangent, kept=1.0, **more):
+    """Largest error of each array, relative to its own largest number in float64."""
+    exact = [np.asarray(x, np.float64) for x in given]
+    allowed = mask.to_dense(given[0].shape[1], given[1].shape[1])
+    allowed = True if allowed is None else np.asarray(allowed)
+    wanted = (
+        reference(*exact, allowed, kept)[2],
+        *reference_gradients(*exact, allowed, np.float64(cotangent), kept),
+    )
+    output, gradients = run(mask, *given, cotangent, **more)
+    got = [np.asarray(x, np.float64) for x in (output, *gradients)]
+    assert all(np.isfinite(x).all() for x in got)
+    return [
+        np.abs(g - w).max() / (np.abs(w).max() or 1.0) for g, w in zip(got, wanted, strict=True)
+    ]
+
+
+@pytest.fixture(params=[16, 512], ids=["many blocks", "one block"])
+def block(request, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", request.param)
+    monkeypatch.setattr(blocks, "BAND", request.param)
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("heads", [G, H], ids=["shared values", "own values"])
+@pytest.mark.parametrize("name", MASKS)
+def test_output_and_gradients(name, heads):
+    assert max(errors(MASKS[name], arrays(heads), normal(9, B, T, H, E))) < 1e-5
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("name", ["none", "causal", "all of them"])
+@pytest.mark.parametrize("spread", [0.0, 20.0, 59.9])
+def test_spreads_within_the_bound(name, spread, monkeypatch):
+    """By the factored form: the other one is away."""
+    monkeypatch.setattr(shared.head_by_head, "forward", shared.factored.forward)
+    given = arrays(spread=spread)
+    assert bool(fits(given))
+    monkeypatch.undo()
+    assert max(errors(MASKS[name], given, normal(9, B, T, H, E))) < 1e-5
+
+
+def fits(given, mask=None):
+    q, k, v, b = map(jnp.asarray, given)
+    return factored.fits(q[:, :, 0], b, blocks.Seen(mask or Mask()))
+
+
+@jax.jit
+def plain(cotangent, q, k, v, b, allowed):
+    """The same softmax as it is usually written, in float32: output and gradients."""
+
+    def attend(q, k, v, b):
+        logits = jnp.einsum("btgd,bsgd->bgts", q / jnp.sqrt(q.shape[3]).astype(q.dtype), k)
+        logits = logits.repeat(R, 1) + b.swapaxes(1, 2)[:, :, None]
+        p = jax.nn.softmax(jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)) * allowed
+        return jnp.einsum("bhts,bshe->bthe", p, v.repeat(H // v.shape[2], 2))
+
+    output, pull = jax.vjp(attend, q, k, v, b)
+    return output, *pull(cotangent)
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("name", ["none", "causal", "all of them"])
+@pytest.mark.parametrize("spread", [61.0, 1e3, 1e4])
+def test_spreads_beyond_the_bound(name, spread):
+    """Twice the error of the usual softmax, but for the rounding of numbers of the inputs' size."""
+    mask, given, cotangent = MASKS[name], arrays(spread=spread), normal(9, B, T, H, E)
+    assert not bool(fits(given))
+    allowed = mask.to_dense(T, S)
+    allowed = np.ones((1, 1, 1, 1), bool) if allowed is None else np.asarray(allowed)
+    exact = [np.asarray(x, np.float64) for x in given]
+    wanted = [
+        reference(*exact, allowed)[2],
+        *reference_gradients(*exact, allowed, np.float64(cotangent)),
+    ]
+    usual = plain(cotangent, *given, allowed)
+    output, gradients = run(mask, *given, cotangent)
+    for got, other, want in zip((output, *gradients), usual, wanted, strict=True):
+        of_other = np.abs(np.float64(other) - want).max()
+        rounding = 2e-6 * max(1.0, np.abs(want).max())
+        assert np.abs(np.float64(got) - want).max() <= 2 * of_other + rounding
+
+
+@pytest.mark.parametrize("size", [30.0, 1e3])
+def test_large_head_embeddings(size):
+    """The layer with spreads far beyond the bound: twice the error of 'materialized' at most."""
+    case = Case("mhe_add", "shared")
+    x, cotangent = normal(1, B, T, case.width), normal(9, B, T, case.width)
+    params = random_parameters(case.module(), x)
+    params["query_head_embedding"] *= size
+    mask = np.ones((B, case.heads, T, T), bool)
+    exact = case.reference(params, x, x, x, mask)[0]
+    gradients = case.reference_gradients(params, x, x, x, mask, cotangent)
+    wanted = exact, gradients[0], sum(gradients[1:])
+
+    def errors_of(form):
+        module = case.module(form=form)
+
+        def run(params, x):
+            return module.apply({"params": params}, x)
+
+        output, pull = jax.vjp(run, params, jnp.asarray(x))
+        got = output, *pull(cotangent)
+        return jax.tree.map(lambda g, w: np.abs(f64(g) - w).max(), got, wanted), got
+
+    plain_errors, _ = errors_of("materialized")
+    shared_errors, got = errors_of("shared")
+    largest = max(np.abs(w).max() for w in jax.tree.leaves(wanted))
+    for error, other, want in zip(
+        *map(jax.tree.leaves, (shared_errors, plain_errors, wanted)), strict=True
+    ):
+        # A gradient that is 0 by algebra is the rounding of what cancels.
+        assert error <= 2 * other + 2e-6 * max(1.0, np.abs(want).max()) + 1e-7 * largest
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(got))
+
+
+@pytest.mark.parametrize(
+    ("bias", "fit"), [(60.0, True), (60.01, False), (np.nan, False), (np.inf, False)]
+)
+def test_where_the_bound_lies(bias, fit):
+    """At 60, over keys that some query sees; False for what is not a number."""
+    given = arrays(spread=0.0)
+    given[3][1, 5, 2] = bias
+    assert bool(fits(given)) is fit
+    unseen = np.ones((B, S), bool)
+    unseen[1, 5] = False
+    assert bool(fits(given, Mask.padding(jnp.asarray(unseen))))
+
+
+def test_a_maximum_over_keys_that_are_not_seen_would_lose_everything():
+    """Scores and biases of a thousand at masked keys do not touch the others."""
+    q, k, v, b = arrays()
+    k[0, -9:] *= 1e3
+    b[0, -9:] += 1e3
+    assert max(errors(MASKS["padding"], (q, k, v, b), normal(9, B, T, H, E))) < 1e-5
+
+
+@pytest.mark.parametrize("spread", [3.0, 1e3])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 1), (1, 7)])
+def test_few_queries_and_keys(queries, keys, spread):
+    given = arrays(spread=spread if keys > 1 else 0.0, queries=queries, keys=keys)
+    output, gradients = run(Mask(), *given, normal(9, B, queries, H, E))
+    assert all(np.isfinite(x).all() for x in (output, *gradients))
+    if keys == 1:
+        np.testing.assert_allclose(output, np.repeat(given[2], R, 2).repeat(queries, 1), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("spread", [3.0, 1e3])
+@pytest.mark.parametrize("broadcast", [True, "batch"])
+@pytest.mark.parametrize("long", [False, True], ids=["drawn once", "drawn by block"])
+def test_dropout(broadcast, long, spread, monkeypatch):
+    """Output and gradients for the very mask that was drawn, read off from values of one."""
+    monkeypatch.setattr(shared, "DRAWN_LENGTH", 8 if long else 64)
+    rate, key = 0.3, jax.random.key(7)
+    options = Options(dropout_rate=rate, dropout_rng=key, broadcast_dropout=broadcast)
+    q, k, v, b = arrays(spread=spread)
+    # With no scores and a value that marks its key, the output tells which weights are left.
+    marks = np.broadcast_to(np.eye(S, dtype=np.float32)[None, :, None], (B, S, G, S))
+    flat = np.zeros_like(b)
+    if spread > factored.MAX_SPREAD:
+        flat[:, 0] = -spread  # the same way through the code; its own key is left out below
+    seen, _ = shared.attend(0 * q, k, jnp.asarray(marks), jnp.asarray(flat), Mask(), options)
+    kept = np.asarray(seen > 0).swapaxes(1, 2)[..., :S] / (1 - rate)
+    mask = Mask()
+    if spread > factored.MAX_SPREAD:
+        mask = Mask.array(jnp.arange(S)[None] > 0)
+    worst = errors(mask, (q, k, v, b), normal(9, B, T, H, E), kept=kept, options=options)
+    assert max(worst[:1] + worst[3:4]) < 1e-5  # the output, and the values' gradient
+    if spread <= factored.MAX_SPREAD:
+        assert max(worst) < 1e-5
+    share = (kept[:, 0, :, 1:] > 0).mean()
+    assert abs(share - (1 - rate)) < 0.05
+    assert (kept[0] == kept[1]).all() == (broadcast == "batch")
+
+
+@functools.cache
+def compiled(length, gradients):
+    """mhe_add at H=12, D=64, one example of `length` tokens: the core."""
+    shapes = [(1, length, 1, 64)] * 3 + [(1, length, 12)]
+    given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    cotangent = jax.ShapeDtypeStruct((1, length, 12, 64), jnp.float32)
+
+    def forward(*given):
+        return shared.attend(*given, Mask(), Options())[0]
+
+    def both(cotangent, *given):
+        return jax.vjp(forward, *given)[1](cotangent)
+
+    program = (
+        jax.jit(both).lower(cotangent, *given) if gradients else jax.jit(forward).lower(*given)
+    )
+    return program.compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_memory(gradients, monkeypatch):
+    """No temporary of size H·T·S, and the head-by-head way costs less than a third more."""
+    length = 2048
+    with_both = compiled(length, gradients)
+    assert with_both < 12 * length * length * 4 / 2
+    compiled.cache_clear()
+    monkeypatch.setattr(shared, "_choose", lambda fits, fast, sure, *args: fast(*args))
+    assert with_both <= 1.3 * compiled(length, gradients)
+    compiled.cache_clear()
+
+
+def test_bfloat16_is_as_close_as_the_folded_form():
+    """Errors against float64 of the whole layer: 1.3 times folded's at most, see the docstring."""
+    for length, mask in ((128, Mask()), (128, Mask.causal())):
+        for size, bar in ((0.02, 1.3), (0.5, 1.3), (2.0, 1.0)):
+            x = normal(1, 2, length, 64).astype(jnp.bfloat16)
+            module = make_attention("mhe_add", num_heads=4, form="folded", use_bias=False)
+            params = module.init(jax.random.key(0), x)["params"]
+            shapes = {n: p.shape for n, p in params.items() if n.endswith("embedding")}
+            embeddings = {n: size * normal(i, *s) for i, (n, s) in enumerate(shapes.items())}
+            params = jax.tree.map(
+                lambda p: jnp.asarray(p, jnp.bfloat16).astype(jnp.float32), params | embeddings
+            )
+            outputs = {}
+            for form, dtype in (
+                ("folded", None),
+                ("folded", jnp.bfloat16),
+                ("shared", jnp.bfloat16),
+            ):
+                module = make_attention(
+                    "mhe_add",
+                    num_heads=4,
+                    form=form,
+                    use_bias=False,
+                    dtype=dtype or jnp.float32,
+                    force_fp32_for_softmax=True,
+                )
+                output = jax.jit(module.apply)({"params": params}, x.astype(jnp.float32), mask=mask)
+                outputs[form, dtype] = np.asarray(output, np.float64)
+            exact = outputs.pop(("folded", None))
+            folded, share = (np.sqrt(((o - exact) ** 2).mean()) for o in outputs.values())
+            assert share <= bar * folded, (length, size, share / folded)
+
+
+def test_what_the_engine_is_asked():
+    q, k, v, b = map(jnp.asarray, arrays())
+    output, _, name = attend_shared(q, k, v, b, Mask(), Options())
+    assert output.shape == (B, T, H, E)
+    assert name == "xla"
+    with pytest.raises(ValueError, match="engine 'cudnn' is not one of auto, xla"):
+        attend_shared(q, k, v, b, Mask(), Options(), "cudnn")
+    heads = Mask.array(jnp.ones((1, H, 1, 1), bool))
+    with pytest.raises(ValueError, match="the mask differs from head to head"):
+        attend_shared(q, k, v, b, heads, Options())

@@ -1,0 +1,147 @@
+"""The benchmark commands run and write what they promise; how fast is not asked."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import attention, decode, timing, train_step
+from mhe_jax.attention import KINDS
+
+SHAPE = ["--layers", "1", "--features", "12", "--heads", "3", "--mlp_features", "8"]
+SHAPE += ["--vocabulary", "300", "--length", "6", "--rounds", "2"]
+COMMANDS = (attention, train_step, decode)
+
+
+def result(command, capsys, tmp_path: Path, *arguments: str) -> dict:
+    """The JSON of a run; its printed text is under 'text'."""
+    file = tmp_path / "result.json"
+    assert command.main([*arguments, "--out", str(file)]) == 0
+    found = json.loads(file.read_text())
+    text = capsys.readouterr().out
+    for needed in ("device", "versions", "dtype", "command", "date"):
+        assert found["header"][needed]
+    assert found["header"]["date"] in text
+    assert "another model than mhe_add" in text
+    for row in found["results"]:
+        assert row["rounds"] == 2
+        assert row["quartiles_ms"][0] <= row["median_ms"] <= row["quartiles_ms"][1]
+    return {**found, "text": text}
+
+
+def test_attention(capsys, tmp_path):
+    arguments = ["--kinds", "mha", "mhe_add", "--forms", "shared", "--causal", "--plot"]
+    arguments += ["--lengths", "6", "--tokens", "12", "--heads", "3", "--head_features", "4"]
+    found = result(attention, capsys, tmp_path, *arguments, "--rounds", "2")
+    cases = {(row["part"], row["run"], case) for row in found["results"] for case in row["cases"]}
+    for run in ("forward", "with gradients"):
+        for case in ("mha xla", "mhe_add shared xla", "plain XLA MHA", "jax.nn xla"):
+            assert ("core", run, case) in cases
+        for case in ("mha xla", "mhe_add shared xla", "flax MultiHeadDotProductAttention"):
+            assert ("layer", run, case) in cases
+    for row in found["results"]:
+        assert row["memory_bytes"] is None or row["memory_bytes"] > 0
+        assert row["flops"] > 0
+        assert row["speed"] > 0
+    left_out = [name for names in found["left_out"].values() for name in names]
+    assert "Pallas flash, TPU" in left_out
+    assert tmp_path.joinpath("result.png").stat().st_size > 0
+
+
+def test_every_kind_and_form_is_measured():
+    found = timing.variants(KINDS, timing.FORMS, 12)
+    assert {fields["kind"] for fields in found.values()} == set(KINDS)
+    assert [name for name in found if name.startswith("mhe_add")] == [
+        f"mhe_add {form}" for form in timing.FORMS
+    ]
+    assert found["gqa num_kv_heads=4"] == {"kind": "gqa", "num_kv_heads": 4}
+    assert "mva folded" not in found
+    assert list(timing.variants(["mhe_add"], ["auto"], 12)) == ["mhe_add"]
+
+
+def test_attention_counts_operations():
+    B, T, H, D = 2, 5, 3, 7
+    heads, one = (B, T, H, D), (B, T, 1, D)
+    mha = attention.core_flops({"query": heads, "key": heads, "value": heads}, causal=False)
+    assert mha == 4 * B * T * T * H * D
+    shared = {"query": one, "key": one, "value": one, "key_bias": (B, T, H)}
+    assert attention.core_flops(shared, causal=False) == 2 * B * T * T * (D + H * D + H)
+    assert attention.core_flops(shared, causal=True) == B * T * (T + 1) * (D + H * D + H)
+
+
+def test_train_step(capsys, tmp_path):
+    arguments = ["--kinds", "mhe_add", "--forms", "shared", "--batch", "2", *SHAPE]
+    found = result(train_step, capsys, tmp_path, *arguments, "--attention_dropout", "0.1")
+    cases = {(row["task"], row["case"]) for row in found["results"]}
+    flax = "flax MultiHeadDotProductAttention"
+    for task, sublayers, tokens in (("mlm", 1, 12), ("translation", 3, 24)):
+        assert {(task, flax), (task, "mhe_add shared")} <= cases
+        rows = [row for row in found["results"] if row["task"] == task]
+        assert {row["tokens"] for row in rows} == {tokens}
+        # Flax's attention has the parameters of ours of kind mha.
+        (peer,) = (row for row in rows if row["case"] == flax)
+        assert peer["parameters"]["attention"] == 4 * 12**2 * sublayers
+    assert "FLOPs of a step" in found["text"]
+
+
+def test_decode(capsys, tmp_path):
+    arguments = ["--kinds", "mha", "mhe_add", "--beams", "1", "2", *SHAPE]
+    found = result(decode, capsys, tmp_path, *arguments, "--min_batch", "2", "--max_batch", "2")
+    rows = {(row["case"], row["beams"]): row for row in found["results"]}
+    assert set(rows) == {(case, beams) for case in ("mha", "mhe_add") for beams in (1, 2)}
+    for (case, beams), row in rows.items():
+        mha = rows["mha", beams]["cache_bytes"]
+        # Two rows of 6 places, keys and values of 3 heads of 4 in float32.
+        assert mha["self"] == beams * 2 * 6 * 2 * 3 * 4 * 4
+        if case == "mhe_add":
+            assert row["cache_bytes"] == {name: size // 3 for name, size in mha.items()}
+        assert row["tokens_per_second"] > 0
+
+
+def test_decode_doubles_the_batch_until_a_kind_fails(capsys, tmp_path, monkeypatch):
+    def case(self, batch, beams):
+        if self.name == "mha" and batch > 2:
+            raise MemoryError("out of memory")
+        sizes = {"self": batch, "cross": batch}
+        about = {"case": self.name, "search": "greedy", "batch": batch, "cache_bytes": sizes}
+        return timing.Case(about, lambda: None)
+
+    monkeypatch.setattr(decode.Decoding, "case", case)
+    arguments = ["--kinds", "mha", "mhe_add", "--beams", "1", "--max_batch", "9", *SHAPE]
+    found = result(decode, capsys, tmp_path, *arguments)
+    assert found["largest_batch"] == {"greedy, mha": 2, "greedy, mhe_add": 8}
+    assert found["left_out"] == {"MemoryError: out of memory": ["mha, 4 rows"]}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+@pytest.mark.parametrize(
+    "arguments", [["--kind", "mha"], ["--kinds", "no"], ["--heads", "0"]], ids=" ".join
+)
+def test_a_wrong_flag_is_one_line(command, arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "named"),
+    [
+        (attention, ["--tokens", "10", "--lengths", "4"], "--tokens"),
+        (attention, ["--plot"], "--out"),
+        (train_step, ["--features", "10", "--heads", "3"], "num_heads"),
+        (decode, ["--min_batch", "4", "--max_batch", "2"], "--max_batch"),
+    ],
+)
+def test_flags_that_do_not_go_together(command, arguments, named, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert named in captured.err
+    assert captured.err.count("\n") == 1
