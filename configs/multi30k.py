@@ -9,7 +9,7 @@ where `--data.directory` says); see github.com/multi30k/dataset, whose licence i
 
 Expected time: 40 minutes on one CPU core (AMD EPYC, jax 0.10.2, 2026-11-21).
 Expected score: mhe_mul 36.5 sacreBLEU (cased, 13a, beam 5) on test_2016_flickr, validation loss
-1.793, of one seed; mha not measured.
+1.793; mha 36.9, validation loss 1.720; of one seed.
 
 `configs/multi30k.py:local` is a tiny model of the same making that learns for a minute or two.
 """

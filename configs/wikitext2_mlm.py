@@ -6,8 +6,9 @@
 The files train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as usually distributed)
 lie in data/wikitext-2, or where `--data.directory` says.
 
-Expected time: 10 minutes on two CPU cores (not measured).
-Expected score: test loss in nats, accuracy and perplexity of masked tokens (not measured).
+Expected time: 11 minutes on two CPU cores (AMD EPYC, jax 0.10.2, 2026-11-21).
+Expected score: test loss 4.563 nats, accuracy 32.7 %, perplexity 95.9 of masked tokens; unigram
+frequencies of the training text have 6.295 nats.
 
 `configs/wikitext2_mlm.py:local` is a tiny model of the same making that learns for a minute.
 """

@@ -12,7 +12,7 @@ from typing import Literal
 
 Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
 Form = Literal["auto", "materialized", "folded", "shared"]
-Engine = Literal["auto", "xla", "cudnn"]
+Engine = Literal["auto", "xla", "cudnn", "pallas"]
 Task = Literal["mlm", "lm", "translation"]
 Role = Literal["encoder", "decoder", "cross"]
 

@@ -32,7 +32,8 @@ class Attention(nn.Module):
     how that becomes keys and values (`expand`), and how heads become the output (`merge`).
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
-      engine: what computes the softmax: 'auto', 'xla' or 'cudnn'.
+      engine: what computes the softmax: 'auto', 'xla', 'cudnn' or 'pallas'
+        (see `engines`).
       broadcast_dropout: True (default) draws one dropout mask an example, shared by its heads;
         'batch' shares it over the batch too, which is what Flax's True does; False one each head.
 

@@ -13,8 +13,17 @@
 
 `auto` takes the first of `cudnn`, `xla` that does not refuse.
 
-Where heads share one score matrix (`attend_shared`), `xla` is the only engine; it refuses what
-`shared_refusal` names.
+Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
+
+| what the call asks for | `xla` | `pallas` |
+|---|---|---|
+| device | any | TPU |
+| type | bfloat16, float32, float64 | bfloat16, float32 |
+| head width | any | at most 1,024 |
+| causal, padding, segments | yes | yes, with no score matrix in memory |
+| offset, dense mask, dropout, `precision` | yes | refused |
+
+where `auto` takes the first of `pallas`, `xla`.
 """
 
 import logging
@@ -25,12 +34,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.attention import cudnn, shared, xla
+from mhe_jax.attention import cudnn, shared, tpu, xla
 from mhe_jax.attention.mask import Mask
 
 LADDER = {"cudnn": cudnn, "xla": xla}
 # Engines of `attend_shared`.
-SHARED = {"xla": shared}
+SHARED = {"pallas": tpu, "xla": shared}
 
 _log = logging.getLogger("mhe_jax.attention")
 _choices: dict[str, str] = {}
@@ -102,7 +111,7 @@ def attend_shared(
       key_bias: b [B, S, H], float32 or the type of the others.
       mask: the allowed keys, the same for all heads.
       options: dropout, precision and the like.
-      engine: 'auto' or 'xla'.
+      engine: 'auto', 'pallas' or 'xla'.
 
     Returns:
       As `attend`.

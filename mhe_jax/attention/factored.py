@@ -21,7 +21,7 @@ MAX_SPREAD = 60.0
 
 def fits(q, b, seen: Seen):
     """Whether the spread of the key biases is within the bound; False for NaN."""
-    keys = _seen_keys(q, b, seen)
+    keys = seen_keys(q, b, seen)
     high = jnp.max(b, 1, initial=-jnp.inf, where=keys)
     low = jnp.min(b, 1, initial=jnp.inf, where=keys)
     return (jnp.where(keys.any(1), high - low, 0) <= MAX_SPREAD).all()
@@ -29,7 +29,7 @@ def fits(q, b, seen: Seen):
 
 def forward(static: Static, q, k, v, b, seen: Seen):
     """The output, and its denominators [N, T, R] for the gradient."""
-    w, columns = _columns(v, b, _seen_keys(q, b, seen))
+    w, columns = columns_of(v, b, seen_keys(q, b, seen))
 
     def step(block, carry):
         output, denominators = carry
@@ -52,7 +52,7 @@ def gradient(static: Static, q, k, v, b, seen: Seen, output, denominator, cotang
     With Y = E·X, X = [w ⊙ v, w], the output is a ratio of columns of Y, so that
     `ds = E ⊙ (dY·Xᵀ)` and `dX = Eᵀ·dY`: again one product each for all heads.
     """
-    w, columns = _columns(v, b, _seen_keys(q, b, seen))
+    w, columns = columns_of(v, b, seen_keys(q, b, seen))
 
     def step(block, carry):
         dq, dk, dw, dcolumns = carry
@@ -73,16 +73,16 @@ def gradient(static: Static, q, k, v, b, seen: Seen, output, denominator, cotang
 
     zeros = [jnp.zeros(x.shape, b.dtype) for x in (q, k, w, columns)]
     dq, dk, dw, dcolumns = over_blocks(q, k, seen, step, tuple(zeros))
-    dv, db = _columns_gradient(static, v, w, dw, dcolumns)
+    dv, db = columns_gradient(static, v, w, dw, dcolumns)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv, db
 
 
-def _seen_keys(q, b, seen):
+def seen_keys(q, b, seen):
     """Keys that some query sees, [N or 1, S, 1]."""
     return seen.mask.key_is_seen(q.shape[1], b.shape[1])[:, :, None]
 
 
-def _columns(v, b, keys):
+def columns_of(v, b, keys):
     """w = exp(b - c) [N, S, R], 0 for keys that nobody sees; w ⊙ v [N, S, R·E]."""
     c = jnp.max(b, 1, keepdims=True, initial=-jnp.inf, where=keys)
     c = jnp.where(jnp.isfinite(c), c, 0)
@@ -90,8 +90,8 @@ def _columns(v, b, keys):
     return w, _flat((w[..., None] * v).astype(v.dtype))
 
 
-def _columns_gradient(static, v, w, dw, dcolumns):
-    """Gradients of v and b from those of `_columns`."""
+def columns_gradient(static, v, w, dw, dcolumns):
+    """Gradients of v and b from those of `columns_of`."""
     dcolumns = dcolumns.reshape(*w.shape, -1)
     if v.shape[2] == 1:
         dv = product(static, "nsre,nsr->nse", dcolumns, w)[:, :, None]

@@ -6,41 +6,59 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
 
-def over_mesh(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Array:
-    """`run(query, key, value, key_bias, parts)` of `engines.attend_shared`, device by device.
+def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Array:
+    """`run` for a call of `engines.attend_shared`, with N rows of examples times groups.
 
-    Batch and heads are split as the logical axis rules say for `batch` and `activation_heads`, as
-    far as they divide; groups of heads stay whole, unless there are as many as to split. Leaves of
-    `parts` have a row for each example, or one for all. Without a mesh, or inside another
-    `shard_map`, this is `run`.
+    `run(q, k, v, b, parts)` takes q [N, T, D], k [N, S, D], v [N, S, R or 1, E], b [N, S, R] for
+    the R heads of a group, and gives [N, T, R, E]. Leaves of `parts` have a row for each example,
+    or one for all, and come with N or one.
+
+    On a mesh each device has its own rows and heads: batch and heads are split as the logical axis
+    rules say for `batch` and `activation_heads`, as far as they divide; several groups of heads are
+    split by the group. Without a mesh, or inside another `shard_map`, nothing is split.
     """
+
+    def local(query, key, value, key_bias, parts):
+        (B, T, G, _), S, H = query.shape, key.shape[1], key_bias.shape[2]
+        q, k, v = (_rows(x.reshape(*x.shape[:2], G, -1, x.shape[-1])) for x in (query, key, value))
+        b = _rows(key_bias.reshape(B, S, G, -1))
+        if G > 1:
+            parts = jax.tree.map(lambda x: x if len(x) == 1 else jnp.repeat(x, G, 0), parts)
+        output = run(q[:, :, 0], k[:, :, 0], v, b, parts)
+        return output.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
+
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not nn.get_logical_axis_rules() or AxisType.Manual in mesh.axis_types:
-        return run(query, key, value, key_bias, parts)
+        return local(query, key, value, key_bias, parts)
     (B, _, G, _), H, K = query.shape, key_bias.shape[2], value.shape[2]
     batch, heads = nn.logical_to_mesh_axes(("batch", "activation_heads")) or (None, None)
     batch = _if_divides(mesh, batch, B)
     heads = _if_divides(mesh, heads, H if G == 1 else G)
-    groups = heads if G > 1 else None
-    shared = PartitionSpec(batch, None, groups, None)
+    grouped = PartitionSpec(batch, None, heads if G > 1 else None, None)
     own = PartitionSpec(batch, None, heads, None)
-    rows = jax.tree.map(lambda x: PartitionSpec(batch if x.shape[0] == B else None), parts)
+    rows = jax.tree.map(lambda x: PartitionSpec(batch if len(x) == B else None), parts)
     return jax.shard_map(
-        run,
+        local,
         mesh=mesh,
         in_specs=(
-            shared,
-            shared,
-            own if K == H else shared,
+            grouped,
+            grouped,
+            own if K == H else grouped,
             PartitionSpec(batch, None, heads),
             rows,
         ),
         out_specs=own,
         check_vma=False,
     )(query, key, value, key_bias, parts)
+
+
+def _rows(x):
+    """[B, T, G, ...] to [B·G, T, ...]."""
+    return x.swapaxes(1, 2).reshape(-1, x.shape[1], *x.shape[3:])
 
 
 def _if_divides(mesh, axes, size: int):

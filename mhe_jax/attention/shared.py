@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from mhe_jax.attention import factored, head_by_head
 from mhe_jax.attention.blocks import Seen, Static, by_rows
 from mhe_jax.attention.mask import Mask
-from mhe_jax.attention.mesh import over_mesh
+from mhe_jax.attention.mesh import over_rows
 
 # Up to here dropout draws one mask for the call, as the other engines; beyond, block by block.
 DRAWN_LENGTH = 1024
@@ -50,8 +50,8 @@ def attend(query, key, value, key_bias, mask: Mask, options) -> tuple[jax.Array,
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
         seen = _draw(seen, B, T, S, options)
     key_bias = key_bias.astype(jnp.promote_types(query.dtype, jnp.float32))
-    run = functools.partial(_attend, static)
-    output = over_mesh(run, query, key, value, key_bias, seen)
+    run = functools.partial(_shared, static)
+    output = over_rows(run, query, key, value, key_bias, seen)
     if options.dropout_rate > 0:
         return output[..., :-1], output[..., -1:]
     return output, mask.row_has_key(T, S, output.dtype)
@@ -66,24 +66,7 @@ def _draw(seen, B, T, S, options) -> Seen:
     return seen._replace(kept=kept[:, 0])
 
 
-def _attend(static, query, key, value, key_bias, seen):
-    """[B, T, G, D] and the like to [B, T, H, E], with examples times groups as rows."""
-    (B, T, G, _), S, H = query.shape, key.shape[1], key_bias.shape[2]
-    q, k, v = (_rows(x.reshape(*x.shape[:2], G, -1, x.shape[-1])) for x in (query, key, value))
-    b = _rows(key_bias.reshape(B, S, G, H // G))
-    if G > 1:
-        seen = jax.tree.map(lambda x: x if x.shape[0] == 1 else jnp.repeat(x, G, 0), seen)
-    output = _shared(static, q[:, :, 0], k[:, :, 0], v, b, seen)
-    return output.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
-
-
-def _rows(x):
-    """[B, T, G, R, D] to [B·G, T, R, D]."""
-    return x.swapaxes(1, 2).reshape(-1, x.shape[1], *x.shape[3:])
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _shared(static, q, k, v, b, seen):
+def _output(static, q, k, v, b, seen) -> jax.Array:
     return _forward(static, q, k, v, b, seen)[0]
 
 
@@ -117,4 +100,5 @@ def _choose(fits, fast, sure, q, *args):
     return jax.lax.cond(fits, fast, sure, q, *args)
 
 
+_shared = jax.custom_vjp(_output, nondiff_argnums=(0,))
 _shared.defvjp(_forward, _backward)

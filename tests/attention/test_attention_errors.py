@@ -60,9 +60,9 @@ def test_broadcast_dropout_has_three_values(case, value):
 
 @pytest.mark.parametrize("kind", MHE)
 def test_forms(kind):
-    with pytest.raises(ValueError, match="'shared' is not one of auto, materialized, folded"):
-        start(Case(kind, "shared").module(), X)
-    with pytest.raises(ValueError, match="'folded' does not allow normalize_qk.*'materialized'"):
+    with pytest.raises(ValueError, match="'flash' is not one of auto, .*folded, materialized"):
+        start(Case(kind, "flash").module(), X)
+    with pytest.raises(ValueError, match="'folded' cannot do this call: normalize_qk.*'materialized'"):
         start(Case(kind, "folded").module(normalize_qk=True), X)
 
 

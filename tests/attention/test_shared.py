@@ -324,7 +324,7 @@ def test_what_the_engine_is_asked():
     output, _, name = attend_shared(q, k, v, b, Mask(), Options())
     assert output.shape == (B, T, H, E)
     assert name == "xla"
-    with pytest.raises(ValueError, match="engine 'cudnn' is not one of auto, xla"):
+    with pytest.raises(ValueError, match="engine 'cudnn' is not one of auto, pallas, xla"):
         attend_shared(q, k, v, b, Mask(), Options(), "cudnn")
     heads = Mask.array(jnp.ones((1, H, 1, 1), bool))
     with pytest.raises(ValueError, match="the mask differs from head to head"):

@@ -1,0 +1,339 @@
+"""The kernels for a TPU: interpreted here, and compiled for chips that are not here."""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from mhe_jax.attention import Mask, tpu
+from mhe_jax.attention.engines import Options
+
+B, T, S, D, E, R = 2, 5, 7, 11, 13, 3
+NAMES = "output", "query", "key", "value", "key bias"
+
+
+def inputs(groups=1, values=None, lengths=(T, S), spread=2.0, heads=R, dtype=jnp.float32):
+    """query, key, value, key bias, and a cotangent of the output."""
+    rng = np.random.default_rng(sum(lengths) + groups)
+    H, (T, S) = groups * heads, lengths
+    shapes = (B, T, groups, D), (B, S, groups, D), (B, S, values or groups, E), (B, T, H, E)
+    query, key, value, cotangent = (rng.normal(size=shape) for shape in shapes)
+    key_bias = rng.uniform(0, 1, (B, S, H))
+    # Both ends of the range are there.
+    key_bias[:, 0], key_bias[:, 1:2] = 1, 0
+    arrays = (jnp.asarray(x, dtype) for x in (query, key, value))
+    return *arrays, jnp.asarray(spread * key_bias, jnp.float32), jnp.asarray(cotangent, dtype)
+
+
+def reference(query, key, value, key_bias, cotangent, mask):
+    """Output and gradients in float64, one head at a time."""
+    query, key, value, key_bias, cotangent = (
+        np.asarray(x, np.float64) for x in (query, key, value, key_bias, cotangent)
+    )
+    G, K, H = query.shape[2], value.shape[2], key_bias.shape[2]
+    allowed = mask.to_dense(query.shape[1], key.shape[1])
+    allowed = np.ones((1, 1, 1, 1), bool) if allowed is None else np.asarray(allowed)
+    scale = query.shape[3] ** -0.5
+    output = np.zeros(cotangent.shape)
+    dq, dk, dv, db = (np.zeros_like(x) for x in (query, key, value, key_bias))
+    for h in range(H):
+        g, v = h * G // H, h * K // H
+        logits = np.einsum("btd,bsd->bts", query[:, :, g], key[:, :, g]) * scale
+        logits = np.where(allowed[:, 0], logits + key_bias[:, None, :, h], -np.inf)
+        highest = logits.max(-1, keepdims=True)
+        p = np.exp(logits - np.where(np.isfinite(highest), highest, 0))
+        total = p.sum(-1, keepdims=True)
+        p /= np.where(total > 0, total, 1)
+        output[:, :, h] = p @ value[:, :, v]
+        do = cotangent[:, :, h]
+        dp = do @ value[:, :, v].swapaxes(1, 2)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+        dq[:, :, g] += scale * ds @ key[:, :, g]
+        dk[:, :, g] += scale * ds.swapaxes(1, 2) @ query[:, :, g]
+        dv[:, :, v] += p.swapaxes(1, 2) @ do
+        db[:, :, h] += ds.sum(1)
+    return output, dq, dk, dv, db
+
+
+@functools.partial(jax.jit, static_argnames="blocks")
+def run(query, key, value, key_bias, cotangent, mask, blocks=None):
+    """Output and gradients by the interpreted kernels; the sum of the weights."""
+
+    def attend(*args):
+        return tpu.attend(*args, mask, Options(), blocks=blocks, interpret=True)
+
+    with jax.default_matmul_precision("highest"):
+        output, pull, kept = jax.vjp(attend, query, key, value, key_bias, has_aux=True)
+        return (output, *pull(cotangent)), kept
+
+
+def check(given, mask=None, blocks=None, tolerance=1e-5):
+    mask = Mask() if mask is None else mask
+    got, kept = run(*given, mask, blocks)
+    for name, x, y in zip(NAMES, got, reference(*given, mask), strict=True):
+        x = np.asarray(x, np.float64)
+        # Gradients that cancel to 0 are as exact as what cancels.
+        np.testing.assert_allclose(
+            x, y, rtol=0, atol=tolerance * max(1, abs(y).max()), err_msg=name
+        )
+    return got, kept
+
+
+def masks(queries, keys):
+    """Each mask that the kernels take, and all together; some rows see no key."""
+    rng = np.random.default_rng(3)
+    valid = Mask.padding(jnp.asarray(rng.random((B, keys)) < 0.8))
+    ids = (rng.integers(0, 2, (B, n)) for n in (queries, keys))
+    segments = Mask.segments(*map(jnp.asarray, ids))
+    one_for_all = Mask.segments(*(jnp.arange(n)[None] // 4 for n in (queries, keys)))
+    return {
+        "causal": Mask.causal(),
+        "valid": valid,
+        "segments": segments,
+        "segments of all": one_for_all & Mask.causal(),
+        "everything": Mask.causal() & valid & segments,
+    }
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("own_values", [False, True])
+def test_prime_sizes(groups, own_values):
+    _, kept = check(inputs(groups, groups * R if own_values else None))
+    assert kept.shape == (1, 1, 1, 1)
+    assert kept == 1
+
+
+@pytest.mark.parametrize("blocks", [(8, 16), (16, 8)])
+@pytest.mark.parametrize("lengths", [(29, 43), (43, 29)])
+def test_several_blocks(lengths, blocks):
+    check(inputs(lengths=lengths), blocks=blocks)
+
+
+@pytest.mark.parametrize("name", masks(T, S))
+@pytest.mark.parametrize("blocks", [None, (8, 16)])
+def test_masks(name, blocks):
+    queries, keys = (T, S) if blocks is None else (29, 43)
+    mask = masks(queries, keys)[name]
+    _, kept = check(inputs(2, lengths=(queries, keys)), mask, blocks)
+    np.testing.assert_array_equal(kept, mask.row_has_key(queries, keys, jnp.float32))
+
+
+def test_more_keys_than_causal_queries():
+    check(inputs(lengths=(9, 43)), Mask.causal(), (8, 8))
+    check(inputs(lengths=(43, 9)), Mask.causal(), (16, 8))
+
+
+def test_rows_without_a_key():
+    """The output is 0, and no gradient is touched by it."""
+    valid = jnp.ones((B, 43), bool).at[:, :20].set(False).at[1].set(False)
+    mask = Mask.causal() & Mask.padding(valid)
+    got, _ = check(inputs(lengths=(29, 43)), mask, (8, 16))
+    assert not got[0][:, :20].any()
+    assert not got[0][1].any()
+    assert all(np.isfinite(x).all() for x in got)
+
+
+def test_a_single_key():
+    """The output is its value."""
+    given = inputs(lengths=(T, 1))
+    (output, *_), _ = run(*given, Mask())
+    np.testing.assert_allclose(output, np.broadcast_to(given[2], output.shape), rtol=1e-6)
+
+
+def test_equal_scores():
+    """The output is the mean of the values."""
+    query, key, value, key_bias, cotangent = inputs(lengths=(T, 43))
+    given = query, jnp.ones_like(key), value, jnp.zeros_like(key_bias), cotangent
+    check(given, blocks=(8, 16))
+    (output, *_), _ = run(*given, Mask(), (8, 16))
+    mean = np.broadcast_to(value.mean(1, keepdims=True), output.shape)
+    np.testing.assert_allclose(output, mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_scores_far_apart(order):
+    """Where the maximum moves with each block of keys, up or down, by more than float32 holds."""
+    query, key, *rest = inputs(lengths=(29, 43))
+    query = query.at[..., 0].set(40.0)
+    key = key.at[..., 0].set(order * jnp.arange(43.0)[:, None])
+    # A score of 500 has a rounding error of 3e-5.
+    check((query, key, *rest), blocks=(8, 8), tolerance=3e-4)
+
+
+@pytest.mark.parametrize("spread", [0, 10, 59, 1e3])
+def test_spread_of_the_key_bias(spread, monkeypatch):
+    """Beyond the bound the call goes head by head, forward and backward."""
+    went = []
+    for name in ("forward", "gradient"):
+        plain = getattr(tpu.head_by_head, name)
+
+        def spied(*args, name=name, plain=plain):
+            jax.debug.callback(lambda: went.append(name))
+            return plain(*args)
+
+        monkeypatch.setattr(tpu.head_by_head, name, spied)
+    jax.clear_caches()
+    tolerance = 1e-4 if spread > 60 else 1e-5  # the rounding error of a logit of 1000 is 6e-5
+    check(inputs(spread=spread, lengths=(29, 43)), blocks=(8, 16), tolerance=tolerance)
+    jax.effects_barrier()
+    assert set(went) == ({"forward", "gradient"} if spread > 60 else set())
+
+
+def test_groups_of_heads(monkeypatch):
+    """Heads that do not fit into one group go in several, the last one filled up."""
+    monkeypatch.setattr(tpu, "GROUP_WIDTH", 2 * E)
+    given = inputs(2, 10, lengths=(9, 19), heads=5)
+    jax.clear_caches()
+    check(given, Mask.causal(), (8, 16))
+
+
+def test_bfloat16():
+    given = inputs(2, lengths=(29, 43), dtype=jnp.bfloat16)
+    (output, *gradients), _ = check(given, Mask.causal(), (16, 16), tolerance=0.02)
+    assert output.dtype == jnp.bfloat16
+    assert [x.dtype for x in gradients] == [x.dtype for x in given[:4]]
+
+
+def test_denominators_are_wider_than_bfloat16():
+    """With values of 1 the output is 1, to within the rounding of w."""
+    query, key, value, key_bias, cotangent = inputs(dtype=jnp.bfloat16, lengths=(29, 43), spread=3)
+    first, second = tpu._parts(key_bias)
+    assert (first == first.astype(jnp.bfloat16).astype(jnp.float32)).all()
+    assert (first + second == key_bias).all()
+    given = query, key, jnp.ones_like(value), key_bias, cotangent
+    (output, *_), _ = run(*given, Mask(), (16, 16))
+    np.testing.assert_allclose(output.astype(jnp.float32), 1, atol=2**-8)
+
+
+def call(dtype=jnp.float32, width=D, mask=None, **options):
+    query, key, value, key_bias, _ = inputs()
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
+    query, key = (jnp.zeros((*x.shape[:3], width), dtype) for x in (query, key))
+    return query, key, value, key_bias, mask or Mask(), Options(**options)
+
+
+REFUSALS = {
+    "not float16": {"dtype": jnp.float16},
+    "no wider than 1024, not 1031": {"width": 1031},
+    "dropout is not 0": {"dropout_rate": 0.1},
+    "no precision setting": {"precision": "highest"},
+    "not a dense array": {"mask": Mask.array(np.ones((T, S)))},
+    "without an offset": {"mask": Mask.causal(jnp.zeros(B, int))},
+}
+
+
+@pytest.mark.parametrize("phrase", REFUSALS)
+def test_refusals(phrase, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert phrase in str(tpu.refusal(*call(**REFUSALS[phrase])))
+
+
+def test_refuses_float64_and_mixed_types(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    query, *rest = call()
+    with jax.enable_x64(True):
+        assert "float64" in str(tpu.refusal(query.astype(jnp.float64), *rest))
+    assert "bfloat16, float32" in str(tpu.refusal(query.astype(jnp.bfloat16), *rest))
+
+
+def test_takes_the_rest(monkeypatch):
+    assert tpu.refusal(*call()) == f"needs a TPU, this is {jax.default_backend()}"
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    for mask in (Mask(), *masks(T, S).values()):
+        for dtype in (jnp.bfloat16, jnp.float32):
+            assert tpu.refusal(*call(dtype, mask=mask)) is None
+
+
+def test_on_a_mesh():
+    """Inside `shard_map`, examples and heads apart: results are those of one device."""
+    if len(jax.devices()) < 4:
+        pytest.skip("needs four devices, see tests/conftest.py")
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    given, mask = inputs(heads=4), Mask.causal()
+    rows, heads = P("data"), P("data", None, "tensor")
+    specs = (rows, rows, rows, heads)
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
+    def attend(*args):
+        return tpu.attend(*args, mask, Options(), blocks=(8, 16), interpret=True)[0]
+
+    with jax.default_matmul_precision("highest"):
+        output, pull = jax.vjp(attend, *given[:4])
+        got = output, *pull(given[4])
+    for name, x, y in zip(NAMES, got, reference(*given, mask), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * abs(y).max(), err_msg=name)
+
+
+AHEAD_OF_TIME = """
+import sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from mhe_jax.attention import Mask, tpu
+
+AXES = "data", "fsdp", "tensor"
+name, where, dtype, T, H, D = *sys.argv[1:4], *map(int, sys.argv[4:])
+topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+devices = np.array(topology.devices[: 8 if where == "mesh" else 1])
+mesh = Mesh(devices.reshape((2, 2, 2) if where == "mesh" else (1, 1, 1)), AXES)
+rows, heads = P(("data", "fsdp")), P(("data", "fsdp"), None, "tensor")
+specs = rows, rows, rows, heads, rows, rows
+
+def attend(query, key, value, key_bias, valid, segments):
+    mask = Mask.causal() & Mask.padding(valid) & Mask.segments(segments)
+    return tpu.attend(query, key, value, key_bias, mask, None)[0]
+
+if where == "mesh":
+    attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
+
+def loss(*args):
+    output = attend(*args)
+    return (output.astype(jnp.float32) ** 2).sum(), output
+
+shapes = *[(4, T, 1, D)] * 3, (4, T, H), (4, T), (4, T)
+dtypes = *[jnp.dtype(dtype)] * 3, jnp.float32, jnp.bool_, jnp.int32
+args = [
+    jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+    for shape, dtype, spec in zip(shapes, dtypes, specs)
+]
+gradient = jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)
+compiled = jax.jit(gradient).lower(*args).compile()
+print("kernels", compiled.as_text().count('custom_call_target="tpu_custom_call"'))
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "v5e:2x2 one float32 1024 12 64",
+        "v5e:2x4 mesh bfloat16 200 6 24",
+        "v5p:2x2x1 one bfloat16 200 6 24",
+        "v6e:2x2 one bfloat16 200 6 24",
+    ],
+)
+def test_compiles_ahead_of_time(command):
+    """Forward and both backward kernels compile for chips that are not here."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("needs libtpu: pip install 'jax[tpu]'")
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5e-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    command = [sys.executable, "-c", AHEAD_OF_TIME, *command.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert "kernels 3" in done.stdout, done.stdout + done.stderr[-3000:]
