@@ -36,6 +36,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention import cudnn, shared, tpu, xla
 from mhe_jax.attention.mask import Mask
+from mhe_jax.config import InputError
 
 LADDER = {"cudnn": cudnn, "xla": xla}
 # Engines of `attend_shared`.
@@ -121,7 +122,7 @@ def attend_shared(
     """
     reason = shared_refusal(query.dtype, mask, options)
     if reason is not None:
-        raise ValueError(f"heads cannot share scores in this attention call: {reason}")
+        raise InputError(f"heads cannot share scores in this attention call: {reason}")
     return _first(SHARED, engine, query, key, value, key_bias, mask, options)
 
 
@@ -143,12 +144,15 @@ def _first(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
     refusals = []
     for name in names:
         if name not in ladder:
-            raise ValueError(f"engine {name!r} is not one of auto, {', '.join(ladder)}")
+            which = "one score matrix" if ladder is SHARED else "a score matrix each"
+            raise InputError(
+                f"engine {name!r} is not one of auto, {', '.join(ladder)}, where heads have {which}"
+            )
         reason = ladder[name].refusal(*call)
         if reason is None:
             return *ladder[name].attend(*call), name
         refusals.append(f"{name}: {reason}")
-    raise ValueError("no engine takes this attention call; " + "; ".join(refusals))
+    raise InputError("no engine takes this attention call; " + "; ".join(refusals))
 
 
 def record_choice(what: str, choice: str) -> None:

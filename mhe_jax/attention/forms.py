@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from mhe_jax.attention import engines
 from mhe_jax.attention.base import Attention
 from mhe_jax.attention.mask import Mask
+from mhe_jax.config import InputError
 
 
 class Call(NamedTuple):
@@ -57,16 +58,16 @@ class AttentionInForms(Attention):
         if self.form in self.forms:
             reason = self.refusal_of(self.form, call)
             if reason is not None:
-                raise ValueError(f"form={self.form!r} cannot do this call: {reason}")
+                raise InputError(f"form={self.form!r} cannot do this call: {reason}")
             return self.form
         if self.form != "auto":
-            raise ValueError(f"form={self.form!r} is not one of auto, {', '.join(self.forms)}")
+            raise InputError(f"form={self.form!r} is not one of auto, {', '.join(self.forms)}")
         for form in self.forms:
             too_short = form == "shared" and call.queries < self.shared_queries
             elsewhere = form == "shared" and self.engine not in ("auto", *engines.SHARED)
             if not too_short and not elsewhere and self.refusal_of(form, call) is None:
                 return form
-        raise ValueError(f"no form of {self.kind} can do this call")
+        raise InputError(f"no form of {self.kind} can do this call")
 
     @property
     def resolved_form(self) -> str:
