@@ -1,19 +1,28 @@
 """Train: `python train.py configs/demo.py --workdir runs/demo`; `--help` explains every field.
 
+With `--compile_only --topology v5e:16x16` it compiles for devices that need not be there instead.
+
 The last line on standard output is one JSON object with the result; all else is on standard error.
 """
 
 import json
 import sys
 
-from mhe_jax.loading import parse_train_arguments, run_entry_point
+from mhe_jax.loading import parse_target, parse_train_arguments, run_entry_point
 
 
 def main() -> None:
-    config = parse_train_arguments(sys.argv[1:])
-    from mhe_jax.training.loop import train  # jax starts after the arguments are right
+    target, arguments = parse_target(sys.argv[1:])
+    config = parse_train_arguments(arguments)
+    # jax starts after the arguments are right.
+    if target is not None:
+        from mhe_jax.training.ahead import compile_ahead
 
-    print(json.dumps(train(config)))
+        print(json.dumps(compile_ahead(config, target)))
+    else:
+        from mhe_jax.training.loop import train
+
+        print(json.dumps(train(config)))
 
 
 if __name__ == "__main__":

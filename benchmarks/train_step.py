@@ -36,22 +36,15 @@ import jax
 import numpy as np
 
 from benchmarks import experiment, timing
-from mhe_jax.attention.cost import Shape, forward_flops
-from mhe_jax.config import Config, Role
+from mhe_jax.config import Config
 from mhe_jax.data import NUM_SPECIAL
 from mhe_jax.data.examples import num_predictions
 from mhe_jax.model import count_parameters, layers, make_model
 from mhe_jax.training import objective, sharding
+from mhe_jax.training.flops import FORMULA, step_flops
 from mhe_jax.training.optimizer import make_optimizer, make_schedule
 from mhe_jax.training.state import make_initializer
 from mhe_jax.training.step import make_train_step
-
-FORMULA = (
-    "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F) "
-    "+ head, with attention of `mhe_jax.attention.cost.forward_flops` for each sublayer (in the "
-    "cheapest form of its kind, (T + 1)/2 keys where causal), and head 2·M·V for each target token "
-    "or 2·M² + 2·M·V for each masked token"
-)
 
 
 def parse(arguments: list[str] | None):
@@ -194,35 +187,6 @@ def random_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
         places = np.stack([np.sort(generator.permutation(T)[:P]) for _ in range(rows)])
         batch = {"tokens": tokens(T), "positions": places.astype(np.int32), "labels": tokens(P)}
     return {**batch, "weights": np.ones(batch["labels"].shape, np.float32)}
-
-
-def step_flops(config: Config, rows: int) -> float:
-    """`FORMULA`."""
-    m, T = config.model, config.data.sequence_length
-    mlp, logits = 4 * m.features * m.mlp_features, 2 * m.features * m.vocabulary_size
-    causal = (T + 1) // 2
-    if config.task == "mlm":
-        layer = attention_flops(config, "encoder", T) + mlp
-        head = num_predictions(T, config.data.mask_rate) * (2 * m.features**2 + logits)
-        return 3.0 * rows * (T * m.num_layers * layer + head)
-    encoder = attention_flops(config, "encoder", T) + mlp
-    decoder = attention_flops(config, "decoder", causal) + attention_flops(config, "cross", T) + mlp
-    decoder_layers = m.num_decoder_layers or m.num_layers
-    return 3.0 * rows * T * (m.num_layers * encoder + decoder_layers * decoder + logits)
-
-
-def attention_flops(config: Config, role: Role, keys: int) -> int:
-    a, M = config.model.attention_for(role), config.model.features
-    shape = Shape(
-        features=M,
-        heads=a.num_heads,
-        head_features=(a.qkv_features or M) // a.num_heads,
-        kv_heads=a.num_kv_heads,
-        groups=a.num_groups or 1,
-        score_groups=a.score_groups or 1,
-        score_features=a.score_features,
-    )
-    return forward_flops(a.kind, shape, keys)
 
 
 # The peers.

@@ -32,6 +32,7 @@ from mhe_jax.fields import (
 )
 
 __all__ = [
+    "Target",
     "check",
     "check_devices",
     "from_dict",
@@ -39,6 +40,7 @@ __all__ = [
     "load_json",
     "nearest",
     "parse_evaluation_arguments",
+    "parse_target",
     "parse_train_arguments",
     "run_entry_point",
     "save_json",
@@ -48,6 +50,7 @@ __all__ = [
 
 T = TypeVar("T")
 TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...]"
+TARGET_USAGE = "--compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch]"
 EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate]"
 
 
@@ -118,7 +121,9 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
     if name in ("-h", "--help"):
         configs = sorted(str(p) for p in Path("configs").glob("*.py"))
         print(f"usage: {TRAIN_USAGE}\n\nTrains, or goes on where an earlier run of the same")
-        print("--workdir stopped. `train.py CONFIG --help` explains every field.")
+        print("--workdir stopped. `train.py CONFIG --help` explains every field.\n")
+        print(f"With {TARGET_USAGE}\nit trains nothing: it compiles the train step for")
+        print("devices that need not be there, and says whether it fits.")
         if configs:
             print("\nconfigs: " + "\n         ".join(configs))
         raise SystemExit(0)
@@ -131,6 +136,50 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
     )
     check(config)
     return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What to compile for instead of training: devices that need not be there."""
+
+    # A TPU and its layout, as v5e:16x16.
+    topology: str = ""
+    # Slices of that topology, joined by the data axis of the mesh.
+    num_slices: int = 1
+    # Find the largest batch that fits.
+    search_batch: bool = False
+
+
+def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
+    """The target of `train.py CONFIG --compile_only --topology ...`, and the other arguments.
+
+    None without `--compile_only`. With it jax, which has not started, is kept to the CPU.
+    """
+    own: dict[str, list[str]] = {}
+    others: list[str] = []
+    for option in _options(arguments):
+        name = _name_of(option)
+        if name in ("compile_only", *hints_of(Target)):
+            own[name] = option
+        else:
+            others += option
+    if "compile_only" not in own:
+        for option in own.values():
+            raise InputError(f"{option[0]} goes with --compile_only; usage: {TARGET_USAGE}")
+        return None, others
+    if len(own["compile_only"]) > 1:
+        raise InputError(f"--compile_only is {own['compile_only'][1]!r}: takes no value")
+    del own["compile_only"]
+    import tyro
+
+    tokens = [token for option in own.values() for token in option]
+    target = _parse(Target, Target(), tokens, "train.py", (tyro.conf.FlagCreatePairsOff,))
+    if not target.topology:
+        raise InputError(f"--compile_only needs --topology; usage: {TARGET_USAGE}")
+    if target.num_slices < 1:
+        raise InputError(f"--num_slices is {target.num_slices}: takes 1 or more")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    return target, others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,8 +240,7 @@ def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: A
             raise
     # Which of the options is it? Each goes through tyro once more, alone.
     for option in _options(arguments):
-        name = option[0].partition("=")[0].removeprefix("--").replace("-", "_")
-        hints = hints_of(cls)
+        name, hints = _name_of(option), hints_of(cls)
         if not option[0].startswith("--"):
             raise InputError(f"cannot place {option[0]!r}: every value follows its --dotted.field")
         if name not in hints:
@@ -203,7 +251,8 @@ def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: A
         except SystemExit:
             values = [*option[0].split("=", 1)[1:], *option[1:]]
             given = f"is {' '.join(values)!r}" if values else "has no value"
-            allowed = "no value" if name == "translate" else allowed_values(hints[name])
+            is_flag = name in ("translate", "search_batch")
+            allowed = "no value" if is_flag else allowed_values(hints[name])
             raise InputError(f"--{name} {given}: takes {allowed}") from None
     raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))
 
@@ -217,6 +266,12 @@ def _options(arguments: Sequence[str]) -> list[list[str]]:
         else:
             options[-1].append(token)
     return options
+
+
+def _name_of(option: Sequence[str]) -> str:
+    """`dotted.field_name` of `["--dotted.field-name=value"]`; what is no option has none."""
+    name = option[0].partition("=")[0]
+    return name.removeprefix("--").replace("-", "_") if name.startswith("--") else ""
 
 
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention.mask import Mask
+from mhe_jax.attention.mesh import platform
 
 
 def refusal(query, key, value, mask: Mask, options) -> str | None:
     """Why cuDNN cannot do this call, or None."""
-    if jax.default_backend() != "gpu":
-        return f"needs an NVIDIA GPU, this is {jax.default_backend()}"
+    if platform() != "gpu":
+        return f"needs an NVIDIA GPU, this is {platform()}"
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"needs float16 or bfloat16, not {query.dtype}"
     D, E = query.shape[-1], value.shape[-1]

@@ -1,4 +1,4 @@
-"""Running an engine on each device's own rows and heads, by `jax.shard_map`."""
+"""What a call runs on: its platform, and each device's own rows and heads by `jax.shard_map`."""
 
 import math
 from collections.abc import Callable
@@ -8,6 +8,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
+
+
+def platform() -> str:
+    """What a call is compiled for: 'cpu', 'gpu' or 'tpu'.
+
+    That of the mesh that is set, whose devices need not be there, else JAX's default.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
 
 
 def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Array:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from mhe_jax.attention import factored, head_by_head, tpu_kernels
 from mhe_jax.attention.blocks import Seen, Static
 from mhe_jax.attention.mask import Mask
-from mhe_jax.attention.mesh import over_rows
+from mhe_jax.attention.mesh import over_rows, platform
 from mhe_jax.attention.tpu_kernels import Sizes
 
 LANES = 128
@@ -36,8 +36,8 @@ BLOCK_BYTES = 2**22
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why the kernels cannot do this call, or None."""
-    if jax.default_backend() != "tpu":
-        return f"needs a TPU, this is {jax.default_backend()}"
+    if platform() != "tpu":
+        return f"needs a TPU, this is {platform()}"
     dtypes = {x.dtype for x in (query, key, value)}
     if len(dtypes) > 1 or not dtypes <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
         names = ", ".join(sorted(map(str, dtypes)))

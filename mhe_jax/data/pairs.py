@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import Config, DataConfig, InputError
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainBatches
 from mhe_jax.data.cache import cache_directory, key_of, publish
@@ -79,6 +79,12 @@ def choose_buckets(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
     )
 
 
+def rows_of(data: DataConfig, bucket: int) -> int:
+    """Rows of a global batch of pairs that are padded to `bucket` tokens a side."""
+    multiple = data.row_multiple
+    return max(data.tokens_per_batch // (2 * bucket) // multiple, 1) * multiple
+
+
 class TrainPairs(TrainBatches):
     """Endless batches of pairs, planned as the module says."""
 
@@ -105,11 +111,7 @@ class TrainPairs(TrainBatches):
         lengths = lengths[kept]
         self.num_pairs = len(kept)
         self.buckets = data.length_buckets or choose_buckets(lengths, data.sequence_length)
-        multiple = data.row_multiple
-        self.rows = tuple(
-            max(data.tokens_per_batch // (2 * bucket) // multiple, 1) * multiple
-            for bucket in self.buckets
-        )
+        self.rows = tuple(rows_of(data, bucket) for bucket in self.buckets)
         of_bucket = np.searchsorted(self.buckets, lengths)
         self._members = [kept[of_bucket == b] for b in range(len(self.buckets))]
         self._counts = [-(-len(m) // r) for m, r in zip(self._members, self.rows, strict=True)]

@@ -89,11 +89,12 @@ class Embeddings(nn.Module):
             raise ValueError("token_types are given, but model.num_token_types is 0")
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        x = _rows(self.token, tokens)
+        x = _rows(self.token, tokens, "vocabulary")
         if c.num_token_types:
-            x += _rows(self.type, jnp.zeros_like(tokens) if token_types is None else token_types)
+            types = jnp.zeros_like(tokens) if token_types is None else token_types
+            x += _rows(self.type, types, "token_types")
         if c.positions == "learned":
-            x += _rows(self.position, positions)
+            x += _rows(self.position, positions, "positions")
         x *= c.features**0.5
         if c.positions == "sinusoidal":
             x += sinusoids(positions, c.features)
@@ -112,5 +113,8 @@ class Embeddings(nn.Module):
         return nn.with_logical_constraint(logits, ("batch", "length", "activation_vocabulary"))
 
 
-def _rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+def _rows(table: jax.Array, ids: jax.Array, axis: str) -> jax.Array:
+    # Whole rows on every device: what is looked up is split by the batch, and where a table is
+    # split by the same axis of the mesh, either the table travels or all that is looked up.
+    table = nn.with_logical_constraint(table, (axis, "activation_embed"))
     return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
