@@ -234,6 +234,7 @@ def open_source(
     kinds = [name.partition(":")[0] for name in written if name.startswith(("tfds:", "demo:"))]
     paths = [Path(directory).expanduser() / Path(name).expanduser() for name in written]
     formats = [file_format(path) for path in paths]
+    cache = cache or cache_directory()
     if len(written) == 2:
         if kinds or {".tsv", ".jsonl"} & set(formats):
             raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
@@ -243,9 +244,8 @@ def open_source(
         from mhe_jax.data import tfds_source  # the only file that imports TFDS, and slow to import
 
         fields = _fields(fields, content, written[0])
-        items, key = tfds_source.open_items(written[0], fields)
+        items, key = tfds_source.open_items(written[0], fields, cache)
         return Items(written[0], items, content, key)
-    cache = cache or cache_directory()
     if len(paths) == 2:
         source, target = (TextLines(open_lines(path, Rule(), cache)) for path in paths)
         return ParallelLines(source, target)
