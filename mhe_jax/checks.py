@@ -195,11 +195,15 @@ def _check_data(config: Config) -> None:
         )
     if not data.train:
         raise InputError("data.train is not set: takes the text to train on")
-    for split in ("train", "validation", "test"):
-        _check_source(config, split)
+    for sources, _ in training_sources(config):
+        _check_source(config, "train", sources)
+    for split in ("validation", "test"):
+        _check_source(config, split, getattr(data, split))
     buckets = data.length_buckets
     if not buckets:
         return
+    if data.packing:
+        raise _refuse("data.length_buckets", buckets, "not with data.packing: its rows are alike")
     if task != "translation":
         raise _refuse("data.length_buckets", buckets, f"translation only, not {task}")
     if buckets[0] < 1 or any(a >= b for a, b in zip(buckets, buckets[1:], strict=False)):
@@ -212,19 +216,56 @@ def _check_data(config: Config) -> None:
         )
 
 
-def _check_source(config: Config, split: str) -> None:
+def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
+    """The names of each training source, one or two parallel files, and its weight.
+
+    Raises:
+      InputError: `data.train_weights` has another number of weights, or one that is not above 0.
+    """
     data = config.data
-    sources, name = getattr(data, split), f"data.{split}"
+    if not data.train_weights:
+        return [(data.train, 1.0)]
+    for weight in data.train_weights:
+        if not 0 < weight < math.inf:
+            raise _refuse("data.train_weights", data.train_weights, "takes finite numbers above 0")
+    sources, names = [], list(data.train)
+    while names:
+        alone = config.task != "translation" or _is_whole(names[0])
+        sources.append(tuple(names[: 1 if alone else 2]))
+        names = names[len(sources[-1]) :]
+    if len(sources) != len(data.train_weights):
+        raise _refuse(
+            "data.train_weights",
+            data.train_weights,
+            f"takes one for each source of data.train, which has {len(sources)}",
+        )
+    return list(zip(sources, data.train_weights, strict=True))
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a source of pairs is so by itself, and not one of two parallel files."""
+    suffixes = (*PAIR_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.xz")
+    return name.endswith(suffixes) or name.startswith(("tfds:", "demo:"))
+
+
+def _check_source(config: Config, split: str, sources: tuple[str, ...]) -> None:
+    data, name = config.data, f"data.{split}"
     if not sources:
         return
     if config.task != "translation":
         if len(sources) > 1:
-            raise _refuse(name, sources, f"takes one source; task {config.task} has no second text")
+            raise _refuse(
+                name,
+                sources,
+                f"takes one source; task {config.task} has no second text"
+                + ("; several need data.train_weights" if split == "train" else ""),
+            )
         if len(data.fields) != 1:
             raise _refuse("data.fields", data.fields, f"task {config.task} takes one")
         return
     if len(sources) > 2:
-        raise _refuse(name, sources, "takes one source or two parallel files")
+        several = "; more need data.train_weights" if split == "train" else ""
+        raise _refuse(name, sources, f"takes one source or two parallel files{several}")
     has_pairs = sources[0].endswith(PAIR_SUFFIXES) or sources[0].startswith("demo:")
     if len(sources) == 1 and not has_pairs and len(data.fields) != 2:
         raise _refuse(

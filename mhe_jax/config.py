@@ -159,8 +159,10 @@ class DataConfig:
 
     # Relative paths below start here.
     directory: str = "."
-    # Training source: one, or two parallel text files.
+    # Training source: one, or two parallel text files; several with `train_weights`.
     train: tuple[str, ...] = ()
+    # A weight for each of several training sources: the share of rows drawn from it; () for one.
+    train_weights: tuple[float, ...] = ()
     # Validation source; chooses the best checkpoint.
     validation: tuple[str, ...] = ()
     # Test source; read by eval.py only.
@@ -173,6 +175,8 @@ class DataConfig:
     cache_directory: str | None = None
     # Tokens in a row: the block of `mlm` and `lm`; in translation the longest training sentence.
     sequence_length: int = 128
+    # Several examples (lines, or pairs) in each training row, none of which sees another.
+    packing: bool = False
     # Rows in a global batch of `mlm` and `lm`.
     batch_size: int = 32
     # Padded source plus target tokens in a global batch of translation.

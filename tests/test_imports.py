@@ -27,6 +27,7 @@ ROOMS = [
 # Libraries that one file each imports.
 HOMES = {
     "babel": "data/phrases.py",
+    "google_crc32c": "data/tfrecord.py",
     "grain": "data/loader.py",
     "matplotlib": "training/tracking.py",
     "num2words": "data/phrases.py",

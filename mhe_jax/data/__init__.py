@@ -22,7 +22,7 @@ from mhe_jax.data.batches import (
     train_batches,
 )
 from mhe_jax.data.loader import BatchIterator
-from mhe_jax.data.sources import Source, open_source, open_split
+from mhe_jax.data.sources import Source, open_source, open_split, open_train
 from mhe_jax.data.tokenizer import (
     BOS,
     EOS,
@@ -52,6 +52,7 @@ __all__ = [
     "make_tokenizer",
     "open_source",
     "open_split",
+    "open_train",
     "train_batches",
     "train_tokenizer",
 ]
@@ -64,7 +65,9 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
       InputError: one line with file, line and reason.
     """
     for split in splits:
-        if split == "train" or getattr(config.data, split):
+        if split == "train":
+            open_train(config)
+        elif getattr(config.data, split):
             open_split(config, split)
     if config.data.tokenizer is not None:
         _given_tokenizer(config)
@@ -88,7 +91,7 @@ def make_tokenizer(config: Config, path: str | Path) -> Tokenizer:
     if config.data.tokenizer is not None:
         tokenizer = _given_tokenizer(config)
     else:
-        tokenizer = train_tokenizer(open_split(config, "train"), config.model.vocabulary_size)
+        tokenizer = train_tokenizer(open_train(config), config.model.vocabulary_size)
     try:
         tokenizer.save(path)
     except OSError as error:

@@ -6,9 +6,12 @@ Nothing else decides what a batch holds, so a run resumes from its step alone, w
 processes, and all processes see the same shape at the same step.
 """
 
+from collections.abc import Sequence
+
 from mhe_jax.config import Config, InputError
-from mhe_jax.data.examples import Row
+from mhe_jax.data.examples import Row, stack
 from mhe_jax.data.loader import BatchIterator
+from mhe_jax.data.sources import open_train
 from mhe_jax.data.tokenizer import Tokenizer
 
 
@@ -47,6 +50,34 @@ class TrainBatches(Batches):
     steps_per_epoch: float
 
 
+class TrainRows(TrainBatches):
+    """Endless rows of one shape, numbered from the first step on: batch s has B·s .. B·s + B - 1.
+
+    `num_rows` see all the text once; epochs follow each other within a batch.
+    """
+
+    num_rows: int
+
+    def __init__(self, rows_per_batch: int, process_index: int = 0, process_count: int = 1):
+        super().__init__(process_index, process_count)
+        self.rows_per_batch = rows_per_batch
+        self._own = self._own_rows(rows_per_batch)
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows with these numbers."""
+        raise NotImplementedError
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Batches in an epoch, not a whole number."""
+        return self.num_rows / self.rows_per_batch
+
+    def batch(self, step: int) -> Row:
+        """The rows that this process holds of global batch `step`."""
+        first = step * self.rows_per_batch
+        return stack(self.rows(range(first, first + self.rows_per_batch)[self._own]))
+
+
 class EvaluationBatches(Batches):
     """Finite: the whole split once, in the same order and with the same masks every time.
 
@@ -81,11 +112,24 @@ def train_batches(
     Raises:
       InputError: something is wrong with `data.train`, or the tokenizer does not fit the model.
     """
-    from mhe_jax.data import blocks, pairs
+    from mhe_jax.data import blocks, mixture, packed, pairs
 
     tokenizer.check_vocabulary(config.model.vocabulary_size)
-    make = pairs.TrainPairs if config.task == "translation" else blocks.TrainBlocks
-    return make(config, tokenizer, process_index, process_count)
+    sources, process = open_train(config), (process_index, process_count)
+    translation, seed = config.task == "translation", config.train.seed
+    weights = [weight for _, weight in sources]
+    if translation and not config.data.packing:
+        buckets = pairs.buckets_for(config, tokenizer, [source for source, _ in sources])
+        parts = [
+            pairs.TrainPairs(config, tokenizer, source, buckets, *process) for source, _ in sources
+        ]
+        return parts[0] if len(parts) == 1 else mixture.MixedBatches(parts, weights, seed)
+    if config.data.packing:
+        make = packed.PackedPairs if translation else packed.PackedText
+    else:
+        make = blocks.TrainBlocks
+    parts = [make(config, tokenizer, source, *process) for source, _ in sources]
+    return parts[0] if len(parts) == 1 else mixture.MixedRows(parts, weights, seed)
 
 
 def evaluation_batches(

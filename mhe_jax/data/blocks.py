@@ -15,18 +15,18 @@ surroundings.
 """
 
 import math
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from mhe_jax.config import Config
 from mhe_jax.data import examples
-from mhe_jax.data.batches import EvaluationBatches, TrainBatches
+from mhe_jax.data.batches import EvaluationBatches, TrainRows
+from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
-from mhe_jax.data.sources import PIECE, Source, open_split, pieces, stream
+from mhe_jax.data.sources import Source, open_split, pieces, stream
 from mhe_jax.data.tokenizer import EOS, Tokenizer
+from mhe_jax.data.tokens import tokenize
 
 SAMPLE_ITEMS = 4096
 # First numbers of the seeds of our generators, so that no two purposes share one.
@@ -61,27 +61,24 @@ class Density(tuple[float, float]):
         return cls((tokens / size * source.extent, total / tokens))
 
 
-class TrainBlocks(TrainBatches):
+class TrainBlocks(TrainRows):
     """Endless rows of `mlm` or `lm`, drawn as the module says."""
 
     def __init__(
-        self, config: Config, tokenizer: Tokenizer, process_index: int = 0, process_count: int = 1
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        source: Source,
+        process_index: int = 0,
+        process_count: int = 1,
     ):
-        super().__init__(process_index, process_count)
-        self.config, self.tokenizer = config, tokenizer
-        self.source = open_split(config, "train")
-        self._rows = config.data.batch_size
-        self._own = self._own_rows(self._rows)
+        super().__init__(config.data.batch_size, process_index, process_count)
+        self.config, self.tokenizer, self.source = config, tokenizer, source
         self._wanted = tokens_per_row(config)
         self.num_tokens, self._bytes_per_token = Density.measure(self.source, tokenizer)
         # Rows in an epoch. A single one starts at the beginning and may end before it is full.
         self.num_rows = max(1, math.ceil(self.num_tokens / self._wanted))
-        self._order = _Epochs(config.train.seed, self.num_rows)
-
-    @property
-    def steps_per_epoch(self) -> float:
-        """Batches in an epoch, not a whole number: epochs follow each other within a batch."""
-        return self.num_rows / self._rows
+        self._order = Epochs(self._shuffled)
 
     def describe(self) -> str:
         """One line for the log."""
@@ -91,16 +88,20 @@ class TrainBlocks(TrainBatches):
             f"{self.steps_per_epoch:,.1f} steps"
         )
 
-    def batch(self, step: int) -> Row:
-        """The rows that this process holds of global batch `step`."""
-        numbers = [step * self._rows + row for row in range(self._rows)[self._own]]
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows with these numbers, which count from the first step."""
         rows = self._fill([self._place(number) for number in numbers])
-        return examples.stack(
-            [
-                _example(self.config, self.tokenizer, ids, self.config.train.seed, number)
-                for number, ids in zip(numbers, rows, strict=True)
-            ]
-        )
+        return [
+            _example(self.config, self.tokenizer, ids, self.config.train.seed, number)
+            for number, ids in zip(numbers, rows, strict=True)
+        ]
+
+    def _shuffled(self, epoch: int) -> tuple[np.ndarray, float]:
+        """The order of an epoch's rows, and its shift."""
+        generator = np.random.default_rng([ORDER, self.config.train.seed, epoch])
+        order = np.arange(self.num_rows, dtype=np.int32 if self.num_rows < 1 << 31 else np.int64)
+        generator.shuffle(order)
+        return order, float(generator.random())
 
     def _place(self, number: int) -> float:
         """Where in the source example `number` starts, counted from the first step."""
@@ -145,27 +146,6 @@ class TrainBlocks(TrainBatches):
         return [row[: self._wanted] for row in rows]
 
 
-class _Epochs:
-    """The order of an epoch's rows and its shift; the last two epochs are kept."""
-
-    def __init__(self, seed: int, rows: int):
-        self._seed, self._rows = seed, rows
-        self._known: OrderedDict[int, tuple[np.ndarray, float]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __call__(self, epoch: int) -> tuple[np.ndarray, float]:
-        with self._lock:
-            if epoch not in self._known:
-                generator = np.random.default_rng([ORDER, self._seed, epoch])
-                kind = np.int32 if self._rows < 1 << 31 else np.int64
-                order = np.arange(self._rows, dtype=kind)
-                generator.shuffle(order)
-                self._known[epoch] = order, float(generator.random())
-                if len(self._known) > 2:
-                    self._known.popitem(last=False)
-            return self._known[epoch]
-
-
 class EvaluationBlocks(EvaluationBatches):
     """A split cut into rows without gap or overlap; what is masked depends on the row alone.
 
@@ -188,8 +168,12 @@ class EvaluationBlocks(EvaluationBatches):
         self._rows = batch_size
         self._own = self._own_rows(batch_size)
         self._wanted = tokens_per_row(config)
-        self._tokens, self.num_words = _tokenize(self.source, tokenizer)
+        self._tokens = np.concatenate(list(tokenize(self.source, tokenizer)))
         self.num_tokens = len(self._tokens)
+        # Of whole lines: a word may be cut where a long line is tokenized in parts.
+        self.num_words = sum(
+            len(item.split()) + 1 for item in map(self._text, range(len(self.source)))
+        )
 
     def __len__(self) -> int:
         return math.ceil(self.num_tokens / (self._wanted * self._rows))
@@ -200,6 +184,11 @@ class EvaluationBlocks(EvaluationBatches):
             f"{self.source.name}: {len(self.source):,} lines, {self.num_words:,} words with ends "
             f"of line, {self.num_tokens:,} tokens in {len(self):,} batches"
         )
+
+    def _text(self, index: int) -> str:
+        item = self.source[index]
+        assert isinstance(item, str)
+        return item
 
     def batch(self, step: int) -> Row:
         """The rows that this process holds of batch `step`."""
@@ -225,29 +214,3 @@ def _example(
         config.data.mask_rate,
         np.random.default_rng([MASKS, seed, number]),
     )
-
-
-def _tokenize(source: Source, tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
-    """All tokens of a source with eos after each item, and its words and ends of line."""
-    kind = np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32
-    chunks, parts, lasts, words = [], [], [], 0
-
-    def flush():
-        for ids, last in zip(tokenizer.encode_batch(parts, num_threads=-1), lasts, strict=True):
-            chunks.append(np.array([*ids, EOS] if last else ids, kind))
-        merged = np.concatenate(chunks)
-        chunks.clear()
-        parts.clear()
-        lasts.clear()
-        return merged
-
-    done = []
-    for part, last in stream(source, 0.0, math.inf):
-        parts.append(part)
-        lasts.append(last)
-        words += len(part.split()) + last
-        if len(parts) * PIECE >= 16 << 20:
-            done.append(flush())
-    if parts:
-        done.append(flush())
-    return np.concatenate(done), words

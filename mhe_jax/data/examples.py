@@ -6,6 +6,12 @@ T is the length of a row, P the most tokens that a row of `mlm` predicts; paddin
     mlm          tokens [T]  positions [P]  labels [P]  weights [P]
     lm           tokens [T]                 labels [T]  weights [T]
     translation  source [S]  target [T]     labels [T]  weights [T]
+
+A packed row holds several examples one after the other, and for each of its sides which example a
+token belongs to, counted from 1, and 0 for padding:
+
+    mlm, lm      segments [T]
+    translation  source_segments [S]  target_segments [T]
 """
 
 from collections.abc import Sequence
@@ -15,6 +21,13 @@ import numpy as np
 from mhe_jax.data.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD
 
 Row = dict[str, np.ndarray]
+
+# What a row holds tokens in, and where a packed row says whose they are.
+SEGMENTS_OF = {
+    "tokens": "segments",
+    "source": "source_segments",
+    "target": "target_segments",
+}
 
 
 def num_predictions(sequence_length: int, mask_rate: float) -> int:
@@ -79,6 +92,41 @@ def _shifted(name: str, ids: Sequence[int] | np.ndarray, length: int) -> Row:
     weights = np.zeros(length, np.float32)
     weights[: len(ids)] = 1
     return {name: tokens, "labels": labels, "weights": weights}
+
+
+def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int) -> Row:
+    """Several rows of one task as one, without their padding.
+
+    Every side of it has length T, and in `mlm` P = `most_predictions`; all must fit.
+
+    >>> packed = pack([lm_row([7, 8], 2), lm_row([9], 4)], 4, 1)
+    >>> packed["tokens"].tolist(), packed["labels"].tolist(), packed["segments"].tolist()
+    ([2, 7, 2, 0], [7, 8, 9, 0], [1, 1, 2, 0])
+    """
+    packed, lengths = {}, []
+    for side, segments in SEGMENTS_OF.items():
+        if side in rows[0]:
+            lengths = [np.count_nonzero(row[side]) for row in rows]
+            packed[side] = _joined(rows, side, lengths, sequence_length)
+            packed[segments] = np.zeros(sequence_length, np.int32)
+            packed[segments][: sum(lengths)] = np.repeat(np.arange(1, len(rows) + 1), lengths)
+    if "positions" in rows[0]:
+        counts = [np.count_nonzero(row["weights"]) for row in rows]
+        packed["positions"] = _joined(rows, "positions", counts, most_predictions)
+        packed["positions"][: sum(counts)] += np.repeat(np.cumsum(lengths) - lengths, counts)
+        lengths, sequence_length = counts, most_predictions
+    for name in ("labels", "weights"):
+        packed[name] = _joined(rows, name, lengths, sequence_length)
+    return packed
+
+
+def _joined(rows: Sequence[Row], name: str, lengths: Sequence[int], length: int) -> np.ndarray:
+    """The first of `lengths` of each row's array one after the other, and zeros up to `length`."""
+    joined = np.zeros(length, rows[0][name].dtype)
+    np.concatenate(
+        [row[name][:n] for row, n in zip(rows, lengths, strict=True)], out=joined[: sum(lengths)]
+    )
+    return joined
 
 
 def stack(rows: Sequence[Row]) -> Row:

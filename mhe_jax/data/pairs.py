@@ -10,8 +10,7 @@ pair that is neither empty nor too long appears once; where a bucket does not fi
 pairs from the beginning of its order fill it up, and appear twice.
 """
 
-import threading
-from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from mhe_jax.config import Config, DataConfig, InputError
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainBatches
 from mhe_jax.data.cache import cache_directory, key_of, publish
+from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
 from mhe_jax.data.sources import Source, open_split
 from mhe_jax.data.tokenizer import Tokenizer
@@ -42,6 +42,49 @@ def token_lengths(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarr
     with publish(path) as temporary, temporary.open("wb") as out:
         np.save(out, lengths)
     return lengths
+
+
+class Usable:
+    """Which pairs of a source can be trained on: neither side empty, none too long.
+
+    `numbers` [pairs] of those in the source, and their `lengths` [pairs, 2] in tokens with eos.
+
+    Raises:
+      InputError: there are none.
+    """
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, source: Source):
+        cache = cache_directory(config.data.cache_directory)
+        lengths = token_lengths(source, tokenizer, cache) + 1
+        too_long = lengths.max(axis=1) > config.data.sequence_length
+        empty = lengths.min(axis=1) == 1
+        self.num_too_long, self.num_empty = int((too_long & ~empty).sum()), int(empty.sum())
+        self.numbers = np.flatnonzero(~(too_long | empty)).astype(np.int32)
+        self.lengths = lengths[self.numbers]
+        if not len(self.numbers):
+            raise InputError(
+                f"{source.name}: none of {len(source):,} pairs can be used: "
+                f"{self.num_empty:,} have an empty side, {self.num_too_long:,} are longer than "
+                f"data.sequence_length={config.data.sequence_length} tokens"
+            )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self):,} pairs ({self.num_too_long:,} too long, "
+            f"{self.num_empty:,} with an empty side)"
+        )
+
+
+def buckets_for(config: Config, tokenizer: Tokenizer, sources: Sequence[Source]) -> tuple[int, ...]:
+    """`data.length_buckets`, or those that pad the pairs of all `sources` the least."""
+    if config.data.length_buckets:
+        return config.data.length_buckets
+    usable = [Usable(config, tokenizer, source) for source in sources]
+    longer = np.concatenate([pairs.lengths.max(axis=1) for pairs in usable])
+    return choose_buckets(longer, config.data.sequence_length)
 
 
 def choose_buckets(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
@@ -89,39 +132,28 @@ class TrainPairs(TrainBatches):
     """Endless batches of pairs, planned as the module says."""
 
     def __init__(
-        self, config: Config, tokenizer: Tokenizer, process_index: int = 0, process_count: int = 1
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        source: Source,
+        buckets: tuple[int, ...],
+        process_index: int = 0,
+        process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
         data = config.data
-        self.tokenizer = tokenizer
-        self.source = open_split(config, "train")
+        self.tokenizer, self.source, self.buckets = tokenizer, source, buckets
         self._seed = config.train.seed
-        cache = cache_directory(data.cache_directory)
-        tokens = token_lengths(self.source, tokenizer, cache)
-        lengths = tokens.max(axis=1) + 1
-        too_long, empty = lengths > data.sequence_length, tokens.min(axis=1) == 0
-        self.num_too_long, self.num_empty = int((too_long & ~empty).sum()), int(empty.sum())
-        kept = np.flatnonzero(~(too_long | empty)).astype(np.int32)
-        if not len(kept):
-            raise InputError(
-                f"{self.source.name}: none of {len(self.source):,} pairs can be used: "
-                f"{self.num_empty:,} have an empty side, {self.num_too_long:,} are longer than "
-                f"data.sequence_length={data.sequence_length} tokens"
-            )
-        lengths = lengths[kept]
-        self.num_pairs = len(kept)
-        self.buckets = data.length_buckets or choose_buckets(lengths, data.sequence_length)
+        self.usable = Usable(config, tokenizer, source)
         self.rows = tuple(rows_of(data, bucket) for bucket in self.buckets)
-        of_bucket = np.searchsorted(self.buckets, lengths)
-        self._members = [kept[of_bucket == b] for b in range(len(self.buckets))]
+        of_bucket = np.searchsorted(self.buckets, self.usable.lengths.max(axis=1))
+        self._members = [self.usable.numbers[of_bucket == b] for b in range(len(self.buckets))]
         self._counts = [-(-len(m) // r) for m, r in zip(self._members, self.rows, strict=True)]
         self._own = [self._own_rows(rows) for rows in self.rows]
-        self._padding = 1 - float(tokens[kept].sum() + 2 * len(kept)) / (
+        self._padding = 1 - float(self.usable.lengths.sum()) / (
             2 * sum(b * len(m) for b, m in zip(self.buckets, self._members, strict=True))
         )
-        self._epochs: OrderedDict[int, tuple[np.ndarray, np.ndarray, list[np.ndarray]]]
-        self._epochs = OrderedDict()
-        self._lock = threading.Lock()
+        self._epoch = Epochs(self._shuffled)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -133,8 +165,7 @@ class TrainPairs(TrainBatches):
         buckets = zip(self.rows, self.buckets, self._counts, strict=True)
         shapes = " ".join(f"{rows}×{bucket}" for rows, bucket, count in buckets if count)
         return (
-            f"{self.source.name}: {self.num_pairs:,} pairs ({self.num_too_long:,} too long, "
-            f"{self.num_empty:,} with an empty side); an epoch is {self.steps_per_epoch:,} steps; "
+            f"{self.source.name}: {self.usable}; an epoch is {self.steps_per_epoch:,} steps; "
             f"rows × length {shapes}, {self._padding:.0%} padding"
         )
 
@@ -150,24 +181,19 @@ class TrainPairs(TrainBatches):
         """The rows that this process holds of global batch `step`."""
         length, numbers = self.pair_numbers(step)
         bucket = self.buckets.index(length)
-        rows = _encode(self.source, self.tokenizer, numbers[self._own[bucket]], length)
+        rows = encode(self.source, self.tokenizer, numbers[self._own[bucket]], length)
         return examples.stack(rows)
 
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """Bucket and start of each batch, and the order of each bucket; two epochs are kept."""
-        with self._lock:
-            if epoch not in self._epochs:
-                generator = np.random.default_rng([self._seed, epoch])
-                orders = [generator.permutation(members) for members in self._members]
-                of_batch = np.repeat(np.arange(len(self.buckets)), self._counts)
-                starts = np.concatenate(
-                    [np.arange(n) * r for n, r in zip(self._counts, self.rows, strict=True)]
-                )
-                shuffled = generator.permutation(len(of_batch))
-                self._epochs[epoch] = of_batch[shuffled], starts[shuffled], orders
-                if len(self._epochs) > 2:
-                    self._epochs.popitem(last=False)
-            return self._epochs[epoch]
+    def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Bucket and start of each batch, and the order of each bucket."""
+        generator = np.random.default_rng([self._seed, epoch])
+        orders = [generator.permutation(members) for members in self._members]
+        of_batch = np.repeat(np.arange(len(self.buckets)), self._counts)
+        starts = np.concatenate(
+            [np.arange(n) * r for n, r in zip(self._counts, self.rows, strict=True)]
+        )
+        shuffled = generator.permutation(len(of_batch))
+        return of_batch[shuffled], starts[shuffled], orders
 
 
 class EvaluationPairs(EvaluationBatches):
@@ -230,13 +256,14 @@ class EvaluationPairs(EvaluationBatches):
         numbers = np.full(self._rows, -1, np.int32)
         numbers[: len(members)] = members
         numbers = numbers[self._own]
-        rows = _encode(self.source, self.tokenizer, numbers[numbers >= 0], length)
+        rows = encode(self.source, self.tokenizer, numbers[numbers >= 0], length)
         empty = examples.padding_like(examples.translation_row([], [], length))
         rows += [empty] * (len(numbers) - len(rows))
         return examples.stack(rows) | {"index": numbers}
 
 
-def _encode(source: Source, tokenizer: Tokenizer, numbers: np.ndarray, length: int) -> list[Row]:
+def encode(source: Source, tokenizer: Tokenizer, numbers: np.ndarray, length: int) -> list[Row]:
+    """A row of `length` for each of the pairs `numbers`."""
     pairs = [source[int(number)] for number in numbers]
     texts = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
     ids = tokenizer.encode_batch(texts)

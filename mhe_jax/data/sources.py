@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mhe_jax.checks import training_sources
 from mhe_jax.config import Config, InputError
 from mhe_jax.data.cache import cache_directory, key_of
 from mhe_jax.data.index import LineFile, Rule, file_format, json_texts, open_lines
@@ -233,6 +234,7 @@ def open_source(
     kinds = [name.partition(":")[0] for name in written if name.startswith(("tfds:", "demo:"))]
     paths = [Path(directory).expanduser() / Path(name).expanduser() for name in written]
     formats = [file_format(path) for path in paths]
+    cache = cache or cache_directory()
     if len(written) == 2:
         if kinds or {".tsv", ".jsonl"} & set(formats):
             raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
@@ -242,9 +244,8 @@ def open_source(
         from mhe_jax.data import tfds_source  # the only file that imports TFDS, and slow to import
 
         fields = _fields(fields, content, written[0])
-        items, key = tfds_source.open_items(written[0], fields)
+        items, key = tfds_source.open_items(written[0], fields, cache)
         return Items(written[0], items, content, key)
-    cache = cache or cache_directory()
     if len(paths) == 2:
         source, target = (TextLines(open_lines(path, Rule(), cache)) for path in paths)
         return ParallelLines(source, target)
@@ -264,9 +265,26 @@ def open_source(
 
 
 def open_split(config: Config, split: str) -> Source:
-    """The source of `train`, `validation` or `test` of an experiment."""
+    """The source of `train`, `validation` or `test` of an experiment.
+
+    Raises:
+      InputError: see `open_source`; or `train` has several sources, which `open_train` opens.
+    """
+    if split == "train" and config.data.train_weights:
+        raise InputError("data.train has several sources (data.train_weights): name another split")
+    return _open(config, split, getattr(config.data, split))
+
+
+def open_train(config: Config) -> list[tuple[Source, float]]:
+    """The training sources of an experiment, each with its weight."""
+    return [
+        (_open(config, "train", written), weight) for written, weight in training_sources(config)
+    ]
+
+
+def _open(config: Config, split: str, written: Sequence[str]) -> Source:
     return open_source(
-        getattr(config.data, split),
+        written,
         "pair" if config.task == "translation" else "text",
         fields=config.data.fields,
         directory=config.data.directory,

@@ -1,16 +1,16 @@
 """Data sets of TensorFlow Datasets, read without TensorFlow.
 
 A data set that is prepared as `array_record` is read through TFDS; one that was prepared in TFDS's
-default format, `tfrecord`, by this file: a record is u64 length, u32 crc, data, u32 crc.
+default format, `tfrecord`, by `tfrecord.py`.
 """
 
 import contextlib
 import logging
 import os
 import re
-import struct
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,21 +21,22 @@ from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import key_of
+from mhe_jax.data.tfrecord import read_record, record_offsets
 
 NAME = re.compile(
     r"tfds:(?P<name>\w+(?:/[^:/]+)?(?::\d+\.\d+\.\d+)?):(?P<split>[^:/]+(?:\[.*\])?.*)"
 )
 
 
-def open_items(written: str, fields: tuple[str, ...]) -> tuple[Sequence[Any], str]:
+def open_items(written: str, fields: tuple[str, ...], cache: Path) -> tuple[Sequence[Any], str]:
     """The texts, or pairs of texts, that `tfds:NAME/CONFIG:SPLIT` has in `fields`, and their key.
 
     NAME may carry a version (`tfds:wmt14_translate/de-en:1.0.0:train`), SPLIT a slice
     (`tfds:wmt14_translate/de-en:train[:90%]`); data lies where TFDS keeps it ($TFDS_DATA_DIR).
 
     Raises:
-      InputError: unknown data set, split or field, or the data set is not prepared; nothing is
-        ever downloaded.
+      InputError: unknown data set, split or field, a broken file, or the data set is not prepared;
+        nothing is ever downloaded.
     """
     match = NAME.fullmatch(written)
     if match is None:
@@ -72,7 +73,7 @@ def open_items(written: str, fields: tuple[str, ...]) -> tuple[Sequence[Any], st
         raise InputError(f"{written}: is empty")
     rows: Any
     if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
-        rows = _TensorFlowRecords(builder, split)
+        rows = _TensorFlowRecords(builder, split, cache)
     else:
         rows = builder.as_data_source(split=split)
     key = key_of(str(builder.data_dir), split, fields, found.num_examples, found.num_bytes)
@@ -121,36 +122,27 @@ class _Texts(Sequence):
 class _TensorFlowRecords(Sequence):
     """The examples of a split that lies in tfrecord files."""
 
-    def __init__(self, builder: Any, split: str):
+    def __init__(self, builder: Any, split: str, cache: Path):
         self._features = builder.info.features
-        self._files, shards, offsets = [], [], []
+        self._files, shards, spans = [], [], []
         for part in builder.info.splits[split].file_instructions:
-            path = os.path.join(builder.data_dir, part.filename)
-            starts = _record_offsets(path)
-            starts = starts[part.skip :] if part.take == -1 else starts[part.skip :][: part.take]
-            shards.append(np.full(len(starts), len(self._files), np.int32))
-            offsets.append(starts)
+            path = Path(builder.data_dir) / part.filename
+            ends = record_offsets(path, cache)
+            stop = len(ends) - 1 if part.take == -1 else part.skip + part.take
+            if stop > len(ends) - 1:
+                raise InputError(
+                    f"{path}: has {len(ends) - 1:,} records, its data set says {stop:,} or more"
+                )
+            spans.append(np.stack([ends[part.skip : stop], ends[part.skip + 1 : stop + 1]], 1))
+            shards.append(np.full(len(spans[-1]), len(self._files), np.int32))
             self._files.append(os.open(path, os.O_RDONLY))
             weakref.finalize(self, os.close, self._files[-1])
-        self._shards, self._offsets = np.concatenate(shards), np.concatenate(offsets)
+        self._shards, self._spans = np.concatenate(shards), np.concatenate(spans)
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._shards)
 
     def __getitem__(self, index):
-        file, offset = self._files[self._shards[index]], int(self._offsets[index])
-        (length,) = struct.unpack("<Q", os.pread(file, 8, offset))
-        return self._features.deserialize_example_np(os.pread(file, length, offset + 12))
-
-
-def _record_offsets(path: str) -> np.ndarray:
-    """Where each record of a tfrecord file starts."""
-    offsets, position, size = [], 0, os.path.getsize(path)
-    with open(path, "rb") as file:
-        while position < size:
-            offsets.append(position)
-            position += struct.unpack("<Q", file.read(8))[0] + 16
-            file.seek(position)
-    if position != size:
-        raise InputError(f"{path}: is cut short")
-    return np.array(offsets, np.int64)
+        start, stop = self._spans[index].tolist()
+        record = read_record(self._files[self._shards[index]], start, stop)
+        return self._features.deserialize_example_np(record)

@@ -8,6 +8,8 @@ space U+2581, goes through as bytes too. Names of the special tokens mean nothin
 """
 
 import io
+import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -165,8 +167,12 @@ def _places(source: Source, sample_bytes: int) -> tuple[np.ndarray, float]:
     return share * source.extent, sample_bytes / SAMPLE_PLACES
 
 
-def train_tokenizer(source: Source, vocabulary_size: int) -> Tokenizer:
+def train_tokenizer(
+    sources: Source | Sequence[tuple[Source, float]], vocabulary_size: int
+) -> Tokenizer:
     """Trains exactly `vocabulary_size` pieces; the same text gives the same bytes.
+
+    Of several sources, each with a weight, it sees at most a sample in proportion to the weights.
 
     Raises:
       InputError: the text holds too few different words, or too many different characters.
@@ -177,10 +183,14 @@ def train_tokenizer(source: Source, vocabulary_size: int) -> Tokenizer:
             f"{option}: a tokenizer needs more than {NUM_FIXED} "
             f"({NUM_SPECIAL} special tokens and 256 bytes)"
         )
+    sources = [(sources, 1.0)] if isinstance(sources, Source) else sources
+    name = " and ".join(source.name for source, _ in sources)
+    total = sum(weight for _, weight in sources)
+    samples = [sample_text(s, math.ceil(SAMPLE_BYTES * weight / total)) for s, weight in sources]
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sample_text(source),
+            sentence_iterator=itertools.chain.from_iterable(samples),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocabulary_size,
@@ -205,13 +215,13 @@ def train_tokenizer(source: Source, vocabulary_size: int) -> Tokenizer:
     except RuntimeError as error:
         message = str(error)
         if found := re.search(r"Vocabulary size too high.*value <= (\d+)", message):
-            raise InputError(f"{option}: {source.name} gives at most {found[1]} pieces") from None
+            raise InputError(f"{option}: {name} gives at most {found[1]} pieces") from None
         if found := re.search(r"Vocabulary size is smaller.*?\d+ vs (\d+)", message):
             raise InputError(
-                f"{option}: {source.name} needs at least {found[1]} "
+                f"{option}: {name} needs at least {found[1]} "
                 f"({NUM_FIXED} fixed pieces and its characters)"
             ) from None
         if "sentences_.empty()" in message:
-            raise InputError(f"{source.name}: has no text to train a tokenizer on") from None
+            raise InputError(f"{name}: has no text to train a tokenizer on") from None
         raise
-    return Tokenizer(model.getvalue(), f"tokenizer of {source.name}")
+    return Tokenizer(model.getvalue(), f"tokenizer of {name}")

@@ -27,6 +27,17 @@ def sinusoids(positions: jax.Array, features: int) -> jax.Array:
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
+def positions_within(segments: jax.Array) -> jax.Array:
+    """Positions [B, T] that count each run of equal `segments` [B, T] from 0.
+
+    >>> positions_within(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
+    [[0, 1, 2, 0, 1, 0]]
+    """
+    places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
+    begins = jnp.diff(segments, axis=1, prepend=-1) != 0
+    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+
+
 class Embeddings(nn.Module):
     """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from mhe_jax.attention import Mask
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.embeddings import PAD_ID, Embeddings
+from mhe_jax.model.embeddings import PAD_ID, Embeddings, positions_within
 from mhe_jax.model.layers import ACTIVATIONS, dense, layer_norm
 from mhe_jax.model.stack import Encoder
 
@@ -74,11 +74,13 @@ class MaskedLanguageModel(nn.Module):
     ) -> jax.Array:
         """Ids [B, T], 0 for padding, to the encoder's output [B, T, M].
 
-        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each anew.
+        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
+        from 0 where they are None.
         """
         mask = Mask.padding(tokens != PAD_ID)
         if segments is not None:
             mask = mask & Mask.segments(segments)
+            positions = positions_within(segments) if positions is None else positions
         x = self.embeddings(tokens, positions, token_types, deterministic=deterministic)
         return self.encoder(x, mask, deterministic=deterministic)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.embeddings import PAD_ID, Embeddings
+from mhe_jax.model.embeddings import PAD_ID, Embeddings, positions_within
 from mhe_jax.model.stack import Decoder, Encoder
 
 
@@ -35,16 +35,42 @@ class EncoderDecoder(nn.Module):
         self.decoder = Decoder(c, decoder_layers, cross=True)
 
     def __call__(
-        self, sources: jax.Array, targets: jax.Array, *, deterministic: bool = True
+        self,
+        sources: jax.Array,
+        targets: jax.Array,
+        *,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
+        deterministic: bool = True,
     ) -> jax.Array:
-        """Source ids [B, S], 0 for padding, and target ids [B, T] to float32 logits [B, T, V]."""
-        encoded = self.encode(sources, deterministic=deterministic)
-        return self.decode(encoded, sources, targets, deterministic=deterministic)
+        """Source ids [B, S], 0 for padding, and target ids [B, T] to float32 logits [B, T, V].
 
-    def encode(self, sources: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """Source ids [B, S] to [B, S, M]."""
-        x = self.embeddings(sources, deterministic=deterministic)
-        return self.encoder(x, Mask.padding(sources != PAD_ID), deterministic=deterministic)
+        Where a row holds several pairs, `source_segments` [B, S] and `target_segments` [B, T] give
+        both sides of a pair one number: each pair counts its positions from 0 and sees itself only.
+        """
+        encoded = self.encode(sources, source_segments, deterministic=deterministic)
+        return self.decode(
+            encoded,
+            sources,
+            targets,
+            source_segments=source_segments,
+            target_segments=target_segments,
+            deterministic=deterministic,
+        )
+
+    def encode(
+        self,
+        sources: jax.Array,
+        segments: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Source ids [B, S], with `segments` [B, S] where there are several a row, to [B, S, M]."""
+        mask, positions = Mask.padding(sources != PAD_ID), None
+        if segments is not None:
+            mask, positions = mask & Mask.segments(segments), positions_within(segments)
+        x = self.embeddings(sources, positions, deterministic=deterministic)
+        return self.encoder(x, mask, deterministic=deterministic)
 
     def decode(
         self,
@@ -52,11 +78,23 @@ class EncoderDecoder(nn.Module):
         sources: jax.Array,
         targets: jax.Array,
         *,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Logits [B, T, V] from `encoded` [B, S, M], its ids [B, S] and target ids [B, T]."""
-        x = self.embeddings(targets, deterministic=deterministic)
-        x = self.decoder(x, None, encoded, sources != PAD_ID, deterministic=deterministic)
+        """Logits [B, T, V] from `encoded` [B, S, M], its ids [B, S] and target ids [B, T].
+
+        Raises:
+          ValueError: segments of one side only.
+        """
+        if (source_segments is None) != (target_segments is None):
+            raise ValueError("source_segments and target_segments go together")
+        mask, seen, positions = None, Mask.padding(sources != PAD_ID), None
+        if source_segments is not None and target_segments is not None:
+            mask, positions = Mask.segments(target_segments), positions_within(target_segments)
+            seen = seen & Mask.segments(target_segments, source_segments)
+        x = self.embeddings(targets, positions, deterministic=deterministic)
+        x = self.decoder(x, mask, encoded, seen, deterministic=deterministic)
         return self.embeddings.attend(x)
 
     @property
@@ -73,7 +111,7 @@ class EncoderDecoder(nn.Module):
         c = self.config
         encoded = self.encode(sources)
         x = jnp.zeros((sources.shape[0], length or c.max_length, c.features), c.dtype)
-        self.decoder(x, None, encoded, sources != PAD_ID, cache="start")
+        self.decoder(x, None, encoded, Mask.padding(sources != PAD_ID), cache="start")
 
     def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Append T ≥ 1 target tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V].

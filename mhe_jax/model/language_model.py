@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.embeddings import Embeddings
+from mhe_jax.model.embeddings import Embeddings, positions_within
 from mhe_jax.model.stack import Decoder
 
 
@@ -44,9 +44,13 @@ class LanguageModel(nn.Module):
     ) -> jax.Array:
         """Ids [B, T] to float32 logits [B, T, V] of the token after each.
 
-        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each anew.
+        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
+        from 0 where they are None.
         """
-        mask = None if segments is None else Mask.segments(segments)
+        mask = None
+        if segments is not None:
+            mask = Mask.segments(segments)
+            positions = positions_within(segments) if positions is None else positions
         x = self.embeddings(tokens, positions, deterministic=deterministic)
         return self.embeddings.attend(self.decoder(x, mask, deterministic=deterministic))
 

@@ -132,16 +132,17 @@ class DecoderLayer(_Layer):
         x: jax.Array,
         mask: Mask | None = None,
         encoded: jax.Array | None = None,
-        encoded_valid: jax.Array | None = None,
+        encoded_mask: Mask | None = None,
         *,
         deterministic: bool = True,
         cache: CacheMode = "none",
     ) -> jax.Array:
-        """x [B, T, M], `encoded` [B, S, M] with `encoded_valid` [B, S], to [B, T, M].
+        """x [B, T, M], `encoded` [B, S, M] of which `encoded_mask` is seen, to [B, T, M].
 
         `mask` is laid over the causal one. With cache='start', x gives only the shape of the
-        self-attention's cache and comes back as it is; with 'step', what attention sees is in the
-        cache, and `mask`, `encoded` and `encoded_valid` are None.
+        self-attention's cache and comes back as it is, and of `encoded_mask` only the padding is
+        kept; with 'step', what attention sees is in the cache, and `mask`, `encoded` and
+        `encoded_mask` are None.
         """
         decode = cache != "none"
         self_attention = attention(self.config, "decoder", "self_attention", decode=decode)
@@ -153,13 +154,14 @@ class DecoderLayer(_Layer):
             self_attention(x, deterministic=True)
             if cross_attention is not None:
                 cross_attention.fill_cache(encoded)
-                self.variable("cache", "encoded_valid", lambda: encoded_valid)
+                assert encoded_mask is not None
+                self.variable("cache", "encoded_valid", lambda: encoded_mask.key_valid)
             return x
         if cache == "step":
             # The cache brings its own causal mask, with the place of each row.
             causal = None
             if self.cross:
-                encoded_valid = self.get_variable("cache", "encoded_valid")
+                encoded_mask = Mask.padding(self.get_variable("cache", "encoded_valid"))
         else:
             causal = Mask.causal() if mask is None else Mask.causal() & mask
 
@@ -170,10 +172,11 @@ class DecoderLayer(_Layer):
             deterministic,
         )
         if cross_attention is not None:
-            seen = None if encoded_valid is None else Mask.padding(encoded_valid)
             x = self.residual(
                 x,
-                lambda y: cross_attention(y, encoded, mask=seen, deterministic=deterministic),
+                lambda y: cross_attention(
+                    y, encoded, mask=encoded_mask, deterministic=deterministic
+                ),
                 "cross_attention",
                 deterministic,
             )

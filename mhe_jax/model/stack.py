@@ -86,13 +86,13 @@ class Decoder(_Stack):
         x: jax.Array,
         mask: Mask | None = None,
         encoded: jax.Array | None = None,
-        encoded_valid: jax.Array | None = None,
+        encoded_mask: Mask | None = None,
         *,
         deterministic: bool = True,
         cache: CacheMode = "none",
     ) -> jax.Array:
         """[B, T, M] to [B, T, M]."""
-        return self.run(x, mask, encoded, encoded_valid, deterministic=deterministic, cache=cache)
+        return self.run(x, mask, encoded, encoded_mask, deterministic=deterministic, cache=cache)
 
 
 def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:

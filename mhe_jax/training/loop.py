@@ -4,6 +4,7 @@ import copy
 import math
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mhe_jax.loading import save_json
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, resume, sharding, summary
 from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.feeding import feed
 from mhe_jax.training.meter import Meter, NotFinite
 from mhe_jax.training.optimizer import make_optimizer, make_schedule
 from mhe_jax.training.signals import Signals, Stopped
@@ -142,9 +144,9 @@ class _Loop:
     def _run(self, state: TrainState, start: int, batches, validation) -> None:
         c, last = self.config.train, self.config.train.num_steps
         meter = Meter(self.tracker, c.log_every, self.meta)
-        with batches.iterate(start, last) as iterator:
-            for step, rows in enumerate(iterator, start + 1):
-                state = meter.run(self.train_step, state, self._on_devices(rows), step)
+        with batches.iterate(start, last) as rows, closing(feed(rows, self._on_devices)) as fed:
+            for step, batch in enumerate(fed, start + 1):
+                state = meter.run(self.train_step, state, batch, step)
                 stop = self.signals.agreed()
                 saves = step % c.checkpoint_every == 0 or step == last
                 if not (stop or saves or self._validates(step)):
@@ -198,8 +200,9 @@ class _Loop:
             self.checkpoints.save_best(_evaluated(state), step, copy.deepcopy(self.meta))
 
     def _on_devices(self, rows) -> dict[str, jax.Array]:
-        names = objective.batch_names(self.config.task)
-        return sharding.global_batch({name: rows[name] for name in names}, self.mesh)
+        names = objective.batch_names(self.config.task, packing=True)
+        rows = {name: rows[name] for name in names if name in rows}
+        return sharding.global_batch(rows, self.mesh)
 
 
 def _evaluated(state: TrainState) -> Any:

@@ -29,12 +29,18 @@ INPUTS: dict[Task, tuple[str, ...]] = {
     "lm": ("tokens",),
     "translation": ("source", "target"),
 }
+# What keeps the examples of a packed row apart: keyword arguments of the model.
+SEGMENTS: dict[Task, tuple[str, ...]] = {
+    "mlm": ("segments",),
+    "lm": ("segments",),
+    "translation": ("source_segments", "target_segments"),
+}
 PAD_ID = 0
 
 
-def batch_names(task: Task) -> tuple[str, ...]:
+def batch_names(task: Task, packing: bool = False) -> tuple[str, ...]:
     """The arrays of a batch that a step reads."""
-    return (*INPUTS[task], "labels", "weights")
+    return (*INPUTS[task], "labels", "weights", *(SEGMENTS[task] if packing else ()))
 
 
 def make_initializer(task: Task, model: nn.Module, length: int) -> Callable[[jax.Array], Any]:
@@ -47,13 +53,15 @@ def make_sums(task: Task, model: nn.Module, label_smoothing: float = 0.0) -> Sum
     """The sums of this module's equations, of a batch that goes through `model`.
 
     Batch: the inputs of `INPUTS`, `labels` and `weights`, both of the shape of the model's output
-    without its vocabulary axis. Without a dropout key the model is deterministic.
+    without its vocabulary axis, and `SEGMENTS` where it is packed. Without a dropout key the model
+    is deterministic.
     """
 
     def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> dict[str, jax.Array]:
         logits: Any = model.apply(
             {"params": params},
             *(batch[name] for name in INPUTS[task]),
+            **{name: batch[name] for name in SEGMENTS[task] if name in batch},
             deterministic=dropout_key is None,
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )

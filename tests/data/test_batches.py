@@ -142,8 +142,8 @@ def test_each_pair_once_an_epoch(directory, tokenizer):
     tokens = token_lengths(batches.source, tokenizer, directory / "cache")
     lengths = tokens.max(axis=1) + 1
     usable = np.flatnonzero((lengths <= 24) & (tokens.min(axis=1) > 0))
-    assert batches.num_pairs == len(usable)
-    assert 0 < batches.num_too_long == (lengths > 24).sum()
+    assert len(batches.usable) == len(usable)
+    assert 0 < batches.usable.num_too_long == (lengths > 24).sum()
     orders = []
     for epoch in range(3):
         numbers = Counter()
@@ -429,8 +429,8 @@ def test_multi30k(tmp_path):
     numbers = Counter()
     for step in range(batches.steps_per_epoch):
         numbers.update(batches.pair_numbers(step)[1].tolist())
-    assert len(numbers) == batches.num_pairs
-    assert batches.num_pairs + batches.num_too_long + batches.num_empty == 29_000
+    assert len(numbers) == len(batches.usable)
+    assert len(batches.usable) + batches.usable.num_too_long + batches.usable.num_empty == 29_000
     batch = batches.batch(0)
     assert 0.7 * 4096 < batch["source"].size + batch["target"].size <= 4096
     found = evaluation_batches(config, tokenizer, "validation")

@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.data import open_source
+from mhe_jax.data import open_source, tfrecord
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
+SHARD = "tiny_pairs_in_tfrecord-train.tfrecord-{:05}-of-00002"
 PAIRS = [(f"häuser {i}", f"houses {i}") for i in range(12)]
 
 
@@ -66,8 +67,32 @@ def test_version_and_slice(read):
     assert part.key != read("tfds:tiny_pairs:train").key
 
 
-def test_prepared_as_tfrecord(read, prepared):
-    """What TFDS prepares by default is read too; it is written here by hand."""
+def crc32c(data):
+    """Bit by bit, as it is defined: polynomial 0x1edc6f41, reflected."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def write_records(path, records):
+    """A tfrecord file, by hand."""
+
+    def masked(data):
+        crc = crc32c(data)
+        return struct.pack("<I", ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) % (1 << 32))
+
+    with path.open("wb") as file:
+        for record in records:
+            length = struct.pack("<Q", len(record))
+            file.write(length + masked(length) + record + masked(record))
+
+
+@pytest.fixture(scope="module")
+def in_tfrecord(prepared):
+    """The directory of the same data set as TFDS's default format has it, in two shards."""
     path, builder = prepared
     directory = path / "tiny_pairs_in_tfrecord" / "1.0.0"
     directory.mkdir(parents=True)
@@ -79,14 +104,63 @@ def test_prepared_as_tfrecord(read, prepared):
     (directory / "features.json").write_text(features)
     encode = builder.info.features.serialize_example
     for shard, pairs in enumerate((PAIRS[:5], PAIRS[5:])):
-        name = f"tiny_pairs_in_tfrecord-train.tfrecord-{shard:05}-of-00002"
-        with (directory / name).open("wb") as file:
-            for german, english in pairs:
-                data = encode({"de": german, "en": english})
-                file.write(struct.pack("<QI", len(data), 0) + data + struct.pack("<I", 0))
+        records = [encode({"de": german, "en": english}) for german, english in pairs]
+        write_records(directory / SHARD.format(shard), records)
+    return directory
+
+
+def test_prepared_as_tfrecord(read, in_tfrecord):
+    """What TFDS prepares by default is read too."""
     assert list(read("tfds:tiny_pairs_in_tfrecord:train")) == PAIRS
     assert list(read("tfds:tiny_pairs_in_tfrecord:train[3:8]")) == PAIRS[3:8]
+    assert list(read("tfds:tiny_pairs_in_tfrecord:train[:5]")) == PAIRS[:5]
     assert "tensorflow" not in sys.modules
+
+
+def test_the_index_of_a_tfrecord_is_kept(read, in_tfrecord, monkeypatch):
+    list(read("tfds:tiny_pairs_in_tfrecord:train"))
+    monkeypatch.setattr(tfrecord, "_scan", None)
+    assert list(read("tfds:tiny_pairs_in_tfrecord:train")) == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (-1, r"00001-of-00002: record 7 is broken: its checksum is wrong"),
+        (-9, r"00001-of-00002: record 7 is broken: its checksum is wrong"),
+        (0, r"00001-of-00002: record 1 is broken: the checksum of its length is wrong"),
+        (8, r"00001-of-00002: record 1 is broken: the checksum of its length is wrong"),
+        (slice(-3, None), r"00001-of-00002: record 7 is cut short"),
+        (slice(10, None), r"00001-of-00002: record 1 is cut short"),
+        (slice(0, None), r"00001-of-00002: has 0 records, its data set says 7 or more"),
+    ],
+    ids=str,
+)
+def test_a_broken_tfrecord_is_one_clear_line(read, in_tfrecord, tmp_path, place, said):
+    path = in_tfrecord / SHARD.format(1)
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    if isinstance(place, slice):
+        del data[place]
+    else:
+        data[place] ^= 1
+    try:
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=said) as caught:
+            read("tfds:tiny_pairs_in_tfrecord:train")
+        path.unlink()
+        with pytest.raises(InputError, match="00001-of-00002: no such file"):
+            read("tfds:tiny_pairs_in_tfrecord:train")
+    finally:
+        path.write_bytes(whole)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("index/.*"))
+
+
+def test_checksum():
+    """The check value of CRC-32C, and RFC 3720, B.4: 32 zeros."""
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
 
 
 def test_text_that_is_str(prepared):

@@ -1,0 +1,101 @@
+"""Several training sources with weights (`data.train_weights`).
+
+Draws come in blocks of `BLOCK`: each block has every source in proportion to its weight, in an
+order of its own. So draw n is the k-th of its source, for a k that is known without looking at the
+draws before it, and each source goes through its own epochs at its own pace. A draw is a row; in
+translation that is not packed, where the rows of a batch are of similar length, it is a batch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mhe_jax.config import InputError
+from mhe_jax.data.batches import TrainBatches, TrainRows
+from mhe_jax.data.epochs import Epochs
+from mhe_jax.data.examples import Row
+
+BLOCK = 10_000
+ORDER = 4  # first number of a seed; see `packing`
+
+
+class Draws:
+    """Which source draw n comes from, and how many draws of that source came before it."""
+
+    def __init__(self, weights: Sequence[float], seed: int):
+        shares = np.array(weights) / sum(weights) * BLOCK
+        self._counts = np.floor(shares).astype(np.int64)
+        # The largest remainders get what is left.
+        left = BLOCK - self._counts.sum()
+        self._counts[np.argsort(self._counts - shares, kind="stable")[:left]] += 1
+        if not self._counts.all():
+            k = int(np.argmin(self._counts))
+            raise InputError(
+                f"data.train_weights is {tuple(weights)!r}: {weights[k]} is less than 1 in "
+                f"{BLOCK:,} of all"
+            )
+        self.shares = self._counts / BLOCK
+        self._seed = seed
+        self._block = Epochs(self._shuffled)
+
+    def __call__(self, number: int) -> tuple[int, int]:
+        block, i = divmod(number, BLOCK)
+        parts, before = self._block(block)
+        part = int(parts[i])
+        return part, block * int(self._counts[part]) + int(before[i])
+
+    def _shuffled(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        generator = np.random.default_rng([ORDER, self._seed, block])
+        parts = generator.permutation(np.repeat(np.arange(len(self._counts)), self._counts))
+        before = np.empty(BLOCK, np.int64)
+        for part, count in enumerate(self._counts):
+            before[parts == part] = np.arange(count)
+        return parts, before
+
+
+class MixedRows(TrainRows):
+    """Rows of several sources; in an epoch each has been seen whole at least once."""
+
+    def __init__(self, parts: Sequence[TrainRows], weights: Sequence[float], seed: int):
+        first = parts[0]
+        super().__init__(first.rows_per_batch, first.process_index, first.process_count)
+        self.parts, self.draws = parts, Draws(weights, seed)
+        shares = zip(parts, self.draws.shares, strict=True)
+        self.num_rows = max(round(part.num_rows / share) for part, share in shares)
+
+    def describe(self) -> str:
+        """A line for each source."""
+        return _describe(self.parts, self.draws)
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows with these numbers, those of a source read together."""
+        drawn = [self.draws(number) for number in numbers]
+        found = [
+            iter(part.rows([number for of, number in drawn if of == p]))
+            for p, part in enumerate(self.parts)
+        ]
+        return [next(found[p]) for p, _ in drawn]
+
+
+class MixedBatches(TrainBatches):
+    """Batches of several sources, each batch of one; an epoch as in `MixedRows`."""
+
+    def __init__(self, parts: Sequence[TrainBatches], weights: Sequence[float], seed: int):
+        super().__init__(parts[0].process_index, parts[0].process_count)
+        self.parts, self.draws = parts, Draws(weights, seed)
+        shares = zip(parts, self.draws.shares, strict=True)
+        self.steps_per_epoch = max(part.steps_per_epoch / share for part, share in shares)
+
+    def describe(self) -> str:
+        """A line for each source."""
+        return _describe(self.parts, self.draws)
+
+    def batch(self, step: int) -> Row:
+        """The rows that this process holds of global batch `step`."""
+        part, number = self.draws(step)
+        return self.parts[part].batch(number)
+
+
+def _describe(parts: Sequence[TrainBatches], draws: Draws) -> str:
+    shares = zip(parts, draws.shares, strict=True)
+    return "\n".join(f"{share:.2%} {part.describe()}" for part, share in shares)

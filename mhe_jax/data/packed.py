@@ -1,0 +1,169 @@
+"""Rows that hold several examples each, kept apart by their segments (`data.packing`).
+
+    mlm, lm      an example is an item of the source with eos; one that is longer than a row is cut
+                 into parts of nearly equal length, an empty one is left out
+    translation  an example is a pair; empty sides and pairs that are too long are left out
+
+Each segment of `lm` and `mlm` and of a target begins with bos. All rows have the same shape, S = T
+= `data.sequence_length`. What is masked in an example depends on seed, epoch and example alone.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.data import examples
+from mhe_jax.data.batches import TrainRows
+from mhe_jax.data.blocks import tokens_per_row
+from mhe_jax.data.cache import cache_directory
+from mhe_jax.data.examples import Row, num_predictions
+from mhe_jax.data.packing import Plan
+from mhe_jax.data.pairs import Usable, encode
+from mhe_jax.data.sources import Source
+from mhe_jax.data.tokenizer import Tokenizer
+from mhe_jax.data.tokens import item_ends, open_tokens
+
+MASKS = 3  # first number of a seed; see `packing`
+
+
+class _Packed(TrainRows):
+    """Endless rows, planned by `packing`; `plan` says which examples stand in each."""
+
+    plan: Plan
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        source: Source,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        super().__init__(rows_per_batch(config), process_index, process_count)
+        self.config, self.tokenizer, self.source = config, tokenizer, source
+        data = config.data
+        self._length = data.sequence_length
+        self._most = num_predictions(data.sequence_length, data.mask_rate)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that an epoch takes."""
+        return self.plan.num_rows
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The packed rows with these numbers, which count from the first step."""
+        members = [self.plan.row(number) for number in numbers]
+        unpacked = iter(self.examples([(epoch, int(i)) for epoch, row in members for i in row]))
+        return [
+            examples.pack([next(unpacked) for _ in row], self._length, self._most)
+            for _, row in members
+        ]
+
+    def examples(self, wanted: Sequence[tuple[int, int]]) -> list[Row]:
+        """Each (epoch, example) as a row of its own."""
+        raise NotImplementedError
+
+    def _describe(self, what: str) -> str:
+        return (
+            f"{self.source.name}: {what}; an epoch is {self.num_rows:,} packed rows of "
+            f"{self._length}, {self.plan.fullness:.0%} full, {self.steps_per_epoch:,.1f} steps"
+        )
+
+
+class PackedText(_Packed):
+    """Packed rows of `mlm` or `lm`.
+
+    The whole source is tokenized once, and the tokens are kept in the cache: two bytes each up to a
+    vocabulary of 65,536.
+    """
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, source: Source, *process: int):
+        super().__init__(config, tokenizer, source, *process)
+        cache = cache_directory(config.data.cache_directory)
+        self._tokens = open_tokens(source, tokenizer, cache)
+        ends = item_ends(self._tokens)
+        self._cuts, is_last = cut(ends, tokens_per_row(config))
+        lengths = np.diff(self._cuts)
+        used = np.flatnonzero((lengths > 1) | ~is_last)
+        if not len(used):
+            raise InputError(f"{source.name}: has no text, only empty items")
+        self._parts = used.astype(np.int32 if len(lengths) < 1 << 31 else np.int64)
+        self.num_examples, self.num_empty = len(used), len(lengths) - len(used)
+        sizes, capacity = lengths[used][:, None], (self._length,)
+        if config.task == "mlm":
+            # Beside its tokens and bos an example needs room for its predictions.
+            masked = np.maximum(1, np.rint(config.data.mask_rate * (lengths - is_last)[used]))
+            sizes = np.concatenate([sizes + 1, masked.astype(np.int64)[:, None]], axis=1)
+            capacity = (self._length, self._most)
+        self.plan = Plan(sizes, capacity, config.train.seed)
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return self._describe(
+            f"{self.num_examples:,} examples ({self.num_empty:,} empty items left out)"
+        )
+
+    def examples(self, wanted: Sequence[tuple[int, int]]) -> list[Row]:
+        """Each (epoch, example) as a row of its own, without padding."""
+        return [self._example(epoch, i) for epoch, i in wanted]
+
+    def _example(self, epoch: int, i: int) -> Row:
+        part = int(self._parts[i])
+        ids = self._tokens[self._cuts[part] : self._cuts[part + 1]]
+        if self.config.task == "lm":
+            return examples.lm_row(ids, len(ids))
+        return examples.mlm_row(
+            ids,
+            len(ids) + 1,
+            self.tokenizer.vocabulary_size,
+            self.config.data.mask_rate,
+            np.random.default_rng([MASKS, self.config.train.seed, epoch, i]),
+        )
+
+
+class PackedPairs(_Packed):
+    """Packed rows of translation: source and target of a pair carry the same number."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, source: Source, *process: int):
+        super().__init__(config, tokenizer, source, *process)
+        self.usable = Usable(config, tokenizer, source)
+        self.plan = Plan(self.usable.lengths, (self._length, self._length), config.train.seed)
+
+    def describe(self) -> str:
+        """One line for the log."""
+        return self._describe(str(self.usable))
+
+    def examples(self, wanted: Sequence[tuple[int, int]]) -> list[Row]:
+        """Each (epoch, pair) as a row of its own."""
+        numbers = self.usable.numbers[[i for _, i in wanted]]
+        return encode(self.source, self.tokenizer, numbers, self._length)
+
+
+def rows_per_batch(config: Config) -> int:
+    """Packed rows in a global batch.
+
+    Translation has as many as `tokens_per_batch` holds: source and target, T tokens each.
+    """
+    data = config.data
+    if config.task != "translation":
+        return data.batch_size
+    whole = data.tokens_per_batch // (2 * data.sequence_length) // data.row_multiple
+    return max(whole, 1) * data.row_multiple
+
+
+def cut(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places [N + 1] that cut items, which end at `ends`, into N parts of at most `longest`.
+
+    The second [N] is whether a part is the last of its item.
+
+    >>> places, is_last = cut(np.array([2, 9]), 3)
+    >>> places.tolist(), is_last.tolist()
+    ([0, 2, 4, 6, 9], [True, False, False, True])
+    """
+    lengths = np.diff(ends, prepend=0)
+    parts = -(-lengths // longest)
+    item = np.repeat(np.arange(len(ends)), parts)
+    part = np.arange(len(item)) - np.repeat(np.cumsum(parts) - parts, parts) + 1
+    stops = ends[item] - lengths[item] + part * lengths[item] // parts[item]
+    return np.concatenate([[0], stops]), part == parts[item]

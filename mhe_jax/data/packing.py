@@ -1,0 +1,131 @@
+"""Which examples share a row: a plan for all of them that any step can be looked up in.
+
+An example takes up some of a row's room, in one or more measures (tokens; source and target; tokens
+and predictions). Examples of the same sizes form a class. One plan, by best fit from large to
+small, says how many of which class make up each row; it needs only how many there are of each, not
+which, so it takes seconds for millions and serves all epochs:
+
+    epoch = a random order of the rows, and a random order within each class
+
+Each example appears exactly once an epoch.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mhe_jax.data.epochs import Epochs
+
+# First numbers of the seeds of our generators, so that no two purposes share one; see `blocks`.
+ORDER = 2
+
+
+class _Pattern(NamedTuple):
+    """What `repeats` rows consist of: `copies` examples of each of `classes`."""
+
+    repeats: int
+    classes: np.ndarray
+    copies: np.ndarray
+
+
+def fill(sizes: np.ndarray, counts: np.ndarray, capacity: np.ndarray) -> list[_Pattern]:
+    """Best fit decreasing, over classes of size [C, D] with `counts` [C] members each.
+
+    Rows that look alike are handled as one group, so the time grows with the classes alone.
+
+    >>> patterns = fill(np.array([[6], [4]]), np.array([3, 5]), np.array([10]))
+    >>> [(repeats, copies.tolist()) for repeats, _, copies in patterns]
+    [(3, [1, 1]), (1, [2])]
+    """
+    smallest = sizes.min(axis=0)
+    left = np.empty((64, len(capacity)), np.int64)  # room in the rows of each open group
+    groups: list[tuple[int, list[tuple[int, int]]]] = []  # (repeats, [(class, copies)])
+    done: list[tuple[int, list[tuple[int, int]]]] = []
+
+    def keep(repeats: int, content: list[tuple[int, int]], room: np.ndarray) -> None:
+        nonlocal left
+        if (room < smallest).any():
+            done.append((repeats, content))
+            return
+        if len(groups) == len(left):
+            left = np.concatenate([left, np.empty_like(left)])
+        left[len(groups)] = room
+        groups.append((repeats, content))
+
+    for k in np.argsort(-(sizes / capacity).sum(axis=1), kind="stable").tolist():
+        size, count = sizes[k], int(counts[k])
+        while count:
+            open_groups = left[: len(groups)]
+            fits = np.flatnonzero((open_groups >= size).all(axis=1))
+            if len(fits):
+                i = int(fits[np.argmin(open_groups[fits].sum(axis=1))])
+                (repeats, content), room = groups[i], left[i].copy()
+                groups[i], left[i] = groups[-1], left[len(groups) - 1]
+                groups.pop()
+            else:
+                repeats, content, room = count, [], capacity
+            copies = min(int((room // np.maximum(size, 1))[size > 0].min()), count)
+            filled = min(repeats, count // copies)
+            if content and filled < repeats:
+                keep(repeats - filled, content, room)
+            keep(filled, [*content, (k, copies)], room - copies * size)
+            count -= filled * copies
+    return [
+        _Pattern(repeats, *(np.array(column, np.int64) for column in zip(*content, strict=True)))
+        for repeats, content in done + groups
+    ]
+
+
+class Plan:
+    """The rows that hold all examples of `sizes` [N, D] within `capacity` [D], epoch by epoch.
+
+    `num_rows` is their number; `fullness` the share of the first measure that is taken.
+    """
+
+    def __init__(self, sizes: np.ndarray, capacity: tuple[int, ...], seed: int):
+        assert len(sizes)
+        assert (sizes <= capacity).all()
+        base = tuple(c + 1 for c in capacity)
+        codes, class_of, counts = np.unique(
+            np.ravel_multi_index(tuple(sizes.T), base), return_inverse=True, return_counts=True
+        )
+        # Sorting 16-bit numbers takes numpy a fraction of the time.
+        self._class_of = class_of.astype(np.uint16 if len(codes) <= 1 << 16 else np.int32)
+        classes = np.stack(np.unravel_index(codes, base), axis=1)
+        self._patterns = fill(classes, counts, np.array(capacity))
+        self._first_member = np.cumsum(counts) - counts
+        # Which members of its classes a pattern begins with: those that no pattern before it took.
+        taken = np.zeros(len(codes), np.int64)
+        self._first_taken = []
+        for pattern in self._patterns:
+            self._first_taken.append(taken[pattern.classes])
+            taken[pattern.classes] += pattern.repeats * pattern.copies
+        self._ends = np.cumsum([pattern.repeats for pattern in self._patterns])
+        self.num_rows = int(self._ends[-1])
+        self.fullness = float(sizes[:, 0].sum()) / (self.num_rows * capacity[0])
+        self._seed = seed
+        self._epoch = Epochs(self._shuffled)
+
+    def row(self, number: int) -> tuple[int, np.ndarray]:
+        """The epoch, and the examples, of row `number`, counted from the first step."""
+        epoch, i = divmod(number, self.num_rows)
+        rows, members = self._epoch(epoch)
+        row = int(rows[i])
+        p = int(np.searchsorted(self._ends, row, side="right"))
+        repeats, classes, copies = self._patterns[p]
+        repeat = row - (int(self._ends[p]) - repeats)
+        starts = self._first_member[classes] + self._first_taken[p] + repeat * copies
+        return epoch, np.concatenate(
+            [members[start : start + n] for start, n in zip(starts, copies, strict=True)]
+        )
+
+    def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The order of an epoch's rows, and the members of each class after those of the last."""
+        generator = np.random.default_rng([ORDER, self._seed, epoch])
+        rows = generator.permutation(_count(self.num_rows))
+        drawn = generator.permutation(_count(len(self._class_of)))
+        return rows, drawn[np.argsort(self._class_of[drawn], kind="stable")]
+
+
+def _count(n: int) -> np.ndarray:
+    return np.arange(n, dtype=np.int32 if n < 1 << 31 else np.int64)

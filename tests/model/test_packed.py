@@ -1,0 +1,106 @@
+"""Examples that share a row: the losses and gradients that each has alone, for every kind and form.
+
+The rows are unpacked ones put together by `examples.pack`, so both sides have the same masks.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhe_jax.attention import KINDS
+from mhe_jax.data.examples import lm_row, mlm_row, pack, stack, translation_row
+from mhe_jax.model import make_model
+from mhe_jax.model.embeddings import positions_within
+from mhe_jax.training.objective import INPUTS, SEGMENTS, make_sums
+
+TASKS = ("mlm", "lm", "translation")
+FORMS = [(kind, form) for kind, cls in KINDS.items() for form in getattr(cls, "forms", (None,))]
+T, RATE, V = 9, 0.3, 26
+MOST = 4  # predictions in a row of mlm
+# Lengths of sources (or texts) and of targets, in rows: one full, one with padding at its end.
+ROWS = (((3, 1), (2, 4), (1, 1)), ((4, 2), (1, 3)))
+
+
+def example(task, number, lengths):
+    """Example `number`, padded to T."""
+    generator = np.random.default_rng([number, 5])
+    source, target = (generator.integers(5, V, n) for n in lengths)
+    if task == "lm":
+        return lm_row(source, T)
+    if task == "translation":
+        return translation_row(source.tolist(), target.tolist(), T)
+    return mlm_row(source, T, V, RATE, generator)
+
+
+def batches(task):
+    """The same examples packed, and each in a row of its own; both of five rows."""
+    numbers = iter(range(9))
+    rows = [[example(task, next(numbers), lengths) for lengths in row] for row in ROWS]
+    alone = [row for members in rows for row in members]
+    packed = [pack(members, T, MOST) for members in rows]
+    empty = {name: np.zeros_like(x) for name, x in packed[0].items()}
+    return stack([*packed, empty, empty, empty]), stack([pack([row], T, MOST) for row in alone])
+
+
+def losses(tiny, task, kind, form):
+    """`(params, batch) -> loss and gradients`, and parameters."""
+    config = tiny.config(kind, {"form": form}, num_layers=1)
+    sums = make_sums(task, make_model(task, config), label_smoothing=0.1)
+    run = jax.value_and_grad(lambda params, batch: sums(params, batch, None)["loss"])
+    return tiny.jit(run), tiny.params(task, config)
+
+
+def close(one, other):
+    """To 1e-5 of the largest number of each leaf, or of a hundredth of the largest of all."""
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(other))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 0.01 * largest))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("kind", "form"), FORMS)
+def test_packed_is_unpacked(tiny, task, kind, form):
+    """The same losses and gradients; and a segment that changes changes no other's."""
+    run, params = losses(tiny, task, kind, form)
+    packed, alone = batches(task)
+    assert packed["weights"].sum() == alone["weights"].sum() >= 5
+    loss, gradients = run(params, packed)
+    loss_alone, gradients_alone = run(params, alone)
+    np.testing.assert_allclose(loss, loss_alone, rtol=1e-5)
+    close(gradients, gradients_alone)
+
+    # Without its own loss, what stands in the middle segment of the first row does not matter.
+    changed = {name: x.copy() for name, x in packed.items()}
+    of_labels = packed[SEGMENTS[task][-1]]
+    if task == "mlm":
+        of_labels = np.take_along_axis(of_labels, packed["positions"], 1)
+    changed["weights"][0, of_labels[0] == 2] = 0
+    before = run(params, changed)
+    assert abs(loss - before[0]) > 0.1
+    sides = [name for name in INPUTS[task] if name != "positions"]
+    for side, segments in zip(sides, SEGMENTS[task], strict=True):
+        middle = packed[segments][0] == 2
+        changed[side][0, middle] = (changed[side][0, middle] + 7) % (V - 5) + 5
+    after = run(params, changed)
+    np.testing.assert_allclose(after[0], before[0], rtol=1e-6)
+    close(after[1], before[1])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_one_segment_is_none(tiny, task):
+    """A row of one example has the same loss whether its segments are given or not."""
+    config = tiny.config("mhe_mul", num_layers=1)
+    sums = make_sums(task, make_model(task, config))
+    _, alone = batches(task)
+    plain = {name: x for name, x in alone.items() if name not in SEGMENTS[task]}
+    params = tiny.params(task, config)
+    one, other = (
+        tiny.jit(lambda p, b: sums(p, b, None)["loss"])(params, batch) for batch in (alone, plain)
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_positions_begin_anew():
+    segments = jnp.array([[1, 1, 2, 3, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
+    assert positions_within(segments).tolist() == [[0, 1, 0, 0, 1, 2, 0, 1], list(range(8))]
