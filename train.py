@@ -7,13 +7,18 @@ import json
 import sys
 
 from mhe_jax.loading import parse_train_arguments, run_entry_point
+from mhe_jax.training.distributed import joined, take_flags
 
 
 def main() -> None:
-    config = parse_train_arguments(sys.argv[1:])
-    from mhe_jax.training.loop import train  # jax starts after the arguments are right
+    processes, arguments = take_flags(sys.argv[1:])
+    config = parse_train_arguments(arguments)
+    with joined(processes) as writes:
+        from mhe_jax.training.loop import train  # jax starts after the arguments are right
 
-    print(json.dumps(train(config)))
+        result = train(config)
+        if writes:
+            print(json.dumps(result))
 
 
 if __name__ == "__main__":
