@@ -9,20 +9,25 @@ import json
 import sys
 
 from mhe_jax.loading import parse_target, parse_train_arguments, run_entry_point
+from mhe_jax.training.distributed import joined, take_flags
 
 
 def main() -> None:
-    target, arguments = parse_target(sys.argv[1:])
+    processes, arguments = take_flags(sys.argv[1:])
+    target, arguments = parse_target(arguments)
     config = parse_train_arguments(arguments)
     # jax starts after the arguments are right.
     if target is not None:
         from mhe_jax.training.ahead import compile_ahead
 
         print(json.dumps(compile_ahead(config, target)))
-    else:
+        return
+    with joined(processes) as writes:
         from mhe_jax.training.loop import train
 
-        print(json.dumps(train(config)))
+        result = train(config)
+        if writes:
+            print(json.dumps(result))
 
 
 if __name__ == "__main__":
