@@ -1,18 +1,24 @@
 """Train: `python train.py configs/demo.py --workdir runs/demo`; `--help` explains every field.
 
-With `--compile_only --topology v5e:16x16` it compiles for devices that need not be there instead.
-
+With `--compile_only --topology v5e:16x16` it compiles for devices that need not be there instead;
+`--sweep model.attention.kind=mha,sha --seeds 3` trains every combination, one after the other.
 The last line on standard output is one JSON object with the result; all else is on standard error.
 """
 
 import json
 import sys
 
+from mhe_jax import sweep
 from mhe_jax.loading import parse_target, parse_train_arguments, run_entry_point
 from mhe_jax.training.distributed import joined, take_flags
 
 
 def main() -> None:
+    if sweep.is_sweep(sys.argv[1:]):
+        found = sweep.run(sweep.parse(sys.argv[1:]), __file__)
+        print(sweep.table(found["runs"]), file=sys.stderr)
+        print(json.dumps(found))
+        sys.exit(1 if found["failed"] else 0)
     processes, arguments = take_flags(sys.argv[1:])
     target, arguments = parse_target(arguments)
     config = parse_train_arguments(arguments)

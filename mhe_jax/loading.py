@@ -36,9 +36,12 @@ __all__ = [
     "check",
     "check_devices",
     "from_dict",
+    "Comparison",
     "load_config",
     "load_json",
     "nearest",
+    "options_of",
+    "parse_compare_arguments",
     "parse_evaluation_arguments",
     "parse_target",
     "parse_train_arguments",
@@ -49,9 +52,10 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...]"
+COMPARE_USAGE = "eval.py compare RUNS... [--out DIRECTORY] [--field value ...]"
+TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
 TARGET_USAGE = "--compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch]"
-EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate]"
+EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
 
 
 def load_config(name: str) -> Config:
@@ -121,7 +125,8 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
     if name in ("-h", "--help"):
         configs = sorted(str(p) for p in Path("configs").glob("*.py"))
         print(f"usage: {TRAIN_USAGE}\n\nTrains, or goes on where an earlier run of the same")
-        print("--workdir stopped. `train.py CONFIG --help` explains every field.\n")
+        print("--workdir stopped. `train.py CONFIG --help` explains every field.")
+        print("--sweep and --seeds run every combination of values and seeds, one after the other.")
         print(f"With {TARGET_USAGE}\nit trains nothing: it compiles the train step for")
         print("devices that need not be there, and says whether it fits.")
         if configs:
@@ -157,7 +162,7 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
     """
     own: dict[str, list[str]] = {}
     others: list[str] = []
-    for option in _options(arguments):
+    for option in options_of(arguments):
         name = _name_of(option)
         if name in ("compile_only", *hints_of(Target)):
             own[name] = option
@@ -184,14 +189,19 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class _EvaluationArguments(EvaluationConfig):
-    """Scores a trained run, or translates standard input with it."""
+    """Scores a trained run, or translates or continues standard input with it."""
 
     # Translate the lines of standard input to standard output instead of scoring.
     translate: bool = False
+    # Continue the lines of standard input to standard output instead of scoring.
+    generate: bool = False
 
 
-def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, bool]:
-    """Run directory, settings and whether to translate, of `eval.py RUN [--field value ...]`.
+Action = typing.Literal["score", "translate", "generate"]
+
+
+def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
+    """Run directory, settings and what to do, of `eval.py RUN [--field value ...]`.
 
     What is not given is as in the run's own config.
     """
@@ -201,6 +211,8 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
     if name in ("-h", "--help"):
         print(f"usage: {EVALUATION_USAGE}\n\nRUN is the --workdir of a training run.")
         print("`eval.py RUN --help` explains every field.")
+        print(f"\n{COMPARE_USAGE}\n    tables and plots of many runs, and of sweeps")
+        print("\neval.py paper\n    the published tables, and what they are recomputed")
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
@@ -216,10 +228,46 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
     )
     values = dataclasses.asdict(parsed)
-    translate = values.pop("translate")
+    actions: list[Action] = ["translate", "generate"]
+    wanted = [action for action in actions if values.pop(action)]
+    if len(wanted) > 1:
+        raise InputError("--translate and --generate: one of both")
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation))
-    return run, evaluation, translate
+    return run, evaluation, wanted[0] if wanted else "score"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Tables and plots of finished runs, by attention and whatever else differs."""
+
+    # Where report.html, report.md and the tables as .csv go.
+    out: str = "report"
+    # Which split's scores; eval.py has left them in the run.
+    split: typing.Literal["validation", "test"] = "test"
+    # The score: a number of eval_SPLIT.json; None is that of the task.
+    metric: str | None = None
+    # Fields of which each attention has the value with the best validation loss, such as
+    # optimizer.learning_rate.
+    choose: tuple[str, ...] = ()
+    # Lengths T at which the memory of a layer is compiled; none leaves it out.
+    lengths: tuple[int, ...] = (128, 512, 2048)
+
+
+def parse_compare_arguments(arguments: Sequence[str]) -> tuple[list[str], Comparison]:
+    """Paths of runs, and settings, of `eval.py compare RUNS... [--field value ...]`.
+
+    Raises:
+      InputError: no runs, or a field or value that is not allowed.
+    """
+    first = next((i for i, part in enumerate(arguments) if part.startswith("-")), len(arguments))
+    paths, rest = list(arguments[:first]), arguments[first:]
+    if not paths and not {"-h", "--help"} & set(rest):
+        raise InputError(f"no runs given; usage: {COMPARE_USAGE}")
+    settings = _parse(Comparison, Comparison(), rest, "eval.py compare RUNS...", ())
+    if any(length < 1 for length in settings.lengths):
+        raise InputError(f"--lengths is {settings.lengths}: takes 1 or more")
+    return paths, settings
 
 
 def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any) -> T:
@@ -239,7 +287,7 @@ def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: A
         if not stop.code:
             raise
     # Which of the options is it? Each goes through tyro once more, alone.
-    for option in _options(arguments):
+    for option in options_of(arguments):
         name, hints = _name_of(option), hints_of(cls)
         if not option[0].startswith("--"):
             raise InputError(f"cannot place {option[0]!r}: every value follows its --dotted.field")
@@ -251,13 +299,13 @@ def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: A
         except SystemExit:
             values = [*option[0].split("=", 1)[1:], *option[1:]]
             given = f"is {' '.join(values)!r}" if values else "has no value"
-            is_flag = name in ("translate", "search_batch")
+            is_flag = name in ("translate", "generate", "search_batch")
             allowed = "no value" if is_flag else allowed_values(hints[name])
             raise InputError(f"--{name} {given}: takes {allowed}") from None
     raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))
 
 
-def _options(arguments: Sequence[str]) -> list[list[str]]:
+def options_of(arguments: Sequence[str]) -> list[list[str]]:
     """The command line cut before each `--`."""
     options: list[list[str]] = []
     for token in arguments:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import math
 import os
 import signal
@@ -14,6 +15,7 @@ import jax
 from mhe_jax import data
 from mhe_jax.checks import check
 from mhe_jax.config import Config, InputError
+from mhe_jax.data.cache import publish
 from mhe_jax.loading import save_json, set_field
 from mhe_jax.model import make_model
 from mhe_jax.training import group, objective, resume, sharding, summary
@@ -111,7 +113,11 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
                 tracker.note(stopped.reason)
                 raise
             tracker.draw()
-        return summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
+        result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
+        if writes:
+            with publish(workdir / summary.FILE) as file:
+                file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        return result
     finally:
         # What cannot be written has been told by now.
         with contextlib.suppress(NotSaved):
