@@ -29,6 +29,7 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("head_features", None),  # D
     ("mlp", "tensor"),  # F
     ("vocabulary", "tensor"),  # V
+    ("kronecker_rank", None),  # small factors, whole on every device
     ("positions", None),
     ("token_types", None),
     ("norm", None),  # LayerNorm scales and biases
