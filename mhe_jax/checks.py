@@ -3,6 +3,7 @@
 Each broken rule is one line: the dotted name of a field, its value, and what is allowed.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -54,6 +55,9 @@ RANGES = {
     "model.max_length": AT_LEAST_1,
     "model.num_token_types": AT_LEAST_0,
     "model.dropout_rate": SHARE,
+    "model.kronecker.attention": AT_LEAST_1,
+    "model.kronecker.mlp": AT_LEAST_1,
+    "model.kronecker.embedding": AT_LEAST_1,
     "data.sequence_length": AT_LEAST_1,
     "data.batch_size": AT_LEAST_1,
     "data.tokens_per_batch": AT_LEAST_1,
@@ -102,8 +106,7 @@ ATTENTION_RANGES = {
 
 def _check_ranges(config: Config) -> None:
     for name, (allowed, fits) in RANGES.items():
-        part, field = name.split(".")
-        value = getattr(getattr(config, part), field)
+        value = functools.reduce(getattr, name.split("."), config)
         if value is not None and not fits(value):
             raise _refuse(name, value, allowed)
     if config.model.positions == "sinusoidal" and config.model.features % 2:

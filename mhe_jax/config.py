@@ -97,6 +97,21 @@ class AttentionByRole:
 
 
 @dataclass(frozen=True)
+class KroneckerConfig:
+    """Matrices as sums of Kronecker products (Shapeshifter): how many; None keeps them dense."""
+
+    # Terms of each projection of attention.
+    attention: int | None = None
+    # Terms of each matrix of the MLPs, and of the head of `mlm`.
+    mlp: int | None = None
+    # Terms of the token embeddings, and of the output matrix where that is another.
+    embedding: int | None = None
+    # `factored` never makes the matrix, `materialized` makes it in each step; `auto` takes what is
+    # fewer operations.
+    apply: Literal["auto", "factored", "materialized"] = "auto"
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape of the transformer; its architecture follows from the task."""
 
@@ -117,6 +132,8 @@ class ModelConfig:
     attention: AttentionConfig = AttentionConfig()
     # Where encoder, decoder and cross-attention differ from `attention`.
     attention_by_role: AttentionByRole = AttentionByRole()
+    # Matrices as sums of Kronecker products.
+    kronecker: KroneckerConfig = KroneckerConfig()
     # Non-linearity of the MLP.
     activation: Literal["relu", "gelu"] = "gelu"
     # LayerNorm before each sublayer (and once after the stack), or after each residual sum.

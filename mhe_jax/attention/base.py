@@ -34,6 +34,7 @@ class Attention(nn.Module):
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: what computes the softmax: 'auto', 'xla', 'cudnn' or 'pallas'
         (see `engines`).
+      projection: makes every projection: `Projection`, or what takes its fields and its call.
       broadcast_dropout: True (default) draws one dropout mask an example, shared by its heads;
         'batch' shares it over the batch too, which is what Flax's True does; False one each head.
 
@@ -65,6 +66,7 @@ class Attention(nn.Module):
     qk_attn_weights_einsum_cls: Any = None
     attn_weights_value_einsum_cls: Any = None
     engine: str = "auto"
+    projection: Callable[..., nn.Module] = Projection
 
     kind: ClassVar[str]
     # Keys and values come from one input; another `inputs_v` is refused.
@@ -154,8 +156,8 @@ class Attention(nn.Module):
 
     def _projection(
         self, name: str, kernel_init=None, bias_init=None, use_bias: bool | None = None
-    ) -> Projection:
-        return Projection(
+    ) -> nn.Module:
+        return self.projection(
             name=name,
             kernel_init=kernel_init or self.kernel_init,
             bias_init=bias_init or self.bias_init,

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
+from mhe_jax.model.kronecker import KroneckerEmbed
 from mhe_jax.model.layers import layer_norm
 
 PAD_ID = 0
@@ -50,7 +51,8 @@ class Embeddings(nn.Module):
     are -inf: no softmax gives them anything, no argmax finds them.
 
     Parameters: `token [V, M]`; `position [max_length, M]` (learned); `type [num_token_types, M]`;
-    `output [M, V]` (untied). With `normalize` a LayerNorm follows, `norm`. Dropout comes last.
+    `output [M, V]` (untied); the first and the last are `KroneckerEmbed` by `kronecker.embedding`.
+    With `normalize` a LayerNorm follows, `norm`. Dropout comes last.
 
     A position past the end of a learned table, or an id past the vocabulary, gives NaN: it never
     clamps.
@@ -62,16 +64,23 @@ class Embeddings(nn.Module):
     def setup(self):
         c = self.config
         init = nn.initializers.normal(c.features**-0.5)
-        self.token = self.param(
-            "token", named(init, ("vocabulary", "embed")), (c.padded_vocabulary_size, c.features)
-        )
+        if c.kronecker.embedding is not None:
+            self.token = self._kronecker(c.kronecker.embedding)
+        else:
+            self.token = self.param(
+                "token",
+                named(init, ("vocabulary", "embed")),
+                (c.padded_vocabulary_size, c.features),
+            )
         if c.positions == "learned":
             shape = (c.max_length, c.features)
             self.position = self.param("position", named(init, ("positions", "embed")), shape)
         if c.num_token_types:
             shape = (c.num_token_types, c.features)
             self.type = self.param("type", named(init, ("token_types", "embed")), shape)
-        if not c.tie_embeddings:
+        if not c.tie_embeddings and c.kronecker.embedding is not None:
+            self.output = self._kronecker(c.kronecker.embedding)
+        elif not c.tie_embeddings:
             self.output = self.param(
                 "output",
                 named(nn.initializers.lecun_normal(), ("embed", "vocabulary")),
@@ -103,7 +112,10 @@ class Embeddings(nn.Module):
             raise ValueError("token_types are given, but model.num_token_types is 0")
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        x = _rows(self.token, tokens, "vocabulary")
+        if isinstance(self.token, KroneckerEmbed):
+            x = self.token(tokens)
+        else:
+            x = _rows(self.token, tokens, "vocabulary")
         if c.num_token_types:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
             x += _rows(self.type, types, "token_types")
@@ -124,11 +136,25 @@ class Embeddings(nn.Module):
         table, pattern = self.token, "btm,vm->btv"
         if not c.tie_embeddings:
             table, pattern = self.output, "btm,mv->btv"
-        logits = jnp.einsum(pattern, x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+        if isinstance(table, KroneckerEmbed):
+            logits = table.attend(x)
+        else:
+            table = table.astype(x.dtype)
+            logits = jnp.einsum(pattern, x, table, preferred_element_type=jnp.float32)
         if c.padded_vocabulary_size > c.vocabulary_size:
             exists = jnp.arange(c.padded_vocabulary_size) < c.vocabulary_size
             logits = jnp.where(exists[None, None], logits, -jnp.inf)
         return nn.with_logical_constraint(logits, ("batch", "length", "activation_vocabulary"))
+
+    def _kronecker(self, rank: int) -> KroneckerEmbed:
+        c = self.config
+        return KroneckerEmbed(
+            c.padded_vocabulary_size,
+            c.features,
+            c.features**-0.5,
+            rank=rank,
+            apply_as=c.kronecker.apply,
+        )
 
 
 def _rows(table: jax.Array, ids: jax.Array, axis: str) -> jax.Array:

@@ -16,6 +16,7 @@ import jax
 from mhe_jax.attention import Mask, make_attention
 from mhe_jax.attention.projection import Projection, named
 from mhe_jax.config import FIELDS_OF_KINDS, ModelConfig, Role
+from mhe_jax.model.kronecker import KroneckerProjection
 
 ACTIVATIONS = {"relu": nn.relu, "gelu": lambda x: nn.gelu(x, approximate=False)}
 # What a call does with the cache: nothing, make an empty one, or append to it.
@@ -33,9 +34,14 @@ def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:
     )
 
 
-def dense(config: ModelConfig, name: str | None) -> Projection:
+def projection(config: ModelConfig, rank: int | None) -> Callable[..., nn.Module]:
+    """What makes a dense projection, or one of `rank` Kronecker products."""
+    return Projection if rank is None else KroneckerProjection(rank, config.kronecker.apply)
+
+
+def dense(config: ModelConfig, name: str | None) -> nn.Module:
     """A projection with a bias, drawn as Flax's Dense."""
-    return Projection(
+    return projection(config, config.kronecker.mlp)(
         kernel_init=nn.linear.default_kernel_init,
         bias_init=nn.initializers.zeros_init(),
         use_bias=True,
@@ -60,6 +66,7 @@ def attention(config: ModelConfig, role: Role, name: str, *, decode: bool = Fals
         num_heads=c.num_heads,
         qkv_features=c.qkv_features,
         engine=c.engine,
+        projection=projection(config, config.kronecker.attention),
         dropout_rate=c.dropout_rate,
         use_bias=c.use_bias,
         normalize_qk=c.normalize_qk,

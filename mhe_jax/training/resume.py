@@ -15,7 +15,7 @@ MAY_CHANGE = re.compile(
     r"workdir|mesh\..*|evaluation\..*"
     r"|train\.(?!seed).*"
     r"|data\.(directory|cache_directory|test)"
-    r"|model\.remat|model\.attention(_by_role\.\w+)?\.(form|engine)"
+    r"|model\.remat|model\.kronecker\.apply|model\.attention(_by_role\.\w+)?\.(form|engine)"
     r"|optimizer\.(?!name|ema_decay).*"
 )
 

@@ -31,6 +31,7 @@ RULES: Rules = (
     ("head_features", None),  # D
     ("mlp", "tensor"),  # F
     ("vocabulary", "tensor"),  # V
+    ("kronecker_rank", None),  # small factors, whole on every device
     ("positions", None),
     ("token_types", None),
     ("norm", None),  # LayerNorm scales and biases

@@ -1,0 +1,283 @@
+"""Matrices as sums of Kronecker products, in place of dense ones.
+
+    W = Σ_k A_k ⊗ B_k        W[a·m₂ + c, b·n₂ + e] = Σ_k A[k, a, b] B[k, c, e]
+
+W is [m, n] with m ≤ m₁m₂ and n ≤ n₁n₂ (what is beyond is cut off), A [r, m₁, n₁], B [r, m₂, n₂]:
+r(m₁n₁ + m₂n₂) parameters, 2r√(mn) where they are balanced, in place of mn. The rank of A_k ⊗ B_k is
+that of A_k times that of B_k, so that even one term can have a high rank.
+
+Rearranged as R(W)[(a, b), (c, e)] = W[a·m₂ + c, b·n₂ + e], [m₁n₁, m₂n₂], W is R(W) = AᵀB of rank r.
+
+Source: Panahi, Saeedi and Arodz 2021, "Shapeshifter".
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
+
+from mhe_jax.attention.projection import flat_bias, named
+
+# Sizes may have this many times the fewest parameters, for terms of a higher rank.
+NEAR = 1.05
+# Padding must save this much, or the terms without it have less than this share of the full rank.
+SAVED, SHARE = 1.25, 0.25
+# How much longer a multiply-add takes in the small products of `product`, on two CPU cores.
+SMALL = 2
+NAMES = ("kronecker_rank", None, None)
+
+
+class Factors(NamedTuple):
+    """Sizes of A [r, m1, n1] and B [r, m2, n2]."""
+
+    m1: int
+    n1: int
+    m2: int
+    n2: int
+
+    @property
+    def numbers(self) -> int:
+        """Parameters of one term."""
+        return self.m1 * self.n1 + self.m2 * self.n2
+
+    @property
+    def term_rank(self) -> int:
+        """The highest rank of one term, as a matrix."""
+        return min(self.m1, self.n1) * min(self.m2, self.n2)
+
+    @property
+    def full_rank(self) -> int:
+        """The rank at which every W has its factors."""
+        return min(self.m1 * self.n1, self.m2 * self.n2)
+
+
+def balanced(m: int, n: int) -> Factors:
+    """Factors of [m, n]: of those with (nearly) the fewest parameters, the terms of highest rank.
+
+    Divisors of m and n; sizes with padding where those are much worse, as for primes.
+
+    >>> balanced(512, 512).numbers, balanced(512, 2048).numbers, balanced(32768, 512).numbers
+    (1024, 2048, 8192)
+    >>> balanced(8009, 512)
+    Factors(m1=46, n1=46, m2=175, n2=12)
+    """
+    exact = [
+        Factors(m1, n1, m // m1, n // n1)
+        for m1 in range(1, m + 1)
+        if m % m1 == 0
+        for n1 in range(1, n + 1)
+        if n % n1 == 0
+    ]
+    padded = []
+    for n1 in range(1, n + 1):
+        n2 = -(-n // n1)
+        middle = math.sqrt(m * n2 / n1)  # where m1·n1 = m2·n2
+        for m1 in {max(1, math.floor(middle)), math.ceil(middle)}:
+            padded.append(Factors(m1, n1, -(-m // m1), n2))
+
+    def best(found: list[Factors]) -> Factors:
+        fewest = min(f.numbers for f in found)
+        near = [f for f in found if f.numbers <= NEAR * fewest]
+        return min(near, key=lambda f: (-f.term_rank, f.numbers, f))
+
+    one, other = best(exact), best(padded)
+    poor = one.numbers > SAVED * other.numbers or one.term_rank < SHARE * min(m, n)
+    return other if poor else one
+
+
+def materialize(a: jax.Array, b: jax.Array, m: int, n: int) -> jax.Array:
+    """W [m, n] of A [r, m1, n1] and B [r, m2, n2].
+
+    >>> a, b = jnp.arange(6.0).reshape(1, 2, 3), jnp.arange(4.0).reshape(1, 2, 2)
+    >>> bool((materialize(a, b, 4, 6) == jnp.kron(a[0], b[0])).all())
+    True
+    """
+    (_, m1, n1), (_, m2, n2) = a.shape, b.shape
+    whole = jnp.einsum("kab,kce->acbe", a, b).reshape(m1 * m2, n1 * n2)
+    return whole[:m, :n]
+
+
+def rearrange(w: Any, factors: Factors) -> Any:
+    """R(W) [m1·n1, m2·n2] of W [m, n] (an array of numpy or jax), padded with zeros."""
+    f = factors
+    w = jnp.pad(w, ((0, f.m1 * f.m2 - w.shape[0]), (0, f.n1 * f.n2 - w.shape[1])))
+    w = w.reshape(f.m1, f.m2, f.n1, f.n2).transpose(0, 2, 1, 3)
+    return w.reshape(f.m1 * f.n1, f.m2 * f.n2)
+
+
+def product(x: jax.Array, a: jax.Array, b: jax.Array, n: int, **how: Any) -> jax.Array:
+    """x [..., m] times W, [..., n], without W: first by the factor that makes it cheaper.
+
+    `how`: `precision` and `preferred_element_type` of the products.
+    """
+    (_, m1, n1), (_, m2, n2) = a.shape, b.shape
+    lead = x.shape[:-1]
+    x = _pad_last(x, m1 * m2).reshape(*lead, m1, m2)
+    if m1 * n2 * (m2 + n1) <= m2 * n1 * (m1 + n2):
+        y = jnp.einsum("...ac,kce->...ake", x, b, **how).astype(x.dtype)
+        y = jnp.einsum("...ake,kab->...be", y, a, **how)
+    else:
+        y = jnp.einsum("...ac,kab->...kbc", x, a, **how).astype(x.dtype)
+        y = jnp.einsum("...kbc,kce->...be", y, b, **how)
+    return y.reshape(*lead, n1 * n2)[..., :n]
+
+
+def is_factored(apply: str, tokens: int, rank: int, factors: Factors, m: int, n: int) -> bool:
+    """Whether `tokens` vectors are multiplied without W.
+
+    'auto' compares multiply-adds: `tokens · r · (…)` against `r·mn` for W and `tokens · mn`. Those
+    of the factored product count `SMALL` times, for its matrices are small.
+    """
+    if apply != "auto":
+        return apply == "factored"
+    f = factors
+    each = min(f.m1 * f.n2 * (f.m2 + f.n1), f.m2 * f.n1 * (f.m1 + f.n2))
+    return SMALL * tokens * rank * each < (rank + tokens) * m * n
+
+
+class KroneckerDense(nn.Module):
+    """A `Projection` whose kernel is a sum of Kronecker products: `y = x W (+ b)`.
+
+    Fields and call are those of `mhe_jax.attention.projection.Projection`, and
+      rank: the number of terms r, at most the full rank of the factors (more would add nothing).
+      apply: 'factored' never makes W, 'materialized' makes it in each call, 'auto' takes what is
+        fewer operations for the tokens of the call.
+      factors: sizes of A and B; None takes `balanced`.
+
+    Parameters: `a [r, m1, n1]`, `b [r, m2, n2]`, `bias`. A and B are drawn from normal(0, σ) with
+    r·σ⁴ the variance of what `kernel_init` draws.
+
+    Raises:
+      ValueError: factors that are too small for the kernel.
+    """
+
+    kernel_init: Callable
+    bias_init: Callable
+    use_bias: bool
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    rank: int = 1
+    apply_as: str = "auto"
+    factors: Factors | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        features: tuple[int, ...],
+        names: tuple[str | None, ...],
+        in_axes: int = 1,
+    ) -> jax.Array:
+        """Contract the last `in_axes` axes of x [...] into `features`; `names` are of a bias."""
+        m, n = math.prod(x.shape[-in_axes:]), math.prod(features)
+        f = check_factors(self.factors, m, n)
+        rank = min(self.rank, f.full_rank)
+
+        def scaled(key, shape, dtype):
+            variance = jnp.var(self.kernel_init(key, (m, n), jnp.float32))
+            return (variance / rank) ** 0.25 * jax.random.normal(key, shape, dtype)
+
+        a = self.param("a", named(scaled, NAMES), (rank, f.m1, f.n1), self.param_dtype)
+        b = self.param("b", named(scaled, NAMES), (rank, f.m2, f.n2), self.param_dtype)
+        bias = None
+        if self.use_bias:
+            bias_init = flat_bias(self.bias_init)
+            bias = self.param("bias", named(bias_init, names[in_axes:]), features, self.param_dtype)
+        x, a, b, bias = promote_dtype(x, a, b, bias, dtype=self.dtype)
+        lead = x.shape[: x.ndim - in_axes]
+        x = x.reshape(*lead, m)
+        y = multiply(self.apply_as, x, a, b, n, precision=self.precision)
+        y = y.reshape(*lead, *features)
+        if bias is not None:
+            y += bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+        return y
+
+
+class KroneckerEmbed(nn.Module):
+    """A table [V, M] as a sum of Kronecker products: rows by id, and logits, without the table.
+
+        row v = Σ_k A[k, ⌊v / m₂⌋] ⊗ B[k, v mod m₂]        logits = h Wᵀ = Σ_k A_k H B_kᵀ
+
+    Attributes:
+      num_embeddings: V.
+      features: M.
+      stddev: of the table's numbers at the start.
+      rank, apply_as, factors: as `KroneckerDense`; rows are always looked up in the factors.
+    """
+
+    num_embeddings: int
+    features: int
+    stddev: float
+    rank: int = 1
+    apply_as: str = "auto"
+    factors: Factors | None = None
+    param_dtype: Any = jnp.float32
+
+    def setup(self):
+        f = check_factors(self.factors, self.num_embeddings, self.features)
+        rank = min(self.rank, f.full_rank)
+        init = named(nn.initializers.normal((self.stddev**2 / rank) ** 0.25), NAMES)
+        self.a = self.param("a", init, (rank, f.m1, f.n1), self.param_dtype)
+        self.b = self.param("b", init, (rank, f.m2, f.n2), self.param_dtype)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Ids [...] to rows [..., M] in the type of the parameters; NaN for an id past V."""
+        m2 = self.b.shape[1]
+        a = jnp.take(self.a, ids // m2, axis=1, mode="fill", fill_value=jnp.nan)
+        b = jnp.take(self.b, ids % m2, axis=1, mode="fill", fill_value=jnp.nan)
+        rows = jnp.einsum("k...b,k...e->...be", a, b)
+        rows = rows.reshape(*ids.shape, -1)[..., : self.features]
+        # Padding of the factors lies past V.
+        return jnp.where((ids < self.num_embeddings)[..., None], rows, jnp.nan)
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Logits [..., V] of x [..., M], summed in float32."""
+        a, b = (p.swapaxes(1, 2).astype(x.dtype) for p in (self.a, self.b))
+        wide = jnp.float32
+        return multiply(
+            self.apply_as, x, a, b, self.num_embeddings, preferred_element_type=wide
+        ).astype(wide)
+
+
+@dataclasses.dataclass(frozen=True)
+class KroneckerProjection:
+    """Makes `KroneckerDense` of one rank where a `Projection` is made."""
+
+    rank: int
+    apply_as: str = "auto"
+
+    def __call__(self, **fields: Any) -> KroneckerDense:
+        return KroneckerDense(rank=self.rank, apply_as=self.apply_as, **fields)
+
+
+def multiply(apply: str, x: jax.Array, a: jax.Array, b: jax.Array, n: int, **how: Any) -> jax.Array:
+    """`product`, or the same by W itself: see `is_factored`."""
+    m, tokens = x.shape[-1], math.prod(x.shape[:-1])
+    (rank, m1, n1), (_, m2, n2) = a.shape, b.shape
+    if is_factored(apply, tokens, rank, Factors(m1, n1, m2, n2), m, n):
+        return product(x, a, b, n, **how)
+    return jnp.matmul(x, materialize(a, b, m, n), **how)
+
+
+def check_factors(factors: Factors | None, m: int, n: int) -> Factors:
+    """`factors`, or the balanced ones.
+
+    Raises:
+      ValueError: they do not hold an [m, n] matrix.
+    """
+    if factors is None:
+        return balanced(m, n)
+    f = Factors(*factors)
+    if f.m1 * f.m2 < m or f.n1 * f.n2 < n:
+        raise ValueError(f"factors {tuple(f)} hold less than a matrix [{m}, {n}]")
+    return f
+
+
+def _pad_last(x: jax.Array, size: int) -> jax.Array:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])

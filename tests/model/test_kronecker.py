@@ -1,0 +1,274 @@
+"""Sums of Kronecker products: both ways to apply them, tables, factors, and whole models."""
+
+import dataclasses
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhe_jax.attention.projection import Projection
+from mhe_jax.config import KroneckerConfig
+from mhe_jax.model import count_parameters, kronecker, make_model
+from mhe_jax.model.factorize import best_factors, factorize
+from mhe_jax.model.kronecker import Factors, KroneckerDense, KroneckerEmbed, balanced
+
+# Primes, ones, products of few and of many primes.
+SHAPES = [(12, 20), (16, 16), (7, 13), (97, 11), (1, 5), (6, 1), (30, 64), (101, 24)]
+GIVEN = Factors(4, 3, 4, 9)  # for a [13, 26]: padded on both sides
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def by_definition(a, b, m, n):
+    return sum(np.kron(x, y) for x, y in zip(a, b, strict=True))[:m, :n]
+
+
+def factors_of(shape, rank, factors=None, seed=0):
+    f = factors or balanced(*shape)
+    return normal(seed, rank, f.m1, f.n1), normal(seed + 1, rank, f.m2, f.n2)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (13, 26)])
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("apply", ["factored", "materialized"])
+def test_both_ways_are_the_dense_product(shape, rank, apply):
+    a, b = factors_of(shape, rank, GIVEN if shape == (13, 26) else None)
+    m, n = shape
+    x, weights = normal(2, 2, 5, m), normal(3, 2, 5, n)
+
+    def loss(x, a, b):
+        return jnp.sum(weights * kronecker.multiply(apply, x, a, b, n))
+
+    w = by_definition(a, b, m, n)
+    chex.assert_trees_all_close(kronecker.materialize(*f32(a, b), m, n), w, rtol=1e-5, atol=1e-5)
+    got = kronecker.multiply(apply, *f32(x, a, b), n)
+    chex.assert_trees_all_close(got, x @ w, rtol=1e-5, atol=1e-5 * np.abs(x @ w).max())
+    gradients = jax.grad(loss, (0, 1, 2))(*f32(x, a, b))
+    # d loss / dA[k, a, b] = Σ dW ⊙ (e_ab ⊗ B_k), and so for B.
+    dw = np.einsum("uvm,uvn->mn", x, weights)
+    (_, m1, n1), (_, m2, n2) = a.shape, b.shape
+    dw = np.pad(dw, ((0, m1 * m2 - m), (0, n1 * n2 - n))).reshape(m1, m2, n1, n2)
+    want = weights @ w.T, np.einsum("acbe,kce->kab", dw, b), np.einsum("acbe,kab->kce", dw, a)
+    for found, exact in zip(gradients, want, strict=True):
+        chex.assert_trees_all_close(found, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_rearranged_matrix_is_of_the_rank(shape):
+    rank = 2
+    a, b = factors_of(shape, rank)
+    f = balanced(*shape)
+    full = by_definition(a, b, f.m1 * f.m2, f.n1 * f.n2)
+    rearranged = np.asarray(kronecker.rearrange(full, f))
+    np.testing.assert_allclose(
+        rearranged, a.reshape(rank, -1).T @ b.reshape(rank, -1), rtol=1e-5, atol=1e-5
+    )
+    # Each number of W is at one place of R(W), and the rest is padding.
+    w = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    moved = np.asarray(kronecker.rearrange(w, f))
+    assert sorted(moved[moved > 0]) == sorted(w.ravel())
+    i, j = shape[0] - 1, shape[1] - 1
+    row = (i // f.m2) * f.n1 + j // f.n2
+    assert moved[row, (i % f.m2) * f.n2 + j % f.n2] == w[i, j]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (8009, 512), (32768, 512), (512, 2048)])
+def test_balanced_factors_hold_the_matrix_with_few_parameters(shape):
+    f, (m, n) = balanced(*shape), shape
+    assert f.m1 * f.m2 >= m
+    assert f.n1 * f.n2 >= n
+    assert f.numbers >= 2 * math.sqrt(m * n)
+    if min(shape) > 11:
+        assert f.numbers <= 2.2 * math.sqrt(m * n)
+        assert f.term_rank >= min(m, n) / 4
+
+
+@pytest.mark.parametrize("apply", ["factored", "materialized", "auto"])
+def test_a_table_gives_rows_and_logits(apply):
+    V, M, rank = 23, 10, 3
+    table = KroneckerEmbed(V, M, stddev=0.3, rank=rank, apply_as=apply)
+    ids = jnp.array([[0, 5, 22], [7, 7, 21]])
+    variables = table.init(jax.random.key(0), ids)
+    a, b = (np.asarray(variables["params"][name], np.float64) for name in "ab")
+    w = by_definition(a, b, V, M)
+    chex.assert_trees_all_close(table.apply(variables, ids), w[np.asarray(ids)], rtol=1e-5)
+    x = normal(0, 2, 4, M)
+    logits = table.apply(variables, jnp.asarray(x, jnp.float32), method="attend")
+    chex.assert_trees_all_close(logits, x @ w.T, rtol=1e-5, atol=1e-6)
+    assert np.isnan(table.apply(variables, jnp.array([V]))).all()
+
+
+def test_the_variance_at_the_start_is_that_of_a_dense_matrix():
+    fields = {
+        "kernel_init": jax.nn.initializers.lecun_normal(),
+        "bias_init": jax.nn.initializers.zeros,
+        "use_bias": False,
+    }
+    x = jnp.ones((1, 256))
+    for rank in (1, 8):
+        stddevs = []
+        for seed in range(4):
+            module = KroneckerDense(rank=rank, **fields)
+            p = module.init(jax.random.key(seed), x, (512,), (None, None))["params"]
+            stddevs.append(kronecker.materialize(p["a"], p["b"], 256, 512).std())
+        assert np.mean(stddevs) == pytest.approx(256**-0.5, rel=0.1)
+    table = KroneckerEmbed(1000, 64, stddev=0.125, rank=32)
+    rows = table.init_with_output(jax.random.key(0), jnp.arange(1000))[0]
+    assert rows.std() == pytest.approx(0.125, rel=0.1)
+
+
+def test_fields_and_errors():
+    fields = {"kernel_init": jax.nn.initializers.ones, "bias_init": jax.nn.initializers.ones}
+    dense = Projection(use_bias=True, **fields)
+    module = KroneckerDense(use_bias=True, factors=GIVEN, **fields)
+    x = jnp.ones((2, 13))
+    names = (None, None, None)
+
+    def shapes_of(module, features, names):
+        def init(key):
+            return module.init(key, x, features, names)["params"]
+
+        return jax.eval_shape(init, jax.random.key(0))
+
+    shapes = shapes_of(module, (2, 13), names)
+    assert shapes["a"].shape == (1, 4, 3)
+    assert shapes["b"].shape == (1, 4, 9)
+    want = shapes_of(dense, (2, 13), names)
+    assert shapes["bias"].shape == want["bias"].shape
+    with pytest.raises(ValueError, match=r"factors \(4, 3, 4, 9\) hold less than a matrix \[17, 2"):
+        module.init(jax.random.key(0), jnp.ones((2, 17)), (26,), (None, None))
+    # More terms than the full rank add nothing.
+    many = KroneckerDense(use_bias=False, rank=1000, **fields)
+    assert shapes_of(many, (26,), (None, None))["a"].shape[0] == balanced(13, 26).full_rank
+
+
+RANKS = KroneckerConfig(attention=2, mlp=3, embedding=4)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [("mlm", {"tie_embeddings": False}), ("lm", {"scan_layers": True}), ("translation", {})],
+)
+def test_models_compute_with_the_matrices_that_the_factors_stand_for(tiny, task, changes):
+    config = tiny.config(kronecker=RANKS, **changes)
+    params = tiny.params(task, config)
+    got = tiny.logits(task, config, params)
+    dense = dataclasses.replace(config, kronecker=KroneckerConfig())
+    like = jax.eval_shape(make_model(task, dense).init, jax.random.key(0), *tiny.inputs(task))
+    want = tiny.logits(task, dense, as_dense(params, like["params"]))
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=2e-5)
+    for apply in ("factored", "materialized"):
+        other = dataclasses.replace(config, kronecker=dataclasses.replace(RANKS, apply=apply))
+        chex.assert_trees_all_close(tiny.logits(task, other, params), want, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [("mlm", {"tie_embeddings": False}), ("lm", {"scan_layers": True}), ("translation", {})],
+)
+def test_factors_of_a_dense_model(tiny, task, changes):
+    """At full rank the same model; below, the error is what the singular values left out have."""
+    dense = tiny.config(attention={"use_bias": True}, **changes)
+    params = tiny.params(task, dense)
+    errors_before = None
+    for rank in (1, 4, 10_000):
+        config = dataclasses.replace(dense, kronecker=KroneckerConfig(rank, rank, rank))
+        like = tiny.params(task, config)
+        found, errors = factorize(params, like)
+        chex.assert_trees_all_equal_shapes(found, like)
+        leaves = jax.tree_util.tree_leaves_with_path(like)
+        matrices = [leaf for path, leaf in leaves if path[-1].key == "a"]
+        assert len(errors) == sum(len(leaf) if leaf.ndim == 4 else 1 for leaf in matrices)
+        if errors_before:
+            assert all(errors[path] < errors_before[path] for path in errors)
+        errors_before = errors
+    assert max(errors.values()) < 1e-5
+    want, got = tiny.logits(task, dense, params), tiny.logits(task, config, found)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_factors_are_the_best_of_their_rank():
+    w = normal(0, 12, 20)
+    factors = balanced(12, 20)
+    values = np.linalg.svd(np.asarray(kronecker.rearrange(w, factors)), compute_uv=False)
+    for rank in (1, 3, 7):
+        a, b = best_factors(w, factors, rank)
+        error = np.linalg.norm(w - by_definition(a, b, 12, 20))
+        assert error == pytest.approx(np.sqrt((values[rank:] ** 2).sum()), rel=1e-4)
+
+
+def test_models_that_differ_in_more_than_their_matrices_are_refused(tiny):
+    params = tiny.params("lm", tiny.config())
+    biased = tiny.config(attention={"use_bias": True}, kronecker=RANKS)
+    with pytest.raises(ValueError, match="bias is in one of the models only"):
+        factorize(params, tiny.params("lm", biased))
+    wide = tiny.config(max_length=11, kronecker=RANKS)
+    with pytest.raises(ValueError, match=r"position: \(9, 12\) in the dense model, not \(11, 12\)"):
+        factorize(params, tiny.params("lm", wide))
+
+
+def as_dense(params, like):
+    """Parameters with each pair of factors as the kernel or table of `like`, by NumPy."""
+    out = {}
+    for name, shape in like.items():
+        own = params.get(name)
+        if name in ("kernel", "token", "output") and not isinstance(shape, dict):
+            factors = params if name == "kernel" else own
+            a, b = np.asarray(factors["a"]), np.asarray(factors["b"])
+            out[name] = whole(a, b, name, shape.shape)
+        elif isinstance(shape, dict):
+            out[name] = as_dense(own, shape)
+        else:
+            out[name] = own
+    return out
+
+
+def whole(a, b, name, shape):
+    if a.ndim == 4:  # scanned layers
+        return np.stack([whole(x, y, name, shape[1:]) for x, y in zip(a, b, strict=True)])
+    (_, m1, n1), (_, m2, n2) = a.shape, b.shape
+    full = by_definition(a, b, m1 * m2, n1 * n2)
+    if name == "output":  # a table [V, M] whose transpose is the kernel
+        return full[: shape[1], : shape[0]].T
+    if len(shape) == 3:
+        # `out` contracts its first two axes, the others their first.
+        rows = shape[0] * shape[1] if m1 * m2 == shape[0] * shape[1] != shape[0] else shape[0]
+        return full[:rows, : math.prod(shape) // rows].reshape(shape)
+    return full[: shape[0], : shape[1]].reshape(shape)
+
+
+def test_transformer_base_has_2_42_million_numbers_in_its_matrices(tiny):
+    from configs import wmt14_base
+
+    config = wmt14_base.get_config().model
+    config = dataclasses.replace(config, vocabulary_size=32768, tie_embeddings=True)
+    small = dataclasses.replace(
+        config, kronecker=KroneckerConfig(attention=8, mlp=16, embedding=128)
+    )
+
+    def matrices(config):
+        model = make_model("translation", config)
+        tokens = np.zeros((1, 4), np.int32)
+        shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+        leaves = jax.tree_util.tree_leaves_with_path(shapes)
+        names = ("kernel", "token", "a", "b")
+        return count_parameters(shapes), sum(
+            leaf.size for path, leaf in leaves if path[-1].key in names
+        )
+
+    config = dataclasses.replace(
+        config, attention=dataclasses.replace(config.attention, kind="mha")
+    )
+    small = dataclasses.replace(small, attention=config.attention)
+    (counts, dense), (counts_small, few) = matrices(config), matrices(small)
+    assert (dense, few) == (60_817_408, 2_424_832)
+    assert counts["total"] >= 10 * counts_small["total"]
+
+
+def f32(*arrays):
+    return [jnp.asarray(x, jnp.float32) for x in arrays]
