@@ -3,7 +3,8 @@
     WORKDIR/checkpoints/STEP        params, ema_params (where there is an average), optimizer (its
                                     state, the step, the key), meta; the last `keep_checkpoints`
     WORKDIR/checkpoints_best/STEP   params (the average where there is one), meta; of the step with
-                                    the lowest validation loss: what evaluation needs
+                                    the best validation (`scored.criterion`): what evaluation
+                                    needs
 
 A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. Every
 array comes back laid over the mesh of the day, whatever mesh wrote it.
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
+from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
 
 Meta = dict[str, Any]
@@ -27,7 +29,7 @@ class Checkpoints:
     """The checkpoints of one run.
 
     `meta` is JSON: whatever the caller wants back; for `save_best` it must have `validation` with a
-    `loss`.
+    `loss`, and maybe a `score`.
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
@@ -35,7 +37,7 @@ class Checkpoints:
             workdir, "checkpoints", max_to_keep=keep, cleanup_tmp_directories=True
         )
         self._best = _manager(workdir, "checkpoints_best", cleanup_tmp_directories=True)
-        self.best_loss = min((loss for loss, _ in _losses(self._best)), default=None)
+        self.best_criterion = min((found for found, _ in _criteria(self._best)), default=None)
 
     @property
     def latest_step(self) -> int | None:
@@ -68,7 +70,7 @@ class Checkpoints:
             self._best.delete(step)
         items = {"params": ocp.args.StandardSave(params), "meta": ocp.args.JsonSave(meta)}
         _save(self._best, step, items)
-        self.best_loss = meta["validation"]["loss"]
+        self.best_criterion = criterion(meta["validation"])
 
     def _prune(self) -> None:
         best = _best_step(self._best)
@@ -122,7 +124,7 @@ def restore_params(
 
     Args:
       workdir: of the run.
-      which: 'best' by validation loss, 'last', or a step number.
+      which: 'best' on the validation split, 'last', or a step number.
       abstract_params: their shapes, with the shardings to give them.
       average: with 'last', the mean of this many newest checkpoints.
 
@@ -208,9 +210,9 @@ def _meta(manager: ocp.CheckpointManager, step: int) -> Meta:
     return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
 
-def _losses(manager: ocp.CheckpointManager) -> Sequence[tuple[float, int]]:
-    return [(_meta(manager, step)["validation"]["loss"], step) for step in manager.all_steps()]
+def _criteria(manager: ocp.CheckpointManager) -> Sequence[tuple[float, int]]:
+    return [(criterion(_meta(manager, step)["validation"]), step) for step in manager.all_steps()]
 
 
 def _best_step(manager: ocp.CheckpointManager) -> int | None:
-    return min(_losses(manager), default=(0.0, None))[1]
+    return min(_criteria(manager), default=(0.0, None))[1]

@@ -12,9 +12,10 @@ import jax
 from mhe_jax import data
 from mhe_jax.checks import check
 from mhe_jax.config import Config
+from mhe_jax.data import TOKENIZER
 from mhe_jax.loading import save_json
 from mhe_jax.model import make_model
-from mhe_jax.training import objective, resume, sharding, summary
+from mhe_jax.training import objective, resume, scored, sharding, summary, warm_start
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.meter import Meter, NotFinite
 from mhe_jax.training.optimizer import make_optimizer, make_schedule
@@ -22,8 +23,6 @@ from mhe_jax.training.signals import Signals, Stopped
 from mhe_jax.training.state import TrainState, make_initializer
 from mhe_jax.training.step import make_eval_step, make_train_step
 from mhe_jax.training.tracking import Tracker
-
-TOKENIZER = "tokenizer.model"
 
 
 def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any]:
@@ -41,9 +40,11 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     """
     # 1. What can be wrong is found before anything is written.
     check(config)
+    config = data.resolve(config)
     changed = resume.changed_fields(config)
     mesh = sharding.make_mesh(config, devices)
     data.check_sources(config)
+    warm_start.check_init_from(config)
 
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     workdir = Path(config.workdir)
@@ -72,6 +73,8 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
             state, meta = checkpoints.restore(abstract)
         else:
             state, meta = initialize(jax.random.key(config.train.seed)), {}
+            if config.train.init_from is not None:
+                state = warm_start.start_from(config.train.init_from, state, mesh)
         if writes:
             save_json(config, workdir / resume.FILE)
 
@@ -116,7 +119,7 @@ class _Loop:
             accumulate_steps=c.accumulate_steps,
             ema_decay=c.ema_decay,
         )
-        evaluated = objective.make_sums(config.task, model)
+        evaluated = objective.make_sums(config.task, model, outputs=True)
         self.eval_step = make_eval_step(evaluated, mesh, shardings.params)
 
     def run(self, state: TrainState, start: int, batches, validation, tracker, signals) -> None:
@@ -182,9 +185,7 @@ class _Loop:
                 found.append(self.eval_step(params, self._on_devices(rows)))
                 if stop := self.signals.agreed():
                     return stop
-        found = jax.device_get(found)
-        totals = {name: sum(float(sums[name]) for sums in found) for name in found[0]}
-        numbers = objective.ratios(totals)
+        numbers = scored.summarize(jax.device_get(found), validation)
         if not math.isfinite(numbers["loss"]):
             raise NotFinite(step, "validation loss")
         self.meta |= {"validated_step": step, "validation": numbers}
@@ -193,8 +194,8 @@ class _Loop:
         return 0
 
     def _keep_if_best(self, state: TrainState, step: int) -> None:
-        best = self.checkpoints.best_loss
-        if best is None or self.meta["validation"]["loss"] < best:
+        best = self.checkpoints.best_criterion
+        if best is None or scored.criterion(self.meta["validation"]) < best:
             self.checkpoints.save_best(_evaluated(state), step, copy.deepcopy(self.meta))
 
     def _on_devices(self, rows) -> dict[str, jax.Array]:
