@@ -43,10 +43,8 @@ def mrpc():
 
 
 def mnli():
-    names = (
-        "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse "
-        "sentence1_parse sentence2_parse sentence1 sentence2"
-    ).split()
+    names = ["index", "promptID", "pairID", "genre"]
+    names += [f"sentence{i}{part}" for part in ("_binary_parse", "_parse", "") for i in (1, 2)]
     labels = ["neutral", "entailment", "contradiction"]
     rows = [
         [str(i), "1", "1n", "fiction", "( a )", "( b )", "(A a)", "(B b)", f"first {i} {QUOTED}"]

@@ -9,7 +9,7 @@ import pytest
 
 from mhe_jax.data.tasks.answers import answer_scores, best_threshold, exact_match, f1, normalized
 
-# Rajpurkar et al. 2016, 6.1: "ignore punctuations and articles"; F1 over bags of words, best answer.
+# Rajpurkar et al. 2016, 6.1: "ignore punctuations and articles"; F1 over bags of words.
 
 
 def words(text):

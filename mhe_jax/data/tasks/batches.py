@@ -32,10 +32,11 @@ def _rows(config: Config, tokenizer: Tokenizer, split: str) -> LabelledRows | Wi
 
 def _batch(rows: LabelledRows | WindowRows, numbers: np.ndarray, length: int) -> Row:
     """The rows of these numbers, -1 for padding."""
-    found = [rows.row(max(int(number), 0), length) for number in numbers]
-    for row, number in zip(found, numbers, strict=True):
-        if number < 0:
-            row |= examples.padding_like(row) | {"index": np.array(-1, np.int32)}
+    found = [rows.row(int(number), length) for number in numbers if number >= 0]
+    if len(found) < len(numbers):
+        shortest = rows.row(int(rows.lengths.argmin()), length)  # fits into every batch
+        padding = examples.padding_like(shortest) | {"index": np.array(-1, np.int32)}
+        found += [padding] * (len(numbers) - len(found))
     return examples.stack(found)
 
 
