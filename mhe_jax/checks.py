@@ -9,6 +9,7 @@ from typing import Any
 
 from mhe_jax.config import (
     FIELDS_OF_KINDS,
+    LABELLED,
     AttentionConfig,
     Config,
     InputError,
@@ -21,6 +22,7 @@ ROLES: dict[Task, tuple[Role, ...]] = {
     "mlm": ("encoder",),
     "lm": ("decoder",),
     "translation": ("encoder", "decoder", "cross"),
+    **dict.fromkeys(LABELLED, ("encoder",)),
 }
 PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
 
@@ -63,6 +65,10 @@ RANGES = {
     "data.tokens_per_batch": AT_LEAST_1,
     "data.row_multiple": AT_LEAST_1,
     "data.mask_rate": INSIDE_0_1,
+    "data.window_stride": AT_LEAST_1,
+    "data.question_length": AT_LEAST_1,
+    "model.num_classes": AT_LEAST_1,
+    "model.num_spans": AT_LEAST_0,
     "optimizer.learning_rate": POSITIVE,
     "optimizer.warmup_steps": AT_LEAST_0,
     "optimizer.beta1": SHARE,
@@ -91,6 +97,8 @@ RANGES = {
     "evaluation.top_k": AT_LEAST_1,
     "evaluation.top_p": ("takes a number above 0, at most 1", lambda x: 0 < x <= 1),
     "evaluation.seed": AT_LEAST_0,
+    "evaluation.answer_length": AT_LEAST_1,
+    "evaluation.no_answer_threshold": ("takes a finite number", math.isfinite),
 }
 ATTENTION_RANGES = {
     "num_heads": AT_LEAST_1,
@@ -208,6 +216,9 @@ def _check_data(config: Config) -> None:
         )
     if not data.train:
         raise InputError("data.train is not set: takes the text to train on")
+    if config.train.init_from is not None and data.tokenizer is not None:
+        raise _refuse("data.tokenizer", data.tokenizer, "that of train.init_from is taken")
+    _check_labelled(config)
     for sources, _ in training_sources(config):
         _check_source(config, "train", sources)
     for split in ("validation", "test"):
@@ -217,8 +228,8 @@ def _check_data(config: Config) -> None:
         return
     if data.packing:
         raise _refuse("data.length_buckets", buckets, "not with data.packing: its rows are alike")
-    if task != "translation":
-        raise _refuse("data.length_buckets", buckets, f"translation only, not {task}")
+    if task not in ("translation", *LABELLED):
+        raise _refuse("data.length_buckets", buckets, f"not for task {task}: all rows are whole")
     if buckets[0] < 1 or any(a >= b for a, b in zip(buckets, buckets[1:], strict=False)):
         raise _refuse("data.length_buckets", buckets, "takes lengths above 0, each above the last")
     if buckets[-1] != data.sequence_length:
@@ -227,6 +238,35 @@ def _check_data(config: Config) -> None:
             buckets,
             f"the last must be data.sequence_length={data.sequence_length}",
         )
+
+
+def _check_labelled(config: Config) -> None:
+    data, task = config.data, config.task
+    if task not in LABELLED:
+        if config.train.init_from is not None and task != "mlm":
+            raise _refuse("train.init_from", config.train.init_from, f"not for task {task}")
+        if data.dataset != "own":
+            raise _refuse("data.dataset", data.dataset, f"task {task} has no labels")
+        return
+    for field in ("packing", "train_weights"):
+        if getattr(data, field):
+            raise _refuse(f"data.{field}", getattr(data, field), f"not for task {task}")
+    if config.train.eval_batches is not None:
+        raise _refuse("train.eval_batches", config.train.eval_batches, "official scores take all")
+    if config.optimizer.label_smoothing and task in ("regression", "span"):
+        raise _refuse(
+            "optimizer.label_smoothing", config.optimizer.label_smoothing, f"not for {task}"
+        )
+    if task == "span":
+        room = data.sequence_length - data.question_length - 3
+        if data.window_stride > room:
+            raise _refuse(
+                "data.window_stride",
+                data.window_stride,
+                f"at most data.sequence_length - data.question_length - 3 = {room}",
+            )
+    elif data.sequence_length < 8:
+        raise _refuse("data.sequence_length", data.sequence_length, f"task {task} takes 8 or more")
 
 
 def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
@@ -263,7 +303,7 @@ def _is_whole(name: str) -> bool:
 
 def _check_source(config: Config, split: str, sources: tuple[str, ...]) -> None:
     data, name = config.data, f"data.{split}"
-    if not sources:
+    if not sources or config.task in LABELLED:
         return
     if config.task != "translation":
         if len(sources) > 1:

@@ -13,7 +13,33 @@ from typing import Literal
 Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
 Form = Literal["auto", "materialized", "folded", "shared"]
 Engine = Literal["auto", "xla", "cudnn", "pallas"]
-Task = Literal["mlm", "lm", "translation"]
+Task = Literal[
+    "mlm", "lm", "translation", "classification", "regression", "multiple_choice", "span"
+]
+# The tasks of one encoder whose examples carry a label: what a pre-trained encoder is tuned on.
+LABELLED: tuple[Task, ...] = ("classification", "regression", "multiple_choice", "span")
+# Data sets of labelled examples, see `data/tasks/table.py`; `own` is any other.
+Dataset = Literal[
+    "own",
+    "cola",
+    "sst2",
+    "mrpc",
+    "qqp",
+    "stsb",
+    "mnli",
+    "qnli",
+    "rte",
+    "wnli",
+    "boolq",
+    "cb",
+    "copa",
+    "multirc",
+    "superglue_rte",
+    "wic",
+    "wsc",
+    "squad",
+    "squad_v2",
+]
 Role = Literal["encoder", "decoder", "cross"]
 
 
@@ -148,6 +174,10 @@ class ModelConfig:
     num_token_types: int = 0
     # Dropout on embeddings and on the output of each sublayer.
     dropout_rate: float = 0.1
+    # Outputs of a classifier; None: as many as `data.labels`.
+    num_classes: int | None = None
+    # Marked spans that a classifier reads beside the whole text; None: as `data.dataset` has.
+    num_spans: int | None = None
     # One table for input embeddings and output logits.
     tie_embeddings: bool = True
     # One compiled layer scanned over stacked parameters: compiles faster; False unrolls the layers.
@@ -179,7 +209,8 @@ class DataConfig:
     """Where text comes from and how it becomes batches.
 
     A split is one source, or for translation two parallel text files. A source is a text file, a
-    `.tsv` or `.jsonl` file, each also as `.gz` or `.xz`, or `tfds:NAME/CONFIG:SPLIT`.
+    `.tsv` or `.jsonl` file, each also as `.gz` or `.xz`, or `tfds:NAME/CONFIG:SPLIT`. A split of
+    labelled examples is one or more files as `dataset` distributes them, read one after the other.
     """
 
     # Relative paths below start here.
@@ -192,26 +223,37 @@ class DataConfig:
     validation: tuple[str, ...] = ()
     # Test source; read by eval.py only.
     test: tuple[str, ...] = ()
-    # Names of the text fields in JSONL or TFDS: one, or source and target.
+    # Names of the text fields in JSONL or TFDS: one, or source and target; those of `own` examples.
     fields: tuple[str, ...] = ("text",)
     # A sentencepiece model; None trains one on `train`.
     tokenizer: str | None = None
     # Built indices and token counts; None means $MHE_JAX_CACHE or ~/.cache/mhe_jax.
     cache_directory: str | None = None
-    # Tokens in a row: the block of `mlm` and `lm`; in translation the longest training sentence.
+    # Tokens in a row: the block of `mlm` and `lm`; in translation the longest training sentence;
+    # the longest labelled example, which is cut to it.
     sequence_length: int = 128
     # Several examples (lines, or pairs) in each training row, none of which sees another.
     packing: bool = False
-    # Rows in a global batch of `mlm` and `lm`.
+    # Rows in a global batch of all tasks but translation.
     batch_size: int = 32
     # Padded source plus target tokens in a global batch of translation.
     tokens_per_batch: int = 4096
-    # Padded lengths of translation batches; the last is sequence_length.
+    # Padded lengths of batches of pairs and of labelled examples; the last is sequence_length.
     length_buckets: tuple[int, ...] = ()
     # Rows of a translation batch are a multiple of this: a multiple of data · fsdp devices.
     row_multiple: int = 8
     # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
     mask_rate: float = 0.15
+    # What labelled examples are; `own` has the texts in `fields` and the label in `label_field`.
+    dataset: Dataset = "own"
+    # Column or field of the label of `own` examples.
+    label_field: str = "label"
+    # Names of the labels, in order; () takes those of the data set, or of `own` training examples.
+    labels: tuple[str, ...] = ()
+    # Tokens from one window over a long text to the next (task span).
+    window_stride: int = 128
+    # A question is cut to this many tokens (task span).
+    question_length: int = 64
 
 
 @dataclass(frozen=True)
@@ -248,6 +290,8 @@ class OptimizerConfig:
 class TrainConfig:
     """The loop."""
 
+    # A finished run whose encoder and tokenizer this one starts from; None starts from nothing.
+    init_from: str | None = None
     # Updates in all.
     num_steps: int = 10_000
     # Of parameters, data order, masking and dropout.
@@ -258,7 +302,7 @@ class TrainConfig:
     eval_batches: int | None = None
     # Steps between checkpoints; the last step is always saved.
     checkpoint_every: int = 500
-    # Checkpoints kept, beside the best by validation loss.
+    # Checkpoints kept, beside the best on the validation split.
     keep_checkpoints: int = 3
     # Steps between log lines.
     log_every: int = 50
@@ -291,7 +335,10 @@ class EvaluationConfig:
 
     # Which split.
     split: Literal["validation", "test"] = "test"
-    # `best` by validation loss, `last`, or a step number.
+    # Sources to read in place of the split's.
+    sources: tuple[str, ...] = ()
+    # `best` on the validation split (by the official score of labelled examples, else by loss),
+    # `last`, or a step number.
     checkpoint: str = "best"
     # Mean of this many checkpoints ending with the newest (needs checkpoint=last); 1 for one.
     average_checkpoints: int = 1
@@ -315,13 +362,19 @@ class EvaluationConfig:
     top_p: float | None = None
     # Generation: of what is drawn.
     seed: int = 0
+    # Tokens of the longest answer (task span).
+    answer_length: int = 30
+    # How much more no answer must score than the best one to be given (squad_v2).
+    no_answer_threshold: float = 0.0
 
 
 @dataclass(frozen=True)
 class Config:
     """One experiment."""
 
-    # What is learned: `mlm` an encoder, `lm` a language model, `translation` an encoder-decoder.
+    # What is learned: `mlm` an encoder, `lm` a language model, `translation` an encoder-decoder;
+    # the others tune an encoder on labelled examples: a class, a number, which of several texts,
+    # or the span that answers a question.
     task: Task = "mlm"
     # Where checkpoints, logs and the resolved config go.
     workdir: str = "runs/unnamed"

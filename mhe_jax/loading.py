@@ -136,11 +136,35 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         raise InputError(f"the config comes before {name}; usage: {TRAIN_USAGE}")
     import tyro
 
-    config = _parse(
-        Config, load_config(name), rest, f"train.py {name}", (tyro.conf.FlagConversionOff,)
-    )
+    def parse(default: Config) -> Config:
+        how = (tyro.conf.FlagConversionOff,)
+        return _parse(Config, default, rest, f"train.py {name}", how)
+
+    default = load_config(name)
+    config = parse(default)
+    if config.train.init_from is not None:
+        config = parse(_shaped_as(config.train.init_from, default))
     check(config)
     return config
+
+
+def _shaped_as(run: str, config: Config) -> Config:
+    """`config` with the model of another run, but for the rates of dropout, which stay its own."""
+    path = Path(run) / "config.json"
+    if not path.is_file():
+        raise InputError(
+            f"train.init_from: no run at {run}{_neighbours(Path(run), '*/config.json')}"
+        )
+    theirs, ours = load_json(path).model, config.model
+    attention = dataclasses.replace(theirs.attention, dropout_rate=ours.attention.dropout_rate)
+    model = dataclasses.replace(
+        theirs,
+        attention=attention,
+        dropout_rate=ours.dropout_rate,
+        num_classes=ours.num_classes,
+        num_spans=ours.num_spans,
+    )
+    return dataclasses.replace(config, model=model)
 
 
 @dataclasses.dataclass(frozen=True)

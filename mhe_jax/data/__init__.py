@@ -1,5 +1,6 @@
 """From files and data sets to batches.
 
+    config = resolve(config)                    # with the labels that the data has
     check_sources(config)                       # all that can be wrong with the input, early
     tokenizer = make_tokenizer(config, path)    # read, or trained on data.train; kept at path
     batches = train_batches(config, tokenizer)  # endless
@@ -13,7 +14,8 @@ A global batch is a pure function of (seed, step), see `batches.py`; its arrays 
 
 from pathlib import Path
 
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import LABELLED, Config, InputError
+from mhe_jax.data import tasks
 from mhe_jax.data.batches import (
     Batches,
     EvaluationBatches,
@@ -23,6 +25,7 @@ from mhe_jax.data.batches import (
 )
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.sources import Source, open_source, open_split, open_train
+from mhe_jax.data.tasks import resolve
 from mhe_jax.data.tokenizer import (
     BOS,
     EOS,
@@ -53,9 +56,12 @@ __all__ = [
     "open_source",
     "open_split",
     "open_train",
+    "resolve",
     "train_batches",
     "train_tokenizer",
 ]
+
+TOKENIZER = "tokenizer.model"  # of a run, in its workdir
 
 
 def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validation")) -> None:
@@ -65,11 +71,14 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
       InputError: one line with file, line and reason.
     """
     for split in splits:
-        if split == "train":
+        if config.task in LABELLED:
+            if split == "train" or getattr(config.data, split):
+                tasks.check_split(config, split)
+        elif split == "train":
             open_train(config)
         elif getattr(config.data, split):
             open_split(config, split)
-    if config.data.tokenizer is not None:
+    if _tokenizer_file(config) is not None:
         _given_tokenizer(config)
 
 
@@ -77,8 +86,9 @@ def make_tokenizer(config: Config, path: str | Path) -> Tokenizer:
     """The tokenizer of a run, kept at `path`.
 
     What is at `path` already is used (a run that resumes keeps its tokenizer); else the model that
-    `data.tokenizer` names, or one trained on `data.train`, is published there. All processes of a
-    run may do this at the same time: they publish the same bytes.
+    `data.tokenizer` names, that of the run `train.init_from`, or one trained on `data.train`, is
+    published there. All processes of a run may do this at the same time: they publish the same
+    bytes.
 
     Raises:
       InputError: it does not have `model.vocabulary_size` pieces, or cannot.
@@ -88,10 +98,12 @@ def make_tokenizer(config: Config, path: str | Path) -> Tokenizer:
         tokenizer = Tokenizer.load(path)
         tokenizer.check_vocabulary(config.model.vocabulary_size)
         return tokenizer
-    if config.data.tokenizer is not None:
+    if _tokenizer_file(config) is not None:
         tokenizer = _given_tokenizer(config)
     else:
-        tokenizer = train_tokenizer(open_train(config), config.model.vocabulary_size)
+        labelled = config.task in LABELLED
+        source = tasks.text_of(config) if labelled else open_train(config)
+        tokenizer = train_tokenizer(source, config.model.vocabulary_size)
     try:
         tokenizer.save(path)
     except OSError as error:
@@ -99,8 +111,16 @@ def make_tokenizer(config: Config, path: str | Path) -> Tokenizer:
     return Tokenizer(tokenizer.model, str(path))
 
 
+def _tokenizer_file(config: Config) -> Path | None:
+    if config.train.init_from is not None:
+        return Path(config.train.init_from) / TOKENIZER
+    if config.data.tokenizer is not None:
+        name = Path(config.data.tokenizer).expanduser()
+        return Path(config.data.directory).expanduser() / name
+    return None
+
+
 def _given_tokenizer(config: Config) -> Tokenizer:
-    name = Path(config.data.tokenizer or "").expanduser()
-    tokenizer = Tokenizer.load(Path(config.data.directory).expanduser() / name)
+    tokenizer = Tokenizer.load(_tokenizer_file(config) or "")
     tokenizer.check_vocabulary(config.model.vocabulary_size)
     return tokenizer

@@ -8,8 +8,9 @@ are the batch of one process, so that dropout, which goes by the place of a row,
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import LABELLED, Config, InputError
 from mhe_jax.data.examples import Row, stack
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.sources import open_train
@@ -85,10 +86,14 @@ class EvaluationBatches(Batches):
 
     The last rows of the last batch are padding with weight 0 where the split gives no more.
     `num_words` counts what stands between blanks in all that is predicted, and one end for each
-    line: the denominator of a perplexity per word.
+    line: the denominator of a perplexity per word. Labelled examples have `scores` instead, which
+    takes the numbers and the outputs of the rows of each batch.
     """
 
     num_words: int
+
+    def scores(self, outputs: Sequence[tuple[Any, Any]]) -> dict[str, float]:
+        raise NotImplementedError
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -115,9 +120,13 @@ def train_batches(
       InputError: something is wrong with `data.train`, or the tokenizer does not fit the model.
     """
     from mhe_jax.data import blocks, mixture, packed, pairs
+    from mhe_jax.data.tasks import batches
 
     tokenizer.check_vocabulary(config.model.vocabulary_size)
-    sources, process = open_train(config), (process_index, process_count)
+    process = (process_index, process_count)
+    if config.task in LABELLED:
+        return batches.TrainExamples(config, tokenizer, *process)
+    sources = open_train(config)
     translation, seed = config.task == "translation", config.train.seed
     weights = [weight for _, weight in sources]
     if translation and not config.data.packing:
@@ -151,8 +160,10 @@ def evaluation_batches(
       InputError: something is wrong with the split, or the tokenizer does not fit the model.
     """
     from mhe_jax.data import blocks, pairs
+    from mhe_jax.data.tasks import batches
 
     tokenizer.check_vocabulary(config.model.vocabulary_size)
     make = pairs.EvaluationPairs if config.task == "translation" else blocks.EvaluationBlocks
+    make = batches.EvaluationExamples if config.task in LABELLED else make
     rows = config.evaluation.batch_size if batch_size is None else batch_size
     return make(config, tokenizer, split, rows, process_index, process_count)

@@ -38,6 +38,30 @@ def open_items(written: str, fields: tuple[str, ...], cache: Path) -> tuple[Sequ
       InputError: unknown data set, split or field, a broken file, or the data set is not prepared;
         nothing is ever downloaded.
     """
+    builder, split = _open(written)
+    features: Any = builder.info.features
+    known = list(features) if hasattr(features, "keys") else []
+    for field in fields:
+        if field not in known:
+            has = ", ".join(map(repr, known)) or "none with names"
+            raise InputError(f"{written}: has no field {field!r}; it has {has} (data.fields)")
+    found = builder.info.splits[split]
+    key = key_of(str(builder.data_dir), split, fields, found.num_examples, found.num_bytes)
+    return _Texts(written, _rows(builder, split, cache), fields), key
+
+
+def open_rows(written: str, cache: Path) -> Sequence[Any]:
+    """The examples of `tfds:NAME/CONFIG:SPLIT` as TFDS gives them.
+
+    Raises:
+      InputError: as `open_items`.
+    """
+    builder, split = _open(written)
+    return _rows(builder, split, cache)
+
+
+def _open(written: str) -> tuple[Any, str]:
+    """The builder of a prepared data set, and the split, which it has."""
     match = NAME.fullmatch(written)
     if match is None:
         raise InputError(f"{written}: must be tfds:NAME:SPLIT or tfds:NAME/CONFIG:SPLIT")
@@ -58,12 +82,6 @@ def open_items(written: str, fields: tuple[str, ...], cache: Path) -> tuple[Sequ
             f"tensorflow_datasets.text; tfds.builder('{name}', file_format='array_record')"
             f'.download_and_prepare()"'
         )
-    features: Any = builder.info.features
-    known = list(features) if hasattr(features, "keys") else []
-    for field in fields:
-        if field not in known:
-            has = ", ".join(map(repr, known)) or "none with names"
-            raise InputError(f"{written}: has no field {field!r}; it has {has} (data.fields)")
     try:
         found = builder.info.splits[split]
     except (KeyError, ValueError):
@@ -71,13 +89,13 @@ def open_items(written: str, fields: tuple[str, ...], cache: Path) -> tuple[Sequ
         raise InputError(f"{written}: has no split {split!r}; it has {has}") from None
     if not found.num_examples:
         raise InputError(f"{written}: is empty")
-    rows: Any
+    return builder, split
+
+
+def _rows(builder: Any, split: str, cache: Path) -> Any:
     if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
-        rows = _TensorFlowRecords(builder, split, cache)
-    else:
-        rows = builder.as_data_source(split=split)
-    key = key_of(str(builder.data_dir), split, fields, found.num_examples, found.num_bytes)
-    return _Texts(written, rows, fields), key
+        return _TensorFlowRecords(builder, split, cache)
+    return builder.as_data_source(split=split)
 
 
 @contextlib.contextmanager

@@ -70,6 +70,10 @@ class Tokenizer:
         if (self._bytes < 0).any():
             raise InputError(f"{name}: has no piece for some bytes (train with byte_fallback)")
         self._characters = set("".join(pieces))
+        # Bytes of text that a piece stands for.
+        sizes = [len(piece.replace(SPACE, " ").encode()) for piece in pieces]
+        self._sizes = np.array([0] * NUM_SPECIAL + sizes[NUM_SPECIAL:])
+        self._sizes[self._bytes] = 1
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -111,6 +115,24 @@ class Tokenizer:
         for i, stand_in in replaced:
             rows[i] = _replace(rows[i], self._byte_ids(stand_in), self._byte_ids(SPACE))
         return rows
+
+    def offsets(self, text: str, ids: Sequence[int]) -> np.ndarray:
+        """Where each piece of `encode(text)` begins and ends in `text`, in characters: [n, 2].
+
+        A piece holds the space before it. Pieces that are bytes of one character share its place.
+
+        Raises:
+          InputError: the tokenizer does not keep the text, so that nobody knows.
+        """
+        starts = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80
+        begun = np.concatenate([[0], np.cumsum(starts)])  # characters before each byte
+        # The space that goes before every text stands nowhere.
+        ends = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) - 1
+        if len(ids) and ends[-1] != len(starts):
+            raise InputError(f"{self.name}: changes the text: takes one that a run trained")
+        begins = np.maximum(np.concatenate([[0], ends[:-1]]), 0)[: len(ids)]
+        following = begun[np.minimum(begins + 1, len(starts))]
+        return np.stack([np.where(begins < len(starts), following - 1, begun[-1]), begun[ends]], 1)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of piece numbers; special tokens give nothing, broken UTF-8 gives U+FFFD."""

@@ -7,6 +7,7 @@
 A run is what `train.py` leaves in its workdir; nothing else is needed.
 """
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -21,7 +22,7 @@ from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.data import EOS
 from mhe_jax.data.cache import publish
 from mhe_jax.evaluation.generation import Generator
-from mhe_jax.evaluation.tasks import EVALUATIONS, Run
+from mhe_jax.evaluation.tasks import EVALUATIONS, Run, name_of
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.loading import load_json
 from mhe_jax.training import group
@@ -41,6 +42,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """The results on `evaluation.split`, also written to WORKDIR/eval_SPLIT.json.
 
+    Where `evaluation.sources` take the place of the split's, the first one's name takes SPLIT's.
+
     Args:
       workdir: of the run.
       evaluation: checkpoint, split and search.
@@ -51,11 +54,14 @@ def evaluate(
     """
     workdir = Path(workdir)
     config = load_json(workdir / CONFIG)
+    if evaluation.sources:
+        data = dataclasses.replace(config.data, **{evaluation.split: evaluation.sources})
+        config = dataclasses.replace(config, data=data)
     group.check()
     run = Run.load(workdir, config, evaluation, devices)
     result = EVALUATIONS[config.task](run)
     if jax.process_index() == 0:
-        with publish(workdir / f"eval_{evaluation.split}.json") as file:
+        with publish(workdir / f"eval_{name_of(evaluation)}.json") as file:
             file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return result
 

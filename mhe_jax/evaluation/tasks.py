@@ -5,6 +5,8 @@ seconds, and which form and engine each attention kind ran as.
 """
 
 import dataclasses
+import math
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,18 +18,27 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
-from mhe_jax.config import Config, EvaluationConfig, InputError, MeshConfig
-from mhe_jax.data import Tokenizer, evaluation_batches, open_split
+from mhe_jax.config import LABELLED, Config, EvaluationConfig, InputError, MeshConfig
+from mhe_jax.data import (
+    TOKENIZER,
+    EvaluationBatches,
+    Tokenizer,
+    evaluation_batches,
+    open_split,
+)
 from mhe_jax.data.cache import publish
+from mhe_jax.data.tasks.batches import EvaluationExamples
+from mhe_jax.data.tasks.submission import submission
 from mhe_jax.evaluation.metrics import perplexity, translation_scores
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.evaluation.windows import Windows
 from mhe_jax.model import make_model
 from mhe_jax.training import checkpoint, sharding
-from mhe_jax.training.loop import TOKENIZER
-from mhe_jax.training.objective import batch_names, make_initializer, make_sums, ratios
+from mhe_jax.training.objective import batch_names, make_sums, ratios
+from mhe_jax.training.scored import summarize, total
 from mhe_jax.training.step import make_eval_step
 from mhe_jax.training.summary import described
+from mhe_jax.training.warm_start import abstract_params
 
 Result = dict[str, Any]
 
@@ -62,14 +73,7 @@ class Run:
         tokenizer.check_vocabulary(config.model.vocabulary_size)
         mesh = evaluation_mesh(config, devices)
         model = make_model(config.task, config.model)
-        initialize = make_initializer(config.task, model, config.data.sequence_length)
-        with sharding.use_mesh(mesh):
-            boxed = jax.eval_shape(initialize, jax.eval_shape(lambda: jax.random.key(0)))
-        abstract = jax.tree.map(
-            lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
-            nn.unbox(boxed),
-            sharding.parameter_shardings(boxed, mesh),
-        )
+        abstract = abstract_params(config, mesh)
         params, steps = checkpoint.restore_params(
             workdir, evaluation.checkpoint, abstract, evaluation.average_checkpoints
         )
@@ -160,7 +164,37 @@ def evaluate_translation(run: Run) -> Result:
     }
 
 
-EVALUATIONS = {"mlm": evaluate_mlm, "lm": evaluate_lm, "translation": evaluate_translation}
+def evaluate_labelled(run: Run) -> Result:
+    """Official numbers of a split whose labels are known; predictions go to SPLIT.predictions.*.
+
+    The file has the form in which the suite of the data set takes submissions.
+    """
+    found, batches, seconds = _run(run)
+    assert isinstance(batches, EvaluationExamples)
+    outputs = [(batch["index"], batch["outputs"]) for batch in found]
+    if jax.process_index() == 0:
+        for suffix, text in submission(run.config, batches, outputs).items():
+            with publish(run.workdir / f"{name_of(run.evaluation)}.{suffix}") as file:
+                file.write_text(text, encoding="utf-8")
+    numbers = summarize(found, batches) if batches.labelled else {}
+    if not all(math.isfinite(number) for number in numbers.values()):
+        raise InputError(f"{run.workdir}: the loss is not a number: a broken checkpoint")
+    return {
+        **_described(run),
+        "dataset": run.config.data.dataset,
+        **numbers,
+        "examples": batches.num_examples,
+        "seconds": seconds,
+        "examples_per_second": batches.num_examples / seconds,
+    }
+
+
+EVALUATIONS = {
+    "mlm": evaluate_mlm,
+    "lm": evaluate_lm,
+    "translation": evaluate_translation,
+    **dict.fromkeys(LABELLED, evaluate_labelled),
+}
 
 
 def _described(run: Run) -> Result:
@@ -173,6 +207,13 @@ def _described(run: Run) -> Result:
     }
 
 
+def name_of(evaluation: EvaluationConfig) -> str:
+    """What files of results are called: by the split, or by the first source in its place."""
+    if not evaluation.sources:
+        return evaluation.split
+    return re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
+
+
 def _pairs(source) -> Iterator[tuple[str, str]]:
     for number in range(len(source)):
         pair = source[number]
@@ -182,6 +223,15 @@ def _pairs(source) -> Iterator[tuple[str, str]]:
 
 def _sums(run: Run) -> tuple[dict[str, float], int, float]:
     """Sums over the split, its words, and the seconds without tokenizing and compiling."""
+    found, batches, seconds = _run(run)
+    sums = total(found)
+    if not sums["nats"] < float("inf"):
+        raise InputError(f"{run.workdir}: the loss is not a number: a broken checkpoint")
+    return sums, batches.num_words, seconds
+
+
+def _run(run: Run) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
+    """What the model gives for each batch of the split, and the seconds it took."""
     share, shares = sharding.share_of_rows(run.mesh)
     split, stride = run.evaluation.split, run.evaluation.stride
     rows = sharding.round_up_rows(run.evaluation.batch_size, run.mesh)
@@ -191,7 +241,7 @@ def _sums(run: Run) -> tuple[dict[str, float], int, float]:
     else:
         batches = Windows(run.config, run.tokenizer, split, rows, stride, **process)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, run.params)
-    step = make_eval_step(make_sums(run.config.task, run.model), run.mesh, shardings)
+    step = make_eval_step(make_sums(run.config.task, run.model, outputs=True), run.mesh, shardings)
 
     def sums_of(rows):
         rows = {name: rows[name] for name in batch_names(run.config.task)}
@@ -201,9 +251,4 @@ def _sums(run: Run) -> tuple[dict[str, float], int, float]:
     begin = time.perf_counter()
     with batches.iterate() as iterator:
         found = jax.device_get([sums_of(rows) for rows in iterator])
-    seconds = time.perf_counter() - begin
-    # Added on the host in float64: a long split loses no digits.
-    sums = {name: sum(float(batch[name]) for batch in found) for name in found[0]}
-    if not sums["nats"] < float("inf"):
-        raise InputError(f"{run.workdir}: the loss is not a number: a broken checkpoint")
-    return sums, batches.num_words, seconds
+    return found, batches, time.perf_counter() - begin

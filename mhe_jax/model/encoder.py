@@ -1,4 +1,4 @@
-"""A BERT-shaped encoder that predicts masked tokens."""
+"""A BERT-shaped encoder, and the model that predicts masked tokens with it."""
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,39 @@ from mhe_jax.model.layers import ACTIVATIONS, dense, layer_norm
 from mhe_jax.model.stack import Encoder
 
 
-class MaskedLanguageModel(nn.Module):
+class EncoderModel(nn.Module):
+    """Embeddings and encoder of a model that reads a text from both sides."""
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        self.embeddings = Embeddings(c, normalize=c.norm_position == "post")
+        self.encoder = Encoder(c, c.num_layers)
+
+    def encode(
+        self,
+        tokens: jax.Array,
+        token_types: jax.Array | None = None,
+        *,
+        segments: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Ids [B, T], 0 for padding, to the encoder's output [B, T, M].
+
+        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
+        from 0 where they are None.
+        """
+        mask = Mask.padding(tokens != PAD_ID)
+        if segments is not None:
+            mask = mask & Mask.segments(segments)
+            positions = positions_within(segments) if positions is None else positions
+        x = self.embeddings(tokens, positions, token_types, deterministic=deterministic)
+        return self.encoder(x, mask, deterministic=deterministic)
+
+
+class MaskedLanguageModel(EncoderModel):
     """`logits = LayerNorm(activation(x W + b)) · token[v] + vocabulary_bias[v]` at masked places.
 
     Only the P masked positions of a row go through the head and the vocabulary: B·P·V logits, not
@@ -25,12 +57,9 @@ class MaskedLanguageModel(nn.Module):
     (1, 2, 11)
     """
 
-    config: ModelConfig
-
     def setup(self):
+        super().setup()
         c = self.config
-        self.embeddings = Embeddings(c, normalize=c.norm_position == "post")
-        self.encoder = Encoder(c, c.num_layers)
         self.head_dense = dense(c, None)
         self.head_norm = layer_norm(c)
         self.vocabulary_bias = self.param(
@@ -62,27 +91,6 @@ class MaskedLanguageModel(nn.Module):
             deterministic=deterministic,
         )
         return self.predict(jnp.take_along_axis(x, masked_positions[:, :, None], axis=1))
-
-    def encode(
-        self,
-        tokens: jax.Array,
-        token_types: jax.Array | None = None,
-        *,
-        segments: jax.Array | None = None,
-        positions: jax.Array | None = None,
-        deterministic: bool = True,
-    ) -> jax.Array:
-        """Ids [B, T], 0 for padding, to the encoder's output [B, T, M].
-
-        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
-        from 0 where they are None.
-        """
-        mask = Mask.padding(tokens != PAD_ID)
-        if segments is not None:
-            mask = mask & Mask.segments(segments)
-            positions = positions_within(segments) if positions is None else positions
-        x = self.embeddings(tokens, positions, token_types, deterministic=deterministic)
-        return self.encoder(x, mask, deterministic=deterministic)
 
     def predict(self, x: jax.Array) -> jax.Array:
         """Encoder output [B, P, M] to float32 logits [B, P, V]."""

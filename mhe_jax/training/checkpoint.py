@@ -3,7 +3,8 @@
     WORKDIR/checkpoints/STEP        params, ema_params (where there is an average), optimizer (its
                                     state, the step, the key), meta; the last `keep_checkpoints`
     WORKDIR/checkpoints_best/STEP   params (the average where there is one), meta; of the step with
-                                    the lowest validation loss: what evaluation needs
+                                    the best validation (`scored.criterion`): what evaluation
+                                    needs
 
 A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. What
 cannot be read moves to `checkpoints_unreadable`, beside, where nothing looks. Every array comes
@@ -22,6 +23,7 @@ import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
 from mhe_jax.training import group
+from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
 
 Meta = dict[str, Any]
@@ -35,7 +37,7 @@ class Checkpoints:
     """The checkpoints of one run.
 
     `meta` is JSON: whatever the caller wants back; for `save_best` it must have `validation` with a
-    `loss`.
+    `loss`, and maybe a `score`.
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
@@ -47,13 +49,13 @@ class Checkpoints:
         except OSError as error:
             raise InputError(f"{workdir}: {reason_of(error)}") from error
         self.notes: list[str] = []  # what people must know
-        self._losses: dict[int, float] = {}
+        self._found: dict[int, float] = {}
         for step in self._best.all_steps():
             meta, reason = _try(lambda step=step: _meta(self._best, step))
             if meta is None:
                 self._put_aside(self._best, step, reason)
             else:
-                self._losses[step] = meta["validation"]["loss"]
+                self._found[step] = criterion(meta["validation"])
 
     @property
     def latest_step(self) -> int | None:
@@ -61,9 +63,9 @@ class Checkpoints:
         return self._last.latest_step()
 
     @property
-    def best_loss(self) -> float | None:
-        """The lowest validation loss of those that are kept."""
-        return min(self._losses.values(), default=None)
+    def best_criterion(self) -> float | None:
+        """The lowest `scored.criterion` of those that are kept."""
+        return min(self._found.values(), default=None)
 
     def save(self, state: TrainState, step: int, meta: Meta) -> None:
         """Begin to write `state`, which is at `step`; one that is there already is left alone.
@@ -102,17 +104,17 @@ class Checkpoints:
                 self._best.delete(step)
         items = {"params": ocp.args.StandardSave(params), "meta": ocp.args.JsonSave(meta)}
         _save(self._best, step, items)
-        self._losses[step] = meta["validation"]["loss"]
+        self._found[step] = criterion(meta["validation"])
 
     def _prune(self) -> None:
         best = self._best_step()
         for step in self._best.all_steps():
             if step != best:
                 self._best.delete(step)
-        self._losses = {step: loss for step, loss in self._losses.items() if step == best}
+        self._found = {step: found for step, found in self._found.items() if step == best}
 
     def _best_step(self) -> int | None:
-        there = [(loss, step) for step, loss in self._losses.items()]
+        there = [(found, step) for step, found in self._found.items()]
         return min(there, default=(0.0, None))[1]
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
@@ -211,7 +213,7 @@ def restore_params(
 
     Args:
       workdir: of the run.
-      which: 'best' by validation loss, 'last', or a step number.
+      which: 'best' on the validation split, 'last', or a step number.
       abstract_params: their shapes, with the shardings to give them.
       average: with 'last', the mean of this many newest checkpoints.
 
@@ -337,10 +339,10 @@ def _meta(manager: ocp.CheckpointManager, step: int) -> Meta:
 
 
 def _best_of(manager: ocp.CheckpointManager) -> int | None:
-    losses = []
+    found = []
     for step in manager.all_steps():
         meta, reason = _try(lambda step=step: _meta(manager, step))
         if meta is None:
             raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
-        losses.append((meta["validation"]["loss"], step))
-    return min(losses, default=(0.0, None))[1]
+        found.append((criterion(meta["validation"]), step))
+    return min(found, default=(0.0, None))[1]

@@ -15,10 +15,11 @@ import jax
 from mhe_jax import data
 from mhe_jax.checks import check
 from mhe_jax.config import Config, InputError
+from mhe_jax.data import TOKENIZER
 from mhe_jax.data.cache import publish
 from mhe_jax.loading import save_json, set_field
 from mhe_jax.model import make_model
-from mhe_jax.training import group, objective, resume, sharding, summary
+from mhe_jax.training import group, objective, resume, scored, sharding, summary, warm_start
 from mhe_jax.training.checkpoint import Checkpoints, NotSaved, reason_of
 from mhe_jax.training.feeding import feed
 from mhe_jax.training.flops import step_flops
@@ -29,8 +30,6 @@ from mhe_jax.training.signals import Signals, Stopped
 from mhe_jax.training.state import TrainState, make_initializer
 from mhe_jax.training.step import make_eval_step, make_train_step
 from mhe_jax.training.tracking import Tracker
-
-TOKENIZER = "tokenizer.model"
 
 
 def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     """
     check(config)
     with Signals() as signals:
-        return _train(config, devices, signals)
+        return _train(data.resolve(config), devices, signals)
 
 
 def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> dict[str, Any]:
@@ -59,6 +58,7 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     mesh = sharding.make_mesh(config, devices)
     share, shares = sharding.share_of_rows(mesh)
     data.check_sources(config)
+    warm_start.check_init_from(config)
     workdir = Path(config.workdir)
     _check_writable(workdir)
 
@@ -87,6 +87,8 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
             state, meta = checkpoints.restore(abstract)
         else:
             state, meta = initialize(jax.random.key(config.train.seed)), {}
+            if config.train.init_from is not None:
+                state = warm_start.start_from(config.train.init_from, state, mesh)
         start = int(state.step)
         if writes:
             save_json(config, workdir / resume.FILE)
@@ -162,7 +164,7 @@ class _Loop:
             skip_nonfinite=config.train.skip_nonfinite > 0,
             rules=sharding.rules_of(config.mesh),
         )
-        evaluated = objective.make_sums(config.task, model)
+        evaluated = objective.make_sums(config.task, model, outputs=True)
         self.eval_step = make_eval_step(evaluated, mesh, shardings.params)
 
     def run(self, state: TrainState, start: int, batches, validation, tracker, signals) -> None:
@@ -242,9 +244,7 @@ class _Loop:
                 found.append(self.eval_step(params, self._on_devices(rows)))
                 if stop := self.signals.agreed():
                     return stop
-        found = jax.device_get(found)
-        totals = {name: sum(float(sums[name]) for sums in found) for name in found[0]}
-        numbers = objective.ratios(totals)
+        numbers = scored.summarize(jax.device_get(found), validation)
         if not math.isfinite(numbers["loss"]):
             raise NotFinite(step, "validation loss")
         self.meta |= {"validated_step": step, "validation": numbers}
@@ -253,8 +253,8 @@ class _Loop:
         return 0
 
     def _keep_if_best(self, state: TrainState, step: int) -> None:
-        best = self.checkpoints.best_loss
-        if best is None or self.meta["validation"]["loss"] < best:
+        best = self.checkpoints.best_criterion
+        if best is None or scored.criterion(self.meta["validation"]) < best:
             self.checkpoints.save_best(_evaluated(state), step, copy.deepcopy(self.meta))
 
     def _on_devices(self, rows) -> dict[str, jax.Array]:

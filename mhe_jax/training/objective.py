@@ -6,7 +6,9 @@
     count = Σ w
     tokens = tokens in the batch that are not padding (translation: of source and target)
 
-so perplexity is exp(nats / count). All float32, whatever the model computes in.
+so perplexity is exp(nats / count). All float32, whatever the model computes in. Of labelled
+examples only loss, count and tokens are summed: what they are worth is their official score. A
+regression's loss is Σ w · (prediction - label)².
 """
 
 from collections.abc import Callable
@@ -17,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mhe_jax.config import Task
+from mhe_jax.config import LABELLED, Task
 
 Batch = dict[str, jax.Array]
 # (params, batch, dropout key or None) -> sums.
@@ -28,6 +30,7 @@ INPUTS: dict[Task, tuple[str, ...]] = {
     "mlm": ("tokens", "positions"),
     "lm": ("tokens",),
     "translation": ("source", "target"),
+    **dict.fromkeys(LABELLED, ("tokens", "token_types", "marks")),
 }
 # What keeps the examples of a packed row apart: keyword arguments of the model.
 SEGMENTS: dict[Task, tuple[str, ...]] = {
@@ -35,12 +38,16 @@ SEGMENTS: dict[Task, tuple[str, ...]] = {
     "lm": ("segments",),
     "translation": ("source_segments", "target_segments"),
 }
+# Those of them that hold no tokens.
+NOT_TOKENS = ("positions", "token_types", "marks")
 PAD_ID = 0
 
 
 def batch_names(task: Task, packing: bool = False) -> tuple[str, ...]:
     """The arrays of a batch that a step reads."""
-    return (*INPUTS[task], "labels", "weights", *(SEGMENTS[task] if packing else ()))
+    segments = SEGMENTS.get(task, ()) if packing else ()
+    index = ("index",) if task in LABELLED else ()
+    return (*INPUTS[task], "labels", "weights", *segments, *index)
 
 
 def make_initializer(task: Task, model: nn.Module, length: int) -> Callable[[jax.Array], Any]:
@@ -49,25 +56,38 @@ def make_initializer(task: Task, model: nn.Module, length: int) -> Callable[[jax
     return lambda key: model.init(key, *inputs)["params"]
 
 
-def make_sums(task: Task, model: nn.Module, label_smoothing: float = 0.0) -> SumsFunction:
+def make_sums(
+    task: Task, model: nn.Module, label_smoothing: float = 0.0, *, outputs: bool = False
+) -> SumsFunction:
     """The sums of this module's equations, of a batch that goes through `model`.
 
     Batch: the inputs of `INPUTS`, `labels` and `weights`, both of the shape of the model's output
     without its vocabulary axis, and `SEGMENTS` where it is packed. Without a dropout key the model
-    is deterministic.
+    is deterministic. With `outputs`, labelled examples also come with `outputs`, what the model
+    gave, and `index`, whose that is.
     """
 
     def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> dict[str, jax.Array]:
         logits: Any = model.apply(
             {"params": params},
             *(batch[name] for name in INPUTS[task]),
-            **{name: batch[name] for name in SEGMENTS[task] if name in batch},
+            **{name: batch[name] for name in SEGMENTS.get(task, ()) if name in batch},
             deterministic=dropout_key is None,
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
-        tokens = sum(jnp.sum(batch[name] != PAD_ID) for name in INPUTS[task] if name != "positions")
-        found = label_sums(logits, batch["labels"], batch["weights"], label_smoothing)
-        return {**found, "tokens": jnp.asarray(tokens, jnp.float32)}
+        tokens = sum(
+            jnp.sum(batch[name] != PAD_ID) for name in INPUTS[task] if name not in NOT_TOKENS
+        )
+        if task == "regression":
+            found = squared_error_sums(logits, batch["labels"], batch["weights"])
+        else:
+            found = label_sums(logits, batch["labels"], batch["weights"], label_smoothing)
+        found = {**found, "tokens": jnp.asarray(tokens, jnp.float32)}
+        if task in LABELLED:
+            found = {name: found[name] for name in ("loss", "count", "tokens")}
+            if outputs:
+                found |= {"outputs": logits, "index": batch["index"]}
+        return found
 
     return sums
 
@@ -97,15 +117,27 @@ def label_sums(
     }
 
 
+def squared_error_sums(
+    predictions: jax.Array, labels: jax.Array, weights: jax.Array
+) -> dict[str, jax.Array]:
+    """loss and count of predictions, labels and weights of one shape."""
+    weights = weights.astype(jnp.float32)
+    errors = jnp.square(predictions.astype(jnp.float32) - labels)
+    return {"loss": jnp.sum(errors * weights), "count": jnp.sum(weights)}
+
+
 def ratios(sums: dict[str, float]) -> dict[str, float]:
     """What people read: loss, accuracy and perplexity; the loss with smoothing where it is used.
+
+    Accuracy and perplexity only where their sums are there.
 
     >>> ratios({"loss": 4.0, "nats": 2.0, "correct": 1.0, "count": 2.0})
     {'loss': 2.0, 'accuracy': 0.5, 'perplexity': 2.718281828459045}
     """
     count = max(sums["count"], 1.0)
-    return {
-        "loss": sums["loss"] / count,
-        "accuracy": sums["correct"] / count,
-        "perplexity": float(np.exp(min(sums["nats"] / count, 700.0))),
-    }
+    found = {"loss": sums["loss"] / count}
+    if "correct" in sums:
+        found["accuracy"] = sums["correct"] / count
+    if "nats" in sums:
+        found["perplexity"] = float(np.exp(min(sums["nats"] / count, 700.0)))
+    return found

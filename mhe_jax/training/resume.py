@@ -13,7 +13,7 @@ FILE = "config.json"
 # and the numbers of the optimizer. All else changes what is learned, or the shape of the state.
 MAY_CHANGE = re.compile(
     r"workdir|mesh\..*|evaluation\..*"
-    r"|train\.(?!seed).*"
+    r"|train\.(?!seed|init_from).*"
     r"|data\.(directory|cache_directory|test)"
     r"|model\.remat|model\.kronecker\.apply|model\.attention(_by_role\.\w+)?\.(form|engine)"
     r"|optimizer\.(?!name|ema_decay).*"

@@ -52,7 +52,7 @@ def run(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step, loss in enumerate((5.0, 1.0, 3.0, 2.0, 4.0), 1):
         state = state_of(float(step))
-        if checkpoints.best_loss is None or loss < checkpoints.best_loss:
+        if checkpoints.best_criterion is None or loss < checkpoints.best_criterion:
             checkpoints.save_best(state.params, step, meta(loss))
         checkpoints.save(state, step, meta(loss))
     checkpoints.close()
@@ -67,7 +67,7 @@ def test_last_and_best_are_kept(run):
     assert steps_on_disk(run / "checkpoints") == [3, 4, 5]
     assert steps_on_disk(run / "checkpoints_best") == [2]
     checkpoints = Checkpoints(run, keep=3)
-    assert (checkpoints.latest_step, checkpoints.best_loss) == (5, 1.0)
+    assert (checkpoints.latest_step, checkpoints.best_criterion) == (5, 1.0)
     assert checkpoints.best_meta() == meta(1.0)
     checkpoints.close()
 

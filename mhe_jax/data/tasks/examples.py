@@ -1,0 +1,250 @@
+"""Records as labelled examples: texts, label, and the spans that matter.
+
+    CB, RTE, ...     texts and label as the record has them
+    MultiRC          a paragraph, and a question with one of its answers: each answer an example
+    COPA             the premise with its question in words, and each choice
+    WiC              two sentences, and where the word stands in each
+    WSC              one text, and where noun phrase and pronoun stand
+
+Spans are read as in the baselines of Wang et al. 2019 (SuperGLUE), section 4: a classifier gets
+the vectors of the spans beside that of the whole.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.data.cache import cache_directory
+from mhe_jax.data.tasks.records import Record, read_records
+from mhe_jax.data.tasks.table import DatasetRow, row_of
+
+# One of the texts by number, and where in it a span begins and ends, in characters.
+Span = tuple[int, int, int]
+
+COPA_QUESTIONS = {
+    "cause": "What was the cause of this?",
+    "effect": "What happened as a result?",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One example; `label` is the number of a class or choice, or a score; None where unknown."""
+
+    index: Any  # as the data set numbers it
+    texts: tuple[str, ...]
+    label: float | None
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a context; `answers` has texts and where they begin, () where none is."""
+
+    index: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+
+
+def read_examples(config: Config, split: str) -> list[Example]:
+    """The examples of a split; only those of the test split may come without labels.
+
+    Raises:
+      InputError: one line that names the file, the line and the reason.
+    """
+    row = row_of(config)
+    found = []
+    for record in _records(config, split, row):
+        texts, spans = _texts(record, config.data.dataset, row)
+        label = _label(record, row, required=split != "test")
+        index = record.values.get("idx" if record.from_tfds else row.index, len(found))
+        if isinstance(index, str) and index.isdecimal():
+            index = int(index)
+        found.append(Example(index, texts, label, spans))
+    return found
+
+
+def read_questions(config: Config, split: str) -> list[Question]:
+    """The questions of a split in SQuAD's format.
+
+    Raises:
+      InputError: one line that names the file, the question and the reason; an answer of the
+        training split must stand in its context.
+    """
+    found = []
+    for record in _records(config, split, row_of(config)):
+        index, question, context = map(record.text, ("id", "question", "context"))
+        if not context.strip():
+            raise InputError(f"{record.where}: has an empty context")
+        answers = tuple(_answers(record))
+        if answers and record.values.get("is_impossible"):
+            raise InputError(f"{record.where}: is_impossible, and has an answer")
+        if split == "train":
+            if not answers and config.data.dataset == "squad":
+                raise InputError(f"{record.where}: has no answer; data.dataset squad_v2 allows it")
+            for text, start in answers:
+                if not text.strip() or context[start : start + len(text)] != text:
+                    raise InputError(
+                        f"{record.where}: answer {text[:40]!r} is not in the context at {start}"
+                    )
+        found.append(Question(index, question, context, answers))
+    seen: set[str] = set()
+    for question in found:
+        if question.index in seen:
+            raise InputError(f"data.{split}: question {question.index!r} is there twice")
+        seen.add(question.index)
+    return found
+
+
+def label_names(config: Config) -> tuple[str, ...]:
+    """The names of the classes of a task, () for a regression.
+
+    Those of `own` examples are the different labels of the training split, sorted.
+    """
+    row = row_of(config)
+    if row.labels or row.task in ("regression", "span"):
+        return row.labels
+    if row.task == "multiple_choice":
+        return tuple(map(str, range(len(row.texts) - 1)))
+    names = {_name(record.value(row.label)) for record in _records(config, "train", row)}
+    if len(names) < 2:
+        raise InputError(f"data.train: has one label, {min(names)!r}; a class needs another")
+    return tuple(sorted(names))
+
+
+def _records(config: Config, split: str, row: DatasetRow) -> Iterator[Record]:
+    data = config.data
+    cache = cache_directory(data.cache_directory)
+    count = 0
+    for written in getattr(data, split):
+        for record in read_records(written, row, Path(data.directory).expanduser(), cache):
+            for part in _answers_of_multirc(record) if data.dataset == "multirc" else (record,):
+                count += 1
+                yield part
+    if not count:
+        raise InputError(
+            f"data.{split}: {', '.join(getattr(data, split)) or 'not set'}: no examples"
+        )
+
+
+def _name(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _label(record: Record, row: DatasetRow, required: bool) -> float | None:
+    field = "label" if record.from_tfds else row.label
+    value = record.values.get(field)
+    # TFDS marks an unknown label by -1.
+    if value is None or (record.from_tfds and value == -1):
+        if not required:
+            return None
+        value = record.value(field)
+    if row.task == "regression":
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(f"{record.where}: {field} is {value!r}: takes a number")
+        return number
+    if record.from_tfds and row.suite != "own":
+        if value not in range(len(row.labels)):
+            raise InputError(
+                f"{record.where}: {field} is {value!r}: takes 0 to {len(row.labels) - 1}"
+            )
+        return value
+    names = row.labels or tuple(map(str, range(len(row.texts) - 1)))
+    if _name(value) not in names:
+        raise InputError(f"{record.where}: {field} is {value!r}: takes one of {', '.join(names)}")
+    return names.index(_name(value))
+
+
+def _texts(
+    record: Record, dataset: str, row: DatasetRow
+) -> tuple[tuple[str, ...], tuple[Span, ...]]:
+    """The texts of an example, and its spans."""
+    names = row.tfds_texts if record.from_tfds and row.tfds_texts else row.texts
+    texts = tuple(record.text(name) for name in names)
+    if dataset == "multirc":
+        paragraph, question = texts
+        return (paragraph, f"{question} {record.text('answer')}"), ()
+    if dataset == "copa":
+        premise, *choices = texts
+        asked = record.text("question")
+        if asked not in COPA_QUESTIONS:
+            raise InputError(f"{record.where}: question is {asked!r}: takes cause or effect")
+        return (f"{premise} {COPA_QUESTIONS[asked]}", *choices), ()
+    if dataset == "wic":
+        spans = [(i - 1, record.number(f"start{i}"), record.number(f"end{i}")) for i in (1, 2)]
+        for text, start, end in spans:
+            if not start < end <= len(texts[text]):
+                raise InputError(f"{record.where}: start{text + 1}, end{text + 1} is not a place")
+        return texts, tuple(spans)
+    if dataset == "wsc":
+        # In files the spans stand in `target`.
+        target = record.values.get("target", record.values)
+        record = dataclasses.replace(record, values=target if isinstance(target, dict) else {})
+        return texts, tuple(_words(record, texts[0], i) for i in (1, 2))
+    return texts, ()
+
+
+def _words(record: Record, text: str, number: int) -> Span:
+    """Where the words of a span of WSC stand; they are counted between white space."""
+    span = record.text(f"span{number}_text")
+    words = list(re.finditer(r"\S+", text))
+    first = record.number(f"span{number}_index")
+    last = first + max(len(span.split()), 1) - 1
+    if first >= len(words):
+        raise InputError(f"{record.where}: span{number}_index is {first}: a text of {len(words)}")
+    start, end = words[first].start(), words[min(last, len(words) - 1)].end()
+    # Without the punctuation around it, where the text has the span letter by letter.
+    exact = text[start:end].lower().find(span.lower().strip())
+    return (0, start, end) if exact < 0 else (0, start + exact, start + exact + len(span.strip()))
+
+
+def _answers_of_multirc(record: Record) -> Iterator[Record]:
+    """A record of a file has a passage with questions with answers; TFDS has an answer each."""
+    if record.from_tfds:
+        index = record.value("idx")
+        names = ("paragraph", "question", "answer")
+        if not isinstance(index, dict) or set(index) != set(names):
+            raise InputError(f"{record.where}: idx has not {', '.join(names)}")
+        yield dataclasses.replace(
+            record, values={**record.values, "idx": tuple(index[name] for name in names)}
+        )
+        return
+    try:
+        passage = record.value("passage")
+        for question in passage["questions"]:
+            for answer in question["answers"]:
+                yield dataclasses.replace(
+                    record,
+                    values={
+                        **({"label": answer["label"]} if "label" in answer else {}),
+                        "paragraph": passage["text"],
+                        "question": question["question"],
+                        "answer": answer["text"],
+                        "idx": (record.value("idx"), question["idx"], answer["idx"]),
+                    },
+                )
+    except (TypeError, KeyError) as error:
+        raise InputError(f"{record.where}: is not a passage of MultiRC ({error})") from None
+
+
+def _answers(record: Record) -> Iterator[tuple[str, int]]:
+    """Texts and places; TFDS has a list of each where a file has a list of both."""
+    answers = record.values.get("answers", [])
+    if isinstance(answers, dict):
+        texts, starts = answers.get("text", []), answers.get("answer_start", [])
+        answers = [{"text": t, "answer_start": s} for t, s in zip(texts, starts, strict=True)]
+    if not isinstance(answers, list):
+        raise InputError(f"{record.where}: answers is not a list")
+    for answer in answers:
+        part = Record(record.where, answer if isinstance(answer, dict) else {})
+        yield part.text("text"), part.number("answer_start")

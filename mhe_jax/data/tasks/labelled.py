@@ -1,0 +1,123 @@
+"""Rows of one or two texts with a label, and what a model's outputs say of them.
+
+    one text         bos A eos                  token types 0
+    two texts        bos A eos B eos            token types 0 up to the first eos, then 1
+    choices          bos A eos C_c eos          for each choice c
+
+Where texts are too long for a row, the longer one is cut at its end, then both alike. `marks` is s
+at the pieces of span s = 1, 2, ... and 0 elsewhere. A row has a length T that a batch decides:
+
+    tokens, token_types, marks [T] ([C, T] of C choices)   labels, weights, index []
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mhe_jax.config import Config
+from mhe_jax.data.examples import Row
+from mhe_jax.data.tasks.examples import Example, read_examples
+from mhe_jax.data.tasks.table import row_of
+from mhe_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
+
+CHUNK = 1 << 14  # texts that are tokenized at once
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+    """Piece numbers of each text, int32."""
+    found = []
+    for start in range(0, len(texts), CHUNK):
+        rows = tokenizer.encode_batch(texts[start : start + CHUNK], num_threads=-1)
+        found += [np.array(ids, np.int32) for ids in rows]
+    return found
+
+
+def cut(first: int, second: int, room: int) -> tuple[int, int]:
+    """How much of two texts of these lengths to keep, at most `room` in all.
+
+    >>> cut(9, 2, 10), cut(9, 8, 10), cut(3, 4, 10)
+    ((8, 2), (5, 5), (3, 4))
+    """
+    shorter = max(room // 2, room - max(first, second))
+    if first <= second:
+        first = min(first, shorter)
+        return first, min(second, room - first)
+    second = min(second, shorter)
+    return min(first, room - second), second
+
+
+class LabelledRows:
+    """The examples of a split, tokenized."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, split: str):
+        self.dataset = row_of(config)
+        self.examples: list[Example] = read_examples(config, split)
+        self._longest = config.data.sequence_length
+        self._regression = config.task == "regression"
+        self._choices = config.task == "multiple_choice"
+        count = len(self.examples[0].texts)
+        self._ids = [
+            encode(tokenizer, [example.texts[i] for example in self.examples]) for i in range(count)
+        ]
+        self._marks: dict[tuple[int, int], np.ndarray] = {}
+        for number, example in enumerate(self.examples):
+            for span, (text, start, end) in enumerate(example.spans, 1):
+                ids = self._ids[text][number]
+                marks = self._marks.setdefault((text, number), np.zeros_like(ids))
+                places = tokenizer.offsets(example.texts[text], ids)
+                marks[(places[:, 0] < end) & (places[:, 1] > start)] = span
+        whole = np.array([[len(ids) for ids in column] for column in self._ids])
+        others = whole[1:].max(axis=0) if count > 1 else 0
+        whole = whole[0] + others + (3 if count > 1 else 2)
+        self.num_cut = int((whole > self._longest).sum())
+        self.lengths = np.minimum(whole, self._longest)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether all labels are known."""
+        return all(example.label is not None for example in self.examples)
+
+    def describe(self) -> str:
+        """For the log."""
+        return f"{len(self):,} examples ({self.num_cut:,} cut)"
+
+    def row(self, number: int, length: int) -> Row:
+        """Example `number` as a row of `length`, which must hold it."""
+        label = self.examples[number].label
+        kind = np.float32 if self._regression else np.int32
+        texts = range(1, len(self._ids)) if self._choices else [1 % len(self._ids)]
+        rows = [self._pair(number, second, length) for second in texts]
+        tokens, token_types, marks = (
+            np.stack(parts) if self._choices else parts[0] for parts in zip(*rows, strict=True)
+        )
+        return {
+            "tokens": tokens,
+            "token_types": token_types,
+            "marks": marks,
+            "labels": np.array(0 if label is None else label, kind),
+            "weights": np.array(label is not None, np.float32),
+            "index": np.array(number, np.int32),
+        }
+
+    def _pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
+        """Text 0 with text `second`, or alone where that is 0 too."""
+        row = np.zeros((3, length), np.int32)
+        tokens, token_types, marks = row
+        tokens[:] = PAD
+        kept = [len(self._ids[0][number])]
+        if second:
+            kept = cut(kept[0], len(self._ids[second][number]), self._longest - 3)
+        else:
+            kept = [min(kept[0], self._longest - 2)]
+        tokens[0], end = BOS, 1
+        for text, count in zip((0, second), kept, strict=False):
+            start, end = end, end + count + 1
+            tokens[start : end - 1] = self._ids[text][number][:count]
+            tokens[end - 1] = EOS
+            token_types[start:end] = int(text > 0)
+            if (text, number) in self._marks:
+                marks[start : end - 1] = self._marks[text, number][:count]
+        return tokens, token_types, marks

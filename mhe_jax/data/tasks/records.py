@@ -1,0 +1,170 @@
+"""The records of files and data sets of labelled examples, as they are distributed.
+
+    suffix      a record is
+    .tsv        a line, columns named by the first line; quotes mean nothing
+    .csv        a row, quoted as spreadsheets do
+    .jsonl      a JSON object a line
+    .json       a question of a file in SQuAD's format
+    tfds:...    an example of a prepared data set
+
+Files may also be `.gz` or `.xz`. A file without a header has the columns that its data set's row
+in `table.py` says.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mhe_jax.config import InputError
+from mhe_jax.data.index import Rule, file_format, open_lines
+from mhe_jax.data.sources import TextLines
+from mhe_jax.data.tasks.table import DatasetRow
+
+FORMATS = (".tsv", ".csv", ".jsonl", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Names and values, and `where` they stand, for messages."""
+
+    where: str
+    values: dict[str, Any]
+    from_tfds: bool = False
+
+    def text(self, field: str) -> str:
+        """A value that must be there and be text."""
+        value = self.value(field)
+        if not isinstance(value, str):
+            raise InputError(f"{self.where}: field {field!r} is not a text")
+        return value
+
+    def number(self, field: str) -> int:
+        """A value that must be there and be a whole number, 0 or more."""
+        value = self.value(field)
+        if type(value) is not int or value < 0:
+            raise InputError(f"{self.where}: field {field!r} is {value!r}: takes a number from 0")
+        return value
+
+    def value(self, field: str) -> Any:
+        """A value that must be there."""
+        if field not in self.values:
+            has = ", ".join(map(repr, self.values)) or "nothing"
+            raise InputError(f"{self.where}: has no {field!r}; it has {has}")
+        return self.values[field]
+
+
+def read_records(written: str, row: DatasetRow, directory: Path, cache: Path) -> Iterator[Record]:
+    """The records of one source.
+
+    Raises:
+      InputError: no such file, or it is not of its format; naming file and line.
+    """
+    if written.startswith("tfds:"):
+        from mhe_jax.data import tfds_source  # slow to import
+
+        for number, example in enumerate(tfds_source.open_rows(written, cache)):
+            where = f"{written}: example {number}"
+            yield Record(where, _plain(example, where), from_tfds=True)
+        return
+    path = directory / Path(written).expanduser()
+    suffix = file_format(path)
+    allowed = (".json",) if row.suite == "squad" else FORMATS[:-1]
+    if suffix not in allowed:
+        raise InputError(f"{path}: takes {', '.join(allowed)} (also as .gz or .xz) or tfds:")
+    file = open_lines(path, Rule(), cache)
+    if suffix == ".json":
+        yield from _questions(str(path), file.path)
+    elif suffix == ".jsonl":
+        yield from _objects(str(path), TextLines(file))
+    elif suffix == ".csv":
+        with file.path.open(encoding="utf-8-sig", newline="") as text:
+            yield from _columns(str(path), _quoted(str(path), text), row)
+    else:
+        lines = TextLines(file)
+        cells = ((i + 1, lines.line(i).decode().split("\t")) for i in range(len(lines)))
+        yield from _columns(str(path), cells, row)
+
+
+def _quoted(name: str, text: Any) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(text, strict=True)
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise InputError(f"{name}:{reader.line_num}: is not CSV ({error})") from None
+
+
+def _columns(
+    name: str, lines: Iterator[tuple[int, list[str]]], row: DatasetRow
+) -> Iterator[Record]:
+    """Rows of cells under the names of the first one, or those of a file without a header."""
+    number, names = next(lines, (1, []))
+    if not set(row.texts) & set(names) and len(names) == len(row.headerless):
+        yield Record(f"{name}:{number}", dict(zip(row.headerless, names, strict=True)))
+        names = list(row.headerless)
+    missing = [text for text in row.texts if text not in names]
+    if missing:
+        has = ", ".join(map(repr, names[:20]))
+        raise InputError(f"{name}:{number}: has no column {missing[0]!r}; it has {has}")
+    # Where lines may be left out, predictions could not be told apart: only labelled ones may.
+    skips = row.skips_broken_lines and row.label in names
+    for number, cells in lines:
+        if len(cells) == len(names):
+            yield Record(f"{name}:{number}", dict(zip(names, cells, strict=True)))
+        elif not (skips and len(cells) < len(names)):
+            raise InputError(f"{name}:{number}: has {len(cells)} columns, not {len(names)}")
+
+
+def _objects(name: str, lines: TextLines) -> Iterator[Record]:
+    for i in range(len(lines)):
+        where = f"{name}:{i + 1}"
+        try:
+            values = json.loads(lines.line(i))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: is not JSON ({error})") from None
+        if not isinstance(values, dict):
+            raise InputError(f"{where}: is not a JSON object")
+        yield Record(where, values)
+
+
+def _questions(name: str, path: Path) -> Iterator[Record]:
+    """The questions of a SQuAD file, each with its context."""
+    try:
+        articles = json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: is not JSON ({error})") from None
+    for article in _list(articles, "data", name):
+        for paragraph in _list(article, "paragraphs", name):
+            for question in _list(paragraph, "qas", name):
+                if not isinstance(question, dict):
+                    raise InputError(f"{name}: a question is not a JSON object")
+                where = f"{name}: question {question.get('id')!r}"
+                yield Record(where, {**question, "context": paragraph.get("context")})
+
+
+def _list(value: Any, field: str, name: str) -> Sequence[Any]:
+    found = value.get(field) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise InputError(f"{name}: is not in SQuAD's format: no list {field!r} where one must be")
+    return found
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Values of TFDS as those of JSON."""
+    if isinstance(value, dict):
+        return {name: _plain(part, where) for name, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(part, where) for part in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where}: is not UTF-8 ({error.reason})") from None
+    return value

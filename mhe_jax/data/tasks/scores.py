@@ -1,0 +1,115 @@
+"""Official numbers of the data sets, in per cent; by scikit-learn and SciPy where they have them.
+
+    accuracy, f1 (of class 1), macro_f1 (mean over classes), mcc (Matthews correlation)
+    pearson, spearman
+    exact_match of MultiRC: questions all of whose answers are right; f1 there is over all answers
+
+What cannot be computed, such as a correlation with a constant, is 0.
+
+Nothing else imports scikit-learn and SciPy.
+"""
+
+import importlib.util
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from mhe_jax.config import InputError
+from mhe_jax.data.tasks.table import DatasetRow
+
+
+def require(dataset: DatasetRow) -> None:
+    """Raises InputError where a library that scores this data set is not installed."""
+    needed = {"mcc", "f1", "macro_f1"} & set(dataset.metrics) and dataset.suite != "squad"
+    if needed and importlib.util.find_spec("sklearn") is None:
+        raise InputError(
+            f"{', '.join(sorted(dataset.metrics))} need scikit-learn: pip install 'mhe_jax[report]'"
+        )
+
+
+def official_scores(
+    dataset: DatasetRow,
+    labels: Sequence[float],
+    predictions: Sequence[float],
+    groups: Sequence[Hashable] = (),
+) -> dict[str, float]:
+    """The data set's numbers; `groups` says which examples belong to one question (MultiRC)."""
+    right, found = np.asarray(labels), np.asarray(predictions)
+    numbers = {}
+    for name in dataset.metrics:
+        if name == "exact_match":
+            wrong = {group for group, r, f in zip(groups, right, found, strict=True) if r != f}
+            numbers[name] = 100.0 * (1 - len(wrong) / len(set(groups)))
+        else:
+            numbers[name] = 100.0 * METRICS[name](right, found)
+    return with_score(dataset, numbers)
+
+
+def with_score(dataset: DatasetRow, numbers: dict[str, float]) -> dict[str, float]:
+    """`numbers` and their `score`."""
+    names = dataset.scored_by or dataset.metrics
+    return {**numbers, "score": float(np.mean([numbers[name] for name in names]))}
+
+
+def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Share of the labels that are predicted."""
+    return float(np.mean(labels == predictions))
+
+
+def f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """2 · precision · recall / (precision + recall) of class 1."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, pos_label=1, zero_division=0.0))
+
+
+def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Mean of the F1 of each class that is a label or predicted."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, average="macro", zero_division=0.0))
+
+
+def mcc(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Matthews correlation coefficient."""
+    from sklearn.metrics import matthews_corrcoef
+
+    if _constant(labels) or _constant(predictions):
+        return 0.0
+    return float(matthews_corrcoef(labels, predictions))
+
+
+def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Correlation of the numbers."""
+    from scipy.stats import pearsonr
+
+    return (
+        0.0 if _constant(labels) or _constant(predictions) else _of(pearsonr, labels, predictions)
+    )
+
+
+def spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Correlation of the ranks."""
+    from scipy.stats import spearmanr
+
+    return (
+        0.0 if _constant(labels) or _constant(predictions) else _of(spearmanr, labels, predictions)
+    )
+
+
+def _of(correlation, labels: np.ndarray, predictions: np.ndarray) -> float:
+    return float(correlation(labels, predictions).statistic)
+
+
+def _constant(values: np.ndarray) -> bool:
+    return bool((values == values[0]).all())
+
+
+METRICS = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "mcc": mcc,
+    "pearson": pearson,
+    "spearman": spearman,
+}

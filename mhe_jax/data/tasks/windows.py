@@ -1,0 +1,164 @@
+"""Questions about contexts as rows, by windows that slide over a long context, and answers back.
+
+    bos question eos window eos        token types 0 up to the first eos, then 1
+
+Windows begin every `window_stride` pieces until one reaches the end of the context. An answer lies
+whole in some window if it has at most `room - window_stride` pieces, where room is what a row
+has left for the window. `labels` are the first and the last piece of the answer, or bos twice
+where the window does not hold it whole or there is none; `marks` is 1 where an answer may begin or
+end: in the window, and at bos.
+
+    tokens, token_types, marks [T]   labels, weights [2]   index []
+
+Of a question's windows the best span answers it: start + end is highest, with at most
+`answer_length` pieces. No answer scores what bos does, in the window where that is least.
+
+Source: Devlin et al. 2019, sections 4.2 and 4.3.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.data.examples import Row
+from mhe_jax.data.tasks.examples import Question, read_questions
+from mhe_jax.data.tasks.labelled import encode
+from mhe_jax.data.tasks.table import row_of
+from mhe_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best span of a question, and by how much no answer scores more."""
+
+    text: str
+    no_answer: float
+
+
+class WindowRows:
+    """The windows of a split, tokenized."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, split: str):
+        data = config.data
+        self.dataset = row_of(config)
+        self.questions: list[Question] = read_questions(config, split)
+        self._answer_length = config.evaluation.answer_length
+        asked = encode(tokenizer, [question.question for question in self.questions])
+        self._asked = [ids[: data.question_length] for ids in asked]
+        # Many questions share a context.
+        contexts = list(dict.fromkeys(question.context for question in self.questions))
+        number_of = {context: number for number, context in enumerate(contexts)}
+        self._context = [number_of[question.context] for question in self.questions]
+        self._ids = encode(tokenizer, contexts)
+        self._places = [
+            tokenizer.offsets(text, ids) for text, ids in zip(contexts, self._ids, strict=True)
+        ]
+        # Question, first and last + 1 piece of the window, first and last piece of the answer.
+        self._windows = np.array(
+            [window for number in range(len(self.questions)) for window in self._cut(number, data)]
+        )
+        asked_lengths = np.array([len(ids) for ids in self._asked])
+        question, start, stop = self._windows[:, :3].T
+        self.lengths = asked_lengths[question] + (stop - start) + 3
+
+    def _cut(self, number: int, data) -> Iterable[tuple[int, int, int, int, int]]:
+        """The windows of a question, and where its first answer lies in the context, or -1."""
+        question, context = self.questions[number], self._context[number]
+        places, room = self._places[context], data.sequence_length - len(self._asked[number]) - 3
+        first = last = -1
+        if question.answers:
+            text, begin = question.answers[0]
+            inside = (places[:, 1] > begin) & (places[:, 0] < begin + len(text))
+            first, last = np.flatnonzero(inside)[[0, -1]] if inside.any() else (-1, -1)
+        start = 0
+        while True:
+            stop = min(start + room, len(places))
+            yield number, start, stop, first, last
+            if stop == len(places):
+                return
+            start += data.window_stride
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether answers are known: a split where no question has one is taken as unlabelled."""
+        return any(question.answers for question in self.questions)
+
+    def describe(self) -> str:
+        """For the log."""
+        return f"{len(self.questions):,} questions in {len(self):,} windows"
+
+    def row(self, number: int, length: int) -> Row:
+        """Window `number` as a row of `length`, which must hold it."""
+        question, start, stop, first, last = self._windows[number]
+        asked, ids = self._asked[question], self._ids[self._context[question]][start:stop]
+        tokens = np.full(length, PAD, np.int32)
+        token_types, marks = np.zeros(length, np.int32), np.zeros(length, np.int32)
+        begin = len(asked) + 2
+        end = begin + len(ids)
+        tokens[: end + 1] = [BOS, *asked, EOS, *ids, EOS]
+        token_types[begin : end + 1] = 1
+        marks[0] = marks[begin:end] = 1
+        labels = np.zeros(2, np.int32)
+        if start <= first and last < stop and first >= 0:
+            labels += np.array([first, last], np.int32) - start + begin
+        return {
+            "tokens": tokens,
+            "token_types": token_types,
+            "marks": marks,
+            "labels": labels,
+            "weights": np.ones(2, np.float32),
+            "index": np.array(number, np.int32),
+        }
+
+    def text(self, number: int, first: int, last: int) -> str:
+        """What stands in the context at places `first` to `last` of row `number`."""
+        question, start = self._windows[number, :2]
+        offset = start - len(self._asked[question]) - 2
+        places = self._places[self._context[question]]
+        begin, end = places[first + offset, 0], places[last + offset, 1]
+        return self.questions[question].context[begin:end].strip()
+
+    def answers(self, found: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[Answer]:
+        """The answer to each question, from the numbers of rows [B] and their logits [B, 2, T]."""
+        count = len(self.questions)
+        best, no_answer = np.full(count, -np.inf), np.full(count, np.inf)
+        spans: list[tuple[int, int, int]] = [(-1, 0, 0)] * count
+        for numbers, logits in found:
+            scores, firsts, lasts = best_spans(logits, self._answer_length)
+            for number, logit, score, first, last in zip(
+                numbers, logits, scores, firsts, lasts, strict=True
+            ):
+                question = self._windows[number, 0]
+                no_answer[question] = min(no_answer[question], logit[0, 0] + logit[1, 0])
+                if score > best[question]:
+                    best[question], spans[question] = score, (number, int(first), int(last))
+        if not np.isfinite(best).all():
+            raise InputError("the model gives output that is not a number: a broken checkpoint")
+        return [
+            Answer(self.text(*span), float(null - score))
+            for span, null, score in zip(spans, no_answer, best, strict=True)
+        ]
+
+
+def best_spans(logits: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Score, first and last place of the best span in each row of logits [B, 2, T], bos left out.
+
+    It maximises start[i] + end[j] over i <= j < i + longest.
+    """
+    start, end = logits[:, 0, 1:].astype(np.float64), logits[:, 1, 1:].astype(np.float64)
+    rows, length = np.arange(len(logits)), start.shape[1]
+    best = np.full(len(logits), -np.inf)
+    firsts = np.zeros(len(logits), np.int64)
+    lasts = np.zeros(len(logits), np.int64)
+    for more in range(min(longest, length)):
+        sums = start[:, : length - more] + end[:, more:]
+        first = sums.argmax(axis=1)
+        better = sums[rows, first] > best
+        best[better] = sums[rows, first][better]
+        firsts[better], lasts[better] = first[better] + 1, first[better] + more + 1
+    return best, firsts, lasts

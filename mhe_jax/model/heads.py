@@ -1,0 +1,128 @@
+"""Encoders with a head for labelled examples.
+
+The encoder is that of `MaskedLanguageModel`, `embeddings` and `encoder`, with the same parameters,
+so that a pre-trained one can take its place.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.model.encoder import EncoderModel
+from mhe_jax.model.layers import dense
+
+# The logit of a place where no answer may begin or end: its probability is 0.
+IMPOSSIBLE = -1e9
+
+
+class _HeadModel(EncoderModel):
+    """`encode` with the token types that the config has rows for."""
+
+    def read(self, tokens: jax.Array, token_types: jax.Array, deterministic: bool) -> jax.Array:
+        types = token_types if self.config.num_token_types > 1 else None
+        return self.encode(tokens, types, deterministic=deterministic)
+
+
+class Classifier(_HeadModel):
+    """`logits = dropout(tanh(dropout(z) W_p + b_p)) W_c + b_c`, z = [x_0; s_1; ...; s_S].
+
+    x_0 [M] is the encoder's output at the first token and s_i the mean of its outputs where `marks`
+    is i (0 where that is nowhere), for S = `num_spans` spans. Parameters: `pooler` [(S + 1) M, M]
+    and `classifier` [M, C], C = `num_classes`, with biases.
+
+    Source: Devlin et al. 2019, section 4.1; for spans Wang et al. 2019 (SuperGLUE), section 4.
+    """
+
+    def setup(self):
+        super().setup()
+        self.pooler = dense(self.config, None)
+        self.classifier = dense(self.config, None)
+        self.dropout = nn.Dropout(self.config.dropout_rate)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        token_types: jax.Array,
+        marks: jax.Array,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Ids [B, T], 0 for padding, with token types and marks [B, T], to logits [B, C]."""
+        return self.classify(
+            tokens, token_types, marks, self.config.num_classes or 1, deterministic
+        )
+
+    def classify(
+        self, tokens: jax.Array, token_types: jax.Array, marks: jax.Array, outputs: int, fixed: bool
+    ) -> jax.Array:
+        """Float32 [B, outputs]; `fixed` is without dropout."""
+        c = self.config
+        x = self.read(tokens, token_types, fixed)
+        parts = [x[:, 0]]
+        for span in range(1, (c.num_spans or 0) + 1):
+            inside = (marks == span).astype(x.dtype)[:, :, None]
+            total = jnp.sum(x * inside, axis=1)
+            parts.append(total / jnp.maximum(jnp.sum(inside, axis=1), 1))
+        z = self.dropout(jnp.concatenate(parts, axis=-1), deterministic=fixed)
+        z = jnp.tanh(self.pooler(z, (c.features,), ("embed", None)))
+        z = self.dropout(z, deterministic=fixed)
+        return self.classifier(z, (outputs,), ("embed", None)).astype(jnp.float32)
+
+
+class Regressor(Classifier):
+    """`Classifier` with one output, which is a number."""
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        token_types: jax.Array,
+        marks: jax.Array,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Ids [B, T], 0 for padding, with token types and marks [B, T], to numbers [B]."""
+        return self.classify(tokens, token_types, marks, 1, deterministic)[:, 0]
+
+
+class ChoiceScorer(Classifier):
+    """`Classifier` with one output, the score of a choice: all choices go through it alike."""
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        token_types: jax.Array,
+        marks: jax.Array,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Ids [B, C, T] (or of one choice, [B, T]) with types and marks alike, to scores [B, C]."""
+        shape = tokens.shape[:-1]
+        flat = (x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks))
+        return self.classify(*flat, 1, deterministic).reshape(shape)
+
+
+class SpanFinder(_HeadModel):
+    """`logits = x W + b`, W [M, 2]: where an answer begins and where it ends.
+
+    Places whose mark is 0 have the logit -1e9. Parameters: `span`.
+
+    Source: Devlin et al. 2019, section 4.2.
+    """
+
+    def setup(self):
+        super().setup()
+        self.span = dense(self.config, None)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        token_types: jax.Array,
+        marks: jax.Array,
+        *,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Ids [B, T], 0 for padding, with token types and marks [B, T], to logits [B, 2, T]."""
+        x = self.read(tokens, token_types, deterministic)
+        logits = self.span(x, (2,), ("embed", None)).astype(jnp.float32)
+        logits = jnp.where((marks > 0)[:, :, None], logits, IMPOSSIBLE)
+        return jnp.swapaxes(logits, 1, 2)

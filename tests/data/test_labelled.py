@@ -1,0 +1,348 @@
+"""Labelled examples from files in the form of each task."""
+
+import dataclasses
+import gzip
+import json
+
+import numpy as np
+import pytest
+from labelled_files import CONTEXT, FILES, QUOTED, write
+
+from mhe_jax.config import Config, DataConfig, InputError, ModelConfig
+from mhe_jax.data import check_sources, resolve
+from mhe_jax.data.tasks.examples import read_examples, read_questions
+from mhe_jax.data.tasks.labelled import LabelledRows, cut
+from mhe_jax.data.tasks.table import TABLE
+from mhe_jax.data.tokenizer import BOS, EOS, PAD
+
+PAIR = tuple((f"first {i} {QUOTED}", f"second {i}") for i in range(3))
+SINGLE = tuple((f"first {i} {QUOTED}",) for i in range(3))
+# Texts and labels that the fixtures hold.
+EXPECTED = {
+    "cola": (SINGLE, [0, 1, 0]),
+    "sst2": (tuple((f"{text} ",) for (text,) in SINGLE), [0, 1, 0]),
+    "mrpc": (PAIR, [0, 1, 0]),
+    "qqp": (PAIR, [0, 1, 0]),
+    "stsb": (PAIR, [5.0, 0.0, 3.8]),
+    "mnli": (PAIR, [1, 0, 2]),
+    "qnli": (PAIR, [0, 1, 0]),
+    "rte": (PAIR, [0, 1, 0]),
+    "wnli": (PAIR, [0, 1, 0]),
+    "boolq": (PAIR, [1, 0, 1]),
+    "cb": (PAIR, [2, 1, 0]),
+    "superglue_rte": (PAIR, [0, 1, 0]),
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(dataset="own", **changes):
+        data = DataConfig(
+            directory=str(tmp_path / dataset),
+            dataset=dataset,
+            cache_directory=str(tmp_path / "cache"),
+            sequence_length=changes.pop("sequence_length", 48),
+        )
+        names = [(name,) for name in write(dataset, tmp_path / dataset)] if dataset in FILES else []
+        for split, name in zip(("train", "validation", "test"), names, strict=False):
+            data = dataclasses.replace(data, **{split: name})
+        task = TABLE[dataset].task if dataset in TABLE else "classification"
+        task = changes.pop("task", task)
+        data = dataclasses.replace(data, **changes)
+        return Config(task=task, data=data, model=ModelConfig(vocabulary_size=400))
+
+    return make
+
+
+def files(tmp_path, **named):
+    (tmp_path / "own").mkdir(exist_ok=True)
+    for name, text in named.items():
+        (tmp_path / "own" / name.replace("_", ".")).write_text(text)
+
+
+@pytest.mark.parametrize("dataset", EXPECTED)
+def test_texts_and_labels(config, dataset):
+    given = config(dataset)
+    check_sources(given)
+    texts, labels = EXPECTED[dataset]
+    for split in ("train", "validation"):
+        found = read_examples(given, split)
+        assert tuple(example.texts for example in found) == texts
+        assert [example.label for example in found] == labels
+    test = read_examples(given, "test")
+    assert tuple(example.texts for example in test) == texts
+    assert [example.label for example in test] == [None] * 3
+    assert [example.index for example in test] == [0, 1, 2]
+
+
+def test_every_data_set_has_files():
+    assert set(FILES) == set(TABLE)
+
+
+def test_copa(config):
+    first, second, _ = read_examples(config("copa"), "train")
+    assert first.texts == (f"first 0 {QUOTED} What was the cause of this?", "second 0", "third 0")
+    assert second.texts[0].endswith(" What happened as a result?")
+    assert (first.label, second.label) == (0, 1)
+
+
+def test_multirc(config):
+    found = read_examples(config("multirc"), "train")
+    passage = f"<b>Sent 1: </b>first {QUOTED}"
+    assert [example.texts for example in found] == [
+        (passage, "Who? answer 9"),
+        (passage, "Who? answer 10"),
+        (passage, "Why? answer 11"),
+    ]
+    assert [example.index for example in found] == [(2, 4, 9), (2, 4, 10), (2, 5, 11)]
+    assert [example.label for example in found] == [1, 0, 0]
+    assert [example.label for example in read_examples(config("multirc"), "test")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        ("wic", [("place", "place"), ("Approach", "approach"), ("run", "run")]),
+        ("wsc", [("Pete", "his"), ("Mark", "He"), ("many lies", "himself")]),
+    ],
+)
+def test_spans_are_the_words(config, dataset, words, tokenizer):
+    given = config(dataset, sequence_length=160)
+    examples = read_examples(given, "train")
+    found = [tuple(e.texts[text][a:b] for text, a, b in e.spans) for e in examples]
+    assert found == words
+    # And in the row: the pieces under the marks are those of the words.
+    rows = LabelledRows(given, tokenizer, "train")
+    for number, expected in enumerate(words):
+        row = rows.row(number, 160)
+        for span, word in enumerate(expected, 1):
+            assert tokenizer.decode(row["tokens"][row["marks"] == span]).strip() == word
+
+
+def test_squad(config):
+    for dataset, count in (("squad", 2), ("squad_v2", 3)):
+        found = read_questions(config(dataset), "train")
+        assert [question.index for question in found] == ["50", "51", "52"][:count]
+        assert all(question.context == CONTEXT for question in found)
+        start = CONTEXT.index("Rollo")
+        assert found[0].answers[0] == ("Rollo", start)
+    assert found[2].answers == ()
+
+
+def test_several_files_and_packed_ones(config, tmp_path):
+    given = config("rte")
+    text = (tmp_path / "rte/dev.tsv").read_bytes()
+    (tmp_path / "rte/more.tsv.gz").write_bytes(gzip.compress(text))
+    data = dataclasses.replace(given.data, validation=("dev.tsv", "more.tsv.gz"))
+    assert len(read_examples(dataclasses.replace(given, data=data), "validation")) == 6
+
+
+def test_a_csv_without_a_header(config, tmp_path):
+    given = config("stsb", train=("stsb.csv",))
+    text = 'A plane,"A ""big"", blue\r\nplane",4.75\r\nOne,Two,0\r\n'
+    (tmp_path / "stsb/stsb.csv").write_bytes(text.encode())
+    first, second = read_examples(given, "train")
+    assert (first.texts, first.label) == (("A plane", 'A "big", blue\r\nplane'), 4.75)
+    assert (second.texts, second.label) == (("One", "Two"), 0.0)
+
+
+def test_own_examples(config, tmp_path):
+    files(
+        tmp_path,
+        a_tsv="text\tmood\nyes\tglad\nno\tsad\n",
+        a_csv='mood,text\nsad,"a, b"\n',
+        a_jsonl='{"text": "yes", "mood": "glad"}\n',
+    )
+    given = config(train=("a.tsv",), validation=("a.csv", "a.jsonl"), label_field="mood")
+    given = resolve(given)
+    assert given.data.labels == ("glad", "sad")
+    assert given.model.num_classes == 2
+    assert resolve(given) == given
+    check_sources(given)
+    assert [e.label for e in read_examples(given, "train")] == [0, 1]
+    assert [(e.texts, e.label) for e in read_examples(given, "validation")] == [
+        (("a, b",), 1),
+        (("yes",), 0),
+    ]
+
+
+def test_own_numbers_and_choices(config, tmp_path):
+    files(tmp_path, a_jsonl='{"text": "q", "x": "a", "y": "b", "z": "c", "label": 2}\n')
+    given = config(train=("a.jsonl",), task="regression", fields=("text", "x"))
+    assert read_examples(resolve(given), "train")[0].label == 2.0
+    given = config(train=("a.jsonl",), task="multiple_choice", fields=("text", "x", "y", "z"))
+    given = resolve(given)
+    assert given.data.labels == ("0", "1", "2")
+    assert read_examples(given, "train")[0].label == 2
+
+
+def test_rows(config, tokenizer):
+    row = LabelledRows(config("rte"), tokenizer, "train").row(1, 48)
+    text = [tokenizer.encode(text) for text in PAIR[1]]
+    whole = [BOS, *text[0], EOS, *text[1], EOS]
+    assert len(whole) > 48
+    kept = 48 - 3 - len(text[1])
+    assert row["tokens"].tolist() == [BOS, *text[0][:kept], EOS, *text[1], EOS]
+    assert row["token_types"].tolist() == [0] * (kept + 2) + [1] * (len(text[1]) + 1)
+    assert (row["labels"], row["weights"], row["index"]) == (1, 1.0, 1)
+    row = LabelledRows(config("rte", sequence_length=90), tokenizer, "train").row(1, 90)
+    assert row["tokens"].tolist() == whole + [PAD] * (90 - len(whole))
+    row = LabelledRows(config("cola", sequence_length=20), tokenizer, "test").row(2, 20)
+    assert row["tokens"].tolist() == [BOS, *tokenizer.encode(SINGLE[2][0])[:18], EOS]
+    assert row["weights"] == 0.0
+    row = LabelledRows(config("copa", sequence_length=90), tokenizer, "train").row(0, 90)
+    assert row["tokens"].shape == (2, 90)
+    assert row["tokens"][1, : row["token_types"][1].argmax()].tolist() == [
+        BOS,
+        *tokenizer.encode(f"first 0 {QUOTED} What was the cause of this?"),
+        EOS,
+    ]
+    assert tokenizer.decode(row["tokens"][1][row["token_types"][1] == 1]) == "third 0"
+
+
+def test_the_longer_text_is_cut_first():
+    for first in range(12):
+        for second in range(12):
+            a, b = first, second
+            while a + b > 10:  # one piece at a time from the longer, as published
+                if a > b:
+                    a -= 1
+                else:
+                    b -= 1
+            assert cut(first, second, 10) == (a, b)
+
+
+def test_tfds_numbers_become_names(config, monkeypatch):
+    from mhe_jax.data import tfds_source
+
+    rows = [
+        {"premise": b"a", "hypothesis": b"b", "label": np.int64(2), "idx": np.int32(7)},
+        {"premise": b"c", "hypothesis": b"d", "label": np.int64(-1), "idx": np.int32(8)},
+    ]
+    monkeypatch.setattr(tfds_source, "open_rows", lambda written: rows)
+    given = config("mnli", train=("tfds:glue/mnli:train",), test=("tfds:glue/mnli:test",))
+    found = read_examples(given, "test")
+    assert [(e.texts, e.label, e.index) for e in found] == [
+        (("a", "b"), 2, 7),
+        (("c", "d"), None, 8),
+    ]
+    with pytest.raises(InputError, match="example 1: label is -1: takes 0 to 2"):
+        read_examples(given, "train")
+    answers = {"text": np.array([b"Rollo"], object), "answer_start": np.array([66], np.int32)}
+    rows[:] = [{"id": b"5", "question": b"Who?", "context": CONTEXT.encode(), "answers": answers}]
+    given = config("squad", train=("tfds:squad:train",))
+    assert read_questions(given, "train")[0].answers == (("Rollo", CONTEXT.index("Rollo")),)
+    index = {"paragraph": 1, "question": 2, "answer": 3}
+    rows[:] = [{"paragraph": b"p", "question": b"q", "answer": b"a", "label": 1, "idx": index}]
+    given = config("multirc", train=("tfds:super_glue/multirc:train",))
+    (example,) = read_examples(given, "train")
+    assert (example.texts, example.index, example.label) == (("p", "q a"), (1, 2, 3), 1)
+
+
+def changed(record, **values):
+    return json.dumps(json.loads(record.splitlines()[0]) | values) + "\n"
+
+
+BAD = {
+    "no column": (
+        "rte",
+        "index\tsentence1\tlabel\n",
+        r"train.tsv:1: has no column 'sentence2'; it",
+    ),
+    "columns": ("rte", FILES["rte"]["train.tsv"] + "3\ta\n", r"train.tsv:5: has 2 columns, not 4"),
+    "more columns in qqp": (
+        "qqp",
+        FILES["qqp"]["dev.tsv"].rstrip("\n") + "\textra\n",
+        r"train.tsv:4: has 7 columns, not 6",
+    ),
+    "unknown label": (
+        "rte",
+        FILES["rte"]["train.tsv"].replace("\tnot_entailment", "\tmaybe"),
+        r"train.tsv:3: label is 'maybe': takes one of entailment, not_entailment",
+    ),
+    "no label": ("rte", FILES["rte"]["test.tsv"], r"train.tsv:2: has no 'label'; it has 'index'"),
+    "not a number": (
+        "stsb",
+        FILES["stsb"]["train.tsv"].replace("5.000", "nan"),
+        r"train.tsv:2: score is 'nan': takes a number",
+    ),
+    "only a header": ("rte", "index\tsentence1\tsentence2\tlabel\n", "train.tsv: no examples"),
+    "not utf-8": (
+        "rte",
+        b"index\tsentence1\tsentence2\tlabel\n0\t\xff\tb\tx\n",
+        ":2: is not UTF-8",
+    ),
+    "not json": ("cb", '{"premise": \n', r"train.jsonl:1: is not JSON"),
+    "a list": ("cb", "[1]\n", r"train.jsonl:1: is not a JSON object"),
+    "no field": (
+        "cb",
+        '{"premise": "a"}\n',
+        r"train.jsonl:1: has no 'hypothesis'; it has 'premise'",
+    ),
+    "not a text": (
+        "cb",
+        '{"premise": 1, "hypothesis": "b", "label": "neutral"}\n',
+        r"train.jsonl:1: field 'premise' is not a text",
+    ),
+    "copa": (
+        "copa",
+        changed(FILES["copa"]["train.jsonl"], question="why"),
+        r"question is 'why': takes cause or effect",
+    ),
+    "wic": ("wic", changed(FILES["wic"]["train.jsonl"], end2=999), "start2, end2 is not a place"),
+    "wsc": (
+        "wsc",
+        changed(FILES["wsc"]["train.jsonl"], target={"span1_text": "a", "span1_index": 99}),
+        "span1_index is 99: a text of 16",
+    ),
+    "multirc": ("multirc", '{"idx": 1, "passage": {}}\n', r":1: is not a passage of MultiRC"),
+    "squad format": ("squad", '{"data": {}}', "is not in SQuAD's format: no list 'data'"),
+    "answer elsewhere": (
+        "squad",
+        FILES["squad"]["train.json"].replace('"text": "Rollo"', '"text": "Charles"'),
+        r"question '50': answer 'Charles' is not in the context at 66",
+    ),
+    "no answer": ("squad", FILES["squad_v2"]["train.json"], r"question '52': has no answer"),
+    "twice": (
+        "squad",
+        FILES["squad"]["train.json"].replace('"51"', '"50"'),
+        r"data.train: question '50' is there twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_one_line(config, tmp_path, case):
+    dataset, content, said = BAD[case]
+    given = config(dataset)
+    path = tmp_path / dataset / given.data.train[0]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=said) as caught:
+        check_sources(given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "changes", "said"),
+    [
+        (
+            "rte",
+            {"task": "regression"},
+            "data.dataset is 'rte': takes task classification, not reg",
+        ),
+        ("rte", {"fields": ("a",)}, "data.fields is set: data.dataset rte names its own"),
+        ("rte", {"train": ("a.txt",)}, r"a.txt: takes .tsv, .csv, .jsonl \(also as .gz or .xz\)"),
+        ("rte", {"train": ("gone.tsv",)}, r"gone.tsv: no such file"),
+        ("rte", {"labels": ("a", "b")}, r"data.labels is \('a', 'b'\): data.dataset rte has"),
+        ("squad", {"train": ("a.tsv",)}, r"a.tsv: takes .json"),
+        ("own", {"task": "span"}, "data.dataset is 'own': task span takes squad or squad_v2"),
+        ("own", {"fields": ("a", "b", "c")}, r"task classification takes one or two texts"),
+        ("own", {"train": ("a.tsv",)}, r"data.train: has one label, 'x'; a class needs another"),
+        ("own", {"train": ("a.tsv",), "label_field": "mood"}, r"a.tsv:2: has no 'mood'; it has"),
+    ],
+)
+def test_bad_configs_are_one_line(config, tmp_path, dataset, changes, said):
+    files(tmp_path, a_tsv="text\tlabel\nyes\tx\n")
+    with pytest.raises(InputError, match=said) as caught:
+        check_sources(resolve(config(dataset, **changes)))
+    assert "\n" not in str(caught.value)

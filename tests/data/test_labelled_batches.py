@@ -1,0 +1,168 @@
+"""Batches of labelled examples: each once an epoch, the same for any number of processes."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from labelled_files import write
+
+from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, TrainConfig
+from mhe_jax.data import evaluation_batches, resolve, train_batches
+from mhe_jax.data.tasks.submission import submission
+
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("labelled")
+    draw = random.Random(0)
+    lines = ["text\tlabel"]
+    for i in range(100):
+        words = " ".join(draw.choices(["der", "hund", "house", "x"], k=draw.randint(0, 12)))
+        lines.append(f"{words} {i}\t{'yes' if i % 3 else 'no'}")
+    (directory / "a.tsv").write_text("\n".join(lines) + "\n")
+    return resolve(
+        Config(
+            task="classification",
+            model=ModelConfig(vocabulary_size=300),
+            data=DataConfig(
+                directory=str(directory),
+                train=("a.tsv",),
+                validation=("a.tsv",),
+                sequence_length=24,
+                batch_size=ROWS,
+                cache_directory=str(directory / "cache"),
+            ),
+            train=TrainConfig(seed=3),
+            evaluation=EvaluationConfig(batch_size=8),
+        )
+    )
+
+
+def test_an_epoch_has_each_example_once(config, tokenizer):
+    batches = train_batches(config, tokenizer)
+    assert batches.steps_per_epoch == 17
+    epochs = []
+    for epoch in range(2):
+        found = [batches.batch(epoch * 17 + i) for i in range(17)]
+        numbers = np.concatenate([batch["index"] for batch in found])
+        assert sorted(numbers.tolist()) == [-1, -1, *range(100)]
+        epochs.append(numbers.tolist())
+        for batch in found:
+            real = batch["index"] >= 0
+            assert (batch["weights"] == real).all()
+            assert not batch["tokens"][~real].any()
+            lengths = (batch["tokens"] != 0).sum(axis=1)
+            assert batch["tokens"].shape[1] in batches.buckets
+            shorter = [b for b in batches.buckets if b < batch["tokens"].shape[1]]
+            assert lengths.max() > max(shorter, default=0)
+            # The label goes with the text.
+            labels = (batch["index"][real] % 3 > 0).astype(int)
+            assert (batch["labels"][real] == labels).all()
+    assert epochs[0] != epochs[1]
+    again = train_batches(config, tokenizer).batch(20)
+    np.testing.assert_array_equal(again["index"], batches.batch(20)["index"])
+    other = dataclasses.replace(config, train=TrainConfig(seed=4))
+    assert (train_batches(other, tokenizer).batch(0)["index"] != epochs[0][:ROWS]).any()
+
+
+def test_batches_hold_texts_of_similar_length(config, tokenizer):
+    batches = train_batches(config, tokenizer)
+    tokens = padded = 0
+    for step in range(17):
+        batch = batches.batch(step)["tokens"]
+        tokens, padded = tokens + (batch != 0).sum(), padded + batch.size
+    assert tokens / padded > 0.8
+
+
+@pytest.mark.parametrize("kind", ["train", "validation"])
+def test_processes_split_the_rows(config, tokenizer, kind):
+    def make(i=0, n=1):
+        if kind == "train":
+            return train_batches(config, tokenizer, process_index=i, process_count=n)
+        return evaluation_batches(config, tokenizer, kind, process_index=i, process_count=n)
+
+    whole, parts = make(), [make(i, 2) for i in range(2)]
+    for step in (0, 5, 11):
+        batch = whole.batch(step)
+        for i, part in enumerate(parts):
+            for name, array in part.batch(step).items():
+                np.testing.assert_array_equal(array, batch[name][i::2])
+
+
+def test_outputs_come_back_in_order(config, tokenizer):
+    batches = evaluation_batches(config, tokenizer, "validation")
+    outputs = []
+    for step in range(len(batches)):
+        numbers = batches.batch(step)["index"]
+        right = (numbers % 3 > 0).astype(int)
+        right = np.where(numbers == 50, 1 - right, right)  # one mistake
+        outputs.append((numbers, np.eye(2)[right] - 9.0 * (numbers < 0)[:, None]))
+    random.Random(0).shuffle(outputs)
+    scores = batches.scores(outputs)
+    assert scores["accuracy"] == scores["score"] == pytest.approx(99.0)
+    (text,) = submission(config, batches, outputs).values()
+    lines = text.splitlines()
+    assert lines[0] == "index\tprediction"
+    expected = ["yes" if i % 3 else "no" for i in range(100)]
+    expected[50] = "no"
+    assert lines[1:] == [f"{i}\t{name}" for i, name in enumerate(expected)]
+
+
+def glue(*labels):
+    return "".join(["index\tprediction\n", *(f"{i}\t{name}\n" for i, name in enumerate(labels))])
+
+
+def superglue(*labels):
+    return "".join(f'{{"idx": {i}, "label": {name}}}\n' for i, name in enumerate(labels))
+
+
+# What the suites take, of the test files, for the predictions below.
+SUBMISSIONS = {
+    "cola": glue(1, 0, 1),
+    "mnli": glue("neutral", "entailment", "neutral"),
+    "qqp": glue(1, 0, 1),
+    "stsb": glue("5.000", "0.000", "2.500"),
+    "boolq": superglue('"true"', '"false"', '"true"'),
+    "cb": superglue('"contradiction"', '"entailment"', '"contradiction"'),
+    "copa": superglue(1, 0, 1),
+    "multirc": '{"idx": 2, "passage": {"questions": ['
+    '{"idx": 4, "answers": [{"idx": 9, "label": 1}, {"idx": 10, "label": 0}]}, '
+    '{"idx": 5, "answers": [{"idx": 11, "label": 1}]}]}}\n',
+    "wic": superglue('"true"', '"false"', '"true"'),
+    "wsc": superglue('"True"', '"False"', '"True"'),
+}
+
+
+@pytest.mark.parametrize("dataset", SUBMISSIONS)
+def test_submissions(config, tokenizer, tmp_path, dataset):
+    from mhe_jax.data.tasks.table import TABLE
+
+    train, dev, test = write(dataset, tmp_path)
+    data = dataclasses.replace(
+        config.data,
+        directory=str(tmp_path),
+        dataset=dataset,
+        labels=(),
+        train=(train,),
+        validation=(dev,),
+        test=(test,),
+        sequence_length=200,
+    )
+    task = TABLE[dataset].task
+    given = resolve(dataclasses.replace(config, task=task, data=data, model=ModelConfig(300)))
+    batches = evaluation_batches(given, tokenizer, "test")
+    assert not batches.labelled
+    outputs = []
+    for step in range(len(batches)):
+        numbers = batches.batch(step)["index"]
+        # 1, 0, 1 as classes; 7, -3 and 2.5 as numbers.
+        scores = np.eye(3)[[1, 0, 1]][numbers]
+        outputs.append(
+            (numbers, np.array([7, -3, 2.5])[numbers] if task == "regression" else scores)
+        )
+    ((name, text),) = submission(given, batches, outputs).items()
+    assert text == SUBMISSIONS[dataset]
+    assert name == f"predictions.{'tsv' if text.startswith('index') else 'jsonl'}"

@@ -1,0 +1,153 @@
+"""Windows over contexts: every answer is in one, and places lead back to the characters."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig
+from mhe_jax.data.tasks.windows import WindowRows, best_spans
+from mhe_jax.data.tokenizer import BOS, EOS
+
+PIECES = [
+    *("der", "hund", "läuft", "house", "dog", "a", "xyz", "日本", "–", "“", "naïve", "e\u0301"),
+    *("1,000", "\u2581", "🙂", "U.S.", "\u00a0", "\t", "  ", "'"),
+]
+LENGTH, STRIDE, ASKED = 40, 9, 6
+ROOM = LENGTH - ASKED - 3
+
+
+def texts(draw):
+    return "".join(draw.choice(["", " ", " "]) + draw.choice(PIECES) for _ in range(90)).strip()
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory, tokenizer):
+    """Questions with answers at random places of random texts, some without an answer."""
+    draw = random.Random(0)
+    directory = tmp_path_factory.mktemp("squad")
+    paragraphs = []
+    for number in range(40):
+        context = texts(draw)
+        questions = []
+        for i in range(3):
+            start = draw.randrange(len(context))
+            answer = context[start : start + draw.randint(1, 12)]
+            start += len(answer) - len(answer.lstrip())
+            found = [{"text": answer.strip(), "answer_start": start}] if answer.strip() else []
+            asked = "who " * draw.randint(0, 8)
+            questions.append({"id": f"{number}-{i}", "question": asked, "answers": found})
+        paragraphs.append({"context": context, "qas": questions})
+    (directory / "train.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    config = Config(
+        task="span",
+        model=ModelConfig(vocabulary_size=300),
+        data=DataConfig(
+            directory=str(directory),
+            train=("train.json",),
+            dataset="squad_v2",
+            sequence_length=LENGTH,
+            window_stride=STRIDE,
+            question_length=ASKED,
+            cache_directory=str(directory / "cache"),
+        ),
+        evaluation=EvaluationConfig(answer_length=ROOM),
+    )
+    return WindowRows(config, tokenizer, "train")
+
+
+def of_questions(windows):
+    """{question number: its rows}."""
+    rows = {}
+    for number in range(len(windows)):
+        row = windows.row(number, LENGTH)
+        rows.setdefault(int(windows._windows[number, 0]), []).append((number, row))
+    return rows
+
+
+def test_offsets_are_exact(tokenizer):
+    draw = random.Random(1)
+    for text in ["", " ", "\u2581", *(texts(draw) for _ in range(200))]:
+        ids = tokenizer.encode(text)
+        places = tokenizer.offsets(text, ids)
+        assert places.shape == (len(ids), 2)
+        if not len(ids):
+            continue
+        # Pieces cover the text without a gap; those that share characters are bytes of one.
+        assert places[0, 0] == 0
+        assert places[-1, 1] == len(text)
+        for (_, end), (start, stop), id in zip(places, places[1:], ids[1:], strict=False):
+            assert start == end or (stop == end and stop - start == 1)
+            if start == end and stop > start:
+                piece = tokenizer.decode([id])
+                assert "\ufffd" in piece or piece.strip() == text[start:stop].strip()
+
+
+def test_every_answer_is_found_and_leads_back(windows):
+    answered = 0
+    for question, rows in of_questions(windows).items():
+        example = windows.questions[question]
+        spans = [(n, *row["labels"].tolist()) for n, row in rows if row["labels"].any()]
+        if not example.answers:
+            assert not spans
+            continue
+        (answer, start), context = example.answers[0], example.context
+        answered += 1
+        assert spans, example
+        for number, first, last in spans:
+            found = windows.text(number, first, last)
+            assert answer in found or answer.strip() in found
+            # Nothing is in it but pieces that the answer touches.
+            places = windows._places[windows._context[question]]
+            cut = [p for p in places if p[1] > start and p[0] < start + len(answer)]
+            assert found == context[cut[0][0] : cut[-1][1]].strip()
+    assert answered > 100
+
+
+def test_windows_hold_the_context(windows, tokenizer):
+    for question, rows in of_questions(windows).items():
+        asked = tokenizer.encode(windows.questions[question].question)[:ASKED]
+        ids = tokenizer.encode(windows.questions[question].context)
+        begin = len(asked) + 2
+        for i, (_, row) in enumerate(rows):
+            held = ids[i * STRIDE : i * STRIDE + LENGTH - begin - 1]
+            whole = [BOS, *asked, EOS, *held, EOS]
+            assert row["tokens"][: len(whole)].tolist() == whole
+            assert not row["tokens"][len(whole) :].any()
+            assert row["marks"].nonzero()[0].tolist() == [0, *range(begin, begin + len(held))]
+            assert row["token_types"].nonzero()[0].tolist() == [
+                *range(begin, begin + len(held) + 1)
+            ]
+        assert held[-1:] == ids[-1:]
+
+
+def test_the_best_span_is_the_best_of_all():
+    draw = np.random.default_rng(0)
+    logits = draw.normal(size=(30, 2, 11)).astype(np.float32)
+    scores, firsts, lasts = best_spans(logits, 4)
+    for row, score, first, last in zip(logits, scores, firsts, lasts, strict=True):
+        spans = [(i, j) for i in range(1, 11) for j in range(i, min(i + 4, 11))]
+        best = max(spans, key=lambda span: float(row[0, span[0]]) + float(row[1, span[1]]))
+        assert (first, last) == best
+        assert score == pytest.approx(float(row[0, first]) + float(row[1, last]))
+
+
+def test_right_logits_give_right_answers(windows):
+    """The window that holds the answer wins over those that do not; bos decides on no answer."""
+    found = []
+    for number in range(len(windows)):
+        row = windows.row(number, LENGTH)
+        logits = np.where(row["marks"] > 0, 0.0, -1e9)[None].repeat(2, axis=0)
+        for side, label in enumerate(row["labels"]):
+            logits[side, label] += 5.0
+        found.append((np.array([number]), logits[None].astype(np.float32)))
+    draw = random.Random(0)
+    draw.shuffle(found)
+    for question, answer in zip(windows.questions, windows.answers(found), strict=True):
+        if not question.answers:
+            assert answer.no_answer == pytest.approx(10.0)
+            continue
+        assert question.answers[0][0] in answer.text
+        # Windows without the answer give bos 10, the one with it gives it 0.
+        assert answer.no_answer == pytest.approx(-10.0)

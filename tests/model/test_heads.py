@@ -1,0 +1,106 @@
+"""Heads on an encoder: by hand, and what does not matter must not."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhe_jax.config import AttentionConfig, ModelConfig
+from mhe_jax.model import MaskedLanguageModel, make_model
+from mhe_jax.model.encoder import EncoderModel
+
+CONFIG = ModelConfig(
+    vocabulary_size=13,
+    features=6,
+    mlp_features=7,
+    num_layers=1,
+    max_length=11,
+    num_token_types=2,
+    num_classes=5,
+    attention=AttentionConfig(kind="mhe_mul", num_heads=3),
+)
+TOKENS = np.array([[2, 7, 8, 3, 9, 10, 3, 0, 0], [2, 5, 3, 6, 3, 0, 0, 0, 0]])
+TYPES = np.array([[0, 0, 0, 0, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0, 0, 0, 0]])
+MARKS = np.array([[0, 1, 1, 0, 0, 2, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0]])
+
+
+def made(task, config=CONFIG, inputs=(TOKENS, TYPES, MARKS)):
+    model = make_model(task, config)
+    return model, jax.device_get(model.init(jax.random.key(0), *inputs))
+
+
+def encoded(config, variables):
+    params = {name: variables["params"][name] for name in ("embeddings", "encoder")}
+    model = EncoderModel(config)
+    types = TYPES if config.num_token_types > 1 else None
+    return np.asarray(model.apply({"params": params}, TOKENS, types, method="encode"))
+
+
+def head(params, z):
+    z = np.tanh(z @ params["pooler"]["kernel"] + params["pooler"]["bias"])
+    return z @ params["classifier"]["kernel"] + params["classifier"]["bias"]
+
+
+@pytest.mark.parametrize("num_spans", [0, 2])
+@pytest.mark.parametrize("token_types", [0, 2])
+def test_classifier_by_hand(num_spans, token_types):
+    config = dataclasses.replace(CONFIG, num_spans=num_spans, num_token_types=token_types)
+    model, variables = made("classification", config)
+    x = encoded(config, variables)
+    parts = [x[:, 0]]
+    if num_spans:
+        parts += [np.stack([x[0, 1:3].mean(axis=0), x[1, 1]])]
+        parts += [np.stack([x[0, 5], np.zeros(6)])]  # the second row has no second span
+    expected = head(variables["params"], np.concatenate(parts, axis=-1))
+    found = model.apply(variables, TOKENS, TYPES, MARKS)
+    assert found.shape == (2, 5)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_regressor_and_choices():
+    model, variables = made("regression")
+    found = model.apply(variables, TOKENS, TYPES, MARKS)
+    expected = head(variables["params"], encoded(CONFIG, variables)[:, 0])[:, 0]
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    # The choices of a row are scored alike, by themselves.
+    scorer, choices = (
+        make_model("multiple_choice", CONFIG),
+        (x[None] for x in (TOKENS, TYPES, MARKS)),
+    )
+    np.testing.assert_allclose(scorer.apply(variables, *choices), expected[None], atol=2e-6)
+
+
+def test_span_by_hand():
+    model, variables = made("span")
+    found = np.asarray(model.apply(variables, TOKENS, TYPES, MARKS))
+    span = variables["params"]["span"]
+    expected = encoded(CONFIG, variables) @ span["kernel"] + span["bias"]
+    assert found.shape == (2, 2, 9)
+    inside = MARKS > 0
+    np.testing.assert_allclose(found.swapaxes(1, 2)[inside], expected[inside], atol=2e-6)
+    probabilities = jax.nn.softmax(found, axis=-1).swapaxes(1, 2)
+    assert (probabilities[~inside] == 0).all()
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "multiple_choice", "span"])
+def test_padding_changes_nothing(task):
+    model, variables = made(task)
+    more = [np.pad(x, ((0, 0), (0, 2))) for x in (TOKENS, TYPES, MARKS)]
+    short = model.apply(variables, TOKENS, TYPES, MARKS)
+    long = model.apply(variables, *more)
+    long = long[..., :9] if task == "span" else long
+    np.testing.assert_allclose(long, short, atol=2e-6)
+
+
+def test_the_encoder_is_that_of_the_masked_language_model():
+    """The same names and shapes, so that one can take the place of the other."""
+    pretrained = MaskedLanguageModel(CONFIG).init(jax.random.key(1), TOKENS, MARKS)["params"]
+    for task in ("classification", "span"):
+        params = made(task)[1]["params"]
+        for name in ("embeddings", "encoder"):
+            assert jax.tree.map(jnp.shape, params[name]) == jax.tree.map(
+                jnp.shape, pretrained[name]
+            )
+        assert not set(params) & {"head_dense", "head_norm", "vocabulary_bias"}
