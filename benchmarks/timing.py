@@ -5,6 +5,7 @@ the order is drawn anew each round, so that none always finds the caches that th
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -212,6 +213,11 @@ def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]
         "command": " ".join(["python", f"benchmarks/{Path(file).name}", *given]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def version_of(package: str) -> str:
+    """The version that is installed."""
+    return importlib.metadata.version(package)
 
 
 def header_lines(about: dict[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from mhe_jax.data import examples, pairs
 from mhe_jax.loading import Target
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding, summary
+from mhe_jax.training.collectives import collectives_of
 from mhe_jax.training.flops import step_flops
 from mhe_jax.training.hlo import Program
 from mhe_jax.training.optimizer import make_optimizer, make_schedule
@@ -99,7 +100,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         "bytes_per_chip": {**own, "total": needed},
         "hbm_bytes": hbm,
         "collectives": program
-        and {kind: dataclasses.asdict(c) for kind, c in program.collectives().items()},
+        and {kind: dataclasses.asdict(c) for kind, c in collectives_of(program).items()},
         "flops": flops,
         "flops_per_chip": flops / mesh.size,
         "estimated_cycles": program and program.cycles(),

@@ -1,20 +1,13 @@
-"""What a compiled program says of itself: its collectives, and its compiler's estimate of cycles.
+"""The text of a compiled program: its computations, its loops, its compiler's estimate of cycles.
 
-The text of a program (`compiled.as_text()`) is a list of computations. A `while` runs its body as
-often as its trip count says, a `conditional` one of its branches, a call or a fusion what it calls.
-So a collective counts once for each time that it runs, and bytes are those that one device hands
-in, or for an all-gather those that it gets: the whole array, the same however it travels. A fusion
-`all-reduce-scatter` of a TPU, an all-reduce of which each device keeps its part, is a
-reduce-scatter.
+A program (`compiled.as_text()`) is a list of computations. A `while` runs its body as often as its
+trip count says, a `conditional` one of its branches, a call or a fusion what it calls.
 """
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
-
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
@@ -41,25 +34,6 @@ class Instruction(NamedTuple):
         return found and found[1]
 
 
-@dataclass(frozen=True)
-class Collective:
-    """All collectives of a kind: how often one runs, their bytes, and the largest array of one."""
-
-    count: int = 0
-    bytes: int = 0
-    largest: int = 0
-
-    def __add__(self, other: "Collective") -> "Collective":
-        largest = max(self.largest, other.largest)
-        return Collective(self.count + other.count, self.bytes + other.bytes, largest)
-
-    def __mul__(self, times: int) -> "Collective":
-        return Collective(times * self.count, times * self.bytes, self.largest if times else 0)
-
-
-Collectives = dict[str, Collective]
-
-
 class Program:
     """The computations of a program's text."""
 
@@ -75,59 +49,6 @@ class Program:
                 self.entry = header[2] if header[1] else self.entry
             elif found := _INSTRUCTION.match(line):
                 current[found[1]] = _instruction(found[1], found[2])
-
-    def collectives(self) -> Collectives:
-        """Kind to what runs of it in one call; of a conditional, the branch with the most bytes."""
-
-        @functools.cache
-        def of(name: str) -> Collectives:
-            found: Collectives = {}
-            channels: set[str] = set()
-
-            def add(kind: str, collective: Collective) -> None:
-                found[kind] = found.get(kind, Collective()) + collective
-
-            for own, i in self._fused(name):
-                kind = i.opcode.removesuffix("-start")
-                if kind in KINDS:
-                    # Cut up and fused with other work, one collective stands in several places.
-                    if (channel := i.called("channel_id")) in channels:
-                        continue
-                    channels |= {channel} if channel else set()
-                    scatters = own.startswith("all-reduce-scatter")
-                    add("reduce-scatter" if scatters else kind, self._moved(own, i))
-                elif kind in ("while", "conditional", "call"):
-                    for kind, collective in self._inside(i, of).items():
-                        add(kind, collective)
-            return found
-
-        return {kind: of(self.entry)[kind] for kind in KINDS if kind in of(self.entry)}
-
-    def _fused(self, name: str) -> Iterator[tuple[str, Instruction]]:
-        """The instructions of a computation and of what it fuses, with where they stand."""
-        for instruction in self.computations[name].values():
-            yield name, instruction
-            if instruction.opcode in ("fusion", "async-start"):
-                yield from self._fused(instruction.called("calls") or "")
-
-    def _inside(self, i: Instruction, of: Callable[[str], Collectives]) -> Collectives:
-        if i.opcode == "while":
-            body = of(i.called("body") or "")
-            return {kind: collective * self.trips(i) for kind, collective in body.items()}
-        if i.opcode == "conditional":
-            weigh = lambda found: sum(c.bytes for c in found.values())  # noqa: E731
-            return max(map(of, branches(i)), key=weigh)
-        return of(i.called("to_apply") or "")
-
-    def _moved(self, name: str, i: Instruction) -> Collective:
-        if i.opcode == "all-gather":
-            arrays = array_bytes(i.shape)
-        elif i.opcode == "all-gather-start":
-            arrays = array_bytes(_elements(i.shape)[1])
-        else:
-            own = self.computations[name]
-            arrays = [b for operand in i.operands for b in array_bytes(own[operand].shape)]
-        return Collective(1, sum(arrays), max(arrays, default=0))
 
     def cycles(self, choose: Callable[[Iterable[int]], int] = min) -> int | None:
         """The compiler's estimated cycles of one call; None where it gives none.
@@ -155,15 +76,58 @@ class Program:
         return of(self.entry) if self._has_cycles else None
 
     def trips(self, loop: Instruction) -> int:
-        """How often a `while` runs its body: what the compiler says, else the bound in `i < n`."""
+        """How often a `while` runs its body: as the compiler says, else by `i < n` and `i += s`."""
         if known := _TRIPS.search(loop.attributes):
             return int(known[1])
-        condition = self.computations[loop.called("condition") or ""].values()
-        bounds = [i.arguments for i in condition if i.opcode == "constant" and "[]" in i.shape]
-        if len(bounds) == 1 and bounds[0].isdecimal():
-            return int(bounds[0])
+        condition = self.computations[loop.called("condition") or ""]
+        body = self.computations[loop.called("body") or ""]
+        carried = self._carried(loop)
+        for test in condition.values():
+            if test.opcode != "compare" or "direction=LT" not in test.attributes:
+                continue
+            index, limit = test.operands
+            place = _source(condition, index).called("index")
+            start, stop = carried.get(place or ""), _number(condition, limit, carried)
+            step = self._step(body, place, carried)
+            if stop is not None and start is not None and step:
+                return max(0, -(-(stop - start) // step))
         self.unknown_loops.add(loop.name)
         return 1
+
+    def _carried(self, loop: Instruction) -> dict[str, int]:
+        """Place to value of the constants in the tuple that a loop starts with."""
+        for own in self.computations.values():
+            if own.get(loop.name) is loop:
+                first = own[loop.operands[0]].operands
+                found = {str(i): _number(own, name, {}) for i, name in enumerate(first)}
+                return {i: value for i, value in found.items() if value is not None}
+        return {}
+
+    def _step(self, body: dict[str, Instruction], place: str | None, carried) -> int | None:
+        """What a turn of the body adds to the carried number at `place`."""
+        if place is None:
+            return None
+        after = _source(body, list(body.values())[-1].operands[int(place)])
+        if after.opcode != "add":
+            return None
+        terms = [name for name in after.operands if _source(body, name).called("index") != place]
+        return _number(body, terms[0], carried) if len(terms) == 1 else None
+
+
+def _number(own: dict[str, Instruction], name: str, carried: dict[str, int]) -> int | None:
+    """The whole number that is called `name`: a constant, or one that a loop carries along."""
+    i = _source(own, name)
+    if i.opcode == "get-tuple-element":
+        return carried.get(i.called("index") or "")
+    return int(i.arguments) if i.opcode == "constant" and i.arguments.isdecimal() else None
+
+
+def _source(own: dict[str, Instruction], name: str) -> Instruction:
+    """What is behind copies of `name`."""
+    i = own[name]
+    while i.opcode in ("bitcast", "copy", "copy-start", "copy-done"):
+        i = own[i.operands[0]]
+    return i
 
 
 def branches(conditional: Instruction) -> list[str]:
@@ -197,20 +161,6 @@ def _instruction(name: str, rest: str) -> Instruction:
     arguments = rest[opening + 1 : closing]
     operands = tuple(_NAME.findall(arguments))
     return Instruction(name, shape, rest[:opening], operands, arguments, rest[closing + 1 :])
-
-
-def _elements(shape: str) -> list[str]:
-    """The elements of a tuple shape."""
-    parts, start, depth = [], 1, 0
-    for i, letter in enumerate(shape):
-        if letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        if (letter == "," and depth == 1) or (letter == ")" and depth == 0):
-            parts.append(shape[start:i].strip())
-            start = i + 1
-    return parts
 
 
 def _closing(text: str, opening: int) -> int:
