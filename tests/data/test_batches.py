@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from text_for_tests import REAL_DATA, experiment, sentences, with_seed, write_lines
+from text_for_tests import REAL_DATA, equal, experiment, joined, sentences, with_seed, write_lines
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.data import (
@@ -42,27 +42,6 @@ def directory(tmp_path_factory):
 def config(request, directory):
     end = "tsv" if request.param == "translation" else "txt"
     return experiment(directory, request.param, train=(f"train.{end}",), test=(f"test.{end}",))
-
-
-def equal(one, other):
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name])
-        assert one[name].dtype == other[name].dtype
-
-
-def joined(parts):
-    """The global batch of what each process holds."""
-    count = len(parts)
-    whole = {}
-    for name in parts[0]:
-        whole[name] = np.empty(
-            (sum(len(part[name]) for part in parts), *parts[0][name].shape[1:]),
-            parts[0][name].dtype,
-        )
-        for p, part in enumerate(parts):
-            whole[name][p::count] = part[name]
-    return whole
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
@@ -260,6 +239,15 @@ def test_lm_evaluation_covers_each_token_once(directory, tokenizer):
     tokens = np.concatenate([b["tokens"] for b in batches])
     assert set(tokens[: len(ids) // 24, 0]) == {BOS}
     assert {len(b["tokens"]) for b in batches} == {8}
+
+
+def test_words_are_those_of_whole_lines(tmp_path, tokenizer):
+    """A line is tokenized in parts, and one without blanks is cut inside its words."""
+    lines = ["haus " * 500, "häuser" * 900, "a" * 1023 + " bc", f"{'x' * 2000}\t{'y' * 2000}", ""]
+    write_lines(tmp_path / "a.txt", lines)
+    config = experiment(tmp_path, "lm", train=("a.txt",), test=("a.txt",))
+    batches = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    assert batches.num_words == 500 + 1 + 2 + 2 + 0 + len(lines)
 
 
 def test_mlm_evaluation_has_fixed_masks(directory, tokenizer):

@@ -52,3 +52,25 @@ def experiment(directory: Path, task: str, **data) -> Config:
 
 def with_seed(config: Config, seed: int) -> Config:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+
+
+def equal(one, other) -> None:
+    """Asserts that two batches are the same."""
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+        assert one[name].dtype == other[name].dtype
+
+
+def joined(parts):
+    """The global batch of what each process holds."""
+    count = len(parts)
+    whole = {}
+    for name in parts[0]:
+        whole[name] = np.empty(
+            (sum(len(part[name]) for part in parts), *parts[0][name].shape[1:]),
+            parts[0][name].dtype,
+        )
+        for p, part in enumerate(parts):
+            whole[name][p::count] = part[name]
+    return whole

@@ -1,0 +1,219 @@
+"""Each example once an epoch, whole and apart from the others, whatever the number of processes."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from text_for_tests import equal, experiment, joined, sentences, with_seed, write_lines
+
+from mhe_jax.config import InputError
+from mhe_jax.data import BOS, EOS, PAD, evaluation_batches, train_batches
+from mhe_jax.data.examples import num_predictions
+from mhe_jax.data.packing import Plan, fill
+
+TASKS = ("mlm", "lm", "translation")
+LONG = "haus und hund " * 40
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text")
+    lines = ["", *sentences(200, longest=5), "", LONG, *sentences(7, seed=1, longest=9)]
+    write_lines(path / "train.txt", lines)
+    other = sentences(len(lines), seed=2, longest=7)
+    write_lines(path / "train.tsv", [f"{a}\t{b}" for a, b in zip(lines, other, strict=True)])
+    return path
+
+
+@pytest.fixture(params=TASKS)
+def config(request, directory):
+    end = "tsv" if request.param == "translation" else "txt"
+    return experiment(directory, request.param, train=(f"train.{end}",), packing=True)
+
+
+def segments(batch):
+    """(example's arrays, row, number) of each example in a batch; of mlm with its text restored."""
+    sides = {"tokens": "segments", "source": "source_segments", "target": "target_segments"}
+    for row in range(len(batch["labels"])):
+        last = next(batch[s][row].max() for s in sides.values() if s in batch)
+        for number in range(1, last + 1):
+            found = {
+                name: batch[name][row][batch[of][row] == number]
+                for name, of in sides.items()
+                if name in batch
+            }
+            yield found, row, number
+
+
+@pytest.mark.parametrize("measures", [1, 2])
+def test_a_plan_has_each_example_once(measures):
+    generator = np.random.default_rng(measures)
+    for _ in range(30):
+        capacity = tuple(generator.integers(5, 40, measures).tolist())
+        count = int(generator.integers(1, 300))
+        sizes = np.stack([generator.integers(1, c + 1, count) for c in capacity], axis=1)
+        plan = Plan(sizes, capacity, seed=3)
+        orders = []
+        for epoch in range(2):
+            rows = [plan.row(epoch * plan.num_rows + i) for i in range(plan.num_rows)]
+            assert {e for e, _ in rows} == {epoch}
+            for _, members in rows:
+                assert (sizes[members].sum(axis=0) <= capacity).all()
+            order = np.concatenate([members for _, members in rows])
+            assert sorted(order.tolist()) == list(range(count))
+            orders.append(order.tolist())
+        assert orders[0] != orders[1] or count < 5
+        assert plan.num_rows >= (sizes.sum(axis=0) / capacity).max()
+
+
+def test_rows_are_nearly_full():
+    """Best fit decreasing takes at most 11/9 of the fewest rows, and of many sizes hardly more."""
+    generator = np.random.default_rng(0)
+    sizes = generator.integers(1, 100, 20_000)
+    least = sizes.sum() / 128
+    assert Plan(sizes[:, None], (128,), 0).num_rows < 1.01 * least
+    # Three thirds, and a half with a third: the case that first fit of a shuffled order loses.
+    patterns = fill(np.array([[50], [33]]), np.array([2, 6]), np.array([100]))
+    assert sum(pattern.repeats for pattern in patterns) == 3
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_rows_do_not_depend_on_processes(config, tokenizer, count):
+    whole = train_batches(config, tokenizer)
+    each = [
+        train_batches(config, tokenizer, process_index=p, process_count=count) for p in range(count)
+    ]
+    for step in (0, 1, 7, 41):
+        equal(whole.batch(step), joined([batches.batch(step) for batches in each]))
+
+
+def test_resumes_and_seeds(config, tokenizer):
+    batches, again = train_batches(config, tokenizer), train_batches(config, tokenizer)
+    other = train_batches(with_seed(config, 4), tokenizer)
+    with batches.iterate(5, 9) as iterator:
+        for step, batch in enumerate(iterator, 5):
+            equal(batch, again.batch(step))
+            assert any((batch[name] != other.batch(step)[name]).any() for name in batch)
+
+
+def test_each_example_once_an_epoch(config, tokenizer):
+    """And whole: its text, from bos on where it is read, to eos."""
+    batches = train_batches(config, tokenizer)
+    epoch = [batches.rows([i])[0] for i in range(batches.num_rows)]
+    batch = {name: np.stack([row[name] for row in epoch]) for name in epoch[0]}
+    shapes = {name: array.shape[1:] for name, array in batch.items()}
+    predicted = num_predictions(24, 0.15) if config.task == "mlm" else 24
+    assert shapes.pop("labels") == shapes.pop("weights") == (predicted,)
+    if config.task == "mlm":
+        assert shapes.pop("positions") == (predicted,)
+    assert set(shapes.values()) == {(24,)}
+    found, parts = Counter(), []
+    for example, row, number in segments(batch):
+        if config.task == "translation":
+            source, target = example["source"].tolist(), example["target"].tolist()
+            labels = batch["labels"][row][batch["target_segments"][row] == number].tolist()
+            assert target == [BOS, *labels[:-1]]
+            assert (source[-1], labels[-1]) == (EOS, EOS)
+            found[tokenizer.decode(source), tokenizer.decode(labels)] += 1
+            continue
+        tokens = example["tokens"].copy()
+        assert tokens[0] == BOS
+        of_row = batch["segments"][row] == number
+        if config.task == "lm":
+            labels = batch["labels"][row][of_row].tolist()
+            assert tokens.tolist() == [BOS, *labels[:-1]]
+            assert batch["weights"][row][of_row].all()
+        else:
+            counted = batch["weights"][row] > 0
+            places, truth = batch["positions"][row][counted], batch["labels"][row][counted]
+            mine = of_row[places]
+            text = len(tokens) - 1
+            full = batch["tokens"][row].copy()
+            full[places] = truth
+            labels = full[of_row][1:].tolist()
+            assert mine.sum() == max(1, round(0.15 * (text - (labels[-1] == EOS))))
+        parts.append(labels)
+        found[tokenizer.decode(labels)] += labels[-1] == EOS
+    items = list(batches.source)
+    if config.task == "translation":
+        wanted = [
+            pair for pair in items if all(0 < len(tokenizer.encode(text)) <= 23 for text in pair)
+        ]
+        assert found == Counter(wanted)
+    else:
+        longest = 24 - (config.task == "mlm")
+        wanted = [item for item in items if item and len(tokenizer.encode(item)) < longest]
+        assert {found[item] for item in wanted} == {1}
+        # What is longer is cut into parts of nearly equal length.
+        everything = [i for item in items if item for i in [*tokenizer.encode(item), EOS]]
+        assert sorted(i for part in parts for i in part) == sorted(everything)
+        text = [*tokenizer.encode(LONG), EOS]
+        cut = [part for part in parts if any(text[s : s + len(part)] == part for s in range(99))]
+        assert max(map(len, cut)) - min(map(len, cut)) <= 1
+    assert len(wanted) > 100
+
+
+def test_padding_has_segment_0_and_counts_for_nothing(config, tokenizer):
+    batch = train_batches(config, tokenizer).batch(0)
+    for side, of in (("tokens", "segments"), ("source", "source_segments")):
+        if side in batch:
+            np.testing.assert_array_equal(batch[side] == PAD, batch[of] == 0)
+            assert (np.diff(batch[of]) * (batch[of][:, 1:] > 0) >= 0).all()
+    if config.task == "translation":
+        np.testing.assert_array_equal(batch["weights"] == 0, batch["target_segments"] == 0)
+        np.testing.assert_array_equal(
+            batch["source_segments"].max(axis=1), batch["target_segments"].max(axis=1)
+        )
+
+
+def test_masks_do_not_depend_on_the_packing(tmp_path, tokenizer):
+    """An example is masked alike in short rows and in long ones, and anew in each epoch."""
+    write_lines(tmp_path / "a.txt", [line[:20] for line in sentences(90, longest=3)])
+    masked = []
+    for length, size in ((24, 8), (37, 4)):
+        options = {"packing": True, "sequence_length": length, "batch_size": size}
+        config = experiment(tmp_path, "mlm", train=("a.txt",), **options)
+        batches = train_batches(config, tokenizer)
+        found = {}
+        for epoch in range(2):
+            for i in range(batches.num_rows):
+                number = epoch * batches.num_rows + i
+                _, members = batches.plan.row(number)
+                row = batches.rows([number])[0]
+                for k, member in enumerate(members.tolist(), 1):
+                    found[epoch, member] = row["tokens"][row["segments"] == k].tolist()
+        masked.append(found)
+    short, long = masked
+    assert short == long
+    assert len(short) == 180
+    assert sum(short[0, i] != short[1, i] for i in range(90)) > 45
+
+
+def test_rows_of_a_translation_batch(directory, tokenizer):
+    config = experiment(directory, "translation", train=("train.tsv",), packing=True)
+    assert len(train_batches(config, tokenizer).batch(0)["source"]) == 8  # 384 / 48
+    few = dataclasses.replace(config.data, tokens_per_batch=20, row_multiple=4)
+    few = dataclasses.replace(config, data=few)
+    assert len(train_batches(few, tokenizer).batch(0)["source"]) == 4
+
+
+def test_evaluation_stays_unpacked(config, tokenizer):
+    plain = dataclasses.replace(config, data=dataclasses.replace(config.data, packing=False))
+    one, other = (evaluation_batches(c, tokenizer, "train", batch_size=8) for c in (config, plain))
+    equal(one.batch(0), other.batch(0))
+    assert "segments" not in one.batch(0)
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "said"),
+    [
+        ("lm", "\n \n\n", "a.txt: has no text"),
+        ("translation", f"\t\n{LONG}\thund\n", "none of 2 pairs can be used: 1 have an empty side"),
+    ],
+)
+def test_nothing_to_pack(tmp_path, tokenizer, task, text, said):
+    name = "a.tsv" if task == "translation" else "a.txt"
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=said):
+        train_batches(experiment(tmp_path, task, train=(name,), packing=True), tokenizer)
