@@ -12,7 +12,9 @@ back laid over the mesh of the day, whatever mesh wrote it.
 """
 
 import contextlib
+import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,9 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
+        self._hook = threading.excepthook
+        threading.excepthook = self._uncaught
+        logging.getLogger("absl").addFilter(_no_traceback)
         try:
             self._last = _manager(
                 workdir, "checkpoints", max_to_keep=keep, cleanup_tmp_directories=True
@@ -56,6 +61,11 @@ class Checkpoints:
                 self._put_aside(self._best, step, reason)
             else:
                 self._found[step] = criterion(meta["validation"])
+
+    def _uncaught(self, uncaught: threading.ExceptHookArgs) -> None:
+        # What a thread of Orbax dies of comes to us too, by `wait` or the next `save`.
+        if not type(uncaught.thread).__module__.startswith("orbax."):
+            self._hook(uncaught)
 
     @property
     def latest_step(self) -> int | None:
@@ -199,6 +209,7 @@ class Checkpoints:
           NotSaved: something cannot be written.
         """
         with contextlib.ExitStack() as stack:
+            stack.callback(setattr, threading, "excepthook", self._hook)
             for manager in (self._last, self._best):
                 stack.enter_context(_writing(manager))
                 stack.callback(manager.close)
@@ -288,11 +299,16 @@ def reason_of(error: BaseException) -> str:
     while found is not None:
         if isinstance(found, OSError) and found.strerror:
             return found.strerror
-        if match := re.search(r"\[OS error (?:\d+: )?([^\]]+)\]", str(found)):
+        if match := re.search(r": ([^:]+) \[os_error_code=", str(found)):  # tensorstore's way
             return match[1]
         found = found.__cause__ or found.__context__
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + ' ...'}"
+
+
+def _no_traceback(record: logging.LogRecord) -> bool:
+    """Drops what Orbax logs of an error that it raises as well."""
+    return not (record.exc_info and "orbax" in record.pathname)
 
 
 @contextlib.contextmanager
