@@ -9,11 +9,15 @@ Each measurement is a process of its own, timed from its start, imports included
     cold        nothing is cached: the file is checked and indexed; the tokenizer is given
     warm        the index is there
     memory      peak over the batches that follow, less what the process held after its imports
-    tokens/s    of the batches that follow the first, read ahead by Grain as in training
+    tokens/s    of the batches that follow the first, read ahead by Grain as in training; without
+                padding
+    per core    tokens of those batches by the seconds that all threads together were computing:
+                what one core that does nothing else gives, however busy the machine is
+    full        share of the batches that is not padding
 
 The last line is one JSON object; the exit status is 1 if a bar is missed: 90 s cold, 10 s warm,
-300 MB. Translation (pairs in a .tsv file of a tenth of the size) has no bar: it counts the tokens
-of all pairs once, which the cold number shows.
+300 MB. Translation (pairs in a .tsv file of a tenth of the size) and packed rows (of text, a tenth
+of the size too) have no bar: they tokenize everything once, which the cold number shows.
 """
 
 import argparse
@@ -57,23 +61,35 @@ def main() -> int:
         pairs = make_text(directory / "pairs.tsv", size // 10, columns=2)
         tokenizer = make_tokenizer(text, directory)
         results = {"bytes": text.stat().st_size, "cores": os.cpu_count()}
-        header = ("task", "cold s", "warm s", "memory MB", "warm MB", "tokens/s", "ms/batch")
-        print(("{:<12}" + "{:>11}" * 6).format(*header))
-        for task, path in (("mlm", text), ("lm", text), ("translation", pairs)):
+        less = make_text(directory / "less.txt", size // 10)
+        header = ("cold s", "warm s", "memory MB", "tokens/s", "per core", "full", "ms/batch")
+        print(("{:<20}" + "{:>11}" * 7).format("task", *header))
+        for task, packing, path in (
+            ("mlm", False, text),
+            ("mlm", True, less),
+            ("lm", False, text),
+            ("lm", True, less),
+            ("translation", False, pairs),
+            ("translation", True, pairs),
+        ):
+            name = f"{task} packed" if packing else task
+            cache = directory / f"cache {name}"
             cold, warm = (
-                run(task, path, tokenizer, directory / f"cache_{task}", arguments.steps)
-                for _ in range(2)
+                run(task, packing, path, tokenizer, cache, arguments.steps) for _ in range(2)
             )
-            results[task] = {
+            results[name] = {
                 "cold_seconds": cold["seconds"],
                 "warm_seconds": warm["seconds"],
                 "memory_megabytes": max(cold["megabytes"], warm["megabytes"]),
                 "tokens_per_second": warm["tokens_per_second"],
+                "tokens_per_core_second": warm["tokens_per_core_second"],
+                "full": warm["full"],
             }
             print(
-                f"{task:<12}{cold['seconds']:>11.1f}{warm['seconds']:>11.1f}"
-                f"{cold['megabytes']:>11.0f}{warm['megabytes']:>11.0f}"
-                f"{warm['tokens_per_second']:>11,.0f}{warm['milliseconds']:>11.1f}",
+                f"{name:<20}{cold['seconds']:>11.1f}{warm['seconds']:>11.1f}"
+                f"{results[name]['memory_megabytes']:>11.0f}"
+                f"{warm['tokens_per_second']:>11,.0f}{warm['tokens_per_core_second']:>11,.0f}"
+                f"{warm['full']:>11.1%}{warm['milliseconds']:>11.1f}",
                 flush=True,
             )
     missed = [
@@ -123,10 +139,11 @@ def make_tokenizer(text: Path, directory: Path) -> Path:
     return path
 
 
-def run(task: str, text: Path, tokenizer: Path, cache: Path, steps: int) -> dict:
+def run(task: str, packing: bool, text: Path, tokenizer: Path, cache: Path, steps: int) -> dict:
     """`measure` in a process of its own."""
     asked = {
         "task": task,
+        "packing": packing,
         "text": str(text.resolve()),
         "tokenizer": str(tokenizer),
         "cache": str(cache),
@@ -142,15 +159,25 @@ def run(task: str, text: Path, tokenizer: Path, cache: Path, steps: int) -> dict
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(task: str, text: str, tokenizer: str, cache: str, steps: int, started: float) -> dict:
+def measure(
+    task: str,
+    packing: bool,
+    text: str,
+    tokenizer: str,
+    cache: str,
+    steps: int,
+    started: float,
+) -> dict:
     """Seconds to the first batch, peak memory beyond the imports, and speed."""
+    import numpy as np
+
     from mhe_jax import data
     from mhe_jax.config import Config, DataConfig, ModelConfig
 
     config = Config(
         task=task,  # type: ignore[arg-type]
         model=ModelConfig(vocabulary_size=VOCABULARY_SIZE),
-        data=DataConfig(train=(text,), tokenizer=tokenizer, cache_directory=cache),
+        data=DataConfig(train=(text,), tokenizer=tokenizer, cache_directory=cache, packing=packing),
     )
     before = peak_megabytes()
     data.check_sources(config)
@@ -160,15 +187,19 @@ def measure(task: str, text: str, tokenizer: str, cache: str, steps: int, starte
     with batches.iterate() as iterator:
         next(iterator)
         seconds = time.time() - started
-        begin, tokens = time.perf_counter(), 0
+        begin, computed, tokens, places = time.perf_counter(), time.process_time(), 0, 0
         for _ in range(steps):
             batch = next(iterator)
-            tokens += sum(int((batch[n] > 0).sum()) for n in batch if n in READ)
-        elapsed = time.perf_counter() - begin
+            read = [batch[name] for name in READ if name in batch]
+            tokens += sum(np.count_nonzero(array) for array in read)
+            places += sum(array.size for array in read)
+        elapsed, computed = time.perf_counter() - begin, time.process_time() - computed
     return {
         "seconds": round(seconds, 2),
         "megabytes": round(peak_megabytes() - before),
         "tokens_per_second": round(tokens / elapsed),
+        "tokens_per_core_second": round(tokens / computed),
+        "full": round(tokens / places, 4),
         "milliseconds": 1000 * elapsed / steps,
     }
 

@@ -22,7 +22,7 @@ from mhe_jax.data.packing import Plan
 from mhe_jax.data.pairs import Usable, encode
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
-from mhe_jax.data.tokens import item_ends, open_tokens
+from mhe_jax.data.tokens import TokenFile, item_ends
 
 MASKS = 3  # first number of a seed; see `packing`
 
@@ -81,9 +81,8 @@ class PackedText(_Packed):
     def __init__(self, config: Config, tokenizer: Tokenizer, source: Source, *process: int):
         super().__init__(config, tokenizer, source, *process)
         cache = cache_directory(config.data.cache_directory)
-        self._tokens = open_tokens(source, tokenizer, cache)
-        ends = item_ends(self._tokens)
-        self._cuts, is_last = cut(ends, tokens_per_row(config))
+        self._tokens = TokenFile(source, tokenizer, cache)
+        self._cuts, is_last = cut(item_ends(self._tokens), tokens_per_row(config))
         lengths = np.diff(self._cuts)
         used = np.flatnonzero((lengths > 1) | ~is_last)
         if not len(used):

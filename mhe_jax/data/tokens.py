@@ -1,17 +1,19 @@
 """All tokens of a source, eos after each item."""
 
 import math
+import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from mhe_jax.data.cache import key_of, publish
-from mhe_jax.data.sources import PIECE, Source, stream
+from mhe_jax.data.sources import PIECE, Source, Span, stream
 from mhe_jax.data.tokenizer import EOS, Tokenizer
 
-CHUNK_BYTES = 16 << 20  # of text that is tokenized at once
-CHUNK_TOKENS = 16 << 20  # that are looked at at once
+CHUNK_BYTES = 16 << 20  # of text that is tokenized at once, at most
+CHUNK_TOKENS = 4 << 20  # that are looked at at once
 
 
 def tokenize(source: Source, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
@@ -35,28 +37,37 @@ def tokenize(source: Source, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
         yield encoded()
 
 
-def open_tokens(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarray:
-    """The tokens [all of them], mapped from a file in `cache` that is written once."""
-    kind = _kind(tokenizer)
-    path = cache / "tokens" / f"{key_of(source.key, tokenizer.key)}.{kind.name}"
-    if not path.exists():
-        with publish(path) as temporary, temporary.open("wb") as out:
-            for ids in tokenize(source, tokenizer):
-                ids.tofile(out)
-    return np.memmap(path, kind, "r")
+class TokenFile:
+    """Tokens kept in a file, read when sliced; the file is in `cache` and written once."""
+
+    def __init__(self, source: Source, tokenizer: Tokenizer, cache: Path):
+        self._kind = _kind(tokenizer)
+        path = cache / "tokens" / f"{key_of(source.key, tokenizer.key)}.{self._kind.name}"
+        if not path.exists():
+            with publish(path) as temporary, temporary.open("wb") as out:
+                for ids in tokenize(source, tokenizer):
+                    ids.tofile(out)
+        file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, file)
+        self._bytes = Span(file, 0, path.stat().st_size)
+
+    def __len__(self) -> int:
+        return len(self._bytes) // self._kind.itemsize
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        size = self._kind.itemsize
+        return np.frombuffer(self._bytes[part.start * size : part.stop * size], self._kind)
 
 
-def item_ends(tokens: np.ndarray) -> np.ndarray:
+def item_ends(tokens: "TokenFile | np.ndarray") -> np.ndarray:
     """Where each item ends, after its eos: text itself never has one.
 
     >>> item_ends(np.array([7, 8, EOS, EOS, 9, EOS])).tolist()
     [3, 4, 6]
     """
+    starts = range(0, len(tokens), CHUNK_TOKENS)
     return np.concatenate(
-        [
-            np.flatnonzero(tokens[start : start + CHUNK_TOKENS] == EOS) + start + 1
-            for start in range(0, len(tokens), CHUNK_TOKENS)
-        ]
+        [np.flatnonzero(tokens[s : s + CHUNK_TOKENS] == EOS) + s + 1 for s in starts]
     )
 
 

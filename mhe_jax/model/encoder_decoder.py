@@ -66,10 +66,11 @@ class EncoderDecoder(nn.Module):
         deterministic: bool = True,
     ) -> jax.Array:
         """Source ids [B, S], with `segments` [B, S] where there are several a row, to [B, S, M]."""
-        mask, positions = Mask.padding(sources != PAD_ID), None
-        if segments is not None:
-            mask, positions = mask & Mask.segments(segments), positions_within(segments)
+        positions = None if segments is None else positions_within(segments)
         x = self.embeddings(sources, positions, deterministic=deterministic)
+        mask = Mask.padding(sources != PAD_ID)
+        if segments is not None:
+            mask = mask & Mask.segments(segments)
         return self.encoder(x, mask, deterministic=deterministic)
 
     def decode(
@@ -89,11 +90,12 @@ class EncoderDecoder(nn.Module):
         """
         if (source_segments is None) != (target_segments is None):
             raise ValueError("source_segments and target_segments go together")
-        mask, seen, positions = None, Mask.padding(sources != PAD_ID), None
-        if source_segments is not None and target_segments is not None:
-            mask, positions = Mask.segments(target_segments), positions_within(target_segments)
-            seen = seen & Mask.segments(target_segments, source_segments)
+        positions = None if target_segments is None else positions_within(target_segments)
         x = self.embeddings(targets, positions, deterministic=deterministic)
+        mask, seen = None, Mask.padding(sources != PAD_ID)
+        if source_segments is not None and target_segments is not None:
+            mask = Mask.segments(target_segments)
+            seen = seen & Mask.segments(target_segments, source_segments)
         x = self.decoder(x, mask, encoded, seen, deterministic=deterministic)
         return self.embeddings.attend(x)
 
