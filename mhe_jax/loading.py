@@ -119,6 +119,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         configs = sorted(str(p) for p in Path("configs").glob("*.py"))
         print(f"usage: {TRAIN_USAGE}\n\nTrains, or goes on where an earlier run of the same")
         print("--workdir stopped. `train.py CONFIG --help` explains every field.")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         if configs:
             print("\nconfigs: " + "\n         ".join(configs))
         raise SystemExit(0)
@@ -152,6 +153,7 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
     if name in ("-h", "--help"):
         print(f"usage: {EVALUATION_USAGE}\n\nRUN is the --workdir of a training run.")
         print("`eval.py RUN --help` explains every field.")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
