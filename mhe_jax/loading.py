@@ -129,6 +129,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         print("--sweep and --seeds run every combination of values and seeds, one after the other.")
         print(f"With {TARGET_USAGE}\nit trains nothing: it compiles the train step for")
         print("devices that need not be there, and says whether it fits.")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         if configs:
             print("\nconfigs: " + "\n         ".join(configs))
         raise SystemExit(0)
@@ -237,6 +238,7 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         print("`eval.py RUN --help` explains every field.")
         print(f"\n{COMPARE_USAGE}\n    tables and plots of many runs, and of sweeps")
         print("\neval.py paper\n    the published tables, and what they are recomputed")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
