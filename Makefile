@@ -1,5 +1,6 @@
 # make demo    install, train and score the demo, show translations and a picture
 # make test    install, run the tests
+# make slow    the tests that take minutes
 # make lint    ruff and pyright
 # make clean   remove .venv and the demo's runs
 #
@@ -16,7 +17,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test lint clean
+.PHONY: demo test slow lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -42,6 +43,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2
+
+slow: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -9,20 +9,26 @@ import json
 import sys
 
 from mhe_jax.loading import parse_target, parse_train_arguments, run_entry_point
+from mhe_jax.training.distributed import joined, take_flags
 
 
 def main() -> None:
-    target, arguments = parse_target(sys.argv[1:])
-    config = parse_train_arguments(arguments)
     # jax starts after the arguments are right.
+    target, arguments = parse_target(sys.argv[1:])
     if target is not None:
+        config = parse_train_arguments(arguments)
         from mhe_jax.training.ahead import compile_ahead
 
         print(json.dumps(compile_ahead(config, target)))
-    else:
+        return
+    processes, arguments = take_flags(arguments)
+    config = parse_train_arguments(arguments)
+    with joined(processes) as writes:
         from mhe_jax.training.loop import train
 
-        print(json.dumps(train(config)))
+        result = train(config)
+        if writes:
+            print(json.dumps(result))
 
 
 if __name__ == "__main__":

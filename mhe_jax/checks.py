@@ -45,6 +45,7 @@ SHARE = ("takes a number from 0 to below 1", lambda x: 0 <= x < 1)
 INSIDE_0_1 = ("takes a number above 0 and below 1", lambda x: 0 < x < 1)
 RANGES = {
     "model.vocabulary_size": AT_LEAST_1,
+    "model.vocabulary_multiple": AT_LEAST_1,
     "model.features": AT_LEAST_1,
     "model.mlp_features": AT_LEAST_1,
     "model.num_layers": AT_LEAST_1,
@@ -75,6 +76,7 @@ RANGES = {
     "train.checkpoint_every": AT_LEAST_1,
     "train.keep_checkpoints": AT_LEAST_1,
     "train.log_every": AT_LEAST_1,
+    "train.skip_nonfinite": AT_LEAST_0,
     "evaluation.average_checkpoints": AT_LEAST_1,
     "evaluation.batch_size": AT_LEAST_1,
     "evaluation.beam_size": AT_LEAST_1,
@@ -103,6 +105,9 @@ def _check_ranges(config: Config) -> None:
         raise _refuse(
             "model.features", config.model.features, "sinusoidal positions take even ones"
         )
+    steps = config.train.profile_steps
+    if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):
+        raise _refuse("train.profile_steps", steps, "takes a first and a last step, or nothing")
     if not config.workdir:
         raise InputError("workdir is empty: takes a directory")
 
@@ -280,7 +285,7 @@ def check_devices(config: Config, num_devices: int) -> None:
     """Raises InputError where the config cannot be laid over so many devices.
 
     Rows must divide over `data` and `fsdp` in each accumulated part, the model's width over `fsdp`,
-    and heads, MLP and vocabulary over `tensor`.
+    and heads, MLP and vocabulary over `tensor`; with `mesh.length` so must the lengths of rows.
     """
     data, fsdp, tensor = mesh_shape(config.mesh, num_devices)
     model = config.model
@@ -295,10 +300,20 @@ def check_devices(config: Config, num_devices: int) -> None:
         )
     if model.features % fsdp:
         raise _refuse("model.features", model.features, f"must be a multiple of mesh.fsdp={fsdp}")
-    split = {
-        "model.mlp_features": model.mlp_features,
-        "model.vocabulary_size": model.vocabulary_size,
-    }
+    if model.padded_vocabulary_size % tensor:
+        raise _refuse(
+            "model.vocabulary_size",
+            model.vocabulary_size,
+            f"must be a multiple of mesh.tensor={tensor}, or be padded to one by "
+            "model.vocabulary_multiple (128, say)",
+        )
+    split = {"model.mlp_features": model.mlp_features}
+    if config.mesh.length == "tensor":
+        if config.task == "translation" and not config.data.length_buckets:
+            raise InputError("data.length_buckets is not set: mesh.length=tensor needs it")
+        split["data.sequence_length"] = config.data.sequence_length
+        for i, length in enumerate(config.data.length_buckets):
+            split[f"data.length_buckets[{i}]"] = length
     for role in ROLES[config.task]:
         own = getattr(model.attention_by_role, role).num_heads is not None
         name = f"attention_by_role.{role}" if own else "attention"

@@ -102,6 +102,9 @@ class ModelConfig:
 
     # Vocabulary V; a tokenizer trained by a run gets exactly this many pieces.
     vocabulary_size: int = 8000
+    # Rows of the embedding tables are rounded up to a multiple of this; what is past the
+    # vocabulary is never predicted nor counted.
+    vocabulary_multiple: int = 1
     # Width M.
     features: int = 512
     # Width F of the hidden layer of the MLP.
@@ -136,6 +139,11 @@ class ModelConfig:
     remat: bool = False
     # Type of activations; parameters, softmax and loss stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def padded_vocabulary_size(self) -> int:
+        """Rows of the embedding tables."""
+        return -(-self.vocabulary_size // self.vocabulary_multiple) * self.vocabulary_multiple
 
     def attention_for(self, role: Role) -> AttentionConfig:
         """`attention` with what `attention_by_role` says of `role` laid over it."""
@@ -233,6 +241,10 @@ class TrainConfig:
     keep_checkpoints: int = 3
     # Steps between log lines.
     log_every: int = 50
+    # Updates with a loss or gradient that is not finite that are left out before the run stops.
+    skip_nonfinite: int = 0
+    # First and last step of a profiler trace in WORKDIR/profile; empty for none.
+    profile_steps: tuple[int, ...] = ()
     # Also write TensorBoard event files (needs the extra `report`).
     tensorboard: bool = False
 
@@ -247,6 +259,9 @@ class MeshConfig:
     fsdp: int = 1
     # Heads, MLP and vocabulary split.
     tensor: int = 1
+    # Activations of training between the sublayers: whole along the length of a row, or split over
+    # `tensor` as well (long rows).
+    length: Literal["whole", "tensor"] = "whole"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """What all batches have in common, and which batches an experiment has.
 
-    global batch = f(seed, step)        process p of P holds its rows p, p + P, p + 2P, ...
+    global batch = f(seed, step)        process p of P holds its rows pR/P to (p + 1)R/P of R
 
 Nothing else decides what a batch holds, so a run resumes from its step alone, with any number of
-processes, and all processes see the same shape at the same step.
+processes, and all processes see the same shape at the same step. Their parts one after the other
+are the batch of one process, so that dropout, which goes by the place of a row, is the same too.
 """
 
 from mhe_jax.config import Config, InputError
@@ -38,7 +39,8 @@ class Batches:
             raise InputError(
                 f"a batch of {rows} rows cannot be split over {self.process_count} processes"
             )
-        return slice(self.process_index, rows, self.process_count)
+        own = rows // self.process_count
+        return slice(self.process_index * own, (self.process_index + 1) * own)
 
 
 class TrainBatches(Batches):

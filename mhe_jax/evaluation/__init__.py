@@ -20,6 +20,7 @@ from mhe_jax.data.cache import publish
 from mhe_jax.evaluation.tasks import EVALUATIONS, Run
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.loading import load_json
+from mhe_jax.training import group
 from mhe_jax.training.resume import FILE as CONFIG
 
 __all__ = ["evaluate", "input_lines", "translate"]
@@ -46,6 +47,7 @@ def evaluate(
     """
     workdir = Path(workdir)
     config = load_json(workdir / CONFIG)
+    group.check()
     run = Run.load(workdir, config, evaluation, devices)
     result = EVALUATIONS[config.task](run)
     if jax.process_index() == 0:

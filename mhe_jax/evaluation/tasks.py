@@ -179,13 +179,14 @@ def _pairs(source) -> Iterator[tuple[str, str]]:
 
 def _sums(run: Run) -> tuple[dict[str, float], int, float]:
     """Sums over the split, its words, and the seconds without tokenizing and compiling."""
+    share, shares = sharding.share_of_rows(run.mesh)
     batches = evaluation_batches(
         run.config,
         run.tokenizer,
         run.evaluation.split,
         batch_size=sharding.round_up_rows(run.evaluation.batch_size, run.mesh),
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=share,
+        process_count=shares,
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, run.params)
     step = make_eval_step(make_sums(run.config.task, run.model), run.mesh, shardings)

@@ -35,6 +35,9 @@ class Embeddings(nn.Module):
     not. So activations start at unit variance a table, and logits of a normalised x at unit
     variance too. BERT's normal(0, 0.02) with a LayerNorm after it gives the first layer the same.
 
+    With `vocabulary_multiple` V in these shapes is rounded up to it, and logits past the vocabulary
+    are -inf: no softmax gives them anything, no argmax finds them.
+
     Parameters: `token [V, M]`; `position [max_length, M]` (learned); `type [num_token_types, M]`;
     `output [M, V]` (untied). With `normalize` a LayerNorm follows, `norm`. Dropout comes last.
 
@@ -49,7 +52,7 @@ class Embeddings(nn.Module):
         c = self.config
         init = nn.initializers.normal(c.features**-0.5)
         self.token = self.param(
-            "token", named(init, ("vocabulary", "embed")), (c.vocabulary_size, c.features)
+            "token", named(init, ("vocabulary", "embed")), (c.padded_vocabulary_size, c.features)
         )
         if c.positions == "learned":
             shape = (c.max_length, c.features)
@@ -61,7 +64,7 @@ class Embeddings(nn.Module):
             self.output = self.param(
                 "output",
                 named(nn.initializers.lecun_normal(), ("embed", "vocabulary")),
-                (c.features, c.vocabulary_size),
+                (c.features, c.padded_vocabulary_size),
             )
         if self.normalize:
             self.norm = layer_norm(c)
@@ -106,10 +109,14 @@ class Embeddings(nn.Module):
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Logits `x · token[v]` (or `x · output`), [B, T, M] to [B, T, V], summed in float32."""
+        c = self.config
         table, pattern = self.token, "btm,vm->btv"
-        if not self.config.tie_embeddings:
+        if not c.tie_embeddings:
             table, pattern = self.output, "btm,mv->btv"
         logits = jnp.einsum(pattern, x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+        if c.padded_vocabulary_size > c.vocabulary_size:
+            exists = jnp.arange(c.padded_vocabulary_size) < c.vocabulary_size
+            logits = jnp.where(exists[None, None], logits, -jnp.inf)
         return nn.with_logical_constraint(logits, ("batch", "length", "activation_vocabulary"))
 
 

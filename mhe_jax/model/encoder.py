@@ -36,7 +36,7 @@ class MaskedLanguageModel(nn.Module):
         self.vocabulary_bias = self.param(
             "vocabulary_bias",
             named(nn.initializers.zeros_init(), ("vocabulary",)),
-            (c.vocabulary_size,),
+            (c.padded_vocabulary_size,),
         )
 
     def __call__(

@@ -131,8 +131,14 @@ def stack_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def count_parameters(params: Any) -> dict[str, int]:
+# What has a row for each piece of the vocabulary.
+VOCABULARY = ("token", "output", "vocabulary_bias")
+
+
+def count_parameters(params: Any, config: ModelConfig | None = None) -> dict[str, int]:
     """How many numbers there are: `total`, and `attention` below the attention sublayers.
+
+    Of a model with `config`, padding of the vocabulary is not counted.
 
     >>> count_parameters({"self_attention": {"query": jnp.ones((3, 2))}, "mlp": jnp.ones(5)})
     {'total': 11, 'attention': 6}
@@ -140,6 +146,8 @@ def count_parameters(params: Any) -> dict[str, int]:
     counts = {"total": 0, "attention": 0}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         size = math.prod(leaf.shape)
+        if config is not None and getattr(path[-1], "key", None) in VOCABULARY:
+            size = size // config.padded_vocabulary_size * config.vocabulary_size
         counts["total"] += size
         if any(getattr(key, "key", None) in ATTENTION for key in path):
             counts["attention"] += size

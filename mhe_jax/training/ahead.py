@@ -26,9 +26,9 @@ from mhe_jax.training import objective, sharding, summary
 from mhe_jax.training.collectives import collectives_of
 from mhe_jax.training.flops import step_flops
 from mhe_jax.training.hlo import Program
-from mhe_jax.training.optimizer import make_optimizer, make_schedule
+from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import TrainState, make_initializer
-from mhe_jax.training.step import make_train_step
+from mhe_jax.training.step import train_step_of
 from mhe_jax.training.topology import describe_devices, hbm_bytes
 
 GIB = 2**30
@@ -113,17 +113,10 @@ def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any]:
     """The abstract state of training, and its step traced for the devices of `mesh`."""
     model, optimizer = make_model(config.task, config.model), make_optimizer(config)
     init_params = objective.make_initializer(config.task, model, config.data.sequence_length)
-    c = config.optimizer
-    _, state = make_initializer(init_params, optimizer, mesh, ema=c.ema_decay is not None)
-    step = make_train_step(
-        objective.make_sums(config.task, model, c.label_smoothing),
-        optimizer,
-        mesh,
-        jax.tree.map(lambda leaf: leaf.sharding, state),
-        schedule=make_schedule(c, config.train.num_steps),
-        accumulate_steps=c.accumulate_steps,
-        ema_decay=c.ema_decay,
-    )
+    ema = config.optimizer.ema_decay is not None
+    _, state = make_initializer(init_params, optimizer, mesh, ema)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    step: Any = train_step_of(config, model, optimizer, mesh, shardings)
     return state, step.lower(state, abstract_batch(config, mesh))
 
 

@@ -5,11 +5,16 @@
     WORKDIR/checkpoints_best/STEP   params (the average where there is one), meta; of the step with
                                     the lowest validation loss: what evaluation needs
 
-A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. Every
-array comes back laid over the mesh of the day, whatever mesh wrote it.
+A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. What
+cannot be read moves to `checkpoints_unreadable`, beside, where nothing looks. Every array comes
+back laid over the mesh of the day, whatever mesh wrote it.
 """
 
-from collections.abc import Sequence
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +23,14 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
+from mhe_jax.training import group
 from mhe_jax.training.state import TrainState
 
 Meta = dict[str, Any]
+
+
+class NotSaved(OSError):
+    """A checkpoint could not be written; the message says which and why."""
 
 
 class Checkpoints:
@@ -31,25 +41,53 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
-        self._last = _manager(
-            workdir, "checkpoints", max_to_keep=keep, cleanup_tmp_directories=True
-        )
-        self._best = _manager(workdir, "checkpoints_best", cleanup_tmp_directories=True)
-        self.best_loss = min((loss for loss, _ in _losses(self._best)), default=None)
+        self._hook = threading.excepthook
+        threading.excepthook = self._uncaught
+        logging.getLogger("absl").addFilter(_no_traceback)
+        try:
+            self._last = _manager(
+                workdir, "checkpoints", max_to_keep=keep, cleanup_tmp_directories=True
+            )
+            self._best = _manager(workdir, "checkpoints_best", cleanup_tmp_directories=True)
+        except OSError as error:
+            raise InputError(f"{workdir}: {reason_of(error)}") from error
+        self.notes: list[str] = []  # what people must know
+        self._losses: dict[int, float] = {}
+        for step in self._best.all_steps():
+            meta, reason = _try(lambda step=step: _meta(self._best, step))
+            if meta is None:
+                self._put_aside(self._best, step, reason)
+            else:
+                self._losses[step] = meta["validation"]["loss"]
+
+    def _uncaught(self, uncaught: threading.ExceptHookArgs) -> None:
+        # What a thread of Orbax dies of comes to us too, by `wait` or the next `save`.
+        if not type(uncaught.thread).__module__.startswith("orbax."):
+            self._hook(uncaught)
 
     @property
     def latest_step(self) -> int | None:
         """The newest step there is, None where there is none."""
         return self._last.latest_step()
 
+    @property
+    def best_loss(self) -> float | None:
+        """The lowest validation loss of those that are kept."""
+        return min(self._losses.values(), default=None)
+
     def save(self, state: TrainState, step: int, meta: Meta) -> None:
-        """Begin to write `state`, which is at `step`; one that is there already is left alone."""
+        """Begin to write `state`, which is at `step`; one that is there already is left alone.
+
+        Raises:
+          NotSaved: this one, or one begun before, cannot be written.
+        """
         if self.latest_step == step:
             return
         # A best checkpoint of an earlier step must be there before this makes it the past. One of
         # the same step may be on its way: a run that resumes from here would notice, see the loop.
-        if step not in self._best.all_steps():
-            self._best.wait_until_finished()
+        with _writing(self._best):
+            if step not in self._best.all_steps():
+                self._best.wait_until_finished()
         items = {
             "params": ocp.args.StandardSave(state.params),
             "optimizer": ocp.args.StandardSave(_optimizer_item(state)),
@@ -60,27 +98,56 @@ class Checkpoints:
         _save(self._last, step, items)
 
     def save_best(self, params: Any, step: int, meta: Meta) -> None:
-        """Begin to write `params` as the best there are; those before go when they are there."""
-        self._best.wait_until_finished()
-        self._prune()
-        # A step of this number can be left from a run that was killed before its own checkpoint.
-        if step in self._best.all_steps():
-            self._best.delete(step)
+        """Begin to write `params` as the best there are; those before go when they are there.
+
+        Raises:
+          NotSaved: this one, or one begun before, cannot be written.
+        """
+        with _writing(self._best):
+            self._best.wait_until_finished()
+            self._prune()
+            # A step of this number can be left from a run that was killed before its own
+            # checkpoint.
+            if step in self._best.all_steps():
+                self._best.delete(step)
         items = {"params": ocp.args.StandardSave(params), "meta": ocp.args.JsonSave(meta)}
         _save(self._best, step, items)
-        self.best_loss = meta["validation"]["loss"]
+        self._losses[step] = meta["validation"]["loss"]
 
     def _prune(self) -> None:
-        best = _best_step(self._best)
+        best = self._best_step()
         for step in self._best.all_steps():
             if step != best:
                 self._best.delete(step)
+        self._losses = {step: loss for step, loss in self._losses.items() if step == best}
+
+    def _best_step(self) -> int | None:
+        there = [(loss, step) for step, loss in self._losses.items()]
+        return min(there, default=(0.0, None))[1]
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
-        """The newest state, laid out as the shapes and shardings of `abstract` say."""
-        step = self.latest_step
-        if step is None:
-            raise InputError(f"no checkpoint in {self._last.directory}")
+        """The newest state that can be read, laid out as the shapes and shardings of `abstract`.
+
+        Newer ones that cannot be read are moved out of the way, each with a line in `notes`.
+
+        Raises:
+          InputError: there is none; nothing has been moved.
+        """
+        failed: list[tuple[int, str]] = []
+        for step in sorted(self._last.all_steps(), reverse=True):
+            found, reason = _try(lambda step=step: self._restore(step, abstract))
+            if group.all_of_them(found is not None):
+                for unreadable in failed:
+                    self._put_aside(self._last, *unreadable)
+                assert found is not None
+                return found
+            failed.append((step, reason or "another process cannot read it"))
+        if failed:
+            each = "; ".join(f"step {step}: {reason}" for step, reason in failed)
+            raise InputError(f"{self._last.directory}: no checkpoint can be read: {each}")
+        raise InputError(f"no checkpoint in {self._last.directory}")
+
+    def _restore(self, step: int, abstract: TrainState) -> tuple[TrainState, Meta]:
         items = {
             "params": ocp.args.StandardRestore(abstract.params),
             "optimizer": ocp.args.StandardRestore(_optimizer_item(abstract)),
@@ -96,23 +163,56 @@ class Checkpoints:
         )
         return state, found["meta"]
 
+    def _put_aside(self, manager: ocp.CheckpointManager, step: int, reason: str) -> None:
+        old = Path(manager.directory) / str(step)
+        new = Path(f"{manager.directory}_unreadable") / str(step)
+        with group.first_one_first(f"put_aside/{old.parent.name}/{step}"):
+            if jax.process_index() == 0:
+                while new.exists():
+                    new = new.with_name(f"{new.name}_again")
+                new.parent.mkdir(exist_ok=True)
+                old.rename(new)
+        manager.reload()
+        self.notes.append(f"warning: {old} cannot be read ({reason}); it is now {new}")
+
     def best_meta(self) -> Meta | None:
         """What was saved with the best checkpoint."""
-        self._best.wait_until_finished()
-        step = _best_step(self._best)
+        with _writing(self._best):
+            self._best.wait_until_finished()
+        step = self._best_step()
         return None if step is None else _meta(self._best, step)
 
     def wait(self) -> None:
-        """Until everything begun is on disk."""
-        self._last.wait_until_finished()
-        self._best.wait_until_finished()
+        """Until everything begun is on disk.
+
+        Raises:
+          NotSaved: something cannot be written.
+        """
+        for manager in (self._last, self._best):
+            with _writing(manager):
+                manager.wait_until_finished()
+
+    def last_good(self) -> int | None:
+        """The newest step that is on disk, whatever became of the others."""
+        with contextlib.suppress(NotSaved):
+            self.wait()
+        # Orbax lists a step as soon as it is begun.
+        self._last.reload()
+        return self.latest_step
 
     def close(self) -> None:
-        """Finish writing, drop what is not the best, and let go of threads."""
-        self._best.wait_until_finished()
-        self._prune()
-        self._last.close()
-        self._best.close()
+        """Finish writing, drop what is not the best, and let go of threads.
+
+        Raises:
+          NotSaved: something cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, threading, "excepthook", self._hook)
+            for manager in (self._last, self._best):
+                stack.enter_context(_writing(manager))
+                stack.callback(manager.close)
+            self._best.wait_until_finished()
+            self._prune()
 
 
 def restore_params(
@@ -134,7 +234,7 @@ def restore_params(
     last = _manager(workdir, "checkpoints", create=False)
     best = _manager(workdir, "checkpoints_best", create=False)
     try:
-        steps, best_step = sorted(last.all_steps()), _best_step(best)
+        steps, best_step = sorted(last.all_steps()), _best_of(best)
         there = ", ".join(map(str, steps)) or "none"
         if best_step is not None:
             there += f"; best: {best_step}"
@@ -171,10 +271,53 @@ def restore_params(
 
 
 def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_params: Any) -> Any:
-    items = manager.item_metadata(step)
-    name = "ema_params" if items.get("ema_params") is not None else "params"
-    args = {name: ocp.args.StandardRestore(abstract_params)}
-    return manager.restore(step, args=ocp.args.Composite(**args))[name]
+    def restore() -> Any:
+        items = manager.item_metadata(step)
+        name = "ema_params" if items.get("ema_params") is not None else "params"
+        args = {name: ocp.args.StandardRestore(abstract_params)}
+        return manager.restore(step, args=ocp.args.Composite(**args))[name]
+
+    params, reason = _try(restore)
+    if params is None:
+        raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
+    return params
+
+
+def _try(read: Callable[[], Any]) -> tuple[Any, str]:
+    """What it gives and "", or None and why it cannot be had."""
+    try:
+        return read(), ""
+    except Exception as error:  # each library on the way has its own
+        return None, reason_of(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """The operating system's words where they are in it, else its first words."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        if match := re.search(r": ([^:]+) \[os_error_code=", str(found)):  # tensorstore's way
+            return match[1]
+        found = found.__cause__ or found.__context__
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + ' ...'}"
+
+
+def _no_traceback(record: logging.LogRecord) -> bool:
+    """Drops what Orbax logs of an error that it raises as well."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+@contextlib.contextmanager
+def _writing(manager: ocp.CheckpointManager) -> Iterator[None]:
+    """Whatever is raised inside, often long after its cause, becomes a NotSaved."""
+    try:
+        yield
+    except NotSaved:
+        raise
+    except Exception as error:
+        raise NotSaved(f"cannot write {manager.directory}: {reason_of(error)}") from error
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
@@ -200,17 +343,20 @@ def _manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointMa
 
 def _save(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> None:
     # `force` skips Orbax's rule that steps only grow, which says no without a word.
-    if not manager.save(step, args=ocp.args.Composite(**items), force=True):
-        raise RuntimeError(f"Orbax did not save step {step} in {manager.directory}")
+    with _writing(manager):
+        if not manager.save(step, args=ocp.args.Composite(**items), force=True):
+            raise RuntimeError(f"Orbax did not save step {step} in {manager.directory}")
 
 
 def _meta(manager: ocp.CheckpointManager, step: int) -> Meta:
     return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
 
-def _losses(manager: ocp.CheckpointManager) -> Sequence[tuple[float, int]]:
-    return [(_meta(manager, step)["validation"]["loss"], step) for step in manager.all_steps()]
-
-
-def _best_step(manager: ocp.CheckpointManager) -> int | None:
-    return min(_losses(manager), default=(0.0, None))[1]
+def _best_of(manager: ocp.CheckpointManager) -> int | None:
+    losses = []
+    for step in manager.all_steps():
+        meta, reason = _try(lambda step=step: _meta(manager, step))
+        if meta is None:
+            raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
+        losses.append((meta["validation"]["loss"], step))
+    return min(losses, default=(0.0, None))[1]

@@ -1,7 +1,9 @@
 """Training, from a config to its result."""
 
+import contextlib
 import copy
 import math
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +13,18 @@ import jax
 
 from mhe_jax import data
 from mhe_jax.checks import check
-from mhe_jax.config import Config
-from mhe_jax.loading import save_json
+from mhe_jax.config import Config, InputError
+from mhe_jax.loading import save_json, set_field
 from mhe_jax.model import make_model
-from mhe_jax.training import objective, resume, sharding, summary
-from mhe_jax.training.checkpoint import Checkpoints
-from mhe_jax.training.meter import Meter, NotFinite
-from mhe_jax.training.optimizer import make_optimizer, make_schedule
+from mhe_jax.training import group, objective, resume, sharding, summary
+from mhe_jax.training.checkpoint import Checkpoints, NotSaved, reason_of
+from mhe_jax.training.flops import step_flops
+from mhe_jax.training.meter import PEAK, Meter, NotFinite
+from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.profile import Profile
 from mhe_jax.training.signals import Signals, Stopped
 from mhe_jax.training.state import TrainState, make_initializer
-from mhe_jax.training.step import make_eval_step, make_train_step
+from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
 
 TOKENIZER = "tokenizer.model"
@@ -37,19 +41,28 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
 
     Raises:
       InputError: something in the config, the text or the working directory is wrong.
-      Stopped: a signal (all is saved) or a loss that is not finite (nothing is) ended the run.
+      Stopped: a signal (all is saved), a loss that is not finite or a disk that does not take a
+        checkpoint (the last good one stays) ended the run.
     """
-    # 1. What can be wrong is found before anything is written.
     check(config)
+    with Signals() as signals:
+        return _train(config, devices, signals)
+
+
+def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> dict[str, Any]:
+    # 1. What can be wrong is found before anything is written.
+    group.check()
     changed = resume.changed_fields(config)
     mesh = sharding.make_mesh(config, devices)
+    share, shares = sharding.share_of_rows(mesh)
     data.check_sources(config)
+    workdir = Path(config.workdir)
+    _check_writable(workdir)
 
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
-    workdir = Path(config.workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    tokenizer = data.make_tokenizer(config, workdir / TOKENIZER)
-    process = {"process_index": jax.process_index(), "process_count": jax.process_count()}
+    with group.first_one_first("tokenizer"):
+        tokenizer = data.make_tokenizer(config, workdir / TOKENIZER)
+    process = {"process_index": share, "process_count": shares}
     batches = data.train_batches(config, tokenizer, **process)
     validation = None
     if config.data.validation:
@@ -66,38 +79,62 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
     writes = jax.process_index() == 0
     try:
-        start = checkpoints.latest_step or 0
-        resume.check_length(config, start)
-        if start:
+        resume.check_length(config, checkpoints.latest_step or 0)
+        if checkpoints.latest_step is not None:
             state, meta = checkpoints.restore(abstract)
         else:
             state, meta = initialize(jax.random.key(config.train.seed)), {}
+        start = int(state.step)
         if writes:
             save_json(config, workdir / resume.FILE)
 
         # 4. The steps.
         c = config.train
-        with (
-            Tracker(
-                workdir, c.num_steps, start, tensorboard=c.tensorboard, writes=writes
-            ) as tracker,
-            Signals() as signals,
-        ):
+        with Tracker(
+            workdir, c.num_steps, start, tensorboard=c.tensorboard, writes=writes
+        ) as tracker:
             about = summary.about(config, mesh, abstract.params)
-            for line in (about, batches.describe(), *changed):
+            for line in (about, batches.describe(), *changed, *checkpoints.notes):
                 tracker.note(line)
             if start:
                 tracker.note(f"{start} of {c.num_steps} steps are done")
             loop = _Loop(config, mesh, model, optimizer, abstract, checkpoints, meta)
+            signals.stepping = True
             try:
                 loop.run(state, start, batches, validation, tracker, signals)
+                checkpoints.wait()
+            except (NotFinite, OSError) as error:
+                tracker.note(reason := _reason(error, checkpoints, workdir))
+                raise Stopped(1, reason) from error
             except Stopped as stopped:
                 tracker.note(stopped.reason)
                 raise
             tracker.draw()
         return summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
     finally:
-        checkpoints.close()
+        # What cannot be written has been told by now.
+        with contextlib.suppress(NotSaved):
+            checkpoints.close()
+
+
+def _check_writable(workdir: Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"workdir={workdir}: {error.strerror}") from None
+    if not os.access(workdir, os.W_OK | os.X_OK):
+        raise InputError(f"workdir={workdir}: not writable")
+
+
+def _reason(error: Exception, checkpoints: Checkpoints, workdir: Path) -> str:
+    """Why the run stops, and what it can go on from."""
+    good = checkpoints.last_good()
+    good = "there is none" if good is None else f"step {good} in {workdir}"
+    if isinstance(error, NotFinite):
+        what = f"{error}; nothing was saved"
+    else:
+        what = str(error) if isinstance(error, NotSaved) else reason_of(error)
+    return f"{what}; last good checkpoint: {good}"
 
 
 class _Loop:
@@ -106,16 +143,7 @@ class _Loop:
     def __init__(self, config: Config, mesh, model, optimizer, abstract, checkpoints, meta):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        c = config.optimizer
-        self.train_step = make_train_step(
-            objective.make_sums(config.task, model, c.label_smoothing),
-            optimizer,
-            mesh,
-            shardings,
-            schedule=make_schedule(c, config.train.num_steps),
-            accumulate_steps=c.accumulate_steps,
-            ema_decay=c.ema_decay,
-        )
+        self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
         evaluated = objective.make_sums(config.task, model)
         self.eval_step = make_eval_step(evaluated, mesh, shardings.params)
 
@@ -123,28 +151,27 @@ class _Loop:
         """Steps `start + 1` to the last.
 
         Raises:
-          Stopped: see `train`.
+          Stopped: a signal came, and all is saved.
+          NotFinite: a loss or an update is not, and no more may be left out.
+          NotSaved: a checkpoint cannot be written.
         """
         self.tracker, self.signals = tracker, signals
-        try:
-            # A signal can come before the validation of a step, a crash before its best checkpoint.
-            if start and self.meta.get("validated_step") == start:
-                self._keep_if_best(state, start)
-            elif start and self._validates(start):
-                self._validate(state, start, validation)
-            self._run(state, start, batches, validation)
-        except NotFinite as error:
-            self.checkpoints.wait()
-            good = self.checkpoints.latest_step
-            good = "there is none" if good is None else f"step {good} in {self.config.workdir}"
-            raise Stopped(1, f"{error}; nothing was saved, last good checkpoint: {good}") from error
+        # A signal can come before the validation of a step, a crash before its best checkpoint.
+        if start and self.meta.get("validated_step") == start:
+            self._keep_if_best(state, start)
+        elif start and self._validates(start):
+            self._validate(state, start, validation)
+        self._run(state, start, batches, validation)
 
     def _run(self, state: TrainState, start: int, batches, validation) -> None:
         c, last = self.config.train, self.config.train.num_steps
-        meter = Meter(self.tracker, c.log_every, self.meta)
-        with batches.iterate(start, last) as iterator:
+        meter = self._meter()
+        profile = Profile(Path(self.config.workdir), c.profile_steps)
+        with batches.iterate(start, last) as iterator, profile:
             for step, rows in enumerate(iterator, start + 1):
+                profile.before(step)
                 state = meter.run(self.train_step, state, self._on_devices(rows), step)
+                profile.after(step, state)
                 stop = self.signals.agreed()
                 saves = step % c.checkpoint_every == 0 or step == last
                 if not (stop or saves or self._validates(step)):
@@ -165,6 +192,17 @@ class _Loop:
                     )
                 if step < last:
                     meter.idle()
+
+    def _meter(self) -> Meter:
+        c, device = self.config, self.mesh.devices.flat[0].device_kind
+
+        def flops(shapes: dict[str, tuple[int, ...]]) -> float:
+            rows, length = shapes[objective.INPUTS[c.task][0]]
+            return step_flops(set_field(c, "data.sequence_length", length), rows)
+
+        peak = PEAK[device] * self.mesh.size if device in PEAK else None
+        skip = c.train.skip_nonfinite
+        return Meter(self.tracker, c.train.log_every, self.meta, skip=skip, flops=flops, peak=peak)
 
     def _validates(self, step: int) -> bool:
         c = self.config

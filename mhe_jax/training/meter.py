@@ -2,19 +2,40 @@
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from mhe_jax.training import objective
 from mhe_jax.training.tracking import Tracker
+
+# FLOP/s of a device in bfloat16 without sparsity, as its maker says.
+PEAK = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "TPU7x": 2307e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}
 
 
 class NotFinite(ArithmeticError):
     """A number of a step that must be finite is not."""
 
-    def __init__(self, step: int, what: str):
-        super().__init__(f"step {step}: the {what} is not finite")
+    def __init__(self, step: int, what: str, skipped: int = 0):
+        before = f", and {skipped} before it were left out" if skipped else ""
+        super().__init__(f"step {step}: the {what} is not finite{before}")
 
 
 class Meter:
@@ -22,30 +43,53 @@ class Meter:
 
     `totals` outlives the process with the checkpoints: `tokens` that were trained on (not padding;
     source and target in translation), `seconds` in all, `stepping_seconds` without compilation,
-    validation and checkpoints, and `window`, the sums since the last log line.
+    validation and checkpoints, `skipped` updates, when the run was `started` (seconds since 1970),
+    and `window`, the sums since the last log line.
+
+    Args:
+      tracker: takes the numbers.
+      log_every: steps between log lines.
+      totals: see above; changed here.
+      skip: updates that may be left out because something in them is not finite.
+      flops: of a step with a batch of these shapes; None where nobody asks.
+      peak: FLOP/s of all devices together; None where it is not known.
     """
 
-    def __init__(self, tracker: Tracker, log_every: int, totals: dict[str, Any]):
-        self.tracker, self.log_every, self.totals = tracker, log_every, totals
+    def __init__(
+        self,
+        tracker: Tracker,
+        log_every: int,
+        totals: dict[str, Any],
+        *,
+        skip: int = 0,
+        flops: Callable[[dict[str, tuple[int, ...]]], float] | None = None,
+        peak: float | None = None,
+    ):
+        self.tracker, self.log_every, self.totals, self.skip = tracker, log_every, totals, skip
+        self._flops, self._peak = flops, peak
         for name in ("tokens", "seconds", "stepping_seconds"):
             totals.setdefault(name, 0.0)
+        totals.setdefault("skipped", 0)
+        totals.setdefault("started", time.time())
         totals.setdefault("window", {})
-        self._pending: tuple[int, Any] | None = None
-        self._shapes: set[Any] = set()
-        self._window_seconds = self._window_tokens = 0.0
+        self._pending: tuple[int, Any, float] | None = None
+        self._seen: dict[Any, float] = {}  # FLOPs of the shapes that are compiled
+        self._begin_window()
+        self._step_seconds, self._only_stepping = 0.0, False
         self._mark = time.monotonic()
 
     def run(self, train_step, state, batch, step: int):
         """The state after `step`, which has only begun; then the numbers of the step before it."""
-        shape = tuple(sorted((name, array.shape) for name, array in batch.items()))
-        compiles = shape not in self._shapes
-        self._shapes.add(shape)
+        shapes = {name: array.shape for name, array in batch.items()}
+        key = tuple(sorted(shapes.items()))
+        compiles = key not in self._seen
         if compiles:
+            self._seen[key] = self._flops(shapes) if self._flops else 0.0
             self._lap(stepping=True)
         state, metrics = train_step(state, batch)
         if compiles:
             self._lap(stepping=False)
-        before, self._pending = self._pending, (step, metrics)
+        before, self._pending = self._pending, (step, metrics, self._seen[key])
         self._read(before)
         return state
 
@@ -65,30 +109,71 @@ class Meter:
         if stepping:
             self.totals["stepping_seconds"] += elapsed
             self._window_seconds += elapsed
+            self._step_seconds += elapsed
+        else:
+            self._only_stepping = False
 
-    def _read(self, pending: tuple[int, Any] | None) -> None:
+    def _begin_window(self) -> None:
+        self._window_seconds = self._window_tokens = self._window_flops = 0.0
+        self._times: list[float] = []
+
+    def _read(self, pending: tuple[int, Any, float] | None) -> None:
         if pending is None:
             return
-        step, metrics = pending[0], {k: v.item() for k, v in jax.device_get(pending[1]).items()}
+        step, flops = pending[0], pending[2]
+        metrics = {k: v.item() for k, v in jax.device_get(pending[1]).items()}
         self._lap(stepping=True)
+        # A time counts from one reading to the next, where nothing but steps was between.
+        if self._only_stepping:
+            self._times.append(self._step_seconds)
+        self._step_seconds, self._only_stepping = 0.0, True
         self.tracker.advance(step)
         gradient_norm, learning_rate = metrics.pop("gradient_norm"), metrics.pop("learning_rate")
-        if not metrics.pop("finite"):
-            loss_is_finite = math.isfinite(metrics["loss"])
-            gradient_is_finite = math.isfinite(gradient_norm)
-            what = "update" if gradient_is_finite else "gradient"
-            raise NotFinite(step, what if loss_is_finite else "loss")
         window = self.totals["window"]
-        for name, value in metrics.items():
-            window[name] = window.get(name, 0.0) + value
-        self.totals["tokens"] += metrics["tokens"]
-        self._window_tokens += metrics["tokens"]
+        if metrics.pop("finite"):
+            for name, value in metrics.items():
+                window[name] = window.get(name, 0.0) + value
+            self.totals["tokens"] += metrics["tokens"]
+            self._window_tokens += metrics["tokens"]
+        else:
+            self._skip(step, metrics["loss"], gradient_norm)
+        self._window_flops += flops
         if step % self.log_every == 0:
-            numbers = objective.ratios(window) | {
-                "gradient_norm": gradient_norm,
-                "learning_rate": learning_rate,
-                "tokens_per_second": self._window_tokens / max(self._window_seconds, 1e-9),
+            self._log(step, gradient_norm, learning_rate)
+
+    def _skip(self, step: int, loss: float, gradient_norm: float) -> None:
+        what = "update" if math.isfinite(gradient_norm) else "gradient"
+        what = what if math.isfinite(loss) else "loss"
+        if self.totals["skipped"] >= self.skip:
+            raise NotFinite(step, what, self.totals["skipped"])
+        self.totals["skipped"] += 1
+        self.tracker.note(
+            f"step {step}: the {what} is not finite; left out, {self.totals['skipped']} of at most "
+            f"{self.skip}"
+        )
+
+    def _log(self, step: int, gradient_norm: float, learning_rate: float) -> None:
+        window, seconds = self.totals["window"], max(self._window_seconds, 1e-9)
+        numbers = objective.ratios(window) if window else {}
+        if math.isfinite(gradient_norm):
+            numbers["gradient_norm"] = gradient_norm
+        numbers |= {
+            "learning_rate": learning_rate,
+            "tokens_per_second": self._window_tokens / seconds,
+        }
+        if self._times:
+            middle, high = np.percentile(self._times, [50, 95]).tolist()
+            numbers |= {
+                "step_seconds_p50": middle,
+                "step_seconds_p95": high,
+                "step_seconds_max": max(self._times),
             }
-            self.tracker.log(step, "train", numbers)
-            window.clear()
-            self._window_seconds = self._window_tokens = 0.0
+        if self._peak:
+            numbers["mfu"] = self._window_flops / seconds / self._peak
+        elapsed = max(time.time() - self.totals["started"], 1e-9)
+        numbers["goodput"] = min(self.totals["stepping_seconds"] / elapsed, 1.0)
+        if self.skip:
+            numbers["skipped"] = self.totals["skipped"]
+        self.tracker.log(step, "train", numbers)
+        window.clear()
+        self._begin_window()

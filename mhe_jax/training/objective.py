@@ -75,7 +75,10 @@ def label_sums(
     nats = normalizer - label_logits
     smooth = nats
     if label_smoothing:
-        spread = normalizer - jnp.mean(logits, axis=-1)
+        # A logit of -inf stands past the end of the vocabulary.
+        exists = logits > -jnp.inf
+        total = jnp.sum(jnp.where(exists, logits, 0.0), axis=-1)
+        spread = normalizer - total / jnp.sum(exists, axis=-1)
         smooth = (1 - label_smoothing) * nats + label_smoothing * spread
     correct = jnp.argmax(logits, axis=-1) == labels
     return {

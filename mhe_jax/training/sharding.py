@@ -12,15 +12,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mhe_jax.checks import check_devices, mesh_shape
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import Config, InputError, MeshConfig
 
 AXES = ("data", "fsdp", "tensor")
 
 # Logical axis name -> mesh axis; None keeps the axis whole on every device.
-RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
+Rules = tuple[tuple[str, str | tuple[str, ...] | None], ...]
+RULES: Rules = (
     # Parameters.
     ("embed", "fsdp"),  # M
     ("heads", "tensor"),  # H
@@ -35,40 +37,56 @@ RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
     ("layers", None),  # leading axis of scanned layers
     # Activations.
     ("batch", ("data", "fsdp")),
-    ("length", None),
     ("activation_embed", None),
     ("activation_heads", "tensor"),
     ("activation_mlp", "tensor"),
     ("activation_vocabulary", "tensor"),
+    ("length", None),
 )
+# With mesh.length=tensor. The earlier rule has the axis: heads, MLP and vocabulary keep it, and the
+# length is split where none of them is, between the sublayers.
+SPLIT_LENGTH = (*RULES[:-1], ("length", "tensor"))
 
 BATCH = PartitionSpec(("data", "fsdp"))
+
+
+def rules_of(mesh: MeshConfig) -> Rules:
+    """The rules of a train step."""
+    return SPLIT_LENGTH if mesh.length == "tensor" else RULES
 
 
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh over `devices` (all there are by default), with Auto axes.
 
+    Between slices (of TPUs, or groups of GPUs with a fast network of their own) go `data` and,
+    where there are more slices than that, `fsdp`; `tensor` stays within one.
+
     Raises:
-      InputError: the config cannot be laid over so many devices, or `tensor` would spread the same
-        rows over several processes (each process reads its own rows).
+      InputError: the config cannot be laid over so many devices.
     """
     devices = jax.devices() if devices is None else list(devices)
     check_devices(config, len(devices))
     shape = mesh_shape(config.mesh, len(devices))
-    mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
-    for row in mesh.devices.reshape(-1, shape[-1]):
-        if len({device.process_index for device in row}) > 1:
-            raise InputError(
-                f"mesh.tensor={shape[-1]} spans several processes: "
-                f"at most the {jax.local_device_count()} devices of one"
-            )
-    return mesh
+    automatic = (AxisType.Auto,) * len(AXES)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return jax.make_mesh(shape, AXES, axis_types=automatic, devices=devices)
+    data = math.gcd(shape[0], slices)
+    fsdp = math.gcd(shape[1], slices // data)
+    if data * fsdp != slices:
+        raise InputError(
+            f"mesh.data={shape[0]} · mesh.fsdp={shape[1]} must be a multiple of the {slices} "
+            "slices: mesh.tensor cannot go between them"
+        )
+    within = (shape[0] // data, shape[1] // fsdp, shape[2])
+    grid = mesh_utils.create_hybrid_device_mesh(within, (data, fsdp, 1), devices)
+    return Mesh(grid, AXES, axis_types=automatic)
 
 
 @contextlib.contextmanager
-def use_mesh(mesh: Mesh) -> Iterator[None]:
+def use_mesh(mesh: Mesh, rules: Rules = RULES) -> Iterator[None]:
     """Logical names mean something inside: to initialise, trace and run what is sharded."""
-    with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         yield
 
 
@@ -114,11 +132,33 @@ def global_batch(rows: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
     }
 
 
-def round_up_rows(rows: int, mesh: Mesh) -> int:
-    """The smallest number of rows, `rows` or more, that divides over the mesh and the processes."""
+def share_of_rows(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
+    """(i, n): `process` (None: this one) reads part i of n equal parts of each global batch.
+
+    n is the number of processes, or fewer where `tensor` spreads the same rows over several.
+
+    Raises:
+      InputError: processes share some of their rows, but not all.
+    """
+    process = jax.process_index() if process is None else process
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    multiple = math.lcm(shards, jax.process_count())
-    return -(-rows // multiple) * multiple
+    held: dict[int, set[int]] = {}
+    for shard, devices in enumerate(mesh.devices.reshape(shards, -1)):
+        for device in devices:
+            held.setdefault(device.process_index, set()).add(shard)
+    parts = sorted({tuple(sorted(part)) for part in held.values()})
+    if sum(map(len, parts)) != shards or len(set(map(len, parts))) > 1:
+        raise InputError(
+            f"mesh.tensor={mesh.shape['tensor']} cuts across the {len(held)} processes: it must "
+            "divide the devices of one, or be a multiple of them"
+        )
+    return parts.index(tuple(sorted(held[process]))), len(parts)
+
+
+def round_up_rows(rows: int, mesh: Mesh) -> int:
+    """The smallest number of rows, `rows` or more, that divides over the mesh."""
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-rows // shards) * shards
 
 
 def path_name(path) -> str:

@@ -2,11 +2,11 @@
 
 import os
 import signal
+import sys
 import threading
-from types import FrameType
+from types import FrameType, TracebackType
 
-import jax
-from jax.experimental import multihost_utils
+from mhe_jax.training import group
 
 _CAUGHT = (signal.SIGTERM, signal.SIGINT)
 
@@ -25,10 +25,13 @@ class Stopped(SystemExit):
 class Signals:
     """Within the `with`, `received` becomes the number of the first signal; 0 is none.
 
-    Signals are caught on the main thread only, as Python wants it; elsewhere none is ever received.
+    Before `stepping` is set there is nothing to save: a signal ends the block by `Stopped`. After
+    that it is for the loop to ask. Signals are caught on the main thread only, as Python wants it;
+    elsewhere none is ever received.
     """
 
     received = 0
+    stepping = False
 
     def __enter__(self) -> "Signals":
         self._old = {}
@@ -36,18 +39,28 @@ class Signals:
             self._old = {caught: signal.signal(caught, self._catch) for caught in _CAUGHT}
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for caught, handler in self._old.items():
-            signal.signal(caught, handler)
+            signal.signal(caught, signal.SIG_DFL if handler is None else handler)
+        if self.received and not self.stepping:
+            # Whatever library it went through on its way up may have made another error of it.
+            stopped = error if isinstance(error, Stopped) else self._too_early()
+            print(stopped.reason, file=sys.stderr, flush=True)
+            raise stopped from None
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         if self.received:
             os._exit(128 + number)
         self.received = number
+        if not self.stepping:
+            raise self._too_early()
+
+    def _too_early(self) -> Stopped:
+        name = signal.Signals(self.received).name
+        return Stopped(128 + self.received, f"{name}: stopped before any step; nothing is lost")
 
     def agreed(self) -> int:
         """`received` by any process: all of them get the same answer at the same call."""
-        received = self.received
-        if jax.process_count() > 1:
-            received = int(multihost_utils.process_allgather(received).max())
-        return received
+        return group.agreed(self.received)

@@ -7,13 +7,16 @@ give the numbers of the one big batch.
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mhe_jax.config import Config
 from mhe_jax.training import sharding
-from mhe_jax.training.objective import Batch, SumsFunction
+from mhe_jax.training.objective import Batch, SumsFunction, make_sums
+from mhe_jax.training.optimizer import make_schedule
 from mhe_jax.training.state import TrainState
 
 
@@ -26,6 +29,8 @@ def make_train_step(
     schedule: Callable[[jax.Array], jax.Array] | None = None,
     accumulate_steps: int = 1,
     ema_decay: float | None = None,
+    skip_nonfinite: bool = False,
+    rules: sharding.Rules = sharding.RULES,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """`(state, batch) -> (state, metrics)`; the state that went in is given up (donated).
 
@@ -37,9 +42,9 @@ def make_train_step(
     step n draws its dropout from fold_in(fold_in(key, n), a).
 
     Metrics: every sum of `sums_function`, `gradient_norm` (before clipping), `learning_rate` where
-    there is a `schedule`, and `finite`: whether
-    loss, gradient and update are numbers all through; where they are not, the new state must not be
-    kept.
+    there is a `schedule`, and `finite`: whether loss, gradient and update are numbers all through.
+    Where they are not, the new state must not be kept; with `skip_nonfinite` it is the old one but
+    for the step (the optimizer, its schedule too, does not count such a step).
     """
     A = accumulate_steps
 
@@ -84,14 +89,17 @@ def make_train_step(
         metrics = {**sums, "gradient_norm": gradient_norm, "finite": finite}
         if schedule is not None:
             metrics["learning_rate"] = schedule(state.step)
-        state = TrainState(
+        new = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
             ema_params=average(state.ema_params, params, state.step, ema_decay),
             key=state.key,
         )
-        return state, metrics
+        if skip_nonfinite:
+            kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+            new = kept.replace(step=new.step)
+        return new, metrics
 
     return OnMesh(
         jax.jit(
@@ -101,6 +109,29 @@ def make_train_step(
             donate_argnums=0,
         ),
         mesh,
+        rules,
+    )
+
+
+def train_step_of(
+    config: Config,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    state_shardings: TrainState,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """The train step of an experiment."""
+    c = config.optimizer
+    return make_train_step(
+        make_sums(config.task, model, c.label_smoothing),
+        optimizer,
+        mesh,
+        state_shardings,
+        schedule=make_schedule(c, config.train.num_steps),
+        accumulate_steps=c.accumulate_steps,
+        ema_decay=c.ema_decay,
+        skip_nonfinite=config.train.skip_nonfinite > 0,
+        rules=sharding.rules_of(config.mesh),
     )
 
 
@@ -142,13 +173,13 @@ def _split(x: jax.Array, parts: int, mesh: Mesh) -> jax.Array:
 class OnMesh:
     """A jitted function called, or lowered, with logical names bound to the mesh."""
 
-    def __init__(self, jitted, mesh: Mesh):
-        self.jitted, self.mesh = jitted, mesh
+    def __init__(self, jitted, mesh: Mesh, rules: sharding.Rules = sharding.RULES):
+        self.jitted, self.mesh, self.rules = jitted, mesh, rules
 
     def __call__(self, *args):
-        with sharding.use_mesh(self.mesh):
+        with sharding.use_mesh(self.mesh, self.rules):
             return self.jitted(*args)
 
     def lower(self, *args):
-        with sharding.use_mesh(self.mesh):
+        with sharding.use_mesh(self.mesh, self.rules):
             return self.jitted.lower(*args)

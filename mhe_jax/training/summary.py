@@ -14,7 +14,7 @@ from mhe_jax.training.checkpoint import Meta
 
 def about(config: Config, mesh: Mesh, params: Any) -> str:
     """One line for the log before a run."""
-    counts = count_parameters(params)
+    counts = count_parameters(params, config.model)
     shape = " · ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     runs_as = ", ".join(f"{k} {v}" for k, v in _forms(config).items())
     return (
@@ -36,7 +36,7 @@ def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
         "task": config.task,
         "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),
         "attention": _forms(config),
-        "parameters": count_parameters(params),
+        "parameters": count_parameters(params, config.model),
         "device": mesh.devices.flat[0].device_kind,
         "num_devices": mesh.size,
         "jax": jax.__version__,

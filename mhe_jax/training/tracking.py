@@ -151,7 +151,8 @@ def learning_curve(workdir: Path) -> str:
     axes = figure.subplots()
     lines = list(read(workdir / FILE))
     for split, style in (("train", "-"), ("validation", "o-")):
-        points = [(line["step"], line["loss"]) for line in lines if line["split"] == split]
+        of_split = [line for line in lines if line["split"] == split and "loss" in line]
+        points = [(line["step"], line["loss"]) for line in of_split]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=split, markersize=4)
             axes.legend()

@@ -1,6 +1,11 @@
 """A tiny parallel text, and configs of each task on it."""
 
+import os
 import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -14,13 +19,14 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.loading import set_field
+from mhe_jax.loading import set_field, to_dict
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import make_initializer
 
+ROOT = Path(__file__).parents[2]
 WORDS = {
     "en": "one small dog runs over the green meadow and a man with red hat watches him",
     "de": "ein kleiner hund läuft über die grüne wiese und einer mit rotem hut sieht ihm",
@@ -106,3 +112,92 @@ def fast_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+# A script of ours with some code before it.
+DRIVER = """
+import os, runpy, sys
+exec(os.environ["BEFORE"])
+script = sys.argv[0] = sys.argv.pop(1)
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+@pytest.fixture
+def launch(tmp_path, tmp_path_factory):
+    """`launch(config, workdir, before, *flags)`: starts train.py after the code of `before`.
+
+    `script="eval.py"` evaluates the run in `workdir`.
+    """
+
+    def start(config, workdir, before="", *flags, script="train.py", devices=1):
+        file = tmp_path / f"{config.task}.py"
+        file.write_text(
+            "from mhe_jax.loading import from_dict\n"
+            f"def get_config():\n    return from_dict({to_dict(config)!r})\n"
+        )
+        environment = dict(
+            os.environ,
+            JAX_PLATFORMS="cpu",
+            XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}",
+            PYTHONPATH=str(ROOT),
+            JAX_DISABLE_MOST_OPTIMIZATIONS="1",
+            JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.getbasetemp() / "programs"),
+            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+            BEFORE=before,
+        )
+        if script == "train.py":
+            arguments = [str(file), "--workdir", str(workdir), *flags]
+        else:
+            arguments = [str(workdir), *flags]
+        return subprocess.Popen(
+            [sys.executable, "-c", DRIVER, script, *arguments],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def finish():
+    """`finish(process)`: its exit status and what it wrote."""
+
+    def wait(process):
+        out, err = process.communicate(timeout=300)
+        return process.returncode, out, err
+
+    return wait
+
+
+@pytest.fixture
+def job(launch, finish):
+    """`job(config, workdir, count)`: so many processes as one job; what `finish` gives of each.
+
+    `before={1: code}` goes before process 1, `flags={1: [...]}` are for it alone.
+    """
+
+    def run(config, workdir, count, before=None, flags=None, **options):
+        before, flags = before or {}, flags or {}
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        together = ["--coordinator", f"localhost:{port}", "--num_processes", str(count)]
+        together += ["--process_timeout", "60"]
+        processes = [
+            launch(
+                config,
+                workdir,
+                before.get(p, ""),
+                *together,
+                *("--process_id", str(p), *flags.get(p, ())),
+                **options,
+            )
+            for p in range(count)
+        ]
+        return [finish(process) for process in processes]
+
+    return run

@@ -1,0 +1,219 @@
+"""Kills processes of a job at random moments, starts it again, and compares what comes out.
+
+    python benchmarks/kills.py                          # 50 kills, two processes
+    python benchmarks/kills.py --kills 10 --processes 4 --seed 1
+
+One run goes through without a kill. Others of the same config lose a random process a random time
+after a random step, every second one while a checkpoint is being written; all processes of the job
+must then end by themselves, and the job is started again. Final parameters, optimizer, average and
+key must be equal to the first run's to the bit, and so must all that was logged.
+"""
+
+import argparse
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(ROOT := Path(__file__).parents[1]))
+
+import jax
+
+from mhe_jax.config import (
+    AttentionConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from mhe_jax.loading import load_json, to_dict
+from mhe_jax.model import make_model
+from mhe_jax.training import objective, sharding, tracking
+from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.state import make_initializer
+
+PATIENCE = 20  # seconds after which a process that does not answer is given up by the others
+# train.py in a process that kills itself: KILL is the step, what to wait for, and how long after.
+DRIVER = """
+import json, os, runpy, sys, threading, time
+from mhe_jax.training import tracking
+
+step, saving, delay = json.loads(os.environ["KILL"])
+advance = tracking.Tracker.advance
+
+def kill(workdir):
+    end = time.monotonic() + 5
+    while saving and time.monotonic() < end and not list(workdir.glob("checkpoints*/*tmp*")):
+        time.sleep(0.001)
+    time.sleep(delay)
+    os.kill(os.getpid(), 9)
+
+def advance_and_kill(self, done):
+    advance(self, done)
+    if done == step:
+        threading.Thread(target=kill, args=(self.workdir,)).start()
+
+tracking.Tracker.advance = advance_and_kill
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=60, help="of each run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--directory", help="where runs go and stay; a temporary one by default")
+    args = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(args.directory or temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        found = measure(args, directory)
+    print(json.dumps(found))
+    return 0 if found["equal_runs"] == found["runs"] and not found["hung"] else 1
+
+
+def measure(args: argparse.Namespace, directory: Path) -> dict:
+    """Kills as often as asked, and finishes the last run."""
+    draw = random.Random(args.seed)
+    config = write_experiment(directory, args.steps)
+    begin = time.monotonic()
+    lives(config, directory / "whole", args.processes, None)
+    wanted = contents(directory / "whole")
+    found = {"kills": 0, "while_saving": 0, "hung": 0, "runs": 0, "equal_runs": 0}
+    while found["kills"] < args.kills:
+        workdir = directory / f"run_{found['runs']}"
+        while True:
+            kill = None
+            if found["kills"] < args.kills:
+                saving = found["kills"] % 2 == 1
+                step = last_step(workdir) + draw.randint(1, 12)
+                delay = draw.uniform(0, 0.02 if saving else 0.3)
+                kill = draw.randrange(args.processes), (step, saving, delay)
+            states = lives(config, workdir, args.processes, kill)
+            if all(state == 0 for state in states):
+                break
+            if kill is None or states[kill[0]] != -9:
+                raise RuntimeError(f"{workdir}: processes ended with {states}")
+            found["kills"] += 1
+            found["while_saving"] += kill[1][1]
+            found["hung"] += sum(state is None for state in states)
+            print(f"kill {found['kills']}: process {kill[0]} near step {kill[1][0]}, {states}")
+        found["runs"] += 1
+        equal = contents(workdir) == wanted
+        found["equal_runs"] += equal
+        print(f"{workdir.name}: {'equal' if equal else 'NOT EQUAL'}", flush=True)
+    seconds = round(time.monotonic() - begin)
+    return {"processes": args.processes, "seed": args.seed, **found, "seconds": seconds}
+
+
+def lives(config: Path, workdir: Path, count: int, kill) -> list[int | None]:
+    """The exit status of each process of a job; None for one that had to be ended from here."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    command = [str(config), "--workdir", str(workdir), "--coordinator", f"localhost:{port}"]
+    command += ["--num_processes", str(count), "--process_timeout", str(PATIENCE)]
+    processes = []
+    for index in range(count):
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "",
+            "JAX_COMPILATION_CACHE_DIR": str(config.parent / "programs"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "KILL": json.dumps(kill[1] if kill and kill[0] == index else [0, False, 0]),
+        }
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", DRIVER, *command, "--process_id", str(index)],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=(config.parent / f"process_{index}.log").open("w"),
+            )
+        )
+    states: list[int | None] = []
+    for process in processes:
+        try:
+            states.append(process.wait(timeout=12 * PATIENCE))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            states.append(None)
+    return states
+
+
+def write_experiment(directory: Path, steps: int) -> Path:
+    """A config file of a small masked language model, and its text."""
+    draw, words = (
+        random.Random(0),
+        ["one", "small", "dog", "runs", "over", "the", "green", "meadow", "and", "back"],
+    )
+    for split, lines in (("train", 300), ("validation", 24)):
+        text = "".join(" ".join(draw.choices(words, k=5)) + "\n" for _ in range(lines))
+        (directory / f"{split}.txt").write_text(text, encoding="utf-8")
+    config = Config(
+        task="mlm",
+        model=ModelConfig(
+            vocabulary_size=300,
+            features=16,
+            mlp_features=24,
+            num_layers=1,
+            max_length=16,
+            attention=AttentionConfig(kind="mhe_mul", num_heads=2, dropout_rate=0.1),
+        ),
+        data=DataConfig(
+            directory=str(directory),
+            train=("train.txt",),
+            validation=("validation.txt",),
+            cache_directory=str(directory / "cache"),
+            sequence_length=16,
+            batch_size=8,
+        ),
+        optimizer=OptimizerConfig(warmup_steps=3, ema_decay=0.9),
+        train=TrainConfig(
+            num_steps=steps, eval_every=6, checkpoint_every=4, keep_checkpoints=2, log_every=1
+        ),
+        evaluation=EvaluationConfig(batch_size=8),
+    )
+    file = directory / "experiment.py"
+    file.write_text(
+        "from mhe_jax.loading import from_dict\n"
+        f"def get_config():\n    return from_dict({to_dict(config)!r})\n"
+    )
+    return file
+
+
+def last_step(workdir: Path) -> int:
+    steps = (workdir / "checkpoints").glob("*")
+    return max((int(path.name) for path in steps if path.name.isdecimal()), default=0)
+
+
+def contents(workdir: Path) -> tuple:
+    """The bytes of the last state, and all that was computed on the way."""
+    config = load_json(workdir / "config.json")
+    mesh = sharding.make_mesh(config, jax.devices()[:1])
+    model = make_model(config.task, config.model)
+    init = objective.make_initializer(config.task, model, config.data.sequence_length)
+    ema = config.optimizer.ema_decay is not None
+    _, abstract = make_initializer(init, make_optimizer(config), mesh, ema)
+    checkpoints = Checkpoints(workdir)
+    state, _ = checkpoints.restore(abstract)
+    checkpoints.close()
+    names = ("step", "split", "loss", "gradient_norm", "perplexity")
+    logged = [[line.get(name) for name in names] for line in tracking.read(workdir / tracking.FILE)]
+    return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state))], logged
+
+
+if __name__ == "__main__":
+    sys.exit(main())

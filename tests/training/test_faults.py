@@ -1,0 +1,261 @@
+"""Disks that are full or closed, checkpoints that are broken, updates that are not numbers."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.data.blocks import TrainBlocks
+from mhe_jax.training import loop, objective, signals, tracking
+from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.signals import Stopped
+
+
+def train(config):
+    return loop.train(config, jax.devices()[:1])
+
+
+def lines_of(config):
+    return list(tracking.read(Path(config.workdir) / tracking.FILE))
+
+
+def steps_in(config, name="checkpoints"):
+    return sorted(path.name for path in (Path(config.workdir) / name).iterdir())
+
+
+def empty_files(step):
+    """As a disk that lost its last writes leaves them."""
+    for path in step.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+
+
+def cut_data(step):
+    for path in (step / "params").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def no_metadata(step):
+    (step / "meta" / "metadata").unlink()
+
+
+def no_parameters(step):
+    shutil.rmtree(step / "params")
+
+
+@pytest.mark.parametrize("harm", [empty_files, cut_data, no_metadata, no_parameters])
+def test_a_broken_newest_checkpoint_costs_one_and_is_told(tiny, saved, capsys, harm):
+    config = tiny("lm", **{"train.num_steps": 4})
+    train(config)
+    wanted = saved(config)
+    workdir = Path(config.workdir)
+    harm(workdir / "checkpoints" / "4")
+    capsys.readouterr()
+    train(config)
+    told = capsys.readouterr().err
+    aside = workdir / "checkpoints_unreadable" / "4"
+    assert f"warning: {workdir}/checkpoints/4 cannot be read (" in told
+    assert f"it is now {aside}" in told
+    assert "2 of 4 steps are done" in told
+    assert aside.is_dir()
+    assert steps_in(config) == ["2", "4"]
+    jax.tree.map(np.testing.assert_array_equal, wanted, saved(config))
+
+
+def test_without_any_readable_checkpoint_nothing_is_touched(tiny):
+    config = tiny("lm", **{"train.num_steps": 4})
+    train(config)
+    for step in (Path(config.workdir) / "checkpoints").iterdir():
+        empty_files(step)
+    with pytest.raises(InputError, match="no checkpoint can be read: step 4: .*; step 2: ") as told:
+        train(config)
+    assert "\n" not in str(told.value)
+    assert steps_in(config) == ["2", "4"]
+    abstract = jax.eval_shape(lambda: {"a": np.zeros(3)})
+    with pytest.raises(InputError, match="checkpoints/4: cannot be read: ") as told:
+        restore_params(config.workdir, "last", abstract)
+    assert "\n" not in str(told.value)
+
+
+def test_a_broken_best_checkpoint_is_put_aside(tiny, capsys):
+    config = tiny("lm", **{"train.num_steps": 3})
+    result = train(config)
+    empty_files(Path(config.workdir) / "checkpoints_best" / "3")
+    with pytest.raises(InputError, match="checkpoints_best/3: cannot be read"):
+        restore_params(config.workdir, "best", {})
+    assert train(config) == result
+    assert "checkpoints_best/3 cannot be read (" in capsys.readouterr().err
+    assert steps_in(config, "checkpoints_best") == ["3"]
+    assert steps_in(config, "checkpoints_best_unreadable") == ["3"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 400 kB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=400k,nr_inodes=10000", "tmpfs", str(place)]
+    if os.getuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_stops_the_run_with_the_last_good_step(tiny, small_disk, capsys):
+    config = tiny("lm", workdir=str(small_disk / "run"), **{"train.num_steps": 200})
+    with pytest.raises(Stopped) as stopped:
+        train(config)
+    told = str(stopped.value)
+    assert stopped.value.code == 1
+    assert "No space left on device; last good checkpoint: step " in told
+    assert "\n" not in told
+    good = told.partition("step ")[2].split()[0]
+    whole = [name for name in steps_in(config) if name.isdecimal()]
+    assert good == max(whole, key=int)
+    assert told in capsys.readouterr().err
+
+
+def test_a_disk_that_fails_while_writing(tiny, monkeypatch):
+    """Where a small file system cannot be mounted too: Orbax meets an error at step 4."""
+    save = ocp.CheckpointManager.save
+
+    def failing(self, step, **arguments):
+        if step == 4:
+            raise OSError(28, "No space left on device")
+        return save(self, step, **arguments)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", failing)
+    config = tiny("lm")
+    with pytest.raises(Stopped) as stopped:
+        train(config)
+    assert str(stopped.value) == (
+        f"cannot write {config.workdir}/checkpoints: No space left on device; "
+        f"last good checkpoint: step 2 in {config.workdir}"
+    )
+
+
+def test_a_log_that_cannot_be_written(tiny, monkeypatch):
+    log = tracking.Tracker.log
+
+    def failing(self, step, split, numbers):
+        if step == 4:
+            raise OSError(28, "No space left on device")
+        log(self, step, split, numbers)
+
+    monkeypatch.setattr(tracking.Tracker, "log", failing)
+    with pytest.raises(Stopped, match="No space left on device; last good checkpoint: step 2 in"):
+        train(tiny("lm"))
+
+
+def test_a_directory_that_cannot_be_written_is_an_input_error(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "run")
+    with pytest.raises(InputError, match="workdir=.*/run: not writable"):
+        train(tiny("lm"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="workdir=.*/file/run: Not a directory"):
+        train(tiny("lm", workdir=str(tmp_path / "file" / "run")))
+
+
+@pytest.fixture
+def spoil(monkeypatch):
+    """`spoil(step, ...)`: weights of these steps make loss and gradient infinite."""
+    whole = TrainBlocks.batch
+
+    def make(*steps):
+        def spoiled(self, number):
+            rows = whole(self, number)
+            if number + 1 in steps:
+                rows = rows | {"weights": np.full_like(rows["weights"], np.inf)}
+            return rows
+
+        monkeypatch.setattr(TrainBlocks, "batch", spoiled)
+
+    return make
+
+
+def skipping(tiny, num_steps, limit):
+    """Logs every step, and leaves out so many."""
+    changes = {"train.log_every": 1, "train.num_steps": num_steps, "train.skip_nonfinite": limit}
+    return tiny("lm", **changes, **{"data.validation": (), "optimizer.ema_decay": 0.9})
+
+
+def test_updates_that_are_not_finite_are_left_out_up_to_a_limit(tiny, saved, spoil, capsys):
+    config = skipping(tiny, 5, 2)
+    spoil(2, 4)
+    train(config)
+    lines = lines_of(config)
+    assert [line["skipped"] for line in lines] == [0, 1, 1, 2, 2]
+    assert ["loss" in line for line in lines] == [True, False, True, False, True]
+    assert all(np.isfinite(value) for line in lines for value in line.values() if value != "train")
+    told = capsys.readouterr().err
+    assert "step 2: the loss is not finite; left out, 1 of at most 2" in told
+    assert "step 4: the loss is not finite; left out, 2 of at most 2" in told
+    state = saved(config)
+    assert state.step == 5
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+    # The count goes on with the run.
+    spoil(6)
+    with pytest.raises(Stopped) as stopped:
+        train(skipping(tiny, 7, 2))
+    why = "step 6: the loss is not finite, and 2 before it were left out; nothing was saved"
+    assert str(stopped.value).startswith(why)
+
+
+def test_a_step_that_is_left_out_changes_nothing_but_the_step(tiny, saved, spoil):
+    train(skipping(tiny, 2, 1))
+    before = saved(skipping(tiny, 2, 1))
+    spoil(3)
+    train(skipping(tiny, 3, 1))
+    after = saved(skipping(tiny, 3, 1))
+    assert (before.step, after.step) == (2, 3)
+    jax.tree.map(np.testing.assert_array_equal, before, after.replace(step=before.step))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_first_step_ends_cleanly(tiny, monkeypatch, capsys, number):
+    def kill(*arguments, **options):
+        # As in a library that makes an error of its own out of any.
+        with contextlib.suppress(SystemExit):
+            os.kill(os.getpid(), number)
+        raise RuntimeError("a library was interrupted")
+
+    old = signal.getsignal(number)
+    monkeypatch.setattr(loop.data, "train_batches", kill)
+    config = tiny("lm")
+    with pytest.raises(Stopped) as stopped:
+        train(config)
+    assert stopped.value.code == 128 + number
+    line = f"{number.name}: stopped before any step; nothing is lost"
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    assert signal.getsignal(number) == old
+    monkeypatch.undo()
+    assert train(config)["steps"] == 6
+
+
+def test_signals_give_back_what_they_found():
+    with signals.Signals() as caught:
+        caught.stepping = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert caught.agreed() == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) != caught._catch
+
+
+def test_label_sums_ignore_what_does_not_exist():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 7)).astype(np.float32)
+    labels, weights = rng.integers(0, 7, (2, 3)), np.ones((2, 3), np.float32)
+    padded = np.pad(logits, ((0, 0), (0, 0), (0, 4)), constant_values=-np.inf)
+    for smoothing in (0.0, 0.1):
+        want = objective.label_sums(logits, labels, weights, smoothing)
+        got = objective.label_sums(padded, labels, weights, smoothing)
+        assert {k: float(v) for k, v in got.items()} == pytest.approx(
+            {k: float(v) for k, v in want.items()}, rel=1e-6
+        )

@@ -1,0 +1,157 @@
+"""Real processes that train as one: the same numbers, one end, nothing lost when one is."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhe_jax.training import loop, tracking
+
+CHANGES = {
+    "model.dropout_rate": 0.1,
+    "model.attention.dropout_rate": 0.1,
+    "optimizer.ema_decay": 0.9,
+    "train.log_every": 1,
+    "train.num_steps": 8,
+    "train.checkpoint_every": 2,
+}
+# Tells on standard error how many rows of a batch this process holds.
+TELL_ROWS = """
+from mhe_jax.training import sharding
+whole = sharding.global_batch
+def told(rows, mesh):
+    print("rows", len(rows["labels"]), file=sys.stderr)
+    return whole(rows, mesh)
+sharding.global_batch = told
+"""
+# Kills itself when `step` is read.
+KILL = """
+from mhe_jax.training import tracking
+advance = tracking.Tracker.advance
+def advance_and_kill(self, done):
+    advance(self, done)
+    if done == {}:
+        os.kill(os.getpid(), {})
+tracking.Tracker.advance = advance_and_kill
+"""
+
+
+def numbers_of(workdir):
+    """What was computed, in each line of metrics.jsonl."""
+    names = ("step", "loss", "gradient_norm", "perplexity")
+    lines = tracking.read(Path(workdir) / tracking.FILE)
+    return [{name: line[name] for name in names if name in line} for line in lines]
+
+
+def assert_alike(one, other):
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        assert a == pytest.approx(b, rel=1e-5), (a, b)
+
+
+def assert_ended(found, code=0):
+    assert [status for status, _, _ in found] == [code] * len(found), [err for _, _, err in found]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_processes_compute_what_one_does(tiny, job, saved, tmp_path, count):
+    """Dropout, masks, averages and validation; each reads its share; one writes."""
+    config = tiny("mlm", **CHANGES)
+    loop.train(config, jax.devices()[:1])
+    together = tmp_path / "together"
+    found = job(config, together, count, before=dict.fromkeys(range(count), TELL_ROWS))
+    assert_ended(found)
+    for _, _, err in found:
+        assert {line for line in err.splitlines() if line.startswith("rows")} == {
+            f"rows {8 // count}"
+        }
+    assert json.loads(found[0][1].splitlines()[-1])["num_devices"] == count
+    assert all("num_devices" not in out for _, out, _ in found[1:])
+    assert_alike(numbers_of(config.workdir), numbers_of(together))
+    for one, other in zip(
+        jax.tree.leaves(saved(config).params),
+        jax.tree.leaves(saved(config, together).params),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(1, 2, 2), (2, 1, 2), (1, 1, 4)])
+def test_meshes_across_processes(tiny, job, tmp_path, sizes):
+    """Two processes with two devices each, `tensor` within one and across both."""
+    names = ("mesh.data", "mesh.fsdp", "mesh.tensor")
+    changes = CHANGES | {"model.attention.num_heads": 4}
+    config = tiny("lm", **changes)
+    loop.train(config, jax.devices()[:1])
+    split = tiny("lm", **changes, **dict(zip(names, sizes, strict=True)))
+    assert_ended(job(split, tmp_path / "together", 2, devices=2))
+    assert_alike(numbers_of(config.workdir), numbers_of(tmp_path / "together"))
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(tiny, job, tmp_path):
+    never = 10**6
+    config = tiny(
+        "lm",
+        **{"train.num_steps": never, "train.eval_every": never, "train.checkpoint_every": never},
+    )
+    found = job(config, tmp_path / "run", 2, before={1: KILL.format(3, 15)})
+    assert_ended(found, 143)
+    (step,) = (path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert int(step) > 3
+    assert f"SIGTERM: stopped after step {step}, which is saved" in found[0][2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_is_named_and_nothing_is_lost(tiny, job, saved, tmp_path, killed):
+    config = tiny("mlm", **CHANGES)
+    assert_ended(job(config, tmp_path / "whole", 2))
+    found = job(config, tmp_path / "killed", 2, before={killed: KILL.format(5, 9)})
+    other = 1 - killed
+    assert found[killed][0] == -9
+    assert found[other][0] != 0
+    if killed == 1:  # without process 0 only jax itself has a word
+        assert found[other][0] == 1
+        assert "error: process 1 of 2 is gone: " in found[other][2]
+    assert not (tmp_path / "killed" / "checkpoints" / "8").exists()
+    assert_ended(job(config, tmp_path / "killed", 2))
+    whole, killed_one = saved(config, tmp_path / "whole"), saved(config, tmp_path / "killed")
+    jax.tree.map(np.testing.assert_array_equal, whole, killed_one)
+    assert numbers_of(tmp_path / "whole") == numbers_of(tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_one_ends_all(tiny, job, tmp_path):
+    config = tiny("lm")
+    found = job(config, tmp_path / "run", 2, flags={1: ["--data.directory", "nowhere"]})
+    assert_ended(found, 2)
+    lines = [err.strip().splitlines()[-1] for _, _, err in found]
+    assert lines[0].startswith("error: process 1: ")
+    assert all("nowhere" in line for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["lm", "translation"])
+def test_processes_evaluate_as_one(tiny, job, launch, finish, tmp_path, task):
+    """Five and seven rows are left for the last batch; beams go over processes too."""
+    config = tiny(task, **{"train.num_steps": 3, "evaluation.batch_size": 10})
+    loop.train(config, jax.devices()[:1])
+    flags = ["--split", "validation"]
+    found = job(config, config.workdir, 2, script="eval.py", flags={0: flags, 1: flags})
+    assert_ended(found)
+    status, out, err = finish(launch(config, config.workdir, "", *flags, script="eval.py"))
+    assert status == 0, err
+    one, two = json.loads(out.splitlines()[-1]), json.loads(found[0][1].splitlines()[-1])
+    measured = [
+        name
+        for name, value in one.items()
+        if type(value) in (int, float) and "second" not in name and name != "num_devices"
+    ]
+    assert len(measured) > 4
+    assert {name: two[name] for name in measured} == pytest.approx(
+        {name: one[name] for name in measured}, rel=1e-6
+    )
+    assert "num_devices" not in found[1][1]
