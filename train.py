@@ -19,15 +19,16 @@ def main() -> None:
         print(sweep.table(found["runs"]), file=sys.stderr)
         print(json.dumps(found))
         sys.exit(1 if found["failed"] else 0)
-    processes, arguments = take_flags(sys.argv[1:])
-    target, arguments = parse_target(arguments)
-    config = parse_train_arguments(arguments)
     # jax starts after the arguments are right.
+    target, arguments = parse_target(sys.argv[1:])
     if target is not None:
+        config = parse_train_arguments(arguments)
         from mhe_jax.training.ahead import compile_ahead
 
         print(json.dumps(compile_ahead(config, target)))
         return
+    processes, arguments = take_flags(arguments)
+    config = parse_train_arguments(arguments)
     with joined(processes) as writes:
         from mhe_jax.training.loop import train
 

@@ -26,9 +26,9 @@ from mhe_jax.training import objective, sharding, summary
 from mhe_jax.training.collectives import collectives_of
 from mhe_jax.training.flops import step_flops
 from mhe_jax.training.hlo import Program
-from mhe_jax.training.optimizer import make_optimizer, make_schedule
+from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import TrainState, make_initializer
-from mhe_jax.training.step import make_train_step
+from mhe_jax.training.step import train_step_of
 from mhe_jax.training.topology import describe_devices, hbm_bytes
 
 GIB = 2**30
@@ -113,17 +113,10 @@ def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any]:
     """The abstract state of training, and its step traced for the devices of `mesh`."""
     model, optimizer = make_model(config.task, config.model), make_optimizer(config)
     init_params = objective.make_initializer(config.task, model, config.data.sequence_length)
-    c = config.optimizer
-    _, state = make_initializer(init_params, optimizer, mesh, ema=c.ema_decay is not None)
-    step = make_train_step(
-        objective.make_sums(config.task, model, c.label_smoothing),
-        optimizer,
-        mesh,
-        jax.tree.map(lambda leaf: leaf.sharding, state),
-        schedule=make_schedule(c, config.train.num_steps),
-        accumulate_steps=c.accumulate_steps,
-        ema_decay=c.ema_decay,
-    )
+    ema = config.optimizer.ema_decay is not None
+    _, state = make_initializer(init_params, optimizer, mesh, ema)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    step: Any = train_step_of(config, model, optimizer, mesh, shardings)
     return state, step.lower(state, abstract_batch(config, mesh))
 
 
@@ -156,18 +149,18 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     """`compile_step` of the largest batch that fits, with all `tries`.
 
     Batches are multiples of the smallest that the mesh divides, or of data.row_multiple in
-    translation: twice as large until one does not fit, then halfway between what fits and what does
-    not. Where not even the smallest fits, it is the answer.
+    translation. Powers of two, from the one that the smallest lets expect on, until one does not
+    fit; then between what fits and what does not, by turns where the bytes of both say and halfway.
+    Where not even the smallest fits, it is the answer.
     """
     data, fsdp, _ = mesh_shape(config.mesh, len(devices))
     unit = data * fsdp * config.optimizer.accumulate_steps
     if config.task == "translation":
         unit = math.lcm(unit, config.data.row_multiple)
-    tries: list[dict[str, Any]] = []
+    tries: dict[int, dict[str, Any]] = {}
 
     def fits(units: int) -> bool:
-        found = compile_step(with_rows(config, units * unit), devices)
-        tries.append(found)
+        found = tries[units] = compile_step(with_rows(config, units * unit), devices)
         b, verdict = found["batch"], "fits" if found["fits"] else "does not fit"
         print(
             f"{b['rows']} rows of {b['length']} tokens, {b['rows_per_chip']} a chip: "
@@ -176,21 +169,39 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         )
         return found["fits"]
 
-    most, least_too_many = 0, 1
-    while fits(least_too_many):
-        most, least_too_many = least_too_many, 2 * least_too_many
-    while least_too_many - most > 1 and most:
-        middle = (most + least_too_many) // 2
+    most, too_many = 0, 1
+    if fits(1):
+        most, too_many = 1, 2 ** max(1, int(math.log2(_expected(tries[1]))))
+        while fits(too_many):
+            most, too_many = too_many, 2 * too_many
+    while most and too_many - most > 1:
+        middle = (most + too_many) // 2
+        if len(tries) % 2:
+            middle = _between(most, too_many, tries)
         if fits(middle):
             most = middle
         else:
-            least_too_many = middle
-    best = max((t for t in tries if t["fits"]), key=lambda t: t["batch"]["rows"], default=tries[0])
+            too_many = middle
     told = [
         {"rows": t["batch"]["rows"], "fits": t["fits"], "total": t["bytes_per_chip"]["total"]}
-        for t in tries
+        for t in tries.values()
     ]
-    return {**best, "tries": told}
+    return {**tries[max(most, 1)], "tries": told}
+
+
+def _expected(smallest: dict[str, Any]) -> float:
+    """How many times the batch of `smallest` may fit, if all but the state grows with it."""
+    bytes_, hbm = smallest["bytes_per_chip"], smallest["hbm_bytes"]
+    state = sum(bytes_[name] for name in ("parameters", "optimizer", "averaged_parameters"))
+    return max(1.0, ((hbm or bytes_["total"]) - state) / (bytes_["total"] - state))
+
+
+def _between(most: int, too_many: int, tries: dict[int, dict[str, Any]]) -> int:
+    """Where the line through the bytes of what fits and of what does not reaches the HBM."""
+    low, high = (tries[n]["bytes_per_chip"]["total"] for n in (most, too_many))
+    free, hbm = max(1, high - low), tries[most]["hbm_bytes"] or low
+    guess = most + int((hbm - low) / free * (too_many - most))
+    return min(max(guess, most + 1), too_many - 1)
 
 
 def with_rows(config: Config, rows: int) -> Config:

@@ -24,11 +24,11 @@ from mhe_jax.training.checkpoint import Checkpoints, NotSaved, reason_of
 from mhe_jax.training.feeding import feed
 from mhe_jax.training.flops import step_flops
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
-from mhe_jax.training.optimizer import make_optimizer, make_schedule
+from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
 from mhe_jax.training.signals import Signals, Stopped
 from mhe_jax.training.state import TrainState, make_initializer
-from mhe_jax.training.step import make_eval_step, make_train_step
+from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
 
 
@@ -152,18 +152,7 @@ class _Loop:
     def __init__(self, config: Config, mesh, model, optimizer, abstract, checkpoints, meta):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        c = config.optimizer
-        self.train_step = make_train_step(
-            objective.make_sums(config.task, model, c.label_smoothing),
-            optimizer,
-            mesh,
-            shardings,
-            schedule=make_schedule(c, config.train.num_steps),
-            accumulate_steps=c.accumulate_steps,
-            ema_decay=c.ema_decay,
-            skip_nonfinite=config.train.skip_nonfinite > 0,
-            rules=sharding.rules_of(config.mesh),
-        )
+        self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
         evaluated = objective.make_sums(config.task, model, outputs=True)
         self.eval_step = make_eval_step(evaluated, mesh, shardings.params)
 

@@ -7,13 +7,16 @@ give the numbers of the one big batch.
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mhe_jax.config import Config
 from mhe_jax.training import sharding
-from mhe_jax.training.objective import Batch, SumsFunction
+from mhe_jax.training.objective import Batch, SumsFunction, make_sums
+from mhe_jax.training.optimizer import make_schedule
 from mhe_jax.training.state import TrainState
 
 
@@ -107,6 +110,28 @@ def make_train_step(
         ),
         mesh,
         rules,
+    )
+
+
+def train_step_of(
+    config: Config,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    state_shardings: TrainState,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """The train step of an experiment."""
+    c = config.optimizer
+    return make_train_step(
+        make_sums(config.task, model, c.label_smoothing),
+        optimizer,
+        mesh,
+        state_shardings,
+        schedule=make_schedule(c, config.train.num_steps),
+        accumulate_steps=c.accumulate_steps,
+        ema_decay=c.ema_decay,
+        skip_nonfinite=config.train.skip_nonfinite > 0,
+        rules=sharding.rules_of(config.mesh),
     )
 
 
