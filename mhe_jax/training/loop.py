@@ -111,6 +111,9 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
                 raise
             tracker.draw()
         return summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
+    except BaseException as error:
+        group.failed(error)
+        raise
     finally:
         # What cannot be written has been told by now.
         with contextlib.suppress(NotSaved):
