@@ -120,6 +120,9 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
             with publish(workdir / summary.FILE) as file:
                 file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         return result
+    except BaseException as error:
+        group.failed(error)
+        raise
     finally:
         # What cannot be written has been told by now.
         with contextlib.suppress(NotSaved):
