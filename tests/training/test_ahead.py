@@ -1,0 +1,305 @@
+"""Compiling for devices that are not there; programs themselves are read in test_hlo.py."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from mhe_jax import data
+from mhe_jax.attention import mesh
+from mhe_jax.config import InputError
+from mhe_jax.loading import Target, parse_target, save_json
+from mhe_jax.training import ahead, sharding, topology
+
+ROOT = Path(__file__).parents[2]
+has_libtpu = importlib.util.find_spec("libtpu") is not None
+needs_libtpu = pytest.mark.skipif(not has_libtpu, reason="needs libtpu: pip install 'jax[tpu]'")
+
+
+def test_the_target_is_taken_out_of_the_command_line(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "other")
+    own = ["--compile_only", "--topology", "v5e:2x2", "--search_batch", "--num_slices=2"]
+    target, rest = parse_target(["c.py", *own[:3], "--workdir", "w", *own[3:]])
+    assert target == Target("v5e:2x2", num_slices=2, search_batch=True)
+    assert rest == ["c.py", "--workdir", "w"]
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
+    assert parse_target(["c.py", "--workdir", "w"]) == (None, ["c.py", "--workdir", "w"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--compile_only", "--compile_only needs --topology"),
+        ("--compile_only --topology", "--topology has no value: takes a text"),
+        ("--compile_only yes --topology v5e:2x2", "--compile_only is 'yes': takes no value"),
+        ("--compile_only --topology v5e:2x2 --num_slices 0", "--num_slices is 0: takes 1 or more"),
+        ("--compile_only --topology v5e:2x2 --num_slices a", "--num_slices is 'a': takes a whole"),
+        ("--compile_only --topology v5e:2x2 --search_batch 3", "--search_batch is '3': takes no"),
+        ("--topology v5e:2x2", "--topology goes with --compile_only"),
+        ("--search_batch", "--search_batch goes with --compile_only"),
+    ],
+)
+def test_flags_that_do_not_go_together(arguments, message):
+    with pytest.raises(InputError, match=message) as error:
+        parse_target(["c.py", *arguments.split()])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v5e", "'v5e': takes a kind of device and its layout"),
+        ("v5e16x16", "did you mean v5e:16x16"),
+        pytest.param("v5x:2x2", "did you mean v5e:2x2", marks=needs_libtpu),
+        pytest.param("v5e:3x5", "not divisible.*did you mean", marks=needs_libtpu),
+    ],
+)
+def test_a_topology_that_there_is_not(name, message):
+    with pytest.raises(InputError, match=message) as error:
+        topology.describe_devices(name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v5e:2x2", r"needs libtpu: pip install 'mhe_jax\[tpu\]'"),
+        ("h100:1x8", r"needs the CUDA plug-in: pip install 'mhe_jax\[cuda\]'"),
+    ],
+)
+def test_what_is_not_installed_is_named(name, message, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=message):
+        topology.describe_devices(name)
+
+
+@pytest.mark.parametrize(
+    ("message", "needed"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
+            "space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G.",
+            41 * 2**29,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (512.00M) exceeds available HBM (15.75G).",
+            2**29,
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 20M of 16M", None),
+        ("INTERNAL: hbm", None),
+    ],
+)
+def test_what_is_needed_stands_in_the_complaint(message, needed):
+    assert ahead.needed_bytes(message) == needed
+
+
+@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
+def test_batches_have_the_shapes_of_training(tiny, task):
+    config = tiny(task, **{"mesh.data": 2, "mesh.fsdp": 4})
+    tokenizer = data.make_tokenizer(config, Path(config.workdir + ".model"))
+    batches = data.train_batches(config, tokenizer)
+    abstract = ahead.abstract_batch(config, sharding.make_mesh(config))
+    found = [batches.batch(step) for step in range(12)]
+    real = next(b for b in found if b["labels"].shape[1] == abstract["labels"].shape[1])
+    for name, leaf in abstract.items():
+        assert (leaf.shape, leaf.dtype) == (real[name].shape, real[name].dtype), name
+        assert leaf.sharding.spec == sharding.BATCH
+    # No batch is bigger.
+    assert max(b["labels"].size for b in found) == real["labels"].size
+
+
+@pytest.mark.parametrize(
+    ("task", "most", "unit"), [("mlm", 0, 2), ("mlm", 1, 2), ("lm", 23, 2), ("translation", 6, 8)]
+)
+@pytest.mark.parametrize("bend", [0, 100])
+def test_the_search_finds_the_largest_batch(tiny, monkeypatch, capsys, task, most, unit, bend):
+    """`most` units fit; `bend` bytes come with the first three and do not grow any more."""
+    config = tiny(task, **{"mesh.data": 2})
+    state, hbm = {"parameters": 5, "optimizer": 10, "averaged_parameters": 0}, 1000
+    tried = []
+
+    def compile_step(config, devices):
+        rows, length = ahead.batch_shape(config)
+        assert rows % unit == 0
+        units = rows // unit
+        tried.append(units)
+        of_unit = (hbm - 15 - bend) / (most + 0.5)
+        total = int(15 + bend * min(units, 3) / 3 + units * of_unit)
+        return {
+            "batch": {"rows": rows, "length": length, "rows_per_chip": rows // 2},
+            "fits": total <= hbm,
+            "bytes_per_chip": {**state, "total": total},
+            "hbm_bytes": hbm,
+            "compile_seconds": 0.0,
+        }
+
+    monkeypatch.setattr(ahead, "compile_step", compile_step)
+    found = ahead.search_batch(config, [None, None])
+    assert found["fits"] == (most > 0)
+    assert found["batch"]["rows"] == max(most, 1) * unit
+    assert [t["rows"] for t in found["tries"]] == [units * unit for units in tried]
+    assert len(tried) == len(set(tried)) <= 10
+    assert capsys.readouterr().err.count("\n") == len(tried)
+
+
+def test_a_call_is_compiled_for_the_mesh_and_not_for_the_host():
+    assert mesh.platform() == jax.default_backend()
+    device = AbstractDevice("TPU v5 lite", 1, "tpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((2,), ("data",), abstract_device=device)):
+        assert mesh.platform() == "tpu"
+
+
+COMPILE = """
+import dataclasses, json, sys
+from mhe_jax.config import MeshConfig
+from mhe_jax.loading import load_json, set_field
+from mhe_jax.training import ahead, topology
+
+devices = topology.describe_devices("v5e:2x4")
+for case in json.load(sys.stdin):
+    config = load_json(sys.argv[1])
+    for field, value in case.items():
+        config = set_field(config, field, value)
+    mesh = ahead.sharding.make_mesh(config, devices)
+    state, _ = ahead.lower(config, mesh)
+    trained = {
+        "/".join(ahead.sharding.path_parts(path)): leaf.size
+        for path, leaf in ahead.jax.tree_util.tree_leaves_with_path(state.params)
+    }
+    print(json.dumps(ahead.compile_step(config, devices) | {"trained": trained}))
+"""
+SMALL = {
+    "model.vocabulary_size": 512,
+    "model.features": 128,
+    "model.mlp_features": 256,
+    "model.num_layers": 2,
+    "model.scan_layers": True,
+    "model.norm_position": "post",
+    "model.dropout_rate": 0.0,
+    "model.max_length": 128,
+    "data.sequence_length": 128,
+    "data.batch_size": 256,
+}
+# Bytes of the output of a layer on one device of eight.
+ACTIVATION = 256 // 8 * 128 * 128 * 2
+
+
+def alone(command, stdin="", **environment):
+    """A process whose compiler has no flags of the test suite."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | environment
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done
+
+
+def collectives(tiny, tmp_path, *cases):
+    path = tmp_path / "config.json"
+    save_json(tiny(**SMALL), path)
+    done = alone(["-c", COMPILE, str(path)], json.dumps(cases))
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check_data(found):
+    """Every gradient is added up once, in float32, and a few numbers beside it."""
+    # The gradient of an embedding that cannot matter is 0 everywhere.
+    frozen = sum(n for name, n in found["trained"].items() if name.endswith("key_head_embedding"))
+    gradient = 4 * (found["parameters"]["total"] - (frozen if found["kind"] == "mhe_add" else 0))
+    assert set(found["collectives"]) == {"all-reduce"}
+    assert 0 <= found["collectives"]["all-reduce"]["bytes"] - gradient <= 4 * 64
+    assert found["collectives"]["all-reduce"]["largest"] < ACTIVATION
+
+
+def check_fsdp(found, gathered_times):
+    sent = {kind: c["bytes"] for kind, c in found["collectives"].items()}
+    parameters = 4 * found["parameters"]["total"]
+    gathered = sent.pop("all-gather") + sent.pop("collective-permute", 0)
+    assert parameters / 2 < gathered <= gathered_times * parameters
+    assert sum(sent.values()) <= parameters + 4 * 64
+    assert set(sent) == {"all-reduce", "reduce-scatter"}
+    for collective in found["collectives"].values():
+        assert collective["largest"] < ACTIVATION
+
+
+DATA = {"mesh.data": 8, "model.dtype": "float32"}
+FSDP = {"mesh.data": 1, "mesh.fsdp": 8, "model.dtype": "bfloat16"}
+
+
+@needs_libtpu
+def test_collectives(tiny, tmp_path):
+    kind = {"model.attention.kind": "mhe_add"}
+    data_parallel, fsdp = collectives(tiny, tmp_path, {**DATA, **kind}, {**FSDP, **kind})
+    check_data(data_parallel)
+    check_fsdp(fsdp, 2)
+    assert fsdp["attention"] == {"mhe_add": "shared on pallas"}
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mha", "mhe_add", "mhe_mul"])
+def test_collectives_of_kinds(tiny, tmp_path, kind):
+    kind = {"model.attention.kind": kind}
+    cases = {**DATA, **kind}, {**FSDP, **kind}, {**FSDP, **kind, "model.remat": True}
+    data_parallel, fsdp, remat = collectives(tiny, tmp_path, *cases)
+    check_data(data_parallel)
+    check_fsdp(fsdp, 2)
+    check_fsdp(remat, 3)
+
+
+@needs_libtpu
+def test_train_py_compiles_and_leaves_nothing(tmp_path):
+    """Neither text nor tokenizer is there, and no working directory afterwards."""
+    config = tmp_path / "small.py"
+    config.write_text(
+        "from mhe_jax.config import *\n"
+        "def get_config():\n"
+        "    attention = AttentionConfig(kind='mhe_add', num_heads=2)\n"
+        "    model = ModelConfig(vocabulary_size=256, features=128, mlp_features=128,\n"
+        "        num_layers=2, max_length=64, attention=attention, dropout_rate=0.0)\n"
+        "    data = DataConfig(train=('no.txt',), sequence_length=64, batch_size=8)\n"
+        "    return Config(task='lm', model=model, data=data)\n"
+    )
+    before = set(tmp_path.iterdir())
+    target = ["--compile_only", "--topology", "v5e:2x2", "--workdir", str(tmp_path / "run")]
+    plain = ["--model.attention.engine", "xla"]
+    done = alone(["train.py", str(config), *target, *plain], MHE_JAX_CACHE=str(tmp_path / "cache"))
+    assert set(tmp_path.iterdir()) == before
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["fits"]
+    assert found["attention"] == {"mhe_add": "shared on xla"}
+    assert (found["num_devices"], found["mesh"]) == (4, {"data": 4, "fsdp": 1, "tensor": 1})
+    assert found["batch"] == {"rows": 8, "length": 64, "rows_per_chip": 2, "tokens": 512}
+    assert found["hbm_bytes"] == int(15.75 * 2**30)
+    own = found["bytes_per_chip"]
+    parameters = 4 * found["parameters"]["total"]
+    assert own["parameters"] == parameters
+    assert 0 < own["optimizer"] - 2 * parameters < 64
+    assert own["total"] == sum(size for name, size in own.items() if name != "total")
+    assert found["flops_per_chip"] == found["flops"] / 4
+    assert 0 < found["estimated_cycles"] <= found["estimated_cycles_at_most"]
+    for word in ("temporaries", "all-reduce", "FLOPs", "estimated cycles", "fits"):
+        assert word in done.stderr
+
+
+def test_shard_bytes():
+    spread = jax.sharding.NamedSharding(
+        jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)),
+        jax.sharding.PartitionSpec("x"),
+    )
+    leaf = jax.ShapeDtypeStruct((16, 3), np.float32, sharding=spread)
+    assert ahead.shard_bytes({"a": leaf, "b": None}) == 2 * 3 * 4
