@@ -43,8 +43,8 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     config = data.resolve(config)
     changed = resume.changed_fields(config)
     mesh = sharding.make_mesh(config, devices)
-    data.check_sources(config)
     warm_start.check_init_from(config)
+    data.check_sources(config)
 
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     workdir = Path(config.workdir)
