@@ -8,13 +8,14 @@ import typing
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from mhe_jax.attention.published import TRANSLATION
 from mhe_jax.config import Config
+from mhe_jax.data import resolve
 from mhe_jax.loading import check, check_devices, load_config
 from mhe_jax.model import count_parameters, make_model
+from mhe_jax.training.objective import make_initializer
 
 CONFIGS = sorted(Path(__file__).parent.parent.joinpath("configs").glob("*.py"))
 DEVICES = {"bert_base": 256, "wmt14_base": 8, "wmt14_big": 8}
@@ -42,15 +43,14 @@ def load(path: Path, variant: str) -> Config:
 
 def parameters(config: Config) -> dict[str, int]:
     """How many the model has, `total` and in `attention`; nothing is computed."""
-    model = make_model(config.task, config.model)
-    tokens = jnp.zeros((1, 2), jnp.int32)
-    arguments = (tokens,) if config.task == "lm" else (tokens, tokens)
-    return count_parameters(jax.eval_shape(model.init, jax.random.key(0), *arguments)["params"])
+    config = resolve(config)
+    initialize = make_initializer(config.task, make_model(config.task, config.model), 2)
+    return count_parameters(jax.eval_shape(initialize, jax.random.key(0)))
 
 
 def test_all_are_there():
-    expected = "bert_base demo multi30k ptb_lm wikitext103_lm wikitext2_lm wikitext2_mlm "
-    expected += "wmt14_base wmt14_big"
+    expected = "bert_base demo glue multi30k ptb_lm squad superglue wikitext103_lm wikitext2_lm "
+    expected += "wikitext2_mlm wmt14_base wmt14_big"
     assert {path.stem for path in CONFIGS} == set(expected.split())
 
 

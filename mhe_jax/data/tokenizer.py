@@ -116,7 +116,7 @@ class Tokenizer:
             rows[i] = _replace(rows[i], self._byte_ids(stand_in), self._byte_ids(SPACE))
         return rows
 
-    def offsets(self, text: str, ids: Sequence[int]) -> np.ndarray:
+    def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Where each piece of `encode(text)` begins and ends in `text`, in characters: [n, 2].
 
         A piece holds the space before it. Pieces that are bytes of one character share its place.

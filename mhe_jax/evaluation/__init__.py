@@ -53,7 +53,7 @@ def evaluate(
       InputError: no such run, checkpoint or split, or something is wrong with the text.
     """
     workdir = Path(workdir)
-    config = load_json(workdir / CONFIG)
+    config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
     if evaluation.sources:
         data = dataclasses.replace(config.data, **{evaluation.split: evaluation.sources})
         config = dataclasses.replace(config, data=data)

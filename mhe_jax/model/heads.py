@@ -97,8 +97,10 @@ class ChoiceScorer(Classifier):
     ) -> jax.Array:
         """Ids [B, C, T] (or of one choice, [B, T]) with types and marks alike, to scores [B, C]."""
         shape = tokens.shape[:-1]
-        flat = (x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks))
-        return self.classify(*flat, 1, deterministic).reshape(shape)
+        tokens, token_types, marks = (
+            x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks)
+        )
+        return self.classify(tokens, token_types, marks, 1, deterministic).reshape(shape)
 
 
 class SpanFinder(_HeadModel):

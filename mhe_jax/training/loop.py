@@ -57,8 +57,8 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     changed = resume.changed_fields(config)
     mesh = sharding.make_mesh(config, devices)
     share, shares = sharding.share_of_rows(mesh)
-    data.check_sources(config)
     warm_start.check_init_from(config)
+    data.check_sources(config)
     workdir = Path(config.workdir)
     _check_writable(workdir)
 

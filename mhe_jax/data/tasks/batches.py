@@ -7,6 +7,7 @@ shuffles those: each row appears once, and the last rows of one batch are paddin
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,8 @@ def _batch(rows: LabelledRows | WindowRows, numbers: np.ndarray, length: int) ->
 
 class TrainExamples(TrainBatches):
     """Endless batches, planned as the module says."""
+
+    steps_per_epoch: int
 
     def __init__(
         self, config: Config, tokenizer: Tokenizer, process_index: int = 0, process_count: int = 1
@@ -101,8 +104,7 @@ class EvaluationExamples(EvaluationBatches):
         super().__init__(process_index, process_count)
         self.rows = _rows(config, tokenizer, split)
         self.labelled = self.rows.labelled
-        is_span = isinstance(self.rows, WindowRows)
-        self.num_examples = len(self.rows.questions if is_span else self.rows)
+        self.num_examples = self.rows.num_examples
         self._name = ", ".join(getattr(config.data, split))
         self._size = batch_size
         self._own = self._own_rows(batch_size)
@@ -132,10 +134,10 @@ class EvaluationExamples(EvaluationBatches):
         numbers[: len(members)] = members
         return _batch(self.rows, numbers[self._own], length)
 
-    def predictions(self, outputs: Outputs) -> list[float] | list[Answer]:
+    def predictions(self, outputs: Outputs) -> list[Any]:
         """What a model predicts for each example, in their order.
 
-        Class or choice by the highest logit, a number as it is, an answer as `windows.py` says.
+        Class or choice by the highest logit, a number as it is, an `Answer` as `windows.py` says.
         """
         outputs = [(numbers[numbers >= 0], found[numbers >= 0]) for numbers, found in outputs]
         if isinstance(self.rows, WindowRows):
@@ -158,7 +160,7 @@ class EvaluationExamples(EvaluationBatches):
         if isinstance(rows, LabelledRows):
             labels = [example.label for example in rows.examples if example.label is not None]
             groups = [example.index[:2] for example in rows.examples] if _grouped(rows) else ()
-            return official_scores(rows.dataset, labels, predictions, groups)  # pyright: ignore
+            return official_scores(rows.dataset, labels, predictions, groups)
         right = [[text for text, _ in question.answers] for question in rows.questions]
         found = answer_scores(self.texts(predictions), right, version_2=self._version_2)
         numbers = {name: 100.0 * float(np.mean(values)) for name, values in found.items()}

@@ -76,6 +76,11 @@ class LabelledRows:
         return len(self.examples)
 
     @property
+    def num_examples(self) -> int:
+        """As many as rows."""
+        return len(self.examples)
+
+    @property
     def labelled(self) -> bool:
         """Whether all labels are known."""
         return all(example.label is not None for example in self.examples)

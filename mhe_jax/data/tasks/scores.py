@@ -11,11 +11,15 @@ Nothing else imports scikit-learn and SciPy.
 
 import importlib.util
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
 from mhe_jax.config import InputError
 from mhe_jax.data.tasks.table import DatasetRow
+
+# What a share of nothing is; scikit-learn would warn.
+ZERO: Any = 0.0
 
 
 def require(dataset: DatasetRow) -> None:
@@ -60,14 +64,14 @@ def f1(labels: np.ndarray, predictions: np.ndarray) -> float:
     """2 · precision · recall / (precision + recall) of class 1."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels, predictions, pos_label=1, zero_division=0.0))
+    return float(f1_score(labels, predictions, pos_label=1, zero_division=ZERO))
 
 
 def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Mean of the F1 of each class that is a label or predicted."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels, predictions, average="macro", zero_division=0.0))
+    return float(f1_score(labels, predictions, average="macro", zero_division=ZERO))
 
 
 def mcc(labels: np.ndarray, predictions: np.ndarray) -> float:

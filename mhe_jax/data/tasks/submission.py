@@ -41,7 +41,7 @@ def _json(
     config: Config, rows: WindowRows, answers: Sequence[Answer], texts: Sequence[str]
 ) -> dict[str, str]:
     names = [question.index for question in rows.questions]
-    files = {"predictions.json": dict(zip(names, texts, strict=True))}
+    files: dict[str, Any] = {"predictions.json": dict(zip(names, texts, strict=True))}
     if config.data.dataset == "squad_v2":
         odds = (answer.no_answer for answer in answers)
         files["no_answer.json"] = dict(zip(names, odds, strict=True))

@@ -84,6 +84,11 @@ class WindowRows:
         return len(self._windows)
 
     @property
+    def num_examples(self) -> int:
+        """Questions."""
+        return len(self.questions)
+
+    @property
     def labelled(self) -> bool:
         """Whether answers are known: a split where no question has one is taken as unlabelled."""
         return any(question.answers for question in self.questions)

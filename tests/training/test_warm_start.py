@@ -1,0 +1,207 @@
+"""Tuning an encoder: it learns, starts from exactly what was pre-trained, says what is wrong."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.evaluation import evaluate
+from mhe_jax.loading import load_json, parse_train_arguments, save_json, set_field
+from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.loop import train
+from mhe_jax.training.sharding import make_mesh
+from mhe_jax.training.tracking import read
+from mhe_jax.training.warm_start import abstract_params, check_init_from
+
+
+@pytest.fixture(scope="module")
+def moods(tmp_path_factory):
+    """Texts whose label is told by one word, in a directory."""
+    directory = tmp_path_factory.mktemp("moods")
+    draw = random.Random(0)
+    for name, count in (("train", 240), ("dev", 40)):
+        lines = ["text\tlabel"]
+        for i in range(count):
+            words = draw.choices(["one", "small", "dog", "runs"], k=draw.randint(1, 5))
+            words.insert(draw.randrange(len(words) + 1), ["glad", "sad"][i % 2])
+            lines.append(" ".join(words) + "\t" + ["up", "down"][i % 2])
+        (directory / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+@pytest.fixture
+def tuned(tiny, moods, tmp_path):
+    """`tuned(**changes)`: a config on those texts."""
+
+    def make(**changes):
+        fields = {
+            "data.directory": str(moods),
+            "data.train": ("train.tsv",),
+            "data.validation": ("dev.tsv",),
+            "data.test": ("dev.tsv",),
+            "data.length_buckets": (16,),
+            "data.batch_size": 16,
+            "workdir": str(tmp_path / "tuned"),
+            **changes,
+        }
+        return tiny("classification", **fields)
+
+    return make
+
+
+@pytest.fixture
+def one():
+    return jax.devices()[:1]
+
+
+@pytest.fixture
+def pretrained(tiny, tmp_path, one):
+    """`pretrained(**changes)`: the workdir of a finished run of a masked language model."""
+
+    def make(**changes):
+        config = tiny("mlm", workdir=str(tmp_path / "mlm"), **changes)
+        train(config, one)
+        return config.workdir
+
+    return make
+
+
+def params_of(workdir, which="best"):
+    config = load_json(Path(workdir) / "config.json")
+    mesh = make_mesh(dataclasses.replace(config), jax.devices()[:1])
+    return jax.device_get(restore_params(workdir, which, abstract_params(config, mesh))[0])
+
+
+def test_it_learns_and_keeps_the_best_by_score(tuned, one):
+    config = tuned(
+        **{
+            "train.num_steps": 60,
+            "train.eval_every": 20,
+            "optimizer.learning_rate": 1e-2,
+            "model.dropout_rate": 0.0,
+        }
+    )
+    result = train(config, one)
+    assert result["best_validation"]["accuracy"] >= 90
+    saved = load_json(Path(config.workdir) / "config.json")
+    assert (saved.data.labels, saved.model.num_classes) == (("down", "up"), 2)
+    # Scores are compared, not losses: the first step that reached the best score is kept.
+    lines = read(Path(config.workdir, "metrics.jsonl"))
+    scores = {line["step"]: line["score"] for line in lines if line["split"] == "validation"}
+    first = min(step for step, score in scores.items() if score == max(scores.values()))
+    assert result["best_step"] == first
+    found = evaluate(config.workdir, saved.evaluation, devices=one)
+    assert found["accuracy"] == found["score"] == result["best_validation"]["score"]
+    assert found["steps"] == [first]
+    header, *written = Path(config.workdir, "test.predictions.tsv").read_text().splitlines()
+    assert header == "index\tprediction"
+    right = [f"{i}\t{['up', 'down'][i % 2]}" for i in range(40)]
+    equal = sum(line == other for line, other in zip(written, right, strict=True))
+    assert 100 * equal / 40 == found["accuracy"]
+    # A file that is no split is scored the same way, under its own name.
+    other = dataclasses.replace(saved.evaluation, sources=("train.tsv",))
+    assert evaluate(config.workdir, other, devices=one)["examples"] == 240
+    assert Path(config.workdir, "eval_train_tsv.json").exists()
+    # The same command says the same again.
+    assert train(config, one)["best_validation"] == result["best_validation"]
+
+
+def test_a_start_takes_exactly_the_encoder(pretrained, tuned, one):
+    run = pretrained()
+    # A step so small that nothing moves.
+    fields = {
+        "train.init_from": run,
+        "train.num_steps": 1,
+        "optimizer.learning_rate": 1e-30,
+        "optimizer.weight_decay": 0.0,
+    }
+    config = tuned(**fields)
+    train(config, one)
+    theirs, ours = params_of(run), params_of(config.workdir)
+    assert set(ours) == {"embeddings", "encoder", "pooler", "classifier"}
+    for name in ("embeddings", "encoder"):
+        jax.tree.map(np.testing.assert_array_equal, ours[name], theirs[name])
+    assert Path(config.workdir, "tokenizer.model").read_bytes() == (
+        Path(run, "tokenizer.model").read_bytes()
+    )
+    # The head is that of a run from nothing, which has another encoder.
+    nothing = tuned(**{**fields, "train.init_from": None, "workdir": config.workdir + "-nothing"})
+    nothing = set_field(nothing, "data.tokenizer", str(Path(run, "tokenizer.model")))
+    train(nothing, one)
+    fresh = params_of(nothing.workdir)
+    np.testing.assert_array_equal(fresh["pooler"]["kernel"], ours["pooler"]["kernel"])
+    assert not np.array_equal(fresh["embeddings"]["token"], ours["embeddings"]["token"])
+
+
+def test_a_stopped_run_does_not_start_again(pretrained, tuned, one):
+    """Resuming takes the run's own parameters, not the pre-trained ones."""
+    run = pretrained()
+    config = tuned(**{"train.init_from": run, "train.num_steps": 4, "train.checkpoint_every": 2})
+    whole = train(config, one)
+    part = dataclasses.replace(config, workdir=config.workdir + "-parts")
+    train(set_field(part, "train.num_steps", 2), one)
+    resumed = train(part, one)
+    # The schedule is not that of a whole run; a start anew would take the first step again.
+    assert resumed["steps"] == whole["steps"] == 4
+    lines = read(Path(part.workdir, "metrics.jsonl"))
+    assert [line["step"] for line in lines if line["split"] == "train"] == [2, 4]
+    with pytest.raises(InputError, match="holds a run with train.init_from="):
+        train(set_field(part, "train.init_from", None), one)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"model.features": 32},
+            r"model.features is 32: train.init_from=.*mlm has 16, and must fit",
+        ),
+        ({"model.attention.kind": "mha"}, r"model.attention.kind is 'mha': .* has 'mhe_mul'"),
+        ({"model.max_length": 32}, r"model.max_length is 32: .* has 16"),
+        ({"model.activation": "relu"}, r"model.activation is 'relu': .* has 'gelu'"),
+        ({"model.num_token_types": 2}, r"model.num_token_types is 2: .* has 0"),
+        ({"train.init_from": "gone"}, r"train.init_from is 'gone': there is no run"),
+        ({"data.tokenizer": "x"}, r"data.tokenizer is 'x': that of train.init_from is taken"),
+        ({"train.eval_batches": 1}, r"train.eval_batches is 1: official scores take all"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_written(tuned, tiny, tmp_path, changes, said):
+    mlm = tiny("mlm", workdir=str(tmp_path / "mlm"))
+    Path(mlm.workdir).mkdir()
+    save_json(mlm, Path(mlm.workdir) / "config.json")
+    config = tuned(**{"train.init_from": mlm.workdir, **changes})
+    with pytest.raises(InputError, match=said) as caught:
+        train(config)
+    assert "\n" not in str(caught.value)
+    assert not Path(config.workdir).exists()
+
+
+def test_translation_has_no_encoder_to_give(tuned, tiny, tmp_path):
+    other = tiny("lm", workdir=str(tmp_path / "lm"))
+    Path(other.workdir).mkdir()
+    save_json(other, Path(other.workdir) / "config.json")
+    with pytest.raises(InputError, match="task lm has no encoder to take"):
+        check_init_from(tuned(**{"train.init_from": other.workdir}))
+
+
+def test_the_command_line_takes_the_shape_of_the_other_run(tiny, tmp_path):
+    mlm = tiny("mlm", workdir=str(tmp_path / "mlm"), **{"model.dropout_rate": 0.3})
+    Path(mlm.workdir).mkdir()
+    save_json(mlm, Path(mlm.workdir) / "config.json")
+    command = ["configs/glue.py:rte", "--train.init_from", mlm.workdir]
+    found = parse_train_arguments([*command, "--data.sequence_length", "16"])
+    assert found.model == dataclasses.replace(mlm.model, dropout_rate=0.1)
+    found = parse_train_arguments(
+        [*command, "--data.sequence_length", "16", "--model.attention.kind", "mha"]
+    )
+    assert found.model.attention.kind == "mha"
+    with pytest.raises(
+        InputError, match="data.sequence_length is 128: at most model.max_length=16"
+    ):
+        parse_train_arguments(command)
+    with pytest.raises(InputError, match="train.init_from: no run at .*mlmm; did you mean .*mlm"):
+        parse_train_arguments([*command[:2], mlm.workdir + "m"])
