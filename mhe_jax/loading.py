@@ -121,7 +121,8 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
     if name in ("-h", "--help"):
         configs = sorted(str(p) for p in Path("configs").glob("*.py"))
         print(f"usage: {TRAIN_USAGE}\n\nTrains, or goes on where an earlier run of the same")
-        print("--workdir stopped. `train.py CONFIG --help` explains every field.\n")
+        print("--workdir stopped. `train.py CONFIG --help` explains every field.")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         print(f"With {TARGET_USAGE}\nit trains nothing: it compiles the train step for")
         print("devices that need not be there, and says whether it fits.")
         if configs:
@@ -201,6 +202,7 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
     if name in ("-h", "--help"):
         print(f"usage: {EVALUATION_USAGE}\n\nRUN is the --workdir of a training run.")
         print("`eval.py RUN --help` explains every field.")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")

@@ -1,5 +1,6 @@
 """Training: mesh, optimizer, steps, checkpoints and the loop, `train(config) -> result`.
 
+- `distributed`, `group`: several processes: how they meet, wait, stop and miss each other
 - `sharding`: the mesh, and which axis of an array is split over which axis of the mesh
 - `objective`: sums that are minimised and measured, for each task
 - `optimizer`: AdamW, Adafactor, schedules
@@ -8,7 +9,7 @@
 - `checkpoint`: on disk, whole or not at all
 - `resume`: what may change between two runs in one directory
 - `tracking`: metrics.jsonl, progress, TensorBoard, the picture
-- `meter`: numbers of steps, and their speed
+- `meter`, `flops`, `profile`: numbers of steps, how fast they come, and a trace
 - `signals`: SIGTERM and Ctrl-C
 - `summary`: what a run is, before and after
 - `loop`: all of it together

@@ -77,8 +77,10 @@ def take_flags(arguments: Sequence[str]) -> tuple[Processes | None, list[str]]:
 
 def _number(given: dict[str, str], name: str, least: int) -> int | None:
     text = given.get(name)
-    if text is None or (text.isdecimal() and int(text) >= least):
-        return text and int(text)
+    if text is None:
+        return None
+    if text.isdecimal() and int(text) >= least:
+        return int(text)
     raise InputError(f"--{name} is {text!r}: takes a whole number, {least} or more")
 
 

@@ -35,6 +35,12 @@ DAY = 86_400
 _group: "Group | None" = None
 
 
+def failed(error: BaseException) -> None:
+    """Before anything waits for the others: what nobody foresaw may be that one of them is lost."""
+    if _group is not None and not _foreseen(error):
+        _group.fail(error)
+
+
 @contextlib.contextmanager
 def bound(timeout: float) -> Iterator[None]:
     """Binds the processes of `jax.distributed` for the block."""
@@ -119,8 +125,10 @@ class Group:
 
     def fail(self, error: BaseException) -> None:
         """Tells the others why this process ends. Returns if all end, else ends it at once."""
+        if self._ending.is_set():
+            return
         code, reason = _outcome(error)
-        known = isinstance(error, (InputError, SystemExit, KeyboardInterrupt))
+        known = _foreseen(error)
         if not known and (gone := self._silent()):
             reason, known = f"{names(gone)} of {self.count} is gone: {reason}", True
         else:
@@ -178,7 +186,8 @@ class Group:
     def _obey(self, verdict: str) -> None:
         if not self._ending.is_set() and not self._ending.wait(GRACE * self.period):
             code, reason = verdict.split(" ", 1)
-            _end(int(code), reason)
+            # With process 0 the store goes, and jax aborts whoever has not ended by himself.
+            _end(int(code), reason, 2 * GRACE * self.period if self.index == 0 else 0)
 
     def _beats(self) -> dict[int, str]:
         found = self._client.key_value_dir_get(f"{ROOT}/beat")
@@ -220,8 +229,13 @@ def _outcome(error: BaseException) -> tuple[int, str]:
     return 1, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _end(code: int, reason: str) -> None:
+def _foreseen(error: BaseException) -> bool:
+    return isinstance(error, (InputError, SystemExit, KeyboardInterrupt))
+
+
+def _end(code: int, reason: str, after: float = 0) -> None:
     """What is not finished by now waits for somebody who never comes."""
     print(f"error: {reason}", file=sys.stderr, flush=True)
     sys.stdout.flush()
+    time.sleep(after)
     os._exit(code)

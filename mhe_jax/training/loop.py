@@ -103,14 +103,17 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
             try:
                 loop.run(state, start, batches, validation, tracker, signals)
                 checkpoints.wait()
+                tracker.draw()
             except (NotFinite, OSError) as error:
                 tracker.note(reason := _reason(error, checkpoints, workdir))
                 raise Stopped(1, reason) from error
             except Stopped as stopped:
                 tracker.note(stopped.reason)
                 raise
-            tracker.draw()
         return summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
+    except BaseException as error:
+        group.failed(error)
+        raise
     finally:
         # What cannot be written has been told by now.
         with contextlib.suppress(NotSaved):

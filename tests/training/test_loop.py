@@ -12,17 +12,10 @@ import pytest
 
 from mhe_jax.config import InputError
 from mhe_jax.loading import load_json
-from mhe_jax.training import loop, tracking
+from mhe_jax.training import loop, profile, tracking
 from mhe_jax.training.signals import Stopped
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cached_compilation(tmp_path_factory):
-    """The same few programs are compiled by every test here."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+pytestmark = pytest.mark.usefixtures("cached_compilation")
 
 
 def train(config):
@@ -176,6 +169,30 @@ def test_input_errors_leave_no_directory(tiny):
     with pytest.raises(InputError, match="nothing.en"):
         train(config)
     assert not Path(config.workdir).exists()
+
+
+@pytest.mark.parametrize(("steps", "traced"), [((2, 3), [2, 3]), ((1, 99), [1, 2, 3, 4])])
+def test_chosen_steps_are_traced(tiny, monkeypatch, steps, traced):
+    """Also where a run ends before the last of them."""
+    before, seen, profiler = profile.Profile.before, [], []
+
+    def see(self, step):
+        before(self, step)
+        seen.append(step) if self._tracing else None
+
+    monkeypatch.setattr(profile.Profile, "before", see)
+    monkeypatch.setattr(jax.profiler, "start_trace", profiler.append)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: profiler.append("stop"))
+    config = tiny("lm", **{"train.profile_steps": steps, "train.num_steps": 4})
+    train(config)
+    assert seen == traced
+    assert profiler == [Path(config.workdir) / "profile", "stop"]
+
+
+def test_a_trace_is_written(tiny):
+    config = tiny("lm", **{"train.profile_steps": (2, 2), "train.num_steps": 2})
+    train(config)
+    assert list((Path(config.workdir) / "profile").rglob("*.xplane.pb"))
 
 
 def test_without_validation(tiny):
