@@ -59,24 +59,22 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     rows, length = batch_shape(config)
     state, lowered = lower(config, mesh)
     began = time.monotonic()
-    needed, program = None, None
     try:
-        compiled = lowered.compile()
+        compiled, needed = lowered.compile(), None
     except jax.errors.JaxRuntimeError as error:
-        needed = needed_bytes(str(error))
+        compiled, needed = None, needed_bytes(str(error))
         if needed is None:
             raise
-    else:
-        program = Program(compiled.as_text())
-        memory = compiled.memory_analysis()
     seconds = time.monotonic() - began
+    program = compiled and Program(compiled.as_text())
 
     own = {
         "parameters": shard_bytes(state.params),
         "optimizer": shard_bytes(state.opt_state),
         "averaged_parameters": shard_bytes(state.ema_params),
     }
-    if needed is None:
+    if compiled is not None:
+        memory = compiled.memory_analysis()
         arguments = memory.argument_size_in_bytes
         outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
         own["batch_and_padding"] = arguments - sum(own.values())
@@ -105,6 +103,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         "flops_per_chip": flops / mesh.size,
         "estimated_cycles": program and program.cycles(),
         "estimated_cycles_at_most": program and program.cycles(max),
+        "loops_counted_once": program and len(program.unknown_loops),
         "compile_seconds": round(seconds, 1),
     }
 
@@ -271,4 +270,6 @@ def described(found: dict[str, Any]) -> list[str]:
             f"{found['estimated_cycles_at_most']:,} where attention goes the slower way; without "
             "collectives and Pallas kernels"
         )
+    if found["loops_counted_once"]:
+        lines.append(f"loops of unknown length, counted once: {found['loops_counted_once']}")
     return lines

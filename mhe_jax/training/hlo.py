@@ -69,7 +69,7 @@ class Program:
                 return choose(of(name) for name in branches(instruction))
             if instruction.opcode in ("call", "async-start"):
                 role = "to_apply" if instruction.opcode == "call" else "calls"
-                return of(instruction.called(role) or self.entry)
+                return of(instruction.called(role) or "")
             found = _CYCLES.search(instruction.attributes)
             return int(found[1]) if found else 0
 
@@ -97,7 +97,7 @@ class Program:
     def _carried(self, loop: Instruction) -> dict[str, int]:
         """Place to value of the constants in the tuple that a loop starts with."""
         for own in self.computations.values():
-            if own.get(loop.name) is loop:
+            if own.get(loop.name) is loop and own[loop.operands[0]].opcode == "tuple":
                 first = own[loop.operands[0]].operands
                 found = {str(i): _number(own, name, {}) for i, name in enumerate(first)}
                 return {i: value for i, value in found.items() if value is not None}
@@ -105,9 +105,10 @@ class Program:
 
     def _step(self, body: dict[str, Instruction], place: str | None, carried) -> int | None:
         """What a turn of the body adds to the carried number at `place`."""
-        if place is None:
+        root = list(body.values())[-1]
+        if place is None or root.opcode != "tuple":
             return None
-        after = _source(body, list(body.values())[-1].operands[int(place)])
+        after = _source(body, root.operands[int(place)])
         if after.opcode != "add":
             return None
         terms = [name for name in after.operands if _source(body, name).called("index") != place]

@@ -108,13 +108,13 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
             try:
                 loop.run(state, start, batches, validation, tracker, signals)
                 checkpoints.wait()
+                tracker.draw()
             except (NotFinite, OSError) as error:
                 tracker.note(reason := _reason(error, checkpoints, workdir))
                 raise Stopped(1, reason) from error
             except Stopped as stopped:
                 tracker.note(stopped.reason)
                 raise
-            tracker.draw()
         result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
         if writes:
             with publish(workdir / summary.FILE) as file:

@@ -71,7 +71,9 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     automatic = (AxisType.Auto,) * len(AXES)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices == 1:
-        return jax.make_mesh(shape, AXES, axis_types=automatic, devices=devices)
+        # A torus of chips is cut where no axis of it is as long as one of ours.
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(grid, AXES, axis_types=automatic)
     data = math.gcd(shape[0], slices)
     fsdp = math.gcd(shape[1], slices // data)
     if data * fsdp != slices:
@@ -80,7 +82,9 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
             "slices: mesh.tensor cannot go between them"
         )
     within = (shape[0] // data, shape[1] // fsdp, shape[2])
-    grid = mesh_utils.create_hybrid_device_mesh(within, (data, fsdp, 1), devices)
+    grid = mesh_utils.create_hybrid_device_mesh(
+        within, (data, fsdp, 1), devices, allow_split_physical_axes=True
+    )
     return Mesh(grid, AXES, axis_types=automatic)
 
 

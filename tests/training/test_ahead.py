@@ -67,6 +67,20 @@ def test_a_topology_that_there_is_not(name, message):
     assert "\n" not in str(error.value)
 
 
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "slices"), [("v5e:4x4", 1), ("v5e:4x4", 2), ("v6e:4x4", 1), ("v5p:2x4x4", 1)]
+)
+@pytest.mark.parametrize(("fsdp", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (8, 1)])
+def test_any_mesh_is_laid_over_a_torus(tiny, name, slices, fsdp, tensor):
+    devices = topology.describe_devices(name, slices)
+    sizes = {"mesh.data": -1, "mesh.fsdp": fsdp, "mesh.tensor": tensor}
+    config = tiny(**sizes, **{"data.batch_size": 64})
+    grid = sharding.make_mesh(config, devices).devices
+    assert grid.shape == (len(devices) // fsdp // tensor, fsdp, tensor)
+    assert {device.id for device in grid.flat} == {device.id for device in devices}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -18,6 +18,8 @@ from mhe_jax.training import loop, objective, signals, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.signals import Stopped
 
+pytestmark = pytest.mark.usefixtures("cached_compilation")
+
 
 def train(config):
     return loop.train(config, jax.devices()[:1])
@@ -51,6 +53,8 @@ def no_parameters(step):
     shutil.rmtree(step / "params")
 
 
+# Of several reads, those that come after the first that fails find Orbax's event loop closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("harm", [empty_files, cut_data, no_metadata, no_parameters])
 def test_a_broken_newest_checkpoint_costs_one_and_is_told(tiny, saved, capsys, harm):
     config = tiny("lm", **{"train.num_steps": 4})

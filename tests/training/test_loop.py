@@ -15,14 +15,7 @@ from mhe_jax.loading import load_json
 from mhe_jax.training import loop, profile, tracking
 from mhe_jax.training.signals import Stopped
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cached_compilation(tmp_path_factory):
-    """The same few programs are compiled by every test here."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+pytestmark = pytest.mark.usefixtures("cached_compilation")
 
 
 def train(config):
