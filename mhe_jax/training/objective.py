@@ -58,10 +58,11 @@ def make_sums(task: Task, model: nn.Module, label_smoothing: float = 0.0) -> Sum
     """
 
     def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> dict[str, jax.Array]:
+        segments: dict[str, Any] = {n: batch[n] for n in SEGMENTS[task] if n in batch}
         logits: Any = model.apply(
             {"params": params},
             *(batch[name] for name in INPUTS[task]),
-            **{name: batch[name] for name in SEGMENTS[task] if name in batch},
+            **segments,
             deterministic=dropout_key is None,
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
