@@ -5,6 +5,7 @@ Each broken rule is one line: the dotted name of a field, its value, and what is
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mhe_jax.config import (
@@ -301,7 +302,7 @@ def _is_whole(name: str) -> bool:
     return name.endswith(suffixes) or name.startswith(("tfds:", "demo:"))
 
 
-def _check_source(config: Config, split: str, sources: tuple[str, ...]) -> None:
+def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:
     data, name = config.data, f"data.{split}"
     if not sources or config.task in LABELLED:
         return

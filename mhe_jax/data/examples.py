@@ -106,12 +106,12 @@ def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int) -> Ro
     packed, lengths = {}, []
     for side, segments in SEGMENTS_OF.items():
         if side in rows[0]:
-            lengths = [np.count_nonzero(row[side]) for row in rows]
+            lengths = [int(np.count_nonzero(row[side])) for row in rows]
             packed[side] = _joined(rows, side, lengths, sequence_length)
             packed[segments] = np.zeros(sequence_length, np.int32)
             packed[segments][: sum(lengths)] = np.repeat(np.arange(1, len(rows) + 1), lengths)
     if "positions" in rows[0]:
-        counts = [np.count_nonzero(row["weights"]) for row in rows]
+        counts = [int(np.count_nonzero(row["weights"])) for row in rows]
         packed["positions"] = _joined(rows, "positions", counts, most_predictions)
         packed["positions"][: sum(counts)] += np.repeat(np.cumsum(lengths) - lengths, counts)
         lengths, sequence_length = counts, most_predictions

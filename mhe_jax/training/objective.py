@@ -68,10 +68,11 @@ def make_sums(
     """
 
     def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> dict[str, jax.Array]:
+        segments: dict[str, Any] = {n: batch[n] for n in SEGMENTS[task] if n in batch}
         logits: Any = model.apply(
             {"params": params},
             *(batch[name] for name in INPUTS[task]),
-            **{name: batch[name] for name in SEGMENTS.get(task, ()) if name in batch},
+            **segments,
             deterministic=dropout_key is None,
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
