@@ -68,7 +68,7 @@ def make_sums(
     """
 
     def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> dict[str, jax.Array]:
-        segments: dict[str, Any] = {n: batch[n] for n in SEGMENTS[task] if n in batch}
+        segments: dict[str, Any] = {n: batch[n] for n in SEGMENTS.get(task, ()) if n in batch}
         logits: Any = model.apply(
             {"params": params},
             *(batch[name] for name in INPUTS[task]),
