@@ -12,7 +12,7 @@ import pytest
 
 from mhe_jax.config import InputError
 from mhe_jax.loading import load_json
-from mhe_jax.training import loop, profile, tracking
+from mhe_jax.training import loop, profile, summary, tracking
 from mhe_jax.training.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("cached_compilation")
@@ -75,8 +75,10 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys):
         "config.json",
         tracking.PICTURE,
         tracking.FILE,
+        summary.FILE,
         loop.TOKENIZER,
     ]
+    assert json.loads((workdir / summary.FILE).read_text()) == result
     assert steps_in(config) == [4, 6]
     assert steps_in(config, "checkpoints_best") == [result["best_step"]]
     assert load_json(workdir / "config.json") == config
