@@ -80,6 +80,11 @@ RANGES = {
     "evaluation.beam_size": AT_LEAST_1,
     "evaluation.length_penalty": NOT_NEGATIVE,
     "evaluation.extra_length": AT_LEAST_0,
+    "evaluation.stride": AT_LEAST_1,
+    "evaluation.temperature": NOT_NEGATIVE,
+    "evaluation.top_k": AT_LEAST_1,
+    "evaluation.top_p": ("takes a number above 0, at most 1", lambda x: 0 < x <= 1),
+    "evaluation.seed": AT_LEAST_0,
 }
 ATTENTION_RANGES = {
     "num_heads": AT_LEAST_1,
@@ -237,6 +242,19 @@ def _check_evaluation(config: Config) -> None:
     name = evaluation.checkpoint
     if name not in ("best", "last") and not (name.isascii() and name.isdigit()):
         raise _refuse("evaluation.checkpoint", name, "takes best, last or a step number")
+    if evaluation.stride is not None:
+        if config.task != "lm":
+            raise _refuse("evaluation.stride", evaluation.stride, f"lm only, not {config.task}")
+        if evaluation.stride > config.data.sequence_length:
+            raise _refuse(
+                "evaluation.stride",
+                evaluation.stride,
+                f"at most data.sequence_length={config.data.sequence_length}",
+            )
+    for field in ("top_k", "top_p"):
+        value = getattr(evaluation, field)
+        if value is not None and not evaluation.temperature:
+            raise _refuse(f"evaluation.{field}", value, "needs evaluation.temperature above 0")
     if evaluation.average_checkpoints > 1:
         if name != "last":
             raise _refuse(

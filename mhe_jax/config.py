@@ -265,8 +265,20 @@ class EvaluationConfig:
     beam_size: int = 5
     # α of ((5 + length) / 6)^α that divides a hypothesis' log-probability; 0 for none.
     length_penalty: float = 0.6
-    # Longest output is the source's length plus this, at most model.max_length.
+    # Longest output is the length of the source or prompt plus this, at most model.max_length (or,
+    # of a language model with its prompt, data.sequence_length).
     extra_length: int = 50
+    # Of a language model: windows of data.sequence_length tokens that begin this far apart, each
+    # token predicted once, with at least sequence_length - stride before it; None: sequence_length.
+    stride: int | None = None
+    # Generation: what divides the logits before a token is drawn; 0 takes the most probable.
+    temperature: float = 0.0
+    # Generation: draw from this many most probable tokens only.
+    top_k: int | None = None
+    # Generation: draw from the fewest most probable tokens that together have this probability.
+    top_p: float | None = None
+    # Generation: of what is drawn.
+    seed: int = 0
 
 
 @dataclass(frozen=True)

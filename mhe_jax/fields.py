@@ -131,6 +131,19 @@ def to_dict(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
+def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{dotted name: value} of what `to_dict` gives.
+
+    >>> leaves({"train": {"seed": 0}, "task": "lm"})
+    {'train.seed': 0, 'task': 'lm'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        nested = isinstance(value, dict)
+        found |= leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return found
+
+
 def from_dict(values: dict[str, Any]) -> Config:
     """The config that `to_dict` turned into `values`; fields not named have their defaults.
 

@@ -38,6 +38,7 @@ __all__ = [
     "load_config",
     "load_json",
     "nearest",
+    "options_of",
     "parse_evaluation_arguments",
     "parse_train_arguments",
     "run_entry_point",
@@ -47,8 +48,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...]"
-EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate]"
+COMPARE_USAGE = "eval.py compare RUNS... [--out DIRECTORY] [--field value ...]"
+TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
+EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
 
 
 def load_config(name: str) -> Config:
@@ -119,6 +121,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         configs = sorted(str(p) for p in Path("configs").glob("*.py"))
         print(f"usage: {TRAIN_USAGE}\n\nTrains, or goes on where an earlier run of the same")
         print("--workdir stopped. `train.py CONFIG --help` explains every field.")
+        print("--sweep and --seeds run every combination of values and seeds, one after the other.")
         if configs:
             print("\nconfigs: " + "\n         ".join(configs))
         raise SystemExit(0)
@@ -135,14 +138,19 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
 
 @dataclasses.dataclass(frozen=True)
 class _EvaluationArguments(EvaluationConfig):
-    """Scores a trained run, or translates standard input with it."""
+    """Scores a trained run, or translates or continues standard input with it."""
 
     # Translate the lines of standard input to standard output instead of scoring.
     translate: bool = False
+    # Continue the lines of standard input to standard output instead of scoring.
+    generate: bool = False
 
 
-def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, bool]:
-    """Run directory, settings and whether to translate, of `eval.py RUN [--field value ...]`.
+Action = typing.Literal["score", "translate", "generate"]
+
+
+def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
+    """Run directory, settings and what to do, of `eval.py RUN [--field value ...]`.
 
     What is not given is as in the run's own config.
     """
@@ -152,6 +160,8 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
     if name in ("-h", "--help"):
         print(f"usage: {EVALUATION_USAGE}\n\nRUN is the --workdir of a training run.")
         print("`eval.py RUN --help` explains every field.")
+        print(f"\n{COMPARE_USAGE}\n    tables and plots of many runs, and of sweeps")
+        print("\neval.py paper\n    the published tables, and what they are recomputed")
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
@@ -167,10 +177,18 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
     )
     values = dataclasses.asdict(parsed)
-    translate = values.pop("translate")
+    actions: list[Action] = ["translate", "generate"]
+    wanted = [action for action in actions if values.pop(action)]
+    if len(wanted) > 1:
+        raise InputError("--translate and --generate: one of both")
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation))
-    return run, evaluation, translate
+    return run, evaluation, wanted[0] if wanted else "score"
+
+
+def parse_compare_arguments(arguments: Sequence[str]) -> Any:
+    """The settings of `eval.py compare RUNS... [--field value ...]`."""
+    raise InputError("not yet")
 
 
 def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any) -> T:
@@ -190,7 +208,7 @@ def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: A
         if not stop.code:
             raise
     # Which of the options is it? Each goes through tyro once more, alone.
-    for option in _options(arguments):
+    for option in options_of(arguments):
         name = option[0].partition("=")[0].removeprefix("--").replace("-", "_")
         hints = hints_of(cls)
         if not option[0].startswith("--"):
@@ -203,12 +221,13 @@ def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: A
         except SystemExit:
             values = [*option[0].split("=", 1)[1:], *option[1:]]
             given = f"is {' '.join(values)!r}" if values else "has no value"
-            allowed = "no value" if name == "translate" else allowed_values(hints[name])
+            flag = name in ("translate", "generate")
+            allowed = "no value" if flag else allowed_values(hints[name])
             raise InputError(f"--{name} {given}: takes {allowed}") from None
     raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))
 
 
-def _options(arguments: Sequence[str]) -> list[list[str]]:
+def options_of(arguments: Sequence[str]) -> list[list[str]]:
     """The command line cut before each `--`."""
     options: list[list[str]] = []
     for token in arguments:

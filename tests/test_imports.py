@@ -17,6 +17,7 @@ ROOMS = [
     "fields",
     "checks",
     "loading",
+    "sweep",
     "attention",
     "model",
     "data",

@@ -213,12 +213,12 @@ def run_directory(tmp_path):
 
 
 def test_evaluation_arguments(run_directory):
-    found, evaluation, translate = loading.parse_evaluation_arguments([str(run_directory)])
-    assert (found, evaluation, translate) == (run_directory, EvaluationConfig(beam_size=3), False)
+    found, evaluation, action = loading.parse_evaluation_arguments([str(run_directory)])
+    assert (found, evaluation, action) == (run_directory, EvaluationConfig(beam_size=3), "score")
     arguments = f"{run_directory} --split validation --translate --length_penalty 1".split()
-    _, evaluation, translate = loading.parse_evaluation_arguments(arguments)
+    _, evaluation, action = loading.parse_evaluation_arguments(arguments)
     assert evaluation == EvaluationConfig(split="validation", beam_size=3, length_penalty=1.0)
-    assert translate
+    assert action == "translate"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +229,12 @@ def test_evaluation_arguments(run_directory):
         ("--translate yes", "--translate is 'yes': takes no value"),
         ("--checkpoint newest", "evaluation.checkpoint is 'newest': takes best, last or a step"),
         ("--average_checkpoints 2", "needs evaluation.checkpoint last, not best"),
+        ("--translate --generate", "--translate and --generate: one of both"),
+        ("--generate 3", "--generate is '3': takes no value"),
+        ("--stride 129", "evaluation.stride is 129: at most data.sequence_length=128"),
+        ("--stride 0", "evaluation.stride is 0: takes 1 or more"),
+        ("--top_k 3", "evaluation.top_k is 3: needs evaluation.temperature above 0"),
+        ("--temperature 1 --top_p 1.5", "evaluation.top_p is 1.5: takes a number above 0, at most"),
     ],
 )
 def test_evaluation_mistakes(run_directory, arguments, complaint):

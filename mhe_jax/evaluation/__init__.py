@@ -1,7 +1,8 @@
-"""What a trained run is worth, and its translations.
+"""What a trained run is worth, and its translations and texts.
 
     evaluate(workdir, evaluation)                    # scores on a split
     translate(workdir, evaluation, lines, write)     # lines in, lines out
+    generate(workdir, evaluation, prompts, write)    # prompts in, texts out
 
 A run is what `train.py` leaves in its workdir; nothing else is needed.
 """
@@ -9,6 +10,7 @@ A run is what `train.py` leaves in its workdir; nothing else is needed.
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,15 +18,17 @@ from typing import Any, BinaryIO
 import jax
 
 from mhe_jax.config import EvaluationConfig, InputError
+from mhe_jax.data import EOS
 from mhe_jax.data.cache import publish
+from mhe_jax.evaluation.generation import Generator
 from mhe_jax.evaluation.tasks import EVALUATIONS, Run
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.loading import load_json
 from mhe_jax.training.resume import FILE as CONFIG
 
-__all__ = ["evaluate", "input_lines", "translate"]
+__all__ = ["evaluate", "generate", "input_lines", "translate"]
 
-# Batches of lines that `translate` reads before it sorts them by length.
+# Batches of lines that `translate` reads before it sorts them by length, and `generate` at once.
 BATCHES_AHEAD = 4
 
 
@@ -114,6 +118,67 @@ def translate(
         "steps": run.steps,
         "beam_size": evaluation.beam_size,
         "length_penalty": evaluation.length_penalty,
+    }
+
+
+def generate(
+    workdir: str | Path,
+    evaluation: EvaluationConfig,
+    prompts: Iterable[str],
+    write: Callable[[str], None],
+    *,
+    chunk: int | None = None,
+    devices: Sequence[Any] | None = None,
+) -> dict[str, Any]:
+    """One line out for each prompt, in their order: the prompt and what follows it.
+
+    Args:
+      workdir: of a run of task `lm`.
+      evaluation: checkpoint, temperature, top_k, top_p, seed, and extra_length new tokens at most.
+      prompts: texts, without their ends; an empty one is a text from its beginning.
+      write: gets lines, each with its end, as soon as they are there.
+      chunk: prompts to read before any is continued; None is a few batches.
+      devices: to compute on; None is all there are.
+
+    Returns:
+      Counts, speed and settings.
+
+    Raises:
+      InputError: not a run of task `lm`, or no such checkpoint.
+    """
+    workdir = Path(workdir)
+    config = load_json(workdir / CONFIG)
+    if config.task != "lm":
+        raise InputError(f"{workdir} is a run of task {config.task}: only lm generates")
+    if jax.process_count() > 1:
+        raise InputError("generating takes one process")
+    run = Run.load(workdir, config, evaluation, devices)
+    generator = Generator(config, evaluation, run.params, run.mesh, run.tokenizer)
+    number = truncated = tokens = ended = 0
+    begin = time.perf_counter()
+    for texts in _chunks(prompts, chunk or BATCHES_AHEAD * evaluation.batch_size):
+        found = generator.generate(texts)
+        for continuation in found:
+            number += 1
+            tokens += len(continuation.tokens)
+            ended += continuation.tokens[-1:] == [EOS]
+            if continuation.truncated:
+                truncated += 1
+                print(f"note: of prompt {number} only the end is read", file=sys.stderr)
+        write("".join(f"{continuation.text}\n" for continuation in found))
+    return {
+        "prompts": number,
+        "truncated_prompts": truncated,
+        "output_tokens": tokens,
+        "ended": ended,
+        # With compiling.
+        "seconds": round(time.perf_counter() - begin, 3),
+        "checkpoint": evaluation.checkpoint,
+        "steps": run.steps,
+        "temperature": evaluation.temperature,
+        "top_k": evaluation.top_k,
+        "top_p": evaluation.top_p,
+        "seed": evaluation.seed,
     }
 
 

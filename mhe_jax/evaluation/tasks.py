@@ -21,6 +21,7 @@ from mhe_jax.data import Tokenizer, evaluation_batches, open_split
 from mhe_jax.data.cache import publish
 from mhe_jax.evaluation.metrics import perplexity, translation_scores
 from mhe_jax.evaluation.translator import Translator
+from mhe_jax.evaluation.windows import Windows
 from mhe_jax.model import make_model
 from mhe_jax.training import checkpoint, sharding
 from mhe_jax.training.loop import TOKENIZER
@@ -110,7 +111,8 @@ def evaluate_lm(run: Run) -> Result:
     """Perplexity per token, and per word so that other tokenizers compare.
 
     Per word is exp(nats of all tokens / words); words are what stands between white space in the
-    raw text, and one end for each line.
+    raw text, and one end for each line. Every token is predicted once, from its block, or with
+    `evaluation.stride` from at least sequence_length - stride tokens before it.
     """
     sums, words, seconds = _sums(run)
     found = ratios(sums)
@@ -120,6 +122,7 @@ def evaluate_lm(run: Run) -> Result:
         "accuracy": found["accuracy"],
         "perplexity_per_token": perplexity(sums["nats"], sums["count"]),
         "perplexity_per_word": perplexity(sums["nats"], words),
+        "stride": run.evaluation.stride,
         "nats": sums["nats"],
         "tokens": int(sums["count"]),
         "words": words,
@@ -179,14 +182,13 @@ def _pairs(source) -> Iterator[tuple[str, str]]:
 
 def _sums(run: Run) -> tuple[dict[str, float], int, float]:
     """Sums over the split, its words, and the seconds without tokenizing and compiling."""
-    batches = evaluation_batches(
-        run.config,
-        run.tokenizer,
-        run.evaluation.split,
-        batch_size=sharding.round_up_rows(run.evaluation.batch_size, run.mesh),
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
+    split, stride = run.evaluation.split, run.evaluation.stride
+    rows = sharding.round_up_rows(run.evaluation.batch_size, run.mesh)
+    process = {"process_index": jax.process_index(), "process_count": jax.process_count()}
+    if stride is None:
+        batches = evaluation_batches(run.config, run.tokenizer, split, batch_size=rows, **process)
+    else:
+        batches = Windows(run.config, run.tokenizer, split, rows, stride, **process)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, run.params)
     step = make_eval_step(make_sums(run.config.task, run.model), run.mesh, shardings)
 

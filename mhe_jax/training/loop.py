@@ -1,6 +1,7 @@
 """Training, from a config to its result."""
 
 import copy
+import json
 import math
 import signal
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import jax
 from mhe_jax import data
 from mhe_jax.checks import check
 from mhe_jax.config import Config
+from mhe_jax.data.cache import publish
 from mhe_jax.loading import save_json
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, resume, sharding, summary
@@ -95,7 +97,11 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
                 tracker.note(stopped.reason)
                 raise
             tracker.draw()
-        return summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
+        result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
+        if writes:
+            with publish(workdir / summary.FILE) as file:
+                file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        return result
     finally:
         checkpoints.close()
 

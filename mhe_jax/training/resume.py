@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.fields import leaves
 from mhe_jax.loading import load_json, to_dict
 
 FILE = "config.json"
@@ -29,7 +29,7 @@ def changed_fields(config: Config) -> list[str]:
     path = Path(config.workdir) / FILE
     if not path.exists():
         return []
-    old, new = _leaves(to_dict(load_json(path))), _leaves(to_dict(config))
+    old, new = leaves(to_dict(load_json(path))), leaves(to_dict(config))
     changed = []
     for name, value in new.items():
         if old[name] == value:
@@ -51,11 +51,3 @@ def check_length(config: Config, done: int) -> None:
         raise InputError(
             f"train.num_steps is {config.train.num_steps}: {config.workdir} has done {done} already"
         )
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        nested = isinstance(value, dict)
-        leaves |= _leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return leaves

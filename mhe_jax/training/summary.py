@@ -11,6 +11,8 @@ from mhe_jax.config import Config
 from mhe_jax.model import count_parameters
 from mhe_jax.training.checkpoint import Meta
 
+FILE = "result.json"
+
 
 def about(config: Config, mesh: Mesh, params: Any) -> str:
     """One line for the log before a run."""

@@ -1,0 +1,220 @@
+"""Text from a language model: what follows a prompt, a token at a time, over the cache.
+
+    p_i = softmax(logits / τ)_i                                    τ: the temperature
+    top-k: p_i = 0 but for the k largest
+    top-p: p_i = 0 but for the fewest largest whose sum, before any was cut, is at least p
+    next token ~ p / Σ p                                           τ = 0: the most probable token
+
+With both, top-k cuts first and top-p counts what it left. Equal probabilities at the border: the
+lower id stays. Of the special tokens only eos is ever generated; it ends a text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import path_aware_map
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+
+from mhe_jax.config import Config, EvaluationConfig, InputError
+from mhe_jax.data import BOS, EOS, MASK, PAD, UNK, Tokenizer
+from mhe_jax.model import make_model
+from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
+
+FORBIDDEN = (PAD, UNK, BOS, MASK)
+SHORTEST = 8
+
+
+def cut(
+    logits: jax.Array, temperature: float, top_k: int | None = None, top_p: float | None = None
+) -> jax.Array:
+    """Log-probabilities up to a constant [..., V] of what may be drawn; -inf for the rest.
+
+    >>> logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
+    >>> jax.nn.softmax(cut(logits, 1.0, top_p=0.6)).round(3).tolist()
+    [0.625, 0.375, 0.0]
+    """
+    logits = logits.astype(jnp.float32)
+    logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
+    if top_k is None and top_p is None:
+        return logits
+    order = jnp.argsort(-logits, axis=-1, stable=True)
+    ranked = jnp.take_along_axis(logits, order, axis=-1)
+    places = lax.broadcasted_iota(jnp.int32, ranked.shape, ranked.ndim - 1)
+    if top_k is not None:
+        ranked = jnp.where(places < top_k, ranked, -jnp.inf)
+    if top_p is not None:
+        probabilities = jax.nn.softmax(ranked, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        ranked = jnp.where((before < top_p) | (places == 0), ranked, -jnp.inf)
+    back = jnp.argsort(order, axis=-1)
+    return jnp.take_along_axis(ranked, back, axis=-1)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What became of one prompt."""
+
+    text: str  # of prompt and continuation
+    tokens: list[int]  # of the continuation, with eos where it ended
+    log_prob: float  # of `tokens` under the model itself: temperature 1, nothing cut
+    truncated: bool  # only the end of the prompt was read
+
+
+class Generator:
+    """Continues prompts with the model and the choice of tokens that the configs describe.
+
+    Prompts are prefilled in one call, padded to a power of two; then all rows of a batch step
+    together until each has ended, by eos or by its length: at most `evaluation.extra_length` tokens
+    are added, and prompt and continuation hold at most `data.sequence_length`, since training has
+    seen none longer. Of a longer prompt the end is read, and half of the places kept for it.
+
+    What is drawn for prompt number n, counted over all calls, depends on `evaluation.seed`, n and
+    the tokens before alone, not on the batch.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        evaluation: EvaluationConfig,
+        params: Any,
+        mesh: Mesh,
+        tokenizer: Tokenizer,
+    ):
+        """Takes unboxed parameters, laid over the mesh in any way."""
+        self.model: Any = make_model(config.task, config.model)
+        self.evaluation, self.tokenizer, self.mesh = evaluation, tokenizer, mesh
+        self.params = params
+        self.longest = config.data.sequence_length
+        self.num_prompts = 0
+        self._compiled: dict[tuple[int, int], Any] = {}
+
+    def generate(self, prompts: Sequence[str]) -> list[Continuation]:
+        """The continuation of each prompt, in their order; an empty prompt is a new text.
+
+        Raises:
+          InputError: the model gave something that is not a number.
+        """
+        found: list[Continuation] = []
+        rows = round_up_rows(min(self.evaluation.batch_size, max(1, len(prompts))), self.mesh)
+        for start in range(0, len(prompts), rows):
+            found += self._batch(prompts[start : start + rows], rows)
+        return found
+
+    def _batch(self, prompts: Sequence[str], rows: int) -> list[Continuation]:
+        # bos is one of the places; of a prompt that leaves none, half is for what follows.
+        most = self.longest - 1
+        ids = [[BOS, *row] for row in self.tokenizer.encode_batch(prompts)]
+        whole = [len(row) <= most for row in ids]
+        kept = max(1, self.longest // 2 - 1)
+        ids = [
+            row if fits else [BOS, *row[1:][-kept:]] for row, fits in zip(ids, whole, strict=True)
+        ]
+        length = min(max(SHORTEST, 1 << (max(map(len, ids)) - 1).bit_length()), self.longest)
+        tokens = np.full((rows, length), PAD, np.int32)
+        # A row of padding reads bos, and has no place left to write.
+        tokens[:, 0] = BOS
+        lengths, limits = np.ones(rows, np.int32), np.zeros(rows, np.int32)
+        numbers = np.zeros(rows, np.int32)
+        for row, prompt in enumerate(ids):
+            tokens[row, : len(prompt)] = prompt
+            lengths[row] = len(prompt)
+            limits[row] = min(self.evaluation.extra_length, self.longest - len(prompt))
+            numbers[row] = self.num_prompts + row
+        self.num_prompts += len(prompts)
+        out, counts, log_probs = jax.device_get(
+            self._program(rows, length)(self.params, tokens, lengths, limits, numbers)
+        )
+        if not np.isfinite(log_probs[: len(prompts)]).all():
+            raise InputError("the model gave something that is not a number: a broken checkpoint")
+        return [
+            self._continuation(prompts[row], ids[row], out[row, : counts[row]].tolist(), log_prob)
+            for row, log_prob in enumerate(log_probs[: len(prompts)].tolist())
+        ]
+
+    def _continuation(self, prompt: str, ids: list[int], new: list[int], log_prob: float):
+        read = self.tokenizer.encode(prompt)
+        truncated = len(read) != len(ids) - 1
+        # Decoded together: a piece may continue a word of the prompt.
+        text = self.tokenizer.decode([*read, *new])
+        return Continuation(" ".join(text.splitlines()), new, log_prob, truncated)
+
+    def _program(self, rows: int, length: int) -> Any:
+        if (rows, length) not in self._compiled:
+            split = NamedSharding(self.mesh, BATCH)
+            numbers = jax.ShapeDtypeStruct((rows,), np.int32, sharding=split)
+            arguments = (
+                self.params,
+                jax.ShapeDtypeStruct((rows, length), np.int32, sharding=split),
+                *[numbers] * 3,
+            )
+            with use_mesh(self.mesh):
+                jitted = jax.jit(self._generate, out_shardings=replicated(self.mesh))
+                self._compiled[rows, length] = jitted.lower(*arguments).compile()
+        return self._compiled[rows, length]
+
+    def _generate(self, params, tokens, lengths, limits, numbers):
+        """Prompts [B, P], their lengths and most new tokens [B], to new tokens, counts, log-probs.
+
+        `numbers` [B] are those of the prompts.
+        """
+        e, rows = self.evaluation, tokens.shape[0]
+        size = max(1, min(e.extra_length, self.longest))
+        variables = {"params": params}
+        step = {"method": "decode_step", "mutable": ["cache"]}
+        _, cache = self.model.apply(
+            variables, rows, self.longest, method="start_cache", mutable=["cache"]
+        )
+        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        logits, cache = self.model.apply(variables | cache, tokens, places, **step)
+        # Rows stand where their prompts end; what they write next replaces the padding.
+        cache = path_aware_map(
+            lambda path, leaf: (
+                jnp.broadcast_to(lengths, leaf.shape) if path[-1] == "cache_index" else leaf
+            ),
+            nn.unbox(cache),
+        )
+        last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
+        keys = jax.vmap(lambda n: jax.random.fold_in(jax.random.key(e.seed), n))(numbers)
+
+        def choose(logits, i):
+            allowed = logits.at[:, np.array(FORBIDDEN)].set(-jnp.inf)
+            if not e.temperature:
+                return jnp.argmax(allowed, axis=-1)
+            step_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
+            allowed = cut(allowed, e.temperature, e.top_k, e.top_p)
+            return jax.vmap(jax.random.categorical)(step_keys, allowed)
+
+        def body(carry):
+            i, last, out, counts, log_probs, done, cache = carry
+            chosen = choose(last, i).astype(jnp.int32)
+            gain = jnp.take_along_axis(jax.nn.log_softmax(last), chosen[:, None], axis=-1)[:, 0]
+            out = lax.dynamic_update_slice(out, jnp.where(done, PAD, chosen)[:, None], (0, i))
+            log_probs = jnp.where(done, log_probs, log_probs + gain)
+            counts = jnp.where(done, counts, i + 1)
+            done |= (chosen == EOS) | (i + 1 >= limits) | ~jnp.isfinite(gain)
+            # A row that is done writes on, into its last place at most: its own, and never read.
+            place = jnp.minimum(lengths + i, self.longest - 1)
+            logits, cache = self.model.apply(
+                variables | cache, chosen[:, None], place[:, None], **step
+            )
+            return i + 1, logits[:, 0], out, counts, log_probs, done, cache
+
+        start = (
+            jnp.int32(0),
+            last,
+            jnp.full((rows, size), PAD, jnp.int32),
+            jnp.zeros(rows, jnp.int32),
+            jnp.zeros(rows, jnp.float32),
+            limits <= 0,
+            cache,
+        )
+        _, _, out, counts, log_probs, _, _ = lax.while_loop(
+            lambda carry: (carry[0] < size) & ~jnp.all(carry[5]), body, start
+        )
+        return out, counts, log_probs

@@ -1,0 +1,240 @@
+"""Generation: greedy against the full pass, what may be drawn and how often, the command."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from mhe_jax.config import InputError
+from mhe_jax.data import BOS, EOS
+from mhe_jax.evaluation import generate
+from mhe_jax.evaluation.generation import FORBIDDEN, Generator, cut
+from mhe_jax.evaluation.tasks import Run
+from mhe_jax.loading import load_json
+
+ROOT = Path(__file__).parents[2]
+T = 16
+PROMPTS = ["the cat", "", "a small dog runs", "old", "the big bird sleeps the"]
+
+
+@pytest.fixture(scope="module")
+def workdir(run_of):
+    return run_of("lm")
+
+
+@pytest.fixture(scope="module")
+def load(workdir):
+    config = load_json(workdir / "config.json")
+
+    def make(config=config, workdir=workdir, **changes):
+        evaluation = dataclasses.replace(config.evaluation, **changes)
+        return Run.load(workdir, config, evaluation, jax.devices()[:1])
+
+    return make
+
+
+def generator_of(run):
+    return Generator(run.config, run.evaluation, run.params, run.mesh, run.tokenizer)
+
+
+def full_pass(run):
+    """`tokens -> log-probabilities [V]` of what comes next, without a cache."""
+    forward = jax.jit(lambda params, row: jax.nn.log_softmax(run.model.apply(params, row)[0]))
+
+    def following(tokens):
+        row = np.zeros((1, T), np.int32)
+        row[0, : len(tokens)] = tokens
+        return np.asarray(forward({"params": run.params}, row)[len(tokens) - 1], np.float64)
+
+    return following
+
+
+@pytest.mark.parametrize(("scan_layers", "batch_size"), [(False, 2), (True, 8)], ids=str)
+def test_greedy_is_the_argmax_of_the_full_pass(run_of, load, batch_size, scan_layers):
+    run = load(batch_size=batch_size, extra_length=6)
+    if scan_layers:
+        workdir = run_of("lm", scan_layers=True)
+        config = load_json(workdir / "config.json")
+        run = load(config, workdir, batch_size=batch_size, extra_length=6)
+    following = full_pass(run)
+    found = generator_of(run).generate(PROMPTS)
+    for prompt, continuation in zip(PROMPTS, found, strict=True):
+        tokens, log_prob, new = [BOS, *run.tokenizer.encode(prompt)], 0.0, []
+        for _ in range(min(6, T - len(tokens))):
+            steps = following(tokens)
+            allowed = steps.copy()
+            allowed[list(FORBIDDEN)] = -np.inf
+            new.append(int(allowed.argmax()))
+            log_prob += steps[new[-1]]
+            tokens.append(new[-1])
+            if new[-1] == EOS:
+                break
+        assert continuation.tokens == new
+        assert continuation.log_prob == pytest.approx(log_prob, rel=1e-4)
+        text = run.tokenizer.decode([*run.tokenizer.encode(prompt), *new])
+        assert continuation.text == " ".join(text.splitlines())
+    assert len({tuple(continuation.tokens) for continuation in found}) > 2
+
+
+def allowed_by(probabilities, top_k, top_p):
+    """The definition, one token at a time."""
+    order = sorted(range(len(probabilities)), key=lambda i: (-probabilities[i], i))[:top_k]
+    total, kept = sum(probabilities[i] for i in order), {}
+    for i in order:
+        if top_p is not None and sum(kept.values()) >= top_p * total:
+            break
+        kept[i] = probabilities[i]
+    expected = np.zeros(len(probabilities))
+    for i, p in kept.items():
+        expected[i] = p / sum(kept.values())
+    return expected
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(None, None), (1, None), (4, None), (99, 1.0), (None, 0.6), (5, 0.5)]
+)
+def test_what_may_be_drawn(temperature, top_k, top_p):
+    logits = np.random.default_rng(0).normal(size=(3, 11)) * 2
+    logits[:, 7] = -np.inf
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature
+    probabilities = np.exp(scaled) / np.exp(scaled).sum(-1, keepdims=True)
+    found = jax.nn.softmax(cut(jnp.asarray(logits), temperature, top_k, top_p))
+    for row, expected in zip(np.asarray(found), probabilities, strict=True):
+        np.testing.assert_allclose(row, allowed_by(expected, top_k, top_p), atol=1e-6)
+
+
+def test_of_equal_probabilities_the_lower_ids_stay():
+    found = jax.nn.softmax(cut(jnp.zeros(6), 1.0, top_k=4))
+    np.testing.assert_allclose(found, [0.25] * 4 + [0] * 2, atol=1e-6)
+    found = jax.nn.softmax(cut(jnp.zeros(6), 1.0, top_p=0.4))
+    np.testing.assert_allclose(found, [1 / 3] * 3 + [0] * 3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(None, None), (7, None), (None, 0.5), (9, 0.8)], ids=str
+)
+def test_tokens_are_drawn_as_often_as_they_should(load, top_k, top_p):
+    """The first token after a prompt, and the second after the most common first."""
+    count, temperature = 4096, 2.0
+    run = load(temperature=temperature, top_k=top_k, top_p=top_p, extra_length=2, batch_size=count)
+    found = generator_of(run).generate(["the cat"] * count)
+    start, following = [BOS, *run.tokenizer.encode("the cat")], full_pass(run)
+
+    def chances(tokens):
+        allowed = following(tokens)
+        allowed[list(FORBIDDEN)] = -np.inf
+        scaled = np.exp((allowed - allowed.max()) / temperature)
+        return allowed_by(scaled / scaled.sum(), top_k, top_p)
+
+    def compare(tokens, expected):
+        counts = np.bincount(tokens, minlength=len(expected))
+        assert (counts[expected == 0] == 0).all()
+        expected = expected * len(tokens)
+        # Those that are too rare to be told apart count together.
+        often = expected >= 5
+        observed = [*counts[often], counts[~often].sum()]
+        wanted = [*expected[often], expected[~often].sum()]
+        if wanted[-1] < 1e-6:
+            assert observed.pop() == 0
+            wanted.pop()
+        assert len(wanted) > 2
+        assert stats.chisquare(observed, wanted).pvalue > 1e-4
+
+    firsts = [continuation.tokens[0] for continuation in found]
+    compare(firsts, chances(start))
+    common = max(set(firsts) - {EOS}, key=firsts.count)
+    seconds = [c.tokens[1] for c in found if c.tokens[0] == common]
+    assert len(seconds) > 100
+    compare(seconds, chances([*start, common]))
+
+
+def test_draws_depend_on_seed_and_number_alone(load):
+    def tokens(seed=0):
+        run = load(temperature=1.0, extra_length=8, seed=seed)
+        return [c.tokens for c in generator_of(run).generate(PROMPTS)]
+
+    together = tokens()
+    assert tokens(seed=1) != together
+    generator = generator_of(load(temperature=1.0, extra_length=8))
+    assert [generator.generate([prompt])[0].tokens for prompt in PROMPTS] == together
+    assert generator.generate([PROMPTS[0]])[0].tokens != together[0]
+
+
+def test_a_text_ends_at_eos_or_its_length(run_of, load):
+    run = load(temperature=1.0, extra_length=50, batch_size=64)
+    found = generator_of(run).generate(["the cat"] * 64)
+    prompt = len(run.tokenizer.encode("the cat")) + 1
+    lengths = {len(continuation.tokens) for continuation in found}
+    assert max(lengths) == T - prompt
+    for continuation in found:
+        assert EOS not in continuation.tokens[:-1]
+        assert continuation.tokens[-1] == EOS or len(continuation.tokens) == T - prompt
+    none = generator_of(load(extra_length=0)).generate(["the cat"])[0]
+    assert (none.tokens, none.text, none.log_prob) == ([], "the cat", 0.0)
+
+
+def test_of_a_long_prompt_the_end_is_read(load, workdir, capsys):
+    run = load(extra_length=4)
+    long = "the cat sleeps " * 20 + "a dog"
+    (found,) = generator_of(run).generate([long])
+    assert found.truncated
+    assert len(found.tokens) > 0
+    assert found.text.startswith(long)
+    end = [BOS, *run.tokenizer.encode(long)[-(T // 2 - 1) :]]
+    allowed = full_pass(run)(end)
+    allowed[list(FORBIDDEN)] = -np.inf
+    assert found.tokens[0] == allowed.argmax()
+    written = []
+    summary = generate(
+        workdir, run.evaluation, iter(["x", long]), written.append, devices=jax.devices()[:1]
+    )
+    assert summary["truncated_prompts"] == 1
+    assert capsys.readouterr().err == "note: of prompt 2 only the end is read\n"
+
+
+def test_only_language_models_generate(translation_run):
+    evaluation = load_json(translation_run / "config.json").evaluation
+    with pytest.raises(InputError, match="is a run of task translation: only lm generates"):
+        generate(translation_run, evaluation, iter([]), print)
+
+
+def test_a_broken_checkpoint_generates_nothing(run_of):
+    workdir = run_of("lm", change=lambda params: jax.tree.map(lambda x: x * jnp.nan, params))
+    written = []
+    with pytest.raises(InputError, match="not a number: a broken checkpoint"):
+        generate(
+            workdir,
+            load_json(workdir / "config.json").evaluation,
+            iter(["x"]),
+            written.append,
+            devices=jax.devices()[:1],
+        )
+    assert written == []
+
+
+def test_the_command(workdir, load):
+    command = [sys.executable, "eval.py", str(workdir), "--generate", "--extra_length", "5"]
+    done = subprocess.run(
+        [*command, "--temperature", "0.9", "--top_p", "0.9", "--seed", "3"],
+        input="\n".join(PROMPTS) + "\n",
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    run = load(temperature=0.9, top_p=0.9, seed=3, extra_length=5)
+    expected = [continuation.text for continuation in generator_of(run).generate(PROMPTS)]
+    assert done.stdout.split("\n")[:-1] == expected
+    summary = json.loads(done.stderr.splitlines()[-1])
+    assert summary["prompts"] == len(PROMPTS)
+    assert summary["top_p"] == 0.9

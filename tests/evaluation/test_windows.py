@@ -1,0 +1,108 @@
+"""Sliding windows: what is predicted, from what, and the score that comes of it."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from mhe_jax.data import BOS, EOS, evaluation_batches
+from mhe_jax.evaluation import evaluate
+from mhe_jax.evaluation.tasks import Run
+from mhe_jax.evaluation.windows import Windows
+from mhe_jax.loading import load_json
+
+T = 16
+
+
+@pytest.fixture(scope="module")
+def workdir(run_of):
+    return run_of("lm")
+
+
+@pytest.fixture(scope="module")
+def run(workdir):
+    config = load_json(workdir / "config.json")
+    return Run.load(workdir, config, config.evaluation, jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def ids(run, texts):
+    lines = (texts / "lines.txt").read_text().split("\n")[:-1]
+    return [i for line in lines for i in [*run.tokenizer.encode(line), EOS]]
+
+
+@pytest.mark.parametrize("stride", [1, 5, T - 1, T])
+@pytest.mark.parametrize("rows", [3, 8])
+def test_each_token_once_with_its_context(run, ids, stride, rows):
+    windows = Windows(run.config, run.tokenizer, "test", rows, stride)
+    predicted = []
+    for batch in windows:
+        assert batch["tokens"].shape == (rows, T)
+        for tokens, labels, weights in zip(
+            batch["tokens"], batch["labels"], batch["weights"], strict=True
+        ):
+            for place in np.flatnonzero(weights).tolist():
+                number = len(predicted)
+                context = tokens[: place + 1].tolist()
+                assert context == [BOS, *ids[number - place : number]]
+                assert place >= min(number, T - stride)
+                predicted.append(int(labels[place]))
+    assert predicted == ids
+    # No batch without anything to predict.
+    assert len(windows) == math.ceil((1 + math.ceil((len(ids) - T) / stride)) / rows)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_rows_of_processes_are_those_of_one(run, count):
+    def windows(rows, *process):
+        return Windows(run.config, run.tokenizer, "test", rows, 5, *process)
+
+    one = windows(6).batch(1)
+    parts = [windows(6, index, count).batch(1) for index in range(count)]
+    for name, array in one.items():
+        for index, part in enumerate(parts):
+            np.testing.assert_array_equal(array[index::count], part[name])
+
+
+def test_a_text_shorter_than_a_window(run, tmp_path):
+    tmp_path.joinpath("short.txt").write_text("the cat\n")
+    data = dataclasses.replace(run.config.data, directory=str(tmp_path), test=("short.txt",))
+    config = dataclasses.replace(run.config, data=data)
+    windows = Windows(config, run.tokenizer, "test", 4, 3)
+    assert len(windows) == 1
+    assert windows.batch(0)["weights"].sum() == windows.num_tokens < T
+
+
+def test_the_stride_of_a_block_gives_the_blocks(run):
+    windows = Windows(run.config, run.tokenizer, "test", 8, T)
+    blocks = evaluation_batches(run.config, run.tokenizer, "test", batch_size=8)
+    for one, other in zip(windows, blocks, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_perplexity_by_hand(run, workdir, ids):
+    stride = 4
+    evaluation = dataclasses.replace(run.config.evaluation, stride=stride)
+    result = evaluate(workdir, evaluation, devices=jax.devices()[:1])
+    forward = jax.jit(lambda params, row: jax.nn.log_softmax(run.model.apply(params, row)[0]))
+    nats = 0.0
+    for number, label in enumerate(ids):
+        # The window that predicts it.
+        start = 0 if number < T else (number - T) // stride * stride + stride
+        row = np.zeros((1, T), np.int32)
+        context = [BOS, *ids[start:number]]
+        row[0, : len(context)] = context
+        nats -= float(forward({"params": run.params}, row)[len(context) - 1, label])
+    assert result["stride"] == stride
+    assert result["tokens"] == len(ids)
+    assert result["nats"] == pytest.approx(nats, rel=1e-5)
+    assert result["perplexity_per_word"] == pytest.approx(
+        math.exp(nats / result["words"]), rel=1e-5
+    )
+    plain = evaluate(workdir, run.config.evaluation, devices=jax.devices()[:1])
+    assert plain["stride"] is None
+    assert plain["nats"] != pytest.approx(nats, rel=1e-4)
