@@ -24,10 +24,10 @@ def main() -> None:
         print(json.dumps(paper.summary()))
         return
     if command == "compare":
-        settings = parse_compare_arguments(arguments)
+        paths, comparison = parse_compare_arguments(arguments)
         from mhe_jax.evaluation import report
 
-        print(json.dumps(report.compare(settings)))
+        print(json.dumps(report.compare(paths, comparison)))
         return
     run, evaluation, action = parse_evaluation_arguments(sys.argv[1:])
     from mhe_jax.evaluation import evaluate, generate, input_lines, translate

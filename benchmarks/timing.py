@@ -43,7 +43,7 @@ FORMS = [form for form in typing.get_args(Form) if form != "auto"]
 class Parser(argparse.ArgumentParser):
     """A mistake is one line and exit status 2."""
 
-    def __init__(self, doc: str | None, forms: Iterable[str] = FORMS):
+    def __init__(self, doc: str | None, forms: Iterable[str] = FORMS, timed: bool = True):
         super().__init__(
             description=doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -52,7 +52,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
         self.add_argument("--forms", nargs="+", choices=typing.get_args(Form), default=forms)
         self.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-        self.add_argument("--rounds", type=positive, default=10, help="calls of each case")
+        if timed:
+            self.add_argument("--rounds", type=positive, default=10, help="calls of each case")
         self.add_argument("--out", type=Path, metavar="FILE.json", help="where the JSON goes")
 
     def error(self, message: str):

@@ -35,10 +35,12 @@ __all__ = [
     "check",
     "check_devices",
     "from_dict",
+    "Comparison",
     "load_config",
     "load_json",
     "nearest",
     "options_of",
+    "parse_compare_arguments",
     "parse_evaluation_arguments",
     "parse_train_arguments",
     "run_entry_point",
@@ -186,9 +188,37 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
     return run, evaluation, wanted[0] if wanted else "score"
 
 
-def parse_compare_arguments(arguments: Sequence[str]) -> Any:
-    """The settings of `eval.py compare RUNS... [--field value ...]`."""
-    raise InputError("not yet")
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Tables and plots of finished runs, by attention and whatever else differs."""
+
+    # Where report.html, report.md and the tables as .csv go.
+    out: str = "report"
+    # Which split's scores; eval.py has left them in the run.
+    split: typing.Literal["validation", "test"] = "test"
+    # The score: a number of eval_SPLIT.json; None is that of the task.
+    metric: str | None = None
+    # Fields of which each attention has the value with the best validation loss, such as
+    # optimizer.learning_rate.
+    choose: tuple[str, ...] = ()
+    # Lengths T at which the memory of a layer is compiled; none leaves it out.
+    lengths: tuple[int, ...] = (128, 512, 2048)
+
+
+def parse_compare_arguments(arguments: Sequence[str]) -> tuple[list[str], Comparison]:
+    """Paths of runs, and settings, of `eval.py compare RUNS... [--field value ...]`.
+
+    Raises:
+      InputError: no runs, or a field or value that is not allowed.
+    """
+    first = next((i for i, part in enumerate(arguments) if part.startswith("-")), len(arguments))
+    paths, rest = list(arguments[:first]), arguments[first:]
+    if not paths and not {"-h", "--help"} & set(rest):
+        raise InputError(f"no runs given; usage: {COMPARE_USAGE}")
+    settings = _parse(Comparison, Comparison(), rest, "eval.py compare RUNS...", ())
+    if any(length < 1 for length in settings.lengths):
+        raise InputError(f"--lengths is {settings.lengths}: takes 1 or more")
+    return paths, settings
 
 
 def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any) -> T:

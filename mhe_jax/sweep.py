@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str]) -> Sweep:
     workdir = Path(base.workdir if given else f"{base.workdir}-sweep")
     if (workdir / CONFIG).exists():
         raise InputError(f"{workdir} holds a run: a sweep needs a --workdir of its own")
-    names = _short_names(list(swept))
+    names = short_names(list(swept))
     runs: dict[str, Run] = {}
     for seed in range(base.train.seed, base.train.seed + seeds):
         for texts in itertools.product(*swept.values()):
@@ -155,7 +155,7 @@ def _swept(text: str) -> tuple[str, list[str]]:
     return name, found
 
 
-def _short_names(fields: list[str]) -> dict[str, str]:
+def short_names(fields: list[str]) -> dict[str, str]:
     """The last part of each name, or the whole where two have the same."""
     lasts = [field.rpartition(".")[2] for field in fields]
     short = {

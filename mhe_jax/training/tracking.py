@@ -144,10 +144,9 @@ def truncate(path: Path, step: int) -> None:
 def learning_curve(workdir: Path) -> str:
     """Draw training and validation loss by step; returns the line to tell people."""
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return f"no {PICTURE}: it needs matplotlib (pip install 'mhe_jax[report]')"
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+        figure = new_figure(figsize=(7, 4.5))
+    except InputError as error:
+        return f"no {PICTURE}: {error}"
     axes = figure.subplots()
     lines = list(read(workdir / FILE))
     for split, style in (("train", "-"), ("validation", "o-")):
@@ -161,6 +160,19 @@ def learning_curve(workdir: Path) -> str:
     figure.savefig(draft, format="png", dpi=120)
     draft.replace(workdir / PICTURE)
     return f"learning curve: {workdir / PICTURE}"
+
+
+def new_figure(**options: Any) -> Any:
+    """An empty matplotlib figure, laid out so that nothing overlaps.
+
+    Raises:
+      InputError: there is no matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("it needs matplotlib: pip install 'mhe_jax[report]'") from None
+    return Figure(layout="constrained", **options)
 
 
 def _event_writer(directory: Path, start_step: int) -> Any:

@@ -1,0 +1,175 @@
+"""Memory of one attention layer: every kind and form, forward and with gradients, against T.
+
+    python benchmarks/memory.py                                       # the device at hand
+    python benchmarks/memory.py --topology v5e:2x2 --dtype bfloat16   # a TPU chip, without one
+    python benchmarks/memory.py --lengths 512 2048 --causal --out memory.json --plot
+
+Bytes of temporaries and outputs as the compiler lays them out, without inputs and parameters, of
+one example; nothing is run. `of mha` is the share of what `mha` needs at the same T, in per cent.
+
+--topology NAME compiles for one chip of that TPU topology (needs libtpu, not a TPU).
+"""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from benchmarks import timing
+from mhe_jax.attention import choices, make_attention
+from mhe_jax.evaluation.memory import layer_memory
+
+LENGTHS = [128, 256, 512, 1024, 2048, 4096]
+# What libtpu asks of its surroundings when there is no TPU.
+WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5e-256",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+RUNS = {"forward": False, "with gradients": True}
+
+
+def parse(arguments: list[str] | None):
+    parser = timing.Parser(__doc__, forms=("auto", *timing.FORMS), timed=False)
+    parser.add_argument("--lengths", type=timing.positive, nargs="+", default=LENGTHS)
+    parser.add_argument("--heads", type=timing.positive, default=12)
+    parser.add_argument("--head_features", type=timing.positive, default=64)
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--topology", metavar="NAME", help="a TPU topology, such as v5e:2x2")
+    parser.add_argument("--plot", action="store_true")
+    args = parser.parse_args(arguments)
+    if args.plot and args.out is None:
+        parser.error("--plot needs --out, beside which the picture goes")
+    return args
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    about = timing.header(__file__, args.dtype, arguments)
+    mesh = None
+    if args.topology:
+        mesh = chip(args.topology)
+        about |= {"device": f"one chip of {args.topology}, ahead of time", "backend": "tpu"}
+    left_out = timing.LeftOut()
+    results = measure(args, mesh, left_out)
+
+    print(*timing.header_lines(about), sep="\n\n", end="\n\n")
+    print(
+        f"One layer, one example, {args.heads} heads of {args.head_features}"
+        f"{', causal' if args.causal else ''}: MB, and per cent of mha"
+    )
+    for run in RUNS:
+        print(f"\n### {run}\n")
+        print(table(results, run, args.lengths))
+    notes = timing.mha_note(args.kinds, args.heads * args.head_features, args.heads)
+    print("", *notes, *left_out.lines(), sep="\n")
+    content = {
+        "header": about,
+        "results": results,
+        "left_out": left_out.reasons,
+        "notes": notes,
+    }
+    timing.save(args.out, content)
+    if args.plot:
+        plot(results, about, args.out.with_suffix(".png"))
+    return 0
+
+
+def chip(topology: str) -> Mesh:
+    """One device of a TPU topology that is not here."""
+    for name, value in WITHOUT_TPU.items():
+        os.environ.setdefault(name, value)
+    from jax.experimental import topologies
+
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    return Mesh(np.array(devices[:1]), ("data",), axis_types=(AxisType.Auto,))
+
+
+def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str, Any]]:
+    """One row for each kind, form, T and run, with the form that `auto` took."""
+    features = args.heads * args.head_features
+    # Engines ask what the default backend is: ahead of time it is the one that is compiled for.
+    backend = mock.patch.object(jax, "default_backend", lambda: "tpu")
+    results = []
+    with backend if mesh is not None else contextlib.nullcontext():
+        for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():
+            module = make_attention(
+                **fields,
+                num_heads=args.heads,
+                use_bias=False,
+                dtype=args.dtype,
+                force_fp32_for_softmax=True,
+            )
+            for length in args.lengths:
+                for run, gradients in RUNS.items():
+                    try:
+                        size = layer_memory(
+                            module,
+                            (1, length, features),
+                            args.dtype,
+                            causal=args.causal,
+                            gradients=gradients,
+                            mesh=mesh,
+                        )
+                    except Exception as error:  # a compiler may fail in its own way
+                        left_out.add(f"{name}, T = {length}, {run}", error)
+                        continue
+                    results.append(
+                        {
+                            "case": name,
+                            "kind": fields["kind"],
+                            "runs_as": choices()[fields["kind"]],
+                            "length": length,
+                            "run": run,
+                            "memory_bytes": size,
+                        }
+                    )
+    mha = {(r["length"], r["run"]): r["memory_bytes"] for r in results if r["case"] == "mha"}
+    for row in results:
+        base = mha.get((row["length"], row["run"]))
+        row["of_mha"] = base and row["memory_bytes"] / base
+    return results
+
+
+def table(results: list[dict], run: str, lengths: list[int]) -> str:
+    """A line for each case, a column for each T."""
+    found = {(r["case"], r["length"]): r for r in results if r["run"] == run}
+    cases = {r["case"]: r["runs_as"] for r in results}
+
+    def cell(case: str, length: int) -> str:
+        row = found.get((case, length))
+        if row is None:
+            return "-"
+        share = "" if row["of_mha"] is None else f" ({100 * row['of_mha']:.0f} %)"
+        return timing.megabytes(row) + share
+
+    columns = {"case": lambda case: f"{case} ({cases[case]})" if " " not in case else case}
+    columns |= {f"T = {n}": lambda case, n=n: cell(case, n) for n in lengths}
+    return timing.table(columns, list(cases))  # pyright: ignore[reportArgumentType]
+
+
+def plot(results: list[dict], about: dict, path: Path) -> None:
+    """MB against T, forward beside with gradients."""
+    from mhe_jax.evaluation.plots import memory_figure
+
+    lines: dict[str, dict[str, dict[int, float]]] = {run: {} for run in RUNS}
+    for row in results:
+        series = lines[row["run"]].setdefault(row["case"], {})
+        series[row["length"]] = row["memory_bytes"]
+    figure = memory_figure(lines)
+    figure.suptitle("\n".join(timing.header_lines(about)), fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
