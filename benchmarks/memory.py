@@ -99,7 +99,7 @@ def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str,
     """One row for each kind, form, T and run, with the form that `auto` took."""
     features = args.heads * args.head_features
     # Engines ask what the default backend is: ahead of time it is the one that is compiled for.
-    backend = mock.patch.object(jax, "default_backend", lambda: "tpu")
+    backend = mock.patch.object(jax, "default_backend", return_value="tpu")
     results = []
     with backend if mesh is not None else contextlib.nullcontext():
         for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():

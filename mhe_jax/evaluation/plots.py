@@ -74,21 +74,11 @@ def score_against_parameters(section: Section) -> Any:
                 handles[name] = left.plot(count / 1e6, score, marker=mark, **hollow)[0]
             right.plot(100 * row.mhe_mul / row.mha, float(row.prr), marker="s", **hollow)
     else:
-        name = "published: PRR of the encoders, GLUE to SQuAD v2.0"
         for number, (kind, entries) in enumerate(published.ENCODER_SCORES.items()):
             share = 100 * paper.encoder_parameters(kind) / paper.encoder_parameters("mha")
+            mark, name = MARKS[number % len(MARKS)], f"published: {kind}, GLUE to SQuAD v2.0"
             for entry in entries:
-                mark = MARKS[number % len(MARKS)]
                 handles[name] = right.plot(share, float(entry.prr), marker=mark, **hollow)[0]
-            right.annotate(
-                kind,
-                (share, min(float(entry.prr) for entry in entries)),
-                fontsize=7,
-                xytext=(0, -12),
-                textcoords="offset points",
-                ha="center",
-                color="0.35",
-            )
     left.set(
         xlabel="attention parameters (millions)",
         ylabel=section.metric.replace("_", " "),
@@ -105,8 +95,8 @@ def score_against_parameters(section: Section) -> Any:
     right.set_xticks([20, 30, 50, 70, 100], ["20", "30", "50", "70", "100"])
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    right.set_xticks([], minor=True)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize=8)
+        axes.tick_params(which="minor", labelbottom=False)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
@@ -123,6 +113,7 @@ def memory_figure(lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Any
         axes.set_xticks(lengths, [str(length) for length in lengths])
         axes.set_xticks([], minor=True)
         axes.yaxis.set_major_formatter("{x:g}")
+        axes.tick_params(which="minor", labelleft=False)
         axes.grid(alpha=0.3)
     _legend(figure, panels[0])
     return figure

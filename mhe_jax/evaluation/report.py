@@ -20,6 +20,7 @@ from mhe_jax.evaluation import paper, plots
 from mhe_jax.evaluation.memory import layer_memory
 from mhe_jax.evaluation.page import page
 from mhe_jax.evaluation.runs import (
+    VALIDATION,
     Group,
     Run,
     Section,
@@ -162,7 +163,7 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
                 group.spread(metric),
                 _retention(mean, mha and mha.mean(metric), lower),
                 _elasticity(group, sha, metric),
-                group.mean("best_validation_loss"),
+                None if metric == VALIDATION else group.mean(VALIDATION),
                 group.cached_numbers(),
                 sizes[longest] / 1e6 if longest in sizes else None,
                 group.mean("tokens_per_second") if group.mean("training_seconds") else None,
@@ -181,7 +182,7 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
             "Lower is better here: PRR = 100 · (1 - (score - mha) / mha), PEoP with sha - score. "
             "The paper does not say how it does that."
         )
-    if metric == "best_validation_loss":
+    if metric == VALIDATION:
         notes.append(f"No run has scores on the {split} split: `python eval.py RUN` makes them.")
     if section.chosen:
         told = ", ".join(section.chosen)

@@ -322,6 +322,14 @@ def _groups(runs: Sequence[Run], choose: Sequence[str]) -> list[Group]:
         if run.status == "done":
             key = json.dumps([run.fields.get(name) for name in differing])
             by_fields.setdefault(key, []).append(run)
+    # A field of one kind is worth a word only where that kind has it with several values.
+    silent = {
+        name
+        for name in differing
+        if name.endswith(".kind")
+        or name.rpartition(".")[2] in FIELDS_OF_KINDS
+        and not _varies_within_a_kind(name, [members[0] for members in by_fields.values()])
+    }
     short = sweep.short_names(differing)
     groups = []
     for members in by_fields.values():
@@ -332,11 +340,19 @@ def _groups(runs: Sequence[Run], choose: Sequence[str]) -> list[Group]:
         told = [
             f"{short[name]}={value}"
             for name, value in fields.items()
-            if value is not None and not name.endswith(".kind")
+            if value is not None and name not in silent
         ]
         kind = kind_of(first.config)
         groups.append(Group(", ".join([kind, *told]), kind, fields, members))
     return _chosen(groups, choose)
+
+
+def _varies_within_a_kind(name: str, runs: Sequence[Run]) -> bool:
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        if run.config is not None:
+            values.setdefault(kind_of(run.config), set()).add(json.dumps(run.fields.get(name)))
+    return any(len(found) > 1 for found in values.values())
 
 
 def _chosen(groups: list[Group], choose: Sequence[str]) -> list[Group]:
