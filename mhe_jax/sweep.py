@@ -310,15 +310,16 @@ def _train(run: Run, entry: str | Path, signals: _Signals) -> str | None:
             errors="replace",
             process_group=0,
         )
-        signals.attach(process)
-        assert process.stderr is not None
-        for line in process.stderr:
-            log.write(line)
-            log.flush()
-            _note(line.rstrip("\n"))
-            last = line.strip() or last
-        status = process.wait()
+        with process:
+            signals.attach(process)
+            assert process.stderr is not None
+            for line in process.stderr:
+                log.write(line)
+                log.flush()
+                _note(line.rstrip("\n"))
+                last = line.strip() or last
         signals.attach(None)
+    status = process.returncode
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
     if status:

@@ -1,0 +1,320 @@
+"""Sweeps: which runs there are, and what becomes of them; most by a stand-in for train.py."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mhe_jax import sweep
+from mhe_jax.config import InputError
+from mhe_jax.loading import load_json
+
+ROOT = Path(__file__).parent.parent
+CONFIG = """
+from mhe_jax.config import *
+
+def get_config():
+    return Config(
+        task="lm",
+        workdir="runs/tiny",
+        model=ModelConfig(vocabulary_size=300, features=16, mlp_features=16, num_layers=1,
+                          attention=AttentionConfig(num_heads=2), max_length=16),
+        data=DataConfig(directory={directory!r}, train=("train.txt",), validation=("train.txt",),
+                        sequence_length=16, batch_size=8, cache_directory={directory!r}),
+        train=TrainConfig(num_steps=4, checkpoint_every=1, eval_batches=1, log_every=1),
+        evaluation=EvaluationConfig(batch_size=8),
+    )
+"""
+# Leaves what train.py leaves, one line a call in calls.txt, and does what `does.json` says.
+STAND_IN = """
+import json, signal, sys, time
+from pathlib import Path
+from mhe_jax.loading import parse_train_arguments, run_entry_point, save_json
+from mhe_jax.config import InputError
+
+def main():
+    stopped = []
+    signal.signal(signal.SIGINT, lambda *_: stopped.append("SIGINT"))
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append("SIGTERM"))
+    config = parse_train_arguments(sys.argv[1:])
+    here, workdir = Path(__file__).parent, Path(config.workdir)
+    with open(here / "calls.txt", "a") as calls:
+        calls.write(workdir.name + "\\n")
+    does = json.loads((here / "does.json").read_text()).get(workdir.name)
+    save_json(config, workdir / "config.json")
+    if not (workdir / "tokenizer.model").exists():
+        (workdir / "tokenizer.model").write_text(workdir.name)
+    if does == "error":
+        raise InputError("data.train: | is\\nno good")
+    if does == "crash":
+        print("a line before", file=sys.stderr)
+        raise RuntimeError("out of paper")
+    if does == "kill":
+        import os
+        os.kill(os.getpid(), signal.SIGKILL)
+    if does == "wait":
+        print("ready", file=sys.stderr, flush=True)
+        while not stopped:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        print("stopped by " + " ".join(stopped), file=sys.stderr, flush=True)
+        sys.exit(128 + getattr(signal, stopped[0]))
+    if does != "nothing":
+        result = {"steps": config.train.num_steps, "best_validation_loss": 1.5,
+                  "training_seconds": 2.0}
+        (workdir / "result.json").write_text(json.dumps(result))
+
+run_entry_point(main)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    tmp_path.joinpath("tiny.py").write_text(CONFIG.format(directory=str(tmp_path)))
+    tmp_path.joinpath("train.txt").write_text("a red cat runs over the small green hill\n" * 40)
+    tmp_path.joinpath("stand_in.py").write_text(STAND_IN)
+    tmp_path.joinpath("does.json").write_text("{}")
+    return tmp_path
+
+
+def parse(place, *arguments):
+    workdir = ["--workdir", str(place / "sweep")]
+    return sweep.parse([str(place / "tiny.py"), *arguments, *workdir])
+
+
+def run(place, *arguments, **does):
+    """What the sweep of `arguments` returns, and the runs that it called."""
+    place.joinpath("does.json").write_text(json.dumps(does))
+    place.joinpath("calls.txt").write_text("")
+    found = sweep.run(parse(place, *arguments), place / "stand_in.py")
+    return found, place.joinpath("calls.txt").read_text().split()
+
+
+KINDS = "--sweep", "model.attention.kind=mha,sha"
+MHA, SHA = "kind=mha,seed=0", "kind=sha,seed=0"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+# Which runs there are.
+
+
+def test_every_combination_by_seed(place):
+    found = parse(
+        place, *KINDS, "--sweep", "optimizer.learning_rate=1e-3,2e-03", "--seeds=2",
+        "--train.num_steps", "7",
+    )  # fmt: skip
+    assert [one.name for one in found.runs] == [
+        f"kind={kind},learning_rate={rate},seed={seed}"
+        for seed in (0, 1)
+        for kind in ("mha", "sha")
+        for rate in (0.001, 0.002)
+    ]
+    last = found.runs[-1]
+    assert last.config.model.attention.kind == "sha"
+    assert last.config.optimizer.learning_rate == 0.002
+    assert last.config.train.seed == 1
+    assert last.config.train.num_steps == 7
+    assert last.workdir == place / "sweep" / last.name
+    assert last.values == {
+        "model.attention.kind": "sha",
+        "optimizer.learning_rate": 0.002,
+        "train.seed": 1,
+    }
+
+
+def test_names(place):
+    both = "model.dropout_rate=0.1", "model.attention.dropout_rate=0.2"
+    (one,) = parse(place, "--sweep", *both).runs
+    assert one.name == "model.dropout_rate=0.1,model.attention.dropout_rate=0.2,seed=0"
+    (one,) = parse(place, "--sweep", "data.directory=some/where", "--train.seed", "4").runs
+    assert one.name == "directory=some_where,seed=4"
+    names = [one.name for one in parse(place, "--sweep", "optimizer.clip_norm=None,1").runs]
+    assert names == ["clip_norm=None,seed=0", "clip_norm=1.0,seed=0"]
+    assert [one.name for one in parse(place, "--seeds", "2").runs] == ["seed=0", "seed=1"]
+    assert sweep.parse([str(place / "tiny.py"), *KINDS]).workdir == Path("runs/tiny-sweep")
+
+
+def test_what_asks_for_a_sweep():
+    assert sweep.is_sweep(["c.py", "--sweep", "a=b"])
+    assert sweep.is_sweep(["c.py", "--seeds=3"])
+    assert not sweep.is_sweep(["c.py", "--train.seed", "3"])
+    assert not sweep.is_sweep(["c.py", "--seeds", "3", "--help"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--sweep model.attention.kind=mha,foo", "--model.attention.kind is 'foo': takes one of"),
+        ("--sweep model.attention.kid=mha", "unknown field model.attention.kid; did you mean"),
+        ("--sweep model.attention.kind=mha,mha", "gives the run kind=mha,seed=0 twice"),
+        ("--sweep optimizer.learning_rate=1e-3,0.001", "gives the run learning_rate=0.001,seed=0"),
+        ("--sweep model.attention.kind=mha,gqa", "num_kv_heads is not set: kind gqa needs"),
+        ("--sweep model.attention.kind=mha --model.attention.kind sha", "swept too: one of both"),
+        ("--sweep train.seed=1,2", "--sweep train.seed: --seeds does that"),
+        ("--sweep data.train=a,b", "--sweep data.train: takes fields of one value"),
+        ("--sweep model.attention.kind", "takes FIELD=VALUE,VALUE,..."),
+        ("--sweep model.attention.kind=mha,", "takes FIELD=VALUE,VALUE,..."),
+        ("--sweep train.num_steps=1 --sweep train.num_steps=2", "train.num_steps is given twice"),
+        ("--sweep", "--sweep has no value"),
+        ("--seeds 0", "--seeds is '0': takes a whole number from 1"),
+        ("--seeds two", "--seeds is 'two'"),
+        ("--sweep train.num_steps=1,0", "train.num_steps is 0: takes 1 or more"),
+        ("--seeds 2 --train.num_step 3", "unknown field --train.num_step; did you mean"),
+    ],
+)
+def test_mistakes_are_found_before_the_first_run(place, arguments, complaint):
+    with pytest.raises(InputError) as caught:
+        parse(place, *arguments.split())
+    assert complaint in str(caught.value)
+    assert not (place / "sweep").exists()
+
+
+def test_the_directory_of_a_run_is_refused(place):
+    place.joinpath("sweep").mkdir()
+    place.joinpath("sweep/config.json").write_text("{}")
+    with pytest.raises(InputError, match="sweep holds a run"):
+        parse(place, *KINDS)
+
+
+# What becomes of them.
+
+
+def test_finished_runs_are_not_repeated_and_later_ones_are_added(place):
+    found, calls = run(place, *KINDS)
+    assert calls == [MHA, SHA]
+    assert (found["done"], found["failed"]) == (2, 0)
+    assert found["runs"][0]["result"]["best_validation_loss"] == 1.5
+    again, calls = run(place, *KINDS)
+    assert calls == []
+    assert again == found
+    _, calls = run(place, "--sweep", "model.attention.kind=sha,mqa", "--seeds", "2")
+    assert calls == ["kind=mqa,seed=0", "kind=sha,seed=1", "kind=mqa,seed=1"]
+    # A longer training is not finished.
+    _, calls = run(place, *KINDS, "--train.num_steps", "9")
+    assert calls == [MHA, SHA]
+    names = [each["name"] for each in sweep.read(place / "sweep")]
+    assert set(names) == {MHA, SHA, "kind=mqa,seed=0", "kind=sha,seed=1", "kind=mqa,seed=1"}
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        ("error", "data.train: | is no good"),
+        ("crash", "RuntimeError: out of paper"),
+        ("kill", "ended by SIGKILL"),
+        ("nothing", "left no result.json that fits its config"),
+    ],
+)
+def test_a_run_that_fails_stands_in_the_table_and_the_others_go_on(place, does, reason):
+    found, calls = run(place, *KINDS, **{MHA: does})
+    assert calls == [MHA, SHA]
+    assert [each["status"] for each in found["runs"]] == ["failed", "done"]
+    assert found["runs"][0]["reason"] == reason
+    assert f"| {MHA} | failed: {reason.replace('|', '/')} |" in sweep.table(found["runs"])
+    assert sweep.read(place / "sweep") == found["runs"]
+    # It is tried again, the other is not.
+    found, calls = run(place, *KINDS)
+    assert (calls, found["failed"]) == ([MHA], 0)
+
+
+def test_tokenizers_are_shared_where_they_must_be_the_same(place):
+    run(place, *KINDS, "--sweep", "model.vocabulary_size=300,400", "--seeds", "2")
+    owners = {path.parent.name: path.read_text() for path in place.glob("sweep/*/tokenizer.model")}
+    assert len(owners) == 8
+    for name, owner in owners.items():
+        size = "300" if "size=300" in name else "400"
+        assert owner == f"kind=mha,vocabulary_size={size},seed=0"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on_once_and_ends_the_sweep(place, number):
+    place.joinpath("does.json").write_text(json.dumps({MHA: "wait"}))
+    code = (
+        "import sys; from mhe_jax import sweep; from mhe_jax.loading import run_entry_point; "
+        "run_entry_point(lambda: sweep.run(sweep.parse(sys.argv[2:]), sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", code, str(place / "stand_in.py"), str(place / "tiny.py")]
+    command += [*KINDS, "--workdir", str(place / "sweep")]
+    lines = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=place) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line.strip())
+            if line.strip() == "ready":
+                process.send_signal(number)
+    assert process.returncode == 128 + number
+    passed = "SIGTERM" if number == signal.SIGHUP else number.name
+    assert f"stopped by {passed}" in lines
+    assert lines[-1] == "the same command goes on from there"
+    assert place.joinpath("calls.txt").read_text().split() == [MHA]
+    assert [each["status"] for each in sweep.read(place / "sweep")] == ["not run", "not run"]
+    # The log of the run has its lines.
+    assert "ready" in place.joinpath("sweep", MHA, "log.txt").read_text()
+    _, calls = run(place, *KINDS)
+    assert calls == [MHA, SHA]
+
+
+def test_a_real_sweep_goes_on_where_it_was_interrupted(place):
+    """The half run goes on from its step, the finished one is not touched."""
+    command = [sys.executable, "train.py", str(place / "tiny.py"), *KINDS]
+    command += ["--workdir", str(place / "sweep")]
+    environment = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    options = {"cwd": ROOT, "env": environment, "text": True}
+    # The second run waits at its first step until it is interrupted: its steps are many.
+    many = [*command, "--train.num_steps", "100000", "--train.eval_every", "100000"]
+    first = [*many, "--train.checkpoint_every", "100000"]
+    with subprocess.Popen(first, stderr=subprocess.PIPE, **options) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 3/"):
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    half = place / "sweep" / MHA
+    (step,) = (int(path.name) for path in half.glob("checkpoints/*") if path.name.isdecimal())
+    assert step >= 3
+    assert not (half / "result.json").exists()
+    # Now to the end, a few steps on.
+    last = [*command, "--train.num_steps", str(step + 2)]
+    done = subprocess.run(last, capture_output=True, check=True, **options)
+    assert f"{step} of {step + 2} steps are done" in done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["done"], found["failed"]) == (2, 0)
+    results = [each["result"] for each in found["runs"]]
+    assert [r["steps"] for r in results] == [step + 2] * 2
+    assert [r["kind"] for r in results] == ["mha", "sha"]
+    models = {path.read_bytes() for path in place.glob("sweep/*/tokenizer.model")}
+    assert len(models) == 1
+    begin = time.monotonic()
+    again = subprocess.run(last, capture_output=True, check=True, **options)
+    assert json.loads(again.stdout.splitlines()[-1]) == found
+    assert "is finished" in again.stderr
+    assert time.monotonic() - begin < 20  # jax was not even started
+    assert load_json(half / "config.json").train.num_steps == step + 2
+
+
+def test_the_exit_status_says_that_a_run_failed(place):
+    """A device mesh that is not there is found by the run itself."""
+    command = [
+        sys.executable,
+        "train.py",
+        str(place / "tiny.py"),
+        "--workdir",
+        str(place / "sweep"),
+    ]
+    done = subprocess.run(
+        [*command, "--sweep", "mesh.data=77"],
+        cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "mesh.data" in found["runs"][0]["reason"]
+    assert "| failed: " in done.stderr
