@@ -72,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n### {run}\n")
         print(table(results, run, args.lengths))
     notes = timing.mha_note(args.kinds, args.heads * args.head_features, args.heads)
+    notes = [note.replace("speed", "memory") for note in notes]
     print("", *notes, *left_out.lines(), sep="\n")
     content = {
         "header": about,

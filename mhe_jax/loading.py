@@ -185,7 +185,8 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         raise InputError("--translate and --generate: one of both")
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation))
-    return run, evaluation, wanted[0] if wanted else "score"
+    action: Action = wanted[0] if wanted else "score"
+    return run, evaluation, action
 
 
 @dataclasses.dataclass(frozen=True)

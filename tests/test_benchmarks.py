@@ -1,6 +1,9 @@
 """The benchmark commands run and write what they promise; how fast is not asked."""
 
+import importlib.util
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,12 +11,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import attention, decode, timing, train_step
+from benchmarks import attention, decode, memory, timing, train_step
 from mhe_jax.attention import KINDS
 
 SHAPE = ["--layers", "1", "--features", "12", "--heads", "3", "--mlp_features", "8"]
 SHAPE += ["--vocabulary", "300", "--length", "6", "--rounds", "2"]
-COMMANDS = (attention, train_step, decode)
+COMMANDS = (attention, train_step, decode, memory)
 
 
 def result(command, capsys, tmp_path: Path, *arguments: str) -> dict:
@@ -70,6 +73,59 @@ def test_attention_counts_operations():
     shared = {"query": one, "key": one, "value": one, "key_bias": (B, T, H)}
     assert attention.core_flops(shared, causal=False) == 2 * B * T * T * (D + H * D + H)
     assert attention.core_flops(shared, causal=True) == B * T * (T + 1) * (D + H * D + H)
+
+
+MEMORY = ["--lengths", "6", "10", "--heads", "3", "--head_features", "4"]
+
+
+def test_memory(capsys, tmp_path):
+    """Both runs at both lengths, and what share of mha's it is."""
+    file = tmp_path / "memory.json"
+    arguments = ["--kinds", "mha", "mhe_add", "--forms", "auto", "folded", "--causal", *MEMORY]
+    assert memory.main([*arguments, "--plot", "--out", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["left_out"] == {}
+    rows = {(r["case"], r["run"], r["length"]): r for r in found["results"]}
+    assert len(rows) == 3 * 2 * 2
+    for (case, run, length), row in rows.items():
+        mha = rows["mha", run, length]
+        assert row["of_mha"] == row["memory_bytes"] / mha["memory_bytes"]
+        # At least the output, float32.
+        assert row["memory_bytes"] >= 4 * length * 12
+        if run == "with gradients":
+            assert row["memory_bytes"] > rows[case, "forward", length]["memory_bytes"]
+    assert rows["mhe_add", "forward", 6]["runs_as"] == "shared on xla"
+    assert rows["mhe_add folded", "forward", 6]["runs_as"] == "folded on xla"
+    text = capsys.readouterr().out
+    assert "| mhe_add (shared on xla) |" in text
+    assert "memory is compared here, not quality" in text
+    assert found["header"]["date"] in text
+    assert file.with_suffix(".png").stat().st_size > 0
+
+
+def test_memory_of_a_chip_that_is_not_here(tmp_path):
+    """In a process of its own: libtpu reads the environment once."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("needs libtpu: pip install 'jax[tpu]'")
+    file = tmp_path / "memory.json"
+    arguments = ["--kinds", "mha", "mhe_add", "--forms", "auto", "--lengths", "256"]
+    arguments += ["--heads", "2", "--head_features", "64", "--dtype", "bfloat16"]
+    done = subprocess.run(
+        [sys.executable, "benchmarks/memory.py", *arguments, "--topology", "v5e:2x2"]
+        + ["--out", str(file)],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(file.read_text())
+    assert found["header"]["backend"] == "tpu"
+    assert "one chip of v5e:2x2, ahead of time" in done.stdout
+    (shared,) = {r["runs_as"] for r in found["results"] if r["kind"] == "mhe_add"}
+    assert shared == "shared on pallas"
+    assert len(found["results"]) == 4
 
 
 def test_train_step(capsys, tmp_path):

@@ -48,7 +48,7 @@ def layer_memory(
         params, x = jax.tree.map(place, params), place(x)
     mask = Mask.causal() if causal else Mask()
 
-    def apply(params, x):
+    def apply(params, x) -> Any:
         return module.apply(params, x, mask=mask)
 
     def with_gradients(params, x):

@@ -78,8 +78,9 @@ class Run:
         if name == VALIDATION:
             return self.validation_loss
         value = self.scores.get(name, self.result.get(name))
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(value) if good and math.isfinite(value) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return float(value) if math.isfinite(value) else None
 
     def parameters(self) -> dict[str, int]:
         return self.result.get("parameters") or self.scores.get("parameters") or {}

@@ -1,0 +1,97 @@
+"""The report in a real browser, without a network: pictures are there, tables sort."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from mhe_jax.evaluation import plots
+from mhe_jax.evaluation.page import page
+from mhe_jax.evaluation.tables import Column, Table
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
+# Runs after the page's own script; what it finds stands in the page that the browser gives back.
+PROBE = """
+<pre id="found"></pre>
+<script>
+window.addEventListener("load", () => {
+  const first = () => [...document.querySelectorAll("tbody tr")].map(r => r.cells[0].textContent);
+  const head = n => document.querySelectorAll("th")[n];
+  const sorted = [];
+  for (const n of [0, 1, 1, 2, 2]) {
+    head(n).querySelector("button").click();
+    sorted.push([n, head(n).getAttribute("aria-sort"), first()]);
+  }
+  const images = [...document.images].map(i => [i.complete, i.naturalWidth, i.width, i.height]);
+  const resources = performance.getEntriesByType("resource").map(r => r.name);
+  const found = {
+    sorted, images, resources: resources.filter(name => !name.startsWith("data:")),
+    arrow: getComputedStyle(head(2).querySelector("button"), "::after").content,
+    wide: document.documentElement.scrollWidth > window.innerWidth,
+  };
+  document.getElementById("found").textContent = JSON.stringify(found);
+});
+window.addEventListener("error", e => { document.title = "error: " + e.message; });
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome: apt-get install chromium")
+def test_in_a_browser(tmp_path):
+    table = Table(
+        "t",
+        "A table",
+        [Column("name"), Column("number", 1), Column("count", 0)],
+        [["b", 10.04, 1200], ["c", None, 3], ["a", 9.96, None], ["d", 1000.0, 45]],
+        ["A note."],
+    )
+    memory = {"forward": {"a": {8: 1e6, 16: 2e6}}, "with gradients": {"a": {8: 3e6, 16: 5e6}}}
+    picture = plots.svg(plots.memory_figure(memory))
+    text = page("Title", "About.", [("Part", [table], [("A picture.", picture)] * 2)])
+    file = tmp_path / "page.html"
+    file.write_text(text.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1300,900",
+            "--virtual-time-budget=3000",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert "<title>Title</title>" in done.stdout
+    match = re.search(r'<pre id="found">(.+?)</pre>', done.stdout)
+    assert match is not None, done.stdout[-2000:]
+    found = json.loads(match[1])
+    assert found["resources"] == []
+    assert len(found["images"]) == 2
+    for complete, natural, width, height in found["images"]:
+        assert complete
+        assert natural > 500
+        assert width > 500
+        assert height > 200
+    # As texts, then as numbers: 9.96 before 10.04, 1,200 after 45; what is missing stays last.
+    assert found["sorted"] == [
+        [0, "ascending", ["a", "b", "c", "d"]],
+        [1, "ascending", ["a", "b", "d", "c"]],
+        [1, "descending", ["d", "b", "a", "c"]],
+        [2, "ascending", ["c", "d", "b", "a"]],
+        [2, "descending", ["b", "d", "c", "a"]],
+    ]
+    assert "\u25bc" in found["arrow"]
+    assert not found["wide"]

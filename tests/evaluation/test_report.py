@@ -1,0 +1,332 @@
+"""The comparison of runs that are made up here: numbers by hand, groups, files, mistakes."""
+
+import csv
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from mhe_jax.config import (
+    AttentionConfig,
+    Config,
+    DataConfig,
+    InputError,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+from mhe_jax.evaluation import report
+from mhe_jax.evaluation.runs import read_runs, sections
+from mhe_jax.loading import Comparison, parse_compare_arguments, save_json, set_field
+
+LM = Config(
+    task="lm",
+    model=ModelConfig(features=24, num_layers=2, attention=AttentionConfig(num_heads=4)),
+    data=DataConfig(train=("train.txt",)),
+    optimizer=OptimizerConfig(learning_rate=0.001),
+    train=TrainConfig(num_steps=10),
+)
+PAIRS = set_field(set_field(LM, "task", "translation"), "data.train", ("a.en", "a.de"))
+PARAMETERS = {"mha": 9000, "sha": 2000, "mhe_mul": 2100, "mqa": 5000}
+
+
+def leave(place, config, *, loss=2.0, attention=None, result=True, scores=None, **changes):
+    """A run as train.py and eval.py leave it."""
+    place.mkdir(parents=True)
+    for name, value in changes.items():
+        config = set_field(config, name.replace("__", "."), value)
+    config = set_field(config, "workdir", str(place))
+    save_json(config, place / "config.json")
+    count = attention or PARAMETERS[config.model.attention.kind]
+    about = {"parameters": {"total": 50_000 + count, "attention": count}, "device": "an abacus"}
+    lines = [
+        {"step": step, "split": split, "loss": loss + (10 - step) / 10, "tokens_per_second": 5.0}
+        for step in (5, 10)
+        for split in ("train", "validation")
+    ]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if result:
+        found = {**about, "steps": 10, "best_validation_loss": loss, "best_step": 10}
+        found |= {"training_seconds": 120.0, "tokens_per_second": 1000.0}
+        (place / "result.json").write_text(json.dumps(found))
+    if scores:
+        (place / "eval_test.json").write_text(json.dumps({**about, "steps": [10], **scores}))
+    return place
+
+
+@pytest.fixture
+def translations(tmp_path):
+    """Three kinds; two seeds of two of them."""
+    runs = tmp_path / "runs"
+    for kind, seed, bleu in (
+        ("mha", 0, 40.0),
+        ("mha", 1, 42.0),
+        ("sha", 0, 30.0),
+        ("mhe_mul", 0, 38.0),
+        ("mhe_mul", 1, 40.0),
+    ):
+        leave(
+            runs / f"{kind}-{seed}",
+            PAIRS,
+            scores={"bleu": bleu, "chrf": bleu + 20, "sentences": 7, "seconds": 3.0},
+            model__attention__kind=kind,
+            train__seed=seed,
+        )
+    return runs
+
+
+def compare(tmp_path, *paths, **settings):
+    settings = {"out": str(tmp_path / "report"), "lengths": (), **settings}
+    return report.compare([str(path) for path in paths], Comparison(**settings))
+
+
+def rows(found, section=0):
+    return {row["attention"]: row for row in found["sections"][section]["groups"]}
+
+
+def test_numbers_by_hand(translations, tmp_path):
+    found = compare(tmp_path, translations)
+    assert found["runs"] == {"done": 5, "not finished": 0, "failed": 0}
+    (section,) = found["sections"]
+    assert section["metric"] == "bleu"
+    groups = rows(found)
+    assert list(groups) == ["mha", "mhe_mul", "sha"]
+    mul, sha = groups["mhe_mul"], groups["sha"]
+    assert mul["seeds"] == 2
+    assert (mul["parameters"], mul["in attention"]) == (52_100, 2_100)
+    assert mul["bleu"] == 39.0
+    assert mul["± over seeds"] == pytest.approx(statistics.stdev([38, 40]))
+    assert mul["% of mha"] == pytest.approx(100 * 2100 / 9000)
+    assert mul["PRR"] == pytest.approx(100 * 39 / 41)
+    assert mul["PEoP"] == pytest.approx(((39 - 30) / 30) / ((2100 - 2000) / 2000))
+    assert groups["mha"]["PRR"] == 100
+    assert (sha["PEoP"], sha["± over seeds"]) == (None, None)
+    # One key and one value head of 6 numbers for mhe_mul, four of each for mha.
+    assert (mul["cached numbers a token"], groups["mha"]["cached numbers a token"]) == (12, 48)
+    assert (mul["training minutes"], mul["training tokens/s"]) == (2.0, 1000.0)
+
+
+def test_files_have_the_same_numbers(translations, tmp_path):
+    found = compare(tmp_path, translations)
+    out = tmp_path / "report"
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        "report.html", "report.md", "comparison.csv", "scores.csv", "runs.csv",
+        "published-encoders.csv", "published-translation.csv",
+    }  # fmt: skip
+    with (out / "comparison.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [float(row["bleu"]) for row in read] == [row["bleu"] for row in rows(found).values()]
+    text = (out / "report.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("| mhe_mul"))
+    assert line.split(" | ")[1:8] == ["2", "52,100", "2,100", "23.3", "39.00", "1.41", "95.1"]
+    # All that is published stands there, and says that it is.
+    assert "| mhe_mul | 8,875,008 | 80.6 | 98.3 | 5.53 |" in text
+    assert "not comparable in absolute terms" in text
+    html = (out / "report.html").read_text()
+    assert html.count("<img ") == 2
+    assert not re.search(r'(src|href)="(?!data:|#)', html)
+    assert "http" not in re.sub(r"<meta http-equiv|base64,[\w+/=]+", "", html)
+    scores = (out / "scores.csv").read_text().splitlines()
+    assert scores[0] == "attention,bleu,±,chrf,±"
+
+
+def test_a_loss_is_better_when_lower(tmp_path):
+    for kind, score in (("mha", 50.0), ("sha", 80.0), ("mhe_mul", 60.0)):
+        leave(
+            tmp_path / kind,
+            LM,
+            scores={"perplexity_per_word": score, "perplexity_per_token": 3.0},
+            model__attention__kind=kind,
+        )
+    found = compare(tmp_path, *(tmp_path / kind for kind in ("mha", "sha", "mhe_mul")))
+    mul = rows(found)["mhe_mul"]
+    assert mul["perplexity per word"] == 60
+    assert mul["PRR"] == pytest.approx(80)
+    assert mul["PEoP"] == pytest.approx(((80 - 60) / 80) / (100 / 2000))
+    assert "Lower is better here" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_without_scores_the_validation_loss_is_shown(tmp_path):
+    leave(tmp_path / "runs" / "a", LM, loss=3.0)
+    found = compare(tmp_path, tmp_path / "runs")
+    assert found["sections"][0]["metric"] == "best_validation_loss"
+    assert rows(found)["mha"]["best validation loss"] == 3.0
+    assert "`python eval.py RUN` makes them" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_any_named_metric(tmp_path):
+    """A result can name its score; --metric takes another."""
+    scores = {"metric": "mcc", "mcc": 0.5, "accuracy": 0.8}
+    leave(tmp_path / "runs" / "a", LM, scores=scores)
+    found = compare(tmp_path, tmp_path / "runs")
+    assert rows(found)["mha"]["mcc"] == 0.5
+    found = compare(tmp_path, tmp_path / "runs", metric="accuracy")
+    assert rows(found)["mha"]["accuracy"] == 0.8
+    with pytest.raises(InputError, match="--metric accurcy: no run has it; did you mean accuracy"):
+        compare(tmp_path, tmp_path / "runs", metric="accurcy")
+
+
+def test_what_differs_makes_groups_and_each_has_its_own_base(tmp_path):
+    runs = tmp_path / "runs"
+    for rate in (0.001, 0.002):
+        for kind, score in (("mha", 40.0), ("mhe_mul", 30.0)):
+            leave(
+                runs / f"{kind}-{rate}",
+                PAIRS,
+                scores={"bleu": score + 1000 * rate},
+                model__attention__kind=kind,
+                optimizer__learning_rate=rate,
+            )
+    leave(
+        runs / "wide", PAIRS, scores={"bleu": 36.0}, model__attention__kind="mhe_mul",
+        model__attention__num_groups=2,
+    )  # fmt: skip
+    found = rows(compare(tmp_path, runs))
+    assert set(found) == {
+        "mha, learning_rate=0.001",
+        "mha, learning_rate=0.002",
+        "mhe_mul, learning_rate=0.001",
+        "mhe_mul, learning_rate=0.002",
+        "mhe_mul, num_groups=2, learning_rate=0.001",
+    }
+    assert found["mhe_mul, learning_rate=0.002"]["PRR"] == pytest.approx(100 * 32 / 42)
+    assert found["mhe_mul, num_groups=2, learning_rate=0.001"]["PRR"] == pytest.approx(3600 / 41)
+
+
+def test_the_learning_rate_is_chosen_by_the_validation_loss_of_common_seeds(tmp_path):
+    runs = tmp_path / "runs"
+    for kind, rate, seed, loss, bleu in (
+        ("mha", 0.001, 0, 2.0, 10.0),
+        ("mha", 0.002, 0, 1.9, 11.0),
+        ("mha", 0.002, 1, 9.0, 13.0),  # a bad second seed that the other rate has not
+        ("mhe_mul", 0.001, 0, 1.0, 8.0),
+        ("mhe_mul", 0.002, 0, 2.5, 20.0),  # a better score is not asked
+    ):
+        leave(
+            runs / f"{kind}-{rate}-{seed}",
+            PAIRS,
+            loss=loss,
+            scores={"bleu": bleu},
+            model__attention__kind=kind,
+            optimizer__learning_rate=rate,
+            train__seed=seed,
+        )
+    found = compare(tmp_path, runs, choose=("optimizer.learning_rate",))
+    groups = rows(found)
+    assert list(groups) == ["mha, learning_rate=0.002", "mhe_mul, learning_rate=0.001"]
+    assert groups["mha, learning_rate=0.002"]["seeds"] == 2
+    assert groups["mhe_mul, learning_rate=0.001"]["PRR"] == pytest.approx(100 * 8 / 12)
+    with pytest.raises(InputError, match="learning_rat: no such field; did you mean optimizer"):
+        compare(tmp_path, runs, choose=("optimizer.learning_rat",))
+
+
+def test_other_text_is_another_section(tmp_path):
+    runs = tmp_path / "runs"
+    leave(runs / "a", LM, scores={"perplexity_per_word": 9.0})
+    leave(runs / "b", LM, data__train=("other.txt",))
+    leave(runs / "c", PAIRS)
+    # Where the same text lies does not matter, nor how often one looked.
+    leave(runs / "d", LM, data__cache_directory="x", train__seed=3, train__log_every=7)
+    found = compare(tmp_path, runs)
+    assert [len(section["groups"]) for section in found["sections"]] == [1, 1, 1]
+    assert rows(found)["mha"]["seeds"] == 2
+    assert (tmp_path / "report" / "comparison-3.csv").exists()
+
+
+def test_failed_and_unfinished_runs_are_told(translations, tmp_path):
+    half = translations / "half"
+    leave(half, PAIRS, result=False)
+    broken = translations / "broken"
+    broken.mkdir()
+    entry = {"name": "broken", "workdir": str(broken), "values": {}, "status": "failed"}
+    (translations / "sweep.json").write_text(
+        json.dumps({"runs": [{**entry, "reason": "data.train: | no such file"}]})
+    )
+    found = compare(tmp_path, translations)
+    assert found["runs"] == {"done": 5, "not finished": 1, "failed": 1}
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert f"| {half} | - | 0 | not finished: logged 10 of 10 steps |" in text
+    assert f"| {broken} | - | - | failed: data.train: \\| no such file |" in text
+    assert len(rows(found)) == 3
+
+
+def test_runs_are_found_below_and_each_once(translations):
+    found = read_runs([translations, translations / "mha-0", translations.parent], "test")
+    assert len(found) == 5
+    assert len(sections(found, None)[0].groups) == 3
+
+
+def test_memory_of_each_kind(translations, tmp_path):
+    found = compare(tmp_path, translations, lengths=(8, 32))
+    groups = rows(found)
+    sizes = {kind: row["MB with gradients, T = 32"] for kind, row in groups.items()}
+    assert all(size > 0 for size in sizes.values())
+    with (tmp_path / "report" / "memory.csv").open(newline="") as file:
+        table = {row["attention"]: row for row in csv.DictReader(file)}
+    for kind, row in table.items():
+        assert float(row["with gradients, T = 32"]) == sizes[kind]
+        # An output of 32 tokens of 24 numbers of 4 bytes at least, and more with gradients.
+        assert float(row["forward, T = 32"]) >= 32 * 24 * 4 / 1e6
+        assert float(row["with gradients, T = 32"]) > float(row["forward, T = 32"])
+        assert float(row["forward, T = 32"]) > float(row["forward, T = 8"])
+    assert "against the length T" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_a_directory_of_something_else_is_left_alone(translations, tmp_path):
+    out = tmp_path / "report"
+    out.mkdir()
+    (out / "report.md").write_text("mine")
+    with pytest.raises(InputError, match="holds something else than a report"):
+        compare(tmp_path, translations)
+    assert [(p.name, p.read_text()) for p in out.iterdir()] == [("report.md", "mine")]
+    (out / "report.md").unlink()
+    compare(tmp_path, translations)
+    compare(tmp_path, translations)  # an earlier report is replaced
+    with pytest.raises(InputError, match="is a file"):
+        compare(tmp_path, translations, out=str(out / "report.md"))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_broken_result_is_named(translations, tmp_path, content):
+    (translations / "mha-0" / "result.json").write_text(content)
+    with pytest.raises(InputError, match="mha-0/result.json: not a result"):
+        compare(tmp_path, translations)
+    assert not (tmp_path / "report").exists()
+
+
+def test_no_runs(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no runs below"):
+        compare(tmp_path, tmp_path / "empty")
+    with pytest.raises(InputError, match="there is no .*emty; did you mean .*empty"):
+        compare(tmp_path, tmp_path / "emty")
+
+
+def test_arguments():
+    fields = ["optimizer.learning_rate", "train.num_steps"]
+    paths, settings = parse_compare_arguments(
+        ["a", "b/c", "--out", "o", "--choose", *fields, "--lengths", "8", "16"]
+    )
+    assert paths == ["a", "b/c"]
+    assert settings == Comparison(out="o", choose=tuple(fields), lengths=(8, 16))
+    assert parse_compare_arguments(["a", "--lengths"])[1].lengths == ()
+    for arguments, complaint in (
+        ("--out x", "no runs given; usage: eval.py compare"),
+        ("a --ot x", "unknown field --ot; did you mean --out"),
+        ("a --split train", "--split is 'train': takes one of validation, test"),
+        ("a --lengths 0", "takes 1 or more"),
+        ("a --lengths x", "--lengths is 'x': takes any number of whole numbers"),
+    ):
+        with pytest.raises(InputError, match=re.escape(complaint)):
+            parse_compare_arguments(arguments.split())
+
+
+def test_cells_are_escaped(tmp_path):
+    place = leave(tmp_path / "<b>&runs" / "a", LM)
+    compare(tmp_path, place)
+    html = Path(tmp_path / "report" / "report.html").read_text()
+    assert "&lt;b&gt;&amp;runs" in html
+    assert "<b>" not in html
