@@ -145,7 +145,10 @@ def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str,
 def table(results: list[dict], run: str, lengths: list[int]) -> str:
     """A line for each case, a column for each T."""
     found = {(r["case"], r["length"]): r for r in results if r["run"] == run}
-    cases = {r["case"]: r["runs_as"] for r in results}
+    # What `auto` takes can depend on T.
+    cases: dict[str, set[str]] = {}
+    for row in results:
+        cases.setdefault(row["case"], set()).add(row["runs_as"])
 
     def cell(case: str, length: int) -> str:
         row = found.get((case, length))
@@ -154,7 +157,7 @@ def table(results: list[dict], run: str, lengths: list[int]) -> str:
         share = "" if row["of_mha"] is None else f" ({100 * row['of_mha']:.0f} %)"
         return timing.megabytes(row) + share
 
-    columns = {"case": lambda case: f"{case} ({cases[case]})" if " " not in case else case}
+    columns = {"case": lambda case: f"{case} ({' or '.join(sorted(cases[case]))})"}
     columns |= {f"T = {n}": lambda case, n=n: cell(case, n) for n in lengths}
     return timing.table(columns, list(cases))  # pyright: ignore[reportArgumentType]
 

@@ -75,7 +75,7 @@ def test_attention_counts_operations():
     assert attention.core_flops(shared, causal=True) == B * T * (T + 1) * (D + H * D + H)
 
 
-MEMORY = ["--lengths", "6", "10", "--heads", "3", "--head_features", "4"]
+MEMORY = ["--lengths", "6", "64", "--heads", "3", "--head_features", "4"]
 
 
 def test_memory(capsys, tmp_path):
@@ -94,10 +94,12 @@ def test_memory(capsys, tmp_path):
         assert row["memory_bytes"] >= 4 * length * 12
         if run == "with gradients":
             assert row["memory_bytes"] > rows[case, "forward", length]["memory_bytes"]
-    assert rows["mhe_add", "forward", 6]["runs_as"] == "shared on xla"
+    # Few queries are folded.
+    assert rows["mhe_add", "forward", 6]["runs_as"] == "folded on xla"
+    assert rows["mhe_add", "forward", 64]["runs_as"] == "shared on xla"
     assert rows["mhe_add folded", "forward", 6]["runs_as"] == "folded on xla"
     text = capsys.readouterr().out
-    assert "| mhe_add (shared on xla) |" in text
+    assert "| mhe_add (folded on xla or shared on xla) |" in text
     assert "memory is compared here, not quality" in text
     assert found["header"]["date"] in text
     assert file.with_suffix(".png").stat().st_size > 0
