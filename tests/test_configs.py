@@ -49,7 +49,8 @@ def parameters(config: Config) -> dict[str, int]:
 
 
 def test_all_are_there():
-    expected = "bert_base demo multi30k wikitext2_lm wikitext2_mlm wmt14_base wmt14_big"
+    expected = "bert_base demo multi30k ptb_lm wikitext103_lm wikitext2_lm wikitext2_mlm "
+    expected += "wmt14_base wmt14_big"
     assert {path.stem for path in CONFIGS} == set(expected.split())
 
 
