@@ -12,7 +12,7 @@ import pytest
 
 from mhe_jax.config import InputError
 from mhe_jax.loading import load_json
-from mhe_jax.training import loop, tracking
+from mhe_jax.training import loop, summary, tracking
 from mhe_jax.training.signals import Stopped
 
 
@@ -77,8 +77,10 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys):
         "config.json",
         tracking.PICTURE,
         tracking.FILE,
+        summary.FILE,
         loop.TOKENIZER,
     ]
+    assert json.loads((workdir / summary.FILE).read_text()) == result
     assert steps_in(config) == [4, 6]
     assert steps_in(config, "checkpoints_best") == [result["best_step"]]
     assert load_json(workdir / "config.json") == config
