@@ -27,7 +27,8 @@ CONFIG, RESULT = sweep.CONFIG, sweep.RESULT
 SAME = ("workdir", "train.seed", "data.directory", "data.cache_directory", "data.tokenizer")
 SAME_BELOW = ("mesh.", "evaluation.", "train.log", "train.eval", "train.checkpoint", "train.keep")
 KIND = "model.attention.kind"
-# The score of a task, the first that there is. Of another task its result names it: `metric`.
+# The score of a task, the first that there is, unless its result names one: `metric`. Other tasks
+# have a `score`.
 METRICS = {
     "translation": ("bleu",),
     "lm": ("perplexity_per_word", "perplexity_per_token"),
@@ -296,7 +297,7 @@ def score_names(runs: Sequence[Run]) -> list[str]:
 
 def _metric(runs: Sequence[Run], task: str, wanted: str | None) -> str:
     named = [run.scores["metric"] for run in runs if isinstance(run.scores.get("metric"), str)]
-    for name in (wanted, *named, *METRICS.get(task, ())):
+    for name in (wanted, *named, *METRICS.get(task, ("score",))):
         if name and any(run.number(name) is not None for run in runs):
             return name
     return VALIDATION
