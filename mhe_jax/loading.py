@@ -179,13 +179,12 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
     )
     values = dataclasses.asdict(parsed)
-    actions: list[Action] = ["translate", "generate"]
-    wanted = [action for action in actions if values.pop(action)]
-    if len(wanted) > 1:
+    flags = {action: values.pop(action) for action in ("translate", "generate")}
+    if all(flags.values()):
         raise InputError("--translate and --generate: one of both")
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation))
-    action: Action = wanted[0] if wanted else "score"
+    action = "translate" if flags["translate"] else "generate" if flags["generate"] else "score"
     return run, evaluation, action
 
 
