@@ -1,6 +1,7 @@
 """A real data set of TFDS, written and read without TensorFlow."""
 
 import json
+import shutil
 import struct
 import sys
 
@@ -161,6 +162,22 @@ def test_checksum():
     """The check value of CRC-32C, and RFC 3720, B.4: 32 zeros."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
+
+
+def test_what_is_prepared_needs_no_code(read, prepared):
+    """The code of super_glue imports TensorFlow; its prepared data does not."""
+    path, _ = prepared
+    directory = path / "super_glue" / "wic" / "1.0.2"
+    shutil.copytree(path / "tiny_pairs" / "1.0.0", directory)
+    for file in directory.glob("tiny_pairs-*"):
+        file.rename(directory / file.name.replace("tiny_pairs", "super_glue"))
+    info = json.loads((directory / "dataset_info.json").read_text())
+    info |= {"name": "super_glue", "configName": "wic", "version": "1.0.2"}
+    for split in info["splits"]:
+        split.pop("filepathTemplate", None)
+    (directory / "dataset_info.json").write_text(json.dumps(info))
+    assert sorted(read("tfds:super_glue/wic:train")) == sorted(PAIRS)
+    assert "tensorflow" not in sys.modules
 
 
 def test_text_that_is_str(prepared):

@@ -116,6 +116,7 @@ def test_windows_hold_the_context(windows, tokenizer):
             assert row["tokens"][: len(whole)].tolist() == whole
             assert not row["tokens"][len(whole) :].any()
             assert row["marks"].nonzero()[0].tolist() == [0, *range(begin, begin + len(held))]
+            assert row["marks"][row["labels"]].all()  # a label is where an answer may be
             assert row["token_types"].nonzero()[0].tolist() == [
                 *range(begin, begin + len(held) + 1)
             ]
