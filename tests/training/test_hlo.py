@@ -168,8 +168,29 @@ A, B = 4 * 8 * 3, 2 * 2 * 3
             "reduce-scatter",
             Collective(1, A, A),
         ),
+        # Parts that go to other slices; what is sent to the host for another reason is none.
+        (
+            [
+                "  %t = token[] after-all()",
+                "  %s = (f32[8,3]{1,0}, u32[], token[]) send(%a, %t), channel_id=2, "
+                'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}',
+                "  %d = token[] send-done(%s), channel_id=2",
+                "  %o = (f32[8,3]{1,0}, u32[], token[]) send(%a, %t), channel_id=3",
+            ],
+            "between-slices",
+            Collective(1, A, A),
+        ),
     ],
-    ids=["gather", "scatter", "tuple", "async gather", "async tuple", "async permute", "async rs"],
+    ids=[
+        "gather",
+        "scatter",
+        "tuple",
+        "async gather",
+        "async tuple",
+        "async permute",
+        "async rs",
+        "slices",
+    ],
 )
 def test_bytes(lines, kind, want):
     assert collectives_of(entry(*lines)) == {kind: want}
