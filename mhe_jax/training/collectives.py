@@ -58,7 +58,7 @@ def collectives_of(program: Program) -> Collectives:
     @functools.cache
     def of(name: str) -> Collectives:
         found: Collectives = {}
-        channels: set[str] = set()
+        channels: set[tuple[str, str | None]] = set()
 
         def add(kind: str, collective: Collective) -> None:
             found[kind] = found.get(kind, Collective()) + collective
@@ -67,9 +67,9 @@ def collectives_of(program: Program) -> Collectives:
             kind = _kind(i)
             if kind in KINDS:
                 # Cut up and fused with other work, one collective stands in several places.
-                channel = i.called("channel_id")
-                if channel is None or channel not in channels:
-                    channels.add(channel or "")
+                channel = kind, i.called("channel_id")
+                if channel[1] is None or channel not in channels:
+                    channels.add(channel)
                     meant = (k for part, k in DISGUISES if part in own)
                     add(next(meant, kind), _moved(program, own, i))
             elif kind == "while":
