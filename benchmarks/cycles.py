@@ -10,7 +10,6 @@ is meant to run counts, and beside it the program with the slower one. They rank
 XLA and promise no seconds. Needs libtpu: `pip install 'mhe_jax[tpu]'`.
 """
 
-import argparse
 import os
 import sys
 from datetime import UTC, datetime
@@ -32,9 +31,7 @@ from mhe_jax.training.topology import describe_devices
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.PlainParser(__doc__)
     parser.add_argument("--topology", default="v5e:2x2")
     parser.add_argument("--batch", type=timing.positive, default=2)
     parser.add_argument("--length", type=timing.positive, default=2048)

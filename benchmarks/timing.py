@@ -41,24 +41,31 @@ PEAK_SIZE_ELSEWHERE = 8192
 FORMS = [form for form in typing.get_args(Form) if form != "auto"]
 
 
-class Parser(argparse.ArgumentParser):
+class PlainParser(argparse.ArgumentParser):
     """A mistake is one line and exit status 2."""
 
-    def __init__(self, doc: str | None, forms: Iterable[str] = FORMS, timed: bool = True):
+    def __init__(self, doc: str | None):
         super().__init__(
             description=doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+
+    def error(self, message: str):
+        self.exit(2, f"error: {' '.join(message.split())} (--help shows what there is)\n")
+
+
+class Parser(PlainParser):
+    """What is timed."""
+
+    def __init__(self, doc: str | None, forms: Iterable[str] = FORMS, timed: bool = True):
+        super().__init__(doc)
         self.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
         self.add_argument("--forms", nargs="+", choices=typing.get_args(Form), default=forms)
         self.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
         if timed:
             self.add_argument("--rounds", type=positive, default=10, help="calls of each case")
         self.add_argument("--out", type=Path, metavar="FILE.json", help="where the JSON goes")
-
-    def error(self, message: str):
-        self.exit(2, f"error: {' '.join(message.split())} (--help shows what there is)\n")
 
 
 def positive(text: str) -> int:

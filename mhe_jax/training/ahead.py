@@ -59,12 +59,14 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     rows, length = batch_shape(config)
     state, lowered = lower(config, mesh)
     began = time.monotonic()
+    compiled, total = None, 0
     try:
-        compiled, needed = lowered.compile(), None
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        compiled, needed = None, needed_bytes(str(error))
+        needed = needed_bytes(str(error))
         if needed is None:
             raise
+        total = needed
     seconds = time.monotonic() - began
     program = compiled and Program(compiled.as_text())
 
@@ -80,7 +82,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         own["batch_and_padding"] = arguments - sum(own.values())
         own["temporaries"] = memory.temp_size_in_bytes + outputs
         own["program"] = memory.generated_code_size_in_bytes
-        needed = sum(own.values())
+        total = sum(own.values())
     hbm = hbm_bytes(mesh.devices.flat[0].device_kind)
     flops = step_flops(config, rows)
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -94,8 +96,8 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
             "rows_per_chip": rows // shards,
             "tokens": sides * rows * length,
         },
-        "fits": program is not None and (hbm is None or needed <= hbm),
-        "bytes_per_chip": {**own, "total": needed},
+        "fits": compiled is not None and (hbm is None or total <= hbm),
+        "bytes_per_chip": {**own, "total": total},
         "hbm_bytes": hbm,
         "collectives": program
         and {kind: dataclasses.asdict(c) for kind, c in collectives_of(program).items()},

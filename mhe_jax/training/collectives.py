@@ -6,7 +6,8 @@ for an all-gather those that it gets: the whole array, the same however it trave
 A TPU has collectives in other clothes, which count as what they amount to: a fusion
 `all-reduce-scatter`, of whose all-reduce each device keeps a part; and loops around a matrix
 product that pass its parts from device to device (`windowed_dot_general`), piece by piece an
-all-gather before the product or a reduce-scatter after it.
+all-gather before the product or a reduce-scatter after it. What is added up over several slices is
+scattered and gathered within each; the parts that travel between them are a kind of their own.
 """
 
 import functools
@@ -15,7 +16,15 @@ from dataclasses import dataclass
 
 from mhe_jax.training.hlo import Instruction, Program, array_bytes, branches
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+BETWEEN_SLICES = "between-slices"
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    BETWEEN_SLICES,
+)
 # A part of a computation's name, and what the collective in it amounts to.
 DISGUISES = (
     ("all-reduce-scatter", "reduce-scatter"),
@@ -49,18 +58,18 @@ def collectives_of(program: Program) -> Collectives:
     @functools.cache
     def of(name: str) -> Collectives:
         found: Collectives = {}
-        channels: set[str] = set()
+        channels: set[tuple[str, str | None]] = set()
 
         def add(kind: str, collective: Collective) -> None:
             found[kind] = found.get(kind, Collective()) + collective
 
         for own, i in _with_fused(program, name):
-            kind = i.opcode.removesuffix("-start")
+            kind = _kind(i)
             if kind in KINDS:
                 # Cut up and fused with other work, one collective stands in several places.
-                channel = i.called("channel_id")
-                if channel is None or channel not in channels:
-                    channels.add(channel or "")
+                channel = kind, i.called("channel_id")
+                if channel[1] is None or channel not in channels:
+                    channels.add(channel)
                     meant = (k for part, k in DISGUISES if part in own)
                     add(next(meant, kind), _moved(program, own, i))
             elif kind == "while":
@@ -76,6 +85,12 @@ def collectives_of(program: Program) -> Collectives:
         return found
 
     return {kind: of(program.entry)[kind] for kind in KINDS if kind in of(program.entry)}
+
+
+def _kind(i: Instruction) -> str:
+    if i.opcode == "send" and "xla_megascale_runtime" in i.attributes:
+        return BETWEEN_SLICES
+    return i.opcode.removesuffix("-start")
 
 
 def _with_fused(program: Program, name: str) -> Iterator[tuple[str, Instruction]]:

@@ -275,9 +275,7 @@ def test_collectives_of_kinds(tiny, tmp_path, kind):
     check_fsdp(remat, 3)
 
 
-@needs_libtpu
-def test_train_py_compiles_and_leaves_nothing(tmp_path):
-    """Neither text nor tokenizer is there, and no working directory afterwards."""
+def small_config(tmp_path) -> Path:
     config = tmp_path / "small.py"
     config.write_text(
         "from mhe_jax.config import *\n"
@@ -288,6 +286,26 @@ def test_train_py_compiles_and_leaves_nothing(tmp_path):
         "    data = DataConfig(train=('no.txt',), sequence_length=64, batch_size=8)\n"
         "    return Config(task='lm', model=model, data=data)\n"
     )
+    return config
+
+
+@needs_libtpu
+def test_what_does_not_fit_is_an_answer(tmp_path):
+    target = ["--compile_only", "--topology", "v5e:2x2", "--data.batch_size", str(2**22)]
+    plain = ["--model.attention.kind", "mha"]
+    done = alone(["train.py", str(small_config(tmp_path)), *target, *plain])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert not found["fits"]
+    # The scores of one layer are 2^20 rows of a device, 2 heads, 64 by 64 numbers of 4 bytes.
+    assert found["bytes_per_chip"]["total"] > 2**20 * 2 * 64 * 64 * 4 > found["hbm_bytes"]
+    assert found["collectives"] is found["estimated_cycles"] is None
+    assert "does not fit" in done.stderr
+
+
+@needs_libtpu
+def test_train_py_compiles_and_leaves_nothing(tmp_path):
+    """Neither text nor tokenizer is there, and no working directory afterwards."""
+    config = small_config(tmp_path)
     before = set(tmp_path.iterdir())
     target = ["--compile_only", "--topology", "v5e:2x2", "--workdir", str(tmp_path / "run")]
     plain = ["--model.attention.engine", "xla"]

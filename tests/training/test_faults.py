@@ -18,7 +18,11 @@ from mhe_jax.training import loop, objective, signals, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.signals import Stopped
 
-pytestmark = pytest.mark.usefixtures("cached_compilation")
+pytestmark = [
+    pytest.mark.usefixtures("cached_compilation"),
+    # Of several files, those that come after the first that fails find Orbax's event loop closed.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 def train(config):
@@ -53,8 +57,6 @@ def no_parameters(step):
     shutil.rmtree(step / "params")
 
 
-# Of several reads, those that come after the first that fails find Orbax's event loop closed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("harm", [empty_files, cut_data, no_metadata, no_parameters])
 def test_a_broken_newest_checkpoint_costs_one_and_is_told(tiny, saved, capsys, harm):
     config = tiny("lm", **{"train.num_steps": 4})

@@ -168,8 +168,29 @@ A, B = 4 * 8 * 3, 2 * 2 * 3
             "reduce-scatter",
             Collective(1, A, A),
         ),
+        # Parts that go to other slices; what is sent to the host for another reason is none.
+        (
+            [
+                "  %t = token[] after-all()",
+                "  %s = (f32[8,3]{1,0}, u32[], token[]) send(%a, %t), channel_id=2, "
+                'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}',
+                "  %d = token[] send-done(%s), channel_id=2",
+                "  %o = (f32[8,3]{1,0}, u32[], token[]) send(%a, %t), channel_id=3",
+            ],
+            "between-slices",
+            Collective(1, A, A),
+        ),
     ],
-    ids=["gather", "scatter", "tuple", "async gather", "async tuple", "async permute", "async rs"],
+    ids=[
+        "gather",
+        "scatter",
+        "tuple",
+        "async gather",
+        "async tuple",
+        "async permute",
+        "async rs",
+        "slices",
+    ],
 )
 def test_bytes(lines, kind, want):
     assert collectives_of(entry(*lines)) == {kind: want}
@@ -200,8 +221,17 @@ def test_one_collective_in_several_fusions_counts_once():
     parts = [FUSED.format(name=name, channel=7) for name in ("first", "second")]
     program = entry(*lines, computations="\n".join(parts))
     assert collectives_of(program) == {"all-reduce": Collective(1, A, A)}
-    other = program = entry(*lines, computations="\n".join([parts[0], parts[1].replace("7", "8")]))
+    other = entry(*lines, computations="\n".join([parts[0], parts[1].replace("7", "8")]))
     assert collectives_of(other) == {"all-reduce": Collective(2, 2 * A, A)}
+
+
+def test_a_reduce_scatter_and_the_gather_after_it_may_share_a_channel():
+    program = entry(
+        "  %r = f32[2,3]{1,0} reduce-scatter(%a), channel_id=4, dimensions={0}, to_apply=%add",
+        "  %g = f32[8,3]{1,0} all-gather(%r), channel_id=4, dimensions={0}",
+    )
+    once = Collective(1, A, A)
+    assert collectives_of(program) == {"all-gather": once, "reduce-scatter": once}
 
 
 BRANCHES = """%cheap (p: f32[8,3]) -> f32[8,3] {

@@ -1,0 +1,89 @@
+"""`benchmarks/fit.py` and `benchmarks/cycles.py`, on what a compiler would say."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import cycles, fit
+from mhe_jax.config import InputError
+from mhe_jax.training import ahead
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The configs that were compiled; no kind but `sha` is refused."""
+    configs = []
+
+    def compile_step(config, devices):
+        if config.model.attention.kind == "sha":
+            raise InputError("no sha today")
+        configs.append((config, len(devices)))
+        rows, length = ahead.batch_shape(config)
+        return {
+            "jax": "1.2.3",
+            "attention": {config.model.attention.kind: "folded on xla"},
+            "parameters": {"total": 12_300_000},
+            "batch": {"rows": rows, "length": length, "rows_per_chip": rows // len(devices)},
+            "fits": True,
+            "bytes_per_chip": {
+                **{"parameters": 2**30, "optimizer": 2**31, "averaged_parameters": 0},
+                **{"temporaries": 2**29, "total": 7 * 2**29},
+            },
+            "collectives": {"all-reduce": {"count": 1, "bytes": 5_000_000, "largest": 1}},
+            "estimated_cycles": 77_000_000,
+            "compile_seconds": 0.0,
+        }
+
+    monkeypatch.setattr(ahead, "compile_step", compile_step)
+    monkeypatch.setattr(ahead, "search_batch", compile_step)
+    monkeypatch.setattr(fit.timing, "version_of", lambda package: "4.5.6")
+    chips = {"v5e:16x16": 256, "v6e:16x16": 256, "v5p:8x8x8": 512}
+    monkeypatch.setattr(fit, "describe_devices", lambda name, n: [None] * n * chips[name])
+    return configs
+
+
+def test_every_cell_once(compiled, tmp_path, capsys):
+    arguments = ["--out", str(tmp_path), "--kinds", "mha", "gqa", "sha", "--shapes", "bert-large"]
+    arguments += ["transformer-big"]
+    assert fit.main(arguments) == 0
+    text = capsys.readouterr().out
+    # Searched: mha and gqa of two shapes; at a fixed batch: mha of two shapes in three places.
+    assert len(compiled) == 4 + 6
+    assert len(list(tmp_path.glob("*.json"))) == 4 + 2 + 6
+    assert "v5e:16x16, largest batch that fits:" in text
+    assert "2 slices of v5e:16x16, one batch:" in text
+    row = (
+        "| bert-large `mha` | folded on xla | 12.3M | 8 × 512 | yes | 3.00 | 0.50 | 3.50 | 5 | 77 |"
+    )
+    assert text.count(row) == 4
+    assert "not compiled: bert-large sha on v5e:16x16: no sha today" in text
+    for config, devices in compiled:
+        rows, length = ahead.batch_shape(config)
+        assert rows * length == devices * fit.FIXED_TOKENS
+        assert (config.model.num_layers, config.model.features) in ((24, 1024), (6, 1024))
+    assert {c.model.attention.num_kv_heads for c, _ in compiled} == {None, 4}
+
+    before = len(compiled)
+    assert fit.main(arguments) == 0
+    assert len(compiled) == before
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("command", [fit, cycles], ids=lambda command: command.__name__)
+def test_a_wrong_flag_is_one_line(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--kind", "no"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_topology_that_there_is_not_is_one_line(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cycles.main(["--topology", "v5e"])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr().err
+    assert "takes a kind of device and its layout" in captured
+    assert captured.count("\n") == 1
