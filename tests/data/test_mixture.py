@@ -36,7 +36,7 @@ def mixed(directory, task, packing=False, **changes):
 
 @pytest.mark.parametrize("weights", [(1.0,), (2.0, 1.0), (0.5, 0.25, 0.25), (1.0, 1.0, 1.0, 997)])
 def test_draws(weights):
-    draws = Draws(weights, 5)
+    draws, other = Draws(weights, 5), Draws(weights, 6)
     for block in range(2):
         drawn = [draws(number) for number in range(block * BLOCK, (block + 1) * BLOCK)]
         counts = Counter(part for part, _ in drawn)
@@ -46,9 +46,7 @@ def test_draws(weights):
             numbers = [number for of, number in drawn if of == part]
             assert numbers == list(range(first, first + counts[part]))
         if len(weights) > 1:
-            assert drawn != [
-                Draws(weights, 6)(n) for n in range(block * BLOCK, (block + 1) * BLOCK)
-            ]
+            assert drawn != [other(number) for number in range(block * BLOCK, (block + 1) * BLOCK)]
 
 
 @pytest.mark.parametrize(("task", "packing"), CASES)
