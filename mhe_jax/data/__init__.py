@@ -69,11 +69,10 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
     Raises:
       InputError: one line with file, line and reason.
     """
+    check_split = tasks.check_split if config.task in LABELLED else open_split
     for split in splits:
         if split == "train" or getattr(config.data, split):
-            tasks.check_split(config, split) if config.task in LABELLED else open_split(
-                config, split
-            )
+            check_split(config, split)
     if _tokenizer_file(config) is not None:
         _given_tokenizer(config)
 
