@@ -176,6 +176,9 @@ class ModelConfig:
     dropout_rate: float = 0.1
     # Outputs of a classifier; None: as many as `data.labels`.
     num_classes: int | None = None
+    # What a classifier takes for a whole text: the output at its first token, as in BERT, or the
+    # mean over its tokens.
+    pooling: Literal["first", "mean"] = "first"
     # Marked spans that a classifier reads beside the whole text; None: as `data.dataset` has.
     num_spans: int | None = None
     # One table for input embeddings and output logits.

@@ -150,7 +150,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
 
 
 def _shaped_as(run: str, config: Config) -> Config:
-    """`config` with the model of another run, but for the rates of dropout, which stay its own."""
+    """`config` with the encoder of another run; the rates of dropout and the head stay its own."""
     path = Path(run) / "config.json"
     if not path.is_file():
         raise InputError(
@@ -164,6 +164,7 @@ def _shaped_as(run: str, config: Config) -> Config:
         dropout_rate=ours.dropout_rate,
         num_classes=ours.num_classes,
         num_spans=ours.num_spans,
+        pooling=ours.pooling,
     )
     return dataclasses.replace(config, model=model)
 

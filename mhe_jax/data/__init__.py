@@ -71,12 +71,13 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
       InputError: one line with file, line and reason.
     """
     for split in splits:
+        if split != "train" and not getattr(config.data, split):
+            continue
         if config.task in LABELLED:
-            if split == "train" or getattr(config.data, split):
-                tasks.check_split(config, split)
+            tasks.check_split(config, split)
         elif split == "train":
             open_train(config)
-        elif getattr(config.data, split):
+        else:
             open_split(config, split)
     if _tokenizer_file(config) is not None:
         _given_tokenizer(config)

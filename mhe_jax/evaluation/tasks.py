@@ -5,7 +5,6 @@ seconds, and which form and engine each attention kind ran as.
 """
 
 import dataclasses
-import math
 import re
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from mhe_jax.config import LABELLED, Config, EvaluationConfig, InputError, MeshConfig
@@ -172,13 +172,13 @@ def evaluate_labelled(run: Run) -> Result:
     found, batches, seconds = _run(run)
     assert isinstance(batches, EvaluationExamples)
     outputs = [(batch["index"], batch["outputs"]) for batch in found]
+    if not all(np.isfinite(output).all() for _, output in outputs):
+        raise InputError(f"{run.workdir}: the output is not a number: a broken checkpoint")
     if jax.process_index() == 0:
         for suffix, text in submission(run.config, batches, outputs).items():
             with publish(run.workdir / f"{name_of(run.evaluation)}.{suffix}") as file:
                 file.write_text(text, encoding="utf-8")
     numbers = summarize(found, batches) if batches.labelled else {}
-    if not all(math.isfinite(number) for number in numbers.values()):
-        raise InputError(f"{run.workdir}: the loss is not a number: a broken checkpoint")
     return {
         **_described(run),
         "dataset": run.config.data.dataset,

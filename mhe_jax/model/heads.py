@@ -8,11 +8,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mhe_jax.model.embeddings import PAD_ID
 from mhe_jax.model.encoder import EncoderModel
 from mhe_jax.model.layers import dense
 
 # The logit of a place where no answer may begin or end: its probability is 0.
 IMPOSSIBLE = -1e9
+
+
+def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
+    """Of x [B, T, M] over T where [B, T] is true; 0 where it is nowhere."""
+    inside = where.astype(x.dtype)[:, :, None]
+    return jnp.sum(x * inside, axis=1) / jnp.maximum(jnp.sum(inside, axis=1), 1)
 
 
 class _HeadModel(EncoderModel):
@@ -26,8 +33,9 @@ class _HeadModel(EncoderModel):
 class Classifier(_HeadModel):
     """`logits = dropout(tanh(dropout(z) W_p + b_p)) W_c + b_c`, z = [x_0; s_1; ...; s_S].
 
-    x_0 [M] is the encoder's output at the first token and s_i the mean of its outputs where `marks`
-    is i (0 where that is nowhere), for S = `num_spans` spans. Parameters: `pooler` [(S + 1) M, M]
+    x_0 [M] is the encoder's output at the first token (with `pooling` mean: the mean of its outputs
+    where there is no padding) and s_i the mean of its outputs where `marks` is i (0 where that is
+    nowhere), for S = `num_spans` spans. Parameters: `pooler` [(S + 1) M, M]
     and `classifier` [M, C], C = `num_classes`, with biases.
 
     Source: Devlin et al. 2019, section 4.1; for spans Wang et al. 2019 (SuperGLUE), section 4.
@@ -58,11 +66,8 @@ class Classifier(_HeadModel):
         """Float32 [B, outputs]; `fixed` is without dropout."""
         c = self.config
         x = self.read(tokens, token_types, fixed)
-        parts = [x[:, 0]]
-        for span in range(1, (c.num_spans or 0) + 1):
-            inside = (marks == span).astype(x.dtype)[:, :, None]
-            total = jnp.sum(x * inside, axis=1)
-            parts.append(total / jnp.maximum(jnp.sum(inside, axis=1), 1))
+        parts = [x[:, 0] if c.pooling == "first" else _mean(x, tokens != PAD_ID)]
+        parts += [_mean(x, marks == span) for span in range(1, (c.num_spans or 0) + 1)]
         z = self.dropout(jnp.concatenate(parts, axis=-1), deterministic=fixed)
         z = jnp.tanh(self.pooler(z, (c.features,), ("embed", None)))
         z = self.dropout(z, deterministic=fixed)

@@ -24,7 +24,7 @@ from mhe_jax.training.state import TrainState
 TAKEN = ("embeddings", "encoder")
 # Fields of the model under which the encoder's parameters mean the same.
 MAY_DIFFER = re.compile(
-    r"(attention\.|attention_by_role\.\w+\.)?dropout_rate|num_(classes|spans|decoder_layers)"
+    r"(attention\.|attention_by_role\.\w+\.)?dropout_rate|num_(classes|spans|decoder_layers)|pooling"
     r"|attention(_by_role\.\w+)?\.(form|engine)|attention_by_role\.(decoder|cross)\..*"
     r"|remat|dtype"
 )

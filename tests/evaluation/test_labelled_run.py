@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 from labelled_files import write
 
-from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig
-from mhe_jax.config import TrainConfig as Train
+from mhe_jax.config import (
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
 from mhe_jax.data import evaluation_batches, train_batches
 from mhe_jax.data.tasks.answers import exact_match, f1
 from mhe_jax.data.tasks.table import TABLE
@@ -18,6 +24,7 @@ from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation.tasks import Run
 from mhe_jax.loading import load_json
 from mhe_jax.training.loop import train
+from mhe_jax.training.objective import batch_names
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +53,13 @@ def run_of_data(tmp_path_factory):
                 **data,
             ),
             optimizer=OptimizerConfig(warmup_steps=1),
-            train=Train(num_steps=2, eval_every=1, checkpoint_every=2, log_every=1),
+            train=TrainConfig(num_steps=2, eval_every=1, checkpoint_every=2, log_every=1),
             evaluation=EvaluationConfig(batch_size=4, answer_length=90),
         )
-        # Small pieces: the fixtures have few words.
-        data_of_run = load_or_train(config)
-        return data_of_run, directory / "run"
+        train(config, jax.devices()[:1])
+        return load_json(directory / "run/config.json"), directory / "run"
 
     return make
-
-
-def load_or_train(config):
-    train(config, jax.devices()[:1])
-    return load_json(f"{config.workdir}/config.json")
 
 
 @pytest.mark.parametrize(
@@ -141,8 +142,6 @@ def test_rows_over_devices_change_no_score(run_of_data):
 
 
 def test_training_batches_have_no_other_arrays_than_the_step_reads(run_of_data):
-    from mhe_jax.training.objective import batch_names
-
     config, workdir = run_of_data("cola")
     run = Run.load(workdir, config, config.evaluation, jax.devices()[:1])
     batch = train_batches(config, run.tokenizer).batch(0)

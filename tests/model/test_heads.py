@@ -45,11 +45,15 @@ def head(params, z):
 
 @pytest.mark.parametrize("num_spans", [0, 2])
 @pytest.mark.parametrize("token_types", [0, 2])
-def test_classifier_by_hand(num_spans, token_types):
-    config = dataclasses.replace(CONFIG, num_spans=num_spans, num_token_types=token_types)
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_classifier_by_hand(num_spans, token_types, pooling):
+    config = dataclasses.replace(
+        CONFIG, num_spans=num_spans, num_token_types=token_types, pooling=pooling
+    )
     model, variables = made("classification", config)
     x = encoded(config, variables)
-    parts = [x[:, 0]]
+    mean = np.stack([x[0, :7].mean(axis=0), x[1, :5].mean(axis=0)])
+    parts = [x[:, 0] if pooling == "first" else mean]
     if num_spans:
         parts += [np.stack([x[0, 1:3].mean(axis=0), x[1, 1]])]
         parts += [np.stack([x[0, 5], np.zeros(6)])]  # the second row has no second span
