@@ -9,7 +9,7 @@ from mhe_jax.evaluation.tables import Table
 STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff;
-       max-width: 1180px; margin: 2rem auto; padding: 0 1.2rem; }
+       max-width: 1400px; margin: 2rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.7rem; margin-bottom: .2rem; }
 h2 { font-size: 1.3rem; margin-top: 2.6rem; border-bottom: 1px solid #d0d7de; }
 h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }

@@ -67,10 +67,10 @@ def score_against_parameters(section: Section) -> Any:
             right.plot(100 * count / base_count, kept, **style)
     hollow = {"markerfacecolor": "none", "linestyle": "none", "markersize": 8, "color": "0.45"}
     if section.metric == PUBLISHED_BLEU:
-        name = "published: WMT14 BLEU, MHA and MHE-Mul, other data and sizes"
         for row in published.TRANSLATION:
             for kind, mark in (("mha", "o"), ("mhe_mul", "s")):
                 count, score = getattr(row, kind), float(getattr(row, f"{kind}_bleu"))
+                name = f"published: {kind} on WMT14, other data and sizes"
                 handles[name] = left.plot(count / 1e6, score, marker=mark, **hollow)[0]
             right.plot(100 * row.mhe_mul / row.mha, float(row.prr), marker="s", **hollow)
     else:
