@@ -6,6 +6,7 @@ See `eval.py --help`, `eval.py RUN --help` and `eval.py compare --help`.
 import json
 import sys
 
+from mhe_jax.config import InputError
 from mhe_jax.loading import (
     parse_compare_arguments,
     parse_evaluation_arguments,
@@ -18,6 +19,8 @@ def main() -> None:
     # Imported when they are needed: jax starts slowly, and a typing error must not wait for it.
     command, *arguments = sys.argv[1:] or [""]
     if command == "paper":
+        if arguments:
+            raise InputError(f"eval.py paper takes no arguments, not {arguments[0]}")
         from mhe_jax.evaluation import paper
 
         print(paper.tables())

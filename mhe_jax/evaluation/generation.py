@@ -36,7 +36,7 @@ def cut(
     """Log-probabilities up to a constant [..., V] of what may be drawn; -inf for the rest.
 
     >>> logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
-    >>> jax.nn.softmax(cut(logits, 1.0, top_p=0.6)).round(3).tolist()
+    >>> [round(p, 3) for p in jax.nn.softmax(cut(logits, 1.0, top_p=0.6)).tolist()]
     [0.625, 0.375, 0.0]
     """
     logits = logits.astype(jnp.float32)

@@ -44,8 +44,9 @@ def layer_memory(
     params = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
     if mesh is not None:
         whole = NamedSharding(mesh, PartitionSpec())
-        place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)  # noqa: E731
-        params, x = jax.tree.map(place, params), place(x)
+        params, x = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), (params, x)
+        )
     mask = Mask.causal() if causal else Mask()
 
     def apply(params, x) -> Any:

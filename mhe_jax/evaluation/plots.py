@@ -10,8 +10,6 @@ from mhe_jax.evaluation.runs import Section, lower_is_better
 from mhe_jax.training.tracking import new_figure
 
 MARKS = "osD^vP*X<>"
-# Where the published scores are of the same sort as those of a task.
-PUBLISHED_BLEU = "bleu"
 
 
 def svg(figure: Any) -> str:
@@ -66,7 +64,7 @@ def score_against_parameters(section: Section) -> Any:
             kept = paper.retention(mean, base_mean, lower_is_better=lower_is_better(section.metric))
             right.plot(100 * count / base_count, kept, **style)
     hollow = {"markerfacecolor": "none", "linestyle": "none", "markersize": 8, "color": "0.45"}
-    if section.metric == PUBLISHED_BLEU:
+    if section.metric == "bleu":
         for row in published.TRANSLATION:
             for kind, mark in (("mha", "o"), ("mhe_mul", "s")):
                 count, score = getattr(row, kind), float(getattr(row, f"{kind}_bleu"))
