@@ -6,7 +6,7 @@ from typing import Any
 
 from mhe_jax.attention import published
 from mhe_jax.evaluation import paper
-from mhe_jax.evaluation.runs import Section, lower_is_better
+from mhe_jax.evaluation.groups import Section, lower_is_better
 from mhe_jax.training.tracking import new_figure
 
 MARKS = "osD^vP*X<>"

@@ -18,7 +18,8 @@ from mhe_jax.config import (
     TrainConfig,
 )
 from mhe_jax.evaluation import report
-from mhe_jax.evaluation.runs import read_runs, sections
+from mhe_jax.evaluation.groups import sections
+from mhe_jax.evaluation.runs import read_runs
 from mhe_jax.loading import Comparison, parse_compare_arguments, save_json, set_field
 
 LM = Config(
