@@ -143,10 +143,10 @@ def _reason(error: Exception, checkpoints: Checkpoints, workdir: Path) -> str:
     good = checkpoints.last_good()
     good = "there is none" if good is None else f"step {good} in {workdir}"
     if isinstance(error, NotFinite):
-        what = f"{error}; nothing was saved"
+        what = f"{error}; nothing was saved,"
     else:
-        what = str(error) if isinstance(error, NotSaved) else reason_of(error)
-    return f"{what}; last good checkpoint: {good}"
+        what = f"{error if isinstance(error, NotSaved) else reason_of(error)};"
+    return f"{what} last good checkpoint: {good}"
 
 
 class _Loop:
