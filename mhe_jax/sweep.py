@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from mhe_jax.config import Config, InputError
-from mhe_jax.fields import hints_of, leaves, load_json, to_dict, unknown_field
+from mhe_jax.fields import hints_of, leaves, load_json, to_dict, unknown_field, write_whole
 from mhe_jax.loading import options_of, parse_train_arguments
 
 FILE = "sweep.json"
@@ -61,8 +61,9 @@ class Run:
             result = json.loads((self.workdir / RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        same = load_json(self.workdir / CONFIG) == self.config
-        return result if same and result["steps"] == self.config.train.num_steps else None
+        if not isinstance(result, dict) or result.get("steps") != self.config.train.num_steps:
+            return None
+        return result if load_json(self.workdir / CONFIG) == self.config else None
 
 
 @dataclass(frozen=True)
@@ -331,9 +332,7 @@ def _save(workdir: Path, runs: list[dict[str, Any]]) -> None:
     """Writes sweep.json; runs of earlier sweeps in the same place stay in it."""
     path = workdir / FILE
     known = {each["name"]: each for each in read(workdir)} | {each["name"]: each for each in runs}
-    draft = path.with_name(f".{FILE}.{os.getpid()}")
-    draft.write_text(json.dumps({"runs": list(known.values())}, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, json.dumps({"runs": list(known.values())}, indent=1) + "\n")
 
 
 def read(workdir: Path) -> list[dict[str, Any]]:
@@ -346,9 +345,12 @@ def read(workdir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["runs"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path}: is not what a sweep writes") from None
+        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        if all({"name", "status"} <= each.keys() for each in runs):
+            return runs
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise InputError(f"{path}: is not what a sweep writes")
 
 
 def _note(line: str) -> None:

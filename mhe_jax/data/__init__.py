@@ -14,7 +14,7 @@ A global batch is a pure function of (seed, step), see `batches.py`; its arrays 
 
 from pathlib import Path
 
-from mhe_jax.config import LABELLED, Config, InputError
+from mhe_jax.config import LABELLED, Config
 from mhe_jax.data import tasks
 from mhe_jax.data.batches import (
     Batches,
@@ -23,6 +23,7 @@ from mhe_jax.data.batches import (
     evaluation_batches,
     train_batches,
 )
+from mhe_jax.data.index import file_path
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.sources import Source, open_source, open_split, open_train
 from mhe_jax.data.tasks import resolve
@@ -105,10 +106,7 @@ def make_tokenizer(config: Config, path: str | Path) -> Tokenizer:
         labelled = config.task in LABELLED
         source = tasks.text_of(config) if labelled else open_train(config)
         tokenizer = train_tokenizer(source, config.model.vocabulary_size)
-    try:
-        tokenizer.save(path)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+    tokenizer.save(path)
     return Tokenizer(tokenizer.model, str(path))
 
 
@@ -116,8 +114,7 @@ def _tokenizer_file(config: Config) -> Path | None:
     if config.train.init_from is not None:
         return Path(config.train.init_from) / TOKENIZER
     if config.data.tokenizer is not None:
-        name = Path(config.data.tokenizer).expanduser()
-        return Path(config.data.directory).expanduser() / name
+        return file_path(config.data.directory, config.data.tokenizer)
     return None
 
 

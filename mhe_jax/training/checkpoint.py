@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
+from mhe_jax.data import Tokenizer
 from mhe_jax.training import group
 from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
@@ -56,11 +57,11 @@ class Checkpoints:
         self.notes: list[str] = []  # what people must know
         self._found: dict[int, float] = {}
         for step in self._best.all_steps():
-            meta, reason = _try(lambda step=step: _meta(self._best, step))
-            if meta is None:
+            worth, reason = _try(lambda step=step: _worth(self._best, step))
+            if worth is None:
                 self._put_aside(self._best, step, reason)
             else:
-                self._found[step] = criterion(meta["validation"])
+                self._found[step] = worth
 
     def _uncaught(self, uncaught: threading.ExceptHookArgs) -> None:
         # What a thread of Orbax dies of comes to us too, by `wait` or the next `save`.
@@ -163,7 +164,7 @@ class Checkpoints:
             ema_params=found.get("ema_params"),
             **found["optimizer"],
         )
-        return state, found["meta"]
+        return state, _checked(found["meta"])
 
     def _put_aside(self, manager: ocp.CheckpointManager, step: int, reason: str) -> None:
         old = Path(manager.directory) / str(step)
@@ -217,8 +218,18 @@ class Checkpoints:
             self._prune()
 
 
+def check_tokenizer(meta: Meta, tokenizer: Tokenizer) -> None:
+    """Raises InputError where `meta` is of a run with another tokenizer; older ones do not say."""
+    if meta.get("tokenizer", tokenizer.key) != tokenizer.key:
+        raise InputError(f"{tokenizer.name}: is not the tokenizer that the checkpoint is of")
+
+
 def restore_params(
-    workdir: str | Path, which: str, abstract_params: Any, average: int = 1
+    workdir: str | Path,
+    which: str,
+    abstract_params: Any,
+    average: int = 1,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[Any, list[int]]:
     """Parameters to evaluate, and the steps they are from.
 
@@ -227,6 +238,7 @@ def restore_params(
       which: 'best' on the validation split, 'last', or a step number.
       abstract_params: their shapes, with the shardings to give them.
       average: with 'last', the mean of this many newest checkpoints.
+      tokenizer: must be that of the checkpoints; None does not check.
 
     Where the run keeps an exponential average, each checkpoint counts with its averaged parameters.
 
@@ -262,6 +274,11 @@ def restore_params(
             raise InputError(f"{workdir} has no {wanted}; there are: {there}")
         total = None
         for manager, step in chosen:
+            if tokenizer is not None:
+                meta, reason = _try(lambda of=manager, step=step: _meta(of, step))
+                if meta is None:
+                    raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
+                check_tokenizer(meta, tokenizer)
             params = _restore_evaluated(manager, step, abstract_params)
             total = params if total is None else jax.tree.map(jnp.add, total, params)
         if average > 1:
@@ -351,14 +368,25 @@ def _save(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> N
 
 
 def _meta(manager: ocp.CheckpointManager, step: int) -> Meta:
-    return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+    return _checked(manager.restore(step, args=args)["meta"])
+
+
+def _checked(meta: Any) -> Meta:
+    if not isinstance(meta, dict):
+        raise ValueError("meta is no JSON object")
+    return meta
+
+
+def _worth(manager: ocp.CheckpointManager, step: int) -> float:
+    return float(criterion(_meta(manager, step)["validation"]))
 
 
 def _best_of(manager: ocp.CheckpointManager) -> int | None:
     found = []
     for step in manager.all_steps():
-        meta, reason = _try(lambda step=step: _meta(manager, step))
-        if meta is None:
+        worth, reason = _try(lambda step=step: _worth(manager, step))
+        if worth is None:
             raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
-        found.append((criterion(meta["validation"]), step))
+        found.append((worth, step))
     return min(found, default=(0.0, None))[1]

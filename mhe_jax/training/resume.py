@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.data import TOKENIZER
 from mhe_jax.fields import leaves
 from mhe_jax.loading import load_json, to_dict
 
@@ -24,11 +25,14 @@ def changed_fields(config: Config) -> list[str]:
     """What differs from the run in `config.workdir`, each as `name: old -> new`; [] without a run.
 
     Raises:
-      InputError: a difference under which the run cannot go on; nothing has been touched.
+      InputError: a difference under which the run cannot go on, or its tokenizer is gone; nothing
+        has been touched.
     """
     path = Path(config.workdir) / FILE
     if not path.exists():
         return []
+    if not path.with_name(TOKENIZER).exists():  # another one would change what has been learned
+        raise InputError(f"{path.with_name(TOKENIZER)}: no such file")
     old, new = leaves(to_dict(load_json(path))), leaves(to_dict(config))
     changed = []
     for name, value in new.items():

@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax.config import LABELLED, Config, InputError
+from mhe_jax.data import TOKENIZER, Tokenizer
 from mhe_jax.fields import leaves, load_json, to_dict
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
@@ -65,7 +66,8 @@ def start_from(run: str, state: TrainState, mesh: Mesh) -> TrainState:
     """
     config = _config_of(run)
     which = "best" if config.data.validation else "last"
-    found, _ = restore_params(run, which, abstract_params(config, mesh))
+    tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
+    found, _ = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
     taken = {name: found[name] for name in TAKEN}
     params = {**state.params, **taken}
     # Steps give up what they are given: the average needs arrays of its own.
