@@ -186,7 +186,7 @@ def load_json(path: str | Path) -> Config:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise InputError(f"{path}: not a config: takes a dictionary of fields")

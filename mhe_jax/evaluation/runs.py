@@ -123,7 +123,7 @@ def _json(path: Path) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
         raise ValueError("takes an object")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{path}: not a result: {error}") from None
 
 

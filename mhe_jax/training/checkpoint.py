@@ -14,6 +14,7 @@ back laid over the mesh of the day, whatever mesh wrote it.
 import contextlib
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,8 +45,6 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
-        self._hook = threading.excepthook
-        threading.excepthook = self._uncaught
         logging.getLogger("absl").addFilter(_no_traceback)
         try:
             self._last = _manager(
@@ -54,12 +53,15 @@ class Checkpoints:
             self._best = _manager(workdir, "checkpoints_best", cleanup_tmp_directories=True)
         except OSError as error:
             raise InputError(f"{workdir}: {reason_of(error)}") from error
+        self._hook = threading.excepthook
+        threading.excepthook = self._uncaught
         self.notes: list[str] = []  # what people must know
         self._found: dict[int, float] = {}
+        self._unreadable: list[tuple[ocp.CheckpointManager, int, str]] = []
         for step in self._best.all_steps():
             worth, reason = _try(lambda step=step: _worth(self._best, step))
             if worth is None:
-                self._put_aside(self._best, step, reason)
+                self._unreadable.append((self._best, step, reason))
             else:
                 self._found[step] = worth
 
@@ -118,11 +120,11 @@ class Checkpoints:
         self._found[step] = criterion(meta["validation"])
 
     def _prune(self) -> None:
-        best = self._best_step()
+        kept = {self._best_step()} | {step for of, step, _ in self._unreadable if of is self._best}
         for step in self._best.all_steps():
-            if step != best:
+            if step not in kept:
                 self._best.delete(step)
-        self._found = {step: found for step, found in self._found.items() if step == best}
+        self._found = {step: found for step, found in self._found.items() if step in kept}
 
     def _best_step(self) -> int | None:
         there = [(found, step) for step, found in self._found.items()]
@@ -131,17 +133,16 @@ class Checkpoints:
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
         """The newest state that can be read, laid out as the shapes and shardings of `abstract`.
 
-        Newer ones that cannot be read are moved out of the way, each with a line in `notes`.
+        Newer ones that cannot be read are for `put_aside`.
 
         Raises:
-          InputError: there is none; nothing has been moved.
+          InputError: there is none.
         """
         failed: list[tuple[int, str]] = []
         for step in sorted(self._last.all_steps(), reverse=True):
             found, reason = _try(lambda step=step: self._restore(step, abstract))
             if group.all_of_them(found is not None):
-                for unreadable in failed:
-                    self._put_aside(self._last, *unreadable)
+                self._unreadable += [(self._last, *each) for each in failed]
                 assert found is not None
                 return found
             failed.append((step, reason or "another process cannot read it"))
@@ -165,6 +166,11 @@ class Checkpoints:
             **found["optimizer"],
         )
         return state, _checked(found["meta"])
+
+    def put_aside(self) -> None:
+        """Moves what cannot be read out of the way, each with a line in `notes`."""
+        while self._unreadable:
+            self._put_aside(*self._unreadable.pop())
 
     def _put_aside(self, manager: ocp.CheckpointManager, step: int, reason: str) -> None:
         old = Path(manager.directory) / str(step)
@@ -304,10 +310,26 @@ def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_param
 
 def _try(read: Callable[[], Any]) -> tuple[Any, str]:
     """What it gives and "", or None and why it cannot be had."""
+    _ignore_leftovers()
     try:
         return read(), ""
     except Exception as error:  # each library on the way has its own
         return None, reason_of(error)
+
+
+def _ignore_leftovers() -> None:
+    """Of many reads at once the first that fails ends the loop of the others, and each says so."""
+    hook = sys.unraisablehook
+    if getattr(hook, "is_ours", False):
+        return
+
+    def heard(unraisable: Any) -> None:
+        said = str(unraisable.exc_value)
+        if said != "Event loop is closed" and not said.endswith("was never awaited"):
+            hook(unraisable)
+
+    heard.is_ours = True
+    sys.unraisablehook = heard
 
 
 def reason_of(error: BaseException) -> str:
@@ -345,8 +367,11 @@ def _optimizer_item(state: TrainState) -> dict[str, Any]:
 
 def _manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointManager:
     arrays = ("params", "ema_params", "optimizer")
+    path = Path(workdir).absolute() / name
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file, not a directory")
     return ocp.CheckpointManager(
-        Path(workdir).absolute() / name,
+        path,
         item_handlers={
             **{item: ocp.StandardCheckpointHandler() for item in arrays},
             "meta": ocp.JsonCheckpointHandler(),

@@ -90,6 +90,7 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
             state, meta = initialize(jax.random.key(config.train.seed)), {}
             if config.train.init_from is not None:
                 state = warm_start.start_from(config.train.init_from, state, mesh)
+        checkpoints.put_aside()
         start, meta["tokenizer"] = int(state.step), tokenizer.key
         if writes:
             save_json(config, workdir / resume.FILE)

@@ -89,9 +89,23 @@ def good(tmp_path_factory):
 def place(good, tmp_path, monkeypatch):
     """A copy of what is good, to spoil; everything is started in it."""
     copy = tmp_path / "place"
-    shutil.copytree(good, copy)
+    shutil.copytree(
+        good, copy, ignore=lambda directory, _: RUNS if directory[-5:] == "/runs" else ()
+    )
     monkeypatch.chdir(copy)
     return copy
+
+
+@pytest.fixture
+def run(good, place):
+    """`run("lm")`: the directory of a copy of this run; `refused` makes that of those it names."""
+
+    def make(name):
+        if not (place / "runs" / name).exists():
+            shutil.copytree(good / "runs" / name, place / "runs" / name)
+        return place / "runs" / name
+
+    return make
 
 
 COMPILED = []
@@ -132,16 +146,19 @@ def start(monkeypatch, arguments, stdin=b""):
 
 
 @pytest.fixture
-def refused(place, monkeypatch, capfd):
+def refused(place, run, monkeypatch, capfd):
     """`refused("train.py ...", "what it must say")`: runs it and checks all that must hold.
 
-    Exit status 2, one line on standard error that begins with `says` (`says` is a regular
-    expression), `lines` lines on standard output, nothing compiled, every file as it was, and no other
-    but `leaves`.
+    Exit status 2, one line on standard error that begins with the regular expression `says`,
+    `lines` lines on standard output, nothing compiled, every file as it was, and no other but
+    `leaves`.
     """
 
     def check(arguments, says, *, status=2, stdin=b"", compiles=False, lines=0, leaves=()):
         arguments = arguments.split() if isinstance(arguments, str) else arguments
+        for name in RUNS:
+            if any(word == "runs" or word.startswith(f"runs/{name}") for word in arguments):
+                run(name)
         before = contents(place)
         COMPILED.clear()
         capfd.readouterr()
@@ -163,7 +180,7 @@ def refused(place, monkeypatch, capfd):
 
 @pytest.fixture
 def change(place):
-    """`change("runs/lm/config.json", **{"model.features": 8})`: fields of a JSON file."""
+    """`change(file, **{"model.features": 8})`: fields of a JSON file; None takes one out."""
 
     def make(name, **fields):
         values = json.loads((place / name).read_text())
