@@ -12,6 +12,7 @@ back laid over the mesh of the day, whatever mesh wrote it.
 """
 
 import contextlib
+import inspect
 import logging
 import re
 import sys
@@ -310,26 +311,24 @@ def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_param
 
 def _try(read: Callable[[], Any]) -> tuple[Any, str]:
     """What it gives and "", or None and why it cannot be had."""
-    _ignore_leftovers()
+    if not isinstance(sys.unraisablehook, _NotOfOrbax):
+        sys.unraisablehook = _NotOfOrbax(sys.unraisablehook)
     try:
         return read(), ""
     except Exception as error:  # each library on the way has its own
         return None, reason_of(error)
 
 
-def _ignore_leftovers() -> None:
-    """Of many reads at once the first that fails ends the loop of the others, and each says so."""
-    hook = sys.unraisablehook
-    if getattr(hook, "is_ours", False):
-        return
+class _NotOfOrbax:
+    """Of many reads at once the first that fails ends the loop of the others: each would say so."""
 
-    def heard(unraisable: Any) -> None:
-        said = str(unraisable.exc_value)
-        if said != "Event loop is closed" and not said.endswith("was never awaited"):
-            hook(unraisable)
+    def __init__(self, hook: Callable[[Any], Any]):
+        self._hook = hook
 
-    heard.is_ours = True
-    sys.unraisablehook = heard
+    def __call__(self, unraisable: Any) -> None:
+        of_orbax = inspect.iscoroutine(unraisable.object)  # nobody else here has any
+        if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
+            self._hook(unraisable)
 
 
 def reason_of(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """A place with good texts, configs and finished runs; and what every bad input must come to."""
 
+import contextlib
 import io
 import json
 import os
@@ -101,9 +102,10 @@ def run(good, place):
     """`run("lm")`: the directory of a copy of this run; `refused` makes that of those it names."""
 
     def make(name):
-        if not (place / "runs" / name).exists():
-            shutil.copytree(good / "runs" / name, place / "runs" / name)
-        return place / "runs" / name
+        copy = Path.cwd() / "runs" / name
+        if not copy.exists():
+            shutil.copytree(good / "runs" / name, copy)
+        return copy
 
     return make
 
@@ -127,7 +129,8 @@ def contents(place):
         for path in (Path(directory, name) for name in names):
             name = str(path.relative_to(place))
             if not name.startswith("cache/"):
-                found[name] = os.readlink(path) if path.is_symlink() else path.read_bytes()
+                with contextlib.suppress(PermissionError):
+                    found[name] = os.readlink(path) if path.is_symlink() else path.read_bytes()
             else:
                 assert path.suffix != ".tmp", f"{path} was left"
     return found
@@ -154,15 +157,18 @@ def refused(place, run, monkeypatch, capfd):
     `leaves`.
     """
 
-    def check(arguments, says, *, status=2, stdin=b"", compiles=False, lines=0, leaves=()):
+    def check(
+        arguments, says, *, status=2, stdin=b"", compiles=False, lines=0, leaves=(), within=None
+    ):
         arguments = arguments.split() if isinstance(arguments, str) else arguments
         for name in RUNS:
             if any(word == "runs" or word.startswith(f"runs/{name}") for word in arguments):
                 run(name)
-        before = contents(place)
+        before = contents(Path.cwd())
         COMPILED.clear()
         capfd.readouterr()
-        found = start(monkeypatch, arguments, stdin)
+        with within or contextlib.nullcontext():
+            found = start(monkeypatch, arguments, stdin)
         out, err = capfd.readouterr()
         assert "Traceback" not in err
         assert re.match(f"error: {says}", err), err
@@ -170,7 +176,7 @@ def refused(place, run, monkeypatch, capfd):
         assert err.endswith("\n")
         assert found == status
         assert out.count("\n") == lines
-        after = contents(place)
+        after = contents(Path.cwd())
         assert sorted(set(after) - set(before)) == sorted(leaves)
         assert {name: after.get(name) for name in before} == before
         assert compiles or not COMPILED
