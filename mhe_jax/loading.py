@@ -41,6 +41,7 @@ __all__ = [
     "load_json",
     "nearest",
     "options_of",
+    "output",
     "parse_compare_arguments",
     "parse_evaluation_arguments",
     "parse_target",
@@ -353,6 +354,24 @@ def _name_of(option: Sequence[str]) -> str:
     return name.removeprefix("--").replace("-", "_") if name.startswith("--") else ""
 
 
+def output(text: str) -> None:
+    """Writes to standard output, in UTF-8 and at once.
+
+    Raises:
+      InputError: there is no room for it.
+    """
+    if sys.stdout is None:  # closed by who started us
+        return
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"standard output: {error.strerror}") from error
+
+
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
 
@@ -361,7 +380,7 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """
     try:
         main()
-        sys.stdout.flush()
+        output("")
     except BrokenPipeError:  # the reader, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -1,6 +1,7 @@
 """The same in processes of their own: what a person sees, and what the shell gets."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def typed(place):
     """`typed("train.py ...")`: exit status, standard output and error of a real process."""
 
-    def run(arguments, environment=(), **streams):
+    def run(arguments, environment=(), before="", **streams):
         script, *arguments = arguments.split()
         environment = {
             **os.environ,
@@ -25,9 +26,14 @@ def typed(place):
             **dict(environment),
         }
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **streams}
-        command = [sys.executable, str(ROOT / script), *arguments]
+        command = shlex.join([sys.executable, str(ROOT / script), *arguments])
         found = subprocess.run(
-            command, env=environment, stderr=subprocess.PIPE, text=True, timeout=300, **streams
+            ["sh", "-c", f"{before}exec {command}"],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            **streams,
         )
         return found.returncode, found.stdout, found.stderr
 
@@ -60,9 +66,7 @@ def test_a_traceback_where_it_is_asked_for(typed):
 
 def test_no_standard_input(run, typed):
     run("translation")
-    status, out, err = typed(
-        "eval.py runs/translation --translate", stdin=None, preexec_fn=lambda: os.close(0)
-    )
+    status, out, err = typed("eval.py runs/translation --translate", before="exec <&-; ")
     assert (status, out) == (2, "")
     assert err == "error: standard input is closed: takes the lines to read\n"
 
@@ -71,6 +75,10 @@ def test_standard_output_that_is_full(run, typed):
     with open("/dev/full", "w") as full:
         status, _, err = typed("eval.py paper", stdout=full)
     assert (status, err) == (2, "error: standard output: No space left on device\n")
+
+
+def test_no_standard_output(typed):
+    assert typed("eval.py paper", before="exec >&-; ") == (0, "", "")
 
 
 def test_a_sweep_tells_why_a_run_failed(place, typed):
