@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from mhe_jax.checks import mesh_shape
-from mhe_jax.config import Config
+from mhe_jax.config import LABELLED, Config, InputError
 from mhe_jax.data import examples, pairs
 from mhe_jax.loading import Target
 from mhe_jax.model import make_model
@@ -38,8 +38,10 @@ def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
     """What the train step of `config` needs on `target`; printed, and returned for the last line.
 
     Raises:
-      InputError: no such target, or the config cannot be laid over it.
+      InputError: no such target, the config cannot be laid over it, or its task has labels.
     """
+    if config.task in LABELLED:
+        raise InputError(f"--compile_only takes task mlm, lm or translation, not {config.task}")
     devices = describe_devices(target.topology, target.num_slices)
     answer = search_batch if target.search_batch else compile_step
     found = {"topology": target.topology, "num_slices": target.num_slices}
