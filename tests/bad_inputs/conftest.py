@@ -10,12 +10,17 @@ import shutil
 import sys
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import pytest
 from labelled_files import squad
 
-from mhe_jax.loading import load_config
+from mhe_jax import data
+from mhe_jax.loading import load_config, save_json
+from mhe_jax.model import make_model
+from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.loop import train
+from mhe_jax.training.objective import make_initializer
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -62,9 +67,22 @@ def text_of(language, count):
     return "".join(" ".join(line) + "\n" for line in lines)
 
 
+def leave_untrained(config):
+    """What evaluation and tuning need of a run."""
+    config, workdir = data.resolve(config), Path(config.workdir)
+    tokenizer = data.make_tokenizer(config, workdir / data.TOKENIZER)
+    save_json(config, workdir / "config.json")
+    model = make_model(config.task, config.model)
+    initialize = make_initializer(config.task, model, config.data.sequence_length)
+    params = jax.jit(lambda key: nn.unbox(initialize(key)))(jax.random.key(0))
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save_best(params, 2, {"validation": {"loss": 1.0}, "tokenizer": tokenizer.key})
+    checkpoints.close()
+
+
 @pytest.fixture(scope="session")
 def good(tmp_path_factory):
-    """Texts, `tiny.py` and a finished run of some of its variants, all named relative to here."""
+    """Texts, `tiny.py`, and a run of each of `RUNS`, the first trained; named relative to here."""
     place = tmp_path_factory.mktemp("good")
     (place / "tiny.py").write_text(CONFIG)
     for language in WORDS:
@@ -77,8 +95,9 @@ def good(tmp_path_factory):
     os.chdir(place)
     jax.config.update("jax_disable_most_optimizations", True)
     try:
-        for name in RUNS:
-            train(load_config(f"tiny.py:{name}"), jax.devices()[:1])
+        train(load_config(f"tiny.py:{RUNS[0]}"), jax.devices()[:1])
+        for name in RUNS[1:]:
+            leave_untrained(load_config(f"tiny.py:{name}"))
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
         os.chdir(here)
