@@ -55,6 +55,7 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     # 1. What can be wrong is found before anything is written.
     group.check()
     changed = resume.changed_fields(config)
+    resume.check_files(config.workdir)
     mesh = sharding.make_mesh(config, devices)
     share, shares = sharding.share_of_rows(mesh)
     warm_start.check_init_from(config)
@@ -87,9 +88,9 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
             state, meta = checkpoints.restore(abstract)
             check_tokenizer(meta, tokenizer)
         else:
+            given = config.train.init_from and warm_start.read_encoder(config.train.init_from, mesh)
             state, meta = initialize(jax.random.key(config.train.seed)), {}
-            if config.train.init_from is not None:
-                state = warm_start.start_from(config.train.init_from, state, mesh)
+            state = warm_start.start_from(given, state) if given else state
         checkpoints.put_aside()
         start, meta["tokenizer"] = int(state.step), tokenizer.key
         if writes:

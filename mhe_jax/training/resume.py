@@ -25,14 +25,11 @@ def changed_fields(config: Config) -> list[str]:
     """What differs from the run in `config.workdir`, each as `name: old -> new`; [] without a run.
 
     Raises:
-      InputError: a difference under which the run cannot go on, or its tokenizer is gone; nothing
-        has been touched.
+      InputError: a difference under which the run cannot go on; nothing has been touched.
     """
     path = Path(config.workdir) / FILE
     if not path.exists():
         return []
-    if not path.with_name(TOKENIZER).exists():  # another one would change what has been learned
-        raise InputError(f"{path.with_name(TOKENIZER)}: no such file")
     old, new = leaves(to_dict(load_json(path))), leaves(to_dict(config))
     changed = []
     for name, value in new.items():
@@ -47,6 +44,13 @@ def changed_fields(config: Config) -> list[str]:
             )
         changed.append(f"{name}: {old[name]!r} -> {value!r}")
     return changed
+
+
+def check_files(workdir: str | Path) -> None:
+    """Raises InputError where a run has lost its tokenizer: another would not mean the same."""
+    tokenizer = Path(workdir) / TOKENIZER
+    if tokenizer.with_name(FILE).exists() and not tokenizer.exists():
+        raise InputError(f"{tokenizer}: no such file")
 
 
 def check_length(config: Config, done: int) -> None:

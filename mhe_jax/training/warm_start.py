@@ -58,17 +58,21 @@ def _config_of(run: str) -> Config:
     return config
 
 
-def start_from(run: str, state: TrainState, mesh: Mesh) -> TrainState:
-    """`state` with the encoder of another run.
+def read_encoder(run: str, mesh: Mesh) -> dict[str, Any]:
+    """The parameters that are taken from another run.
 
     Raises:
-      InputError: that run has no checkpoint.
+      InputError: that run has no checkpoint that can be read, or another tokenizer than it.
     """
     config = _config_of(run)
     which = "best" if config.data.validation else "last"
     tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
     found, _ = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
-    taken = {name: found[name] for name in TAKEN}
+    return {name: found[name] for name in TAKEN}
+
+
+def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
+    """`state` with the encoder of another run, as `read_encoder` gives it."""
     params = {**state.params, **taken}
     # Steps give up what they are given: the average needs arrays of its own.
     ema = (
