@@ -102,10 +102,10 @@ def main() -> None:
     if {"-h", "--help"} & {*arguments} or not arguments:
         print(f"usage: {USAGE}\n\n{__doc__}")
         return
-    paths, options = arguments[:2], arguments[2:]
-    if len(paths) < 2 or any(path.startswith("-") for path in paths):
+    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
         raise InputError(f"two directories come first; usage: {USAGE}")
-    result = factorize(*paths, parse_fields(KroneckerConfig, KroneckerConfig(), options, USAGE))
+    run, new, *options = arguments
+    result = factorize(run, new, parse_fields(KroneckerConfig, KroneckerConfig(), options, USAGE))
     for path, error in result["errors"].items():
         print(f"{error:10.6f}  {path}", file=sys.stderr)
     print(json.dumps(result))
