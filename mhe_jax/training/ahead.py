@@ -19,7 +19,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from mhe_jax.checks import mesh_shape
 from mhe_jax.config import Config
-from mhe_jax.data import examples, pairs
+from mhe_jax.data import examples, pairs, resolve
+from mhe_jax.data.tasks.labelled import empty_row
 from mhe_jax.loading import Target
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding, summary
@@ -40,6 +41,7 @@ def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
     Raises:
       InputError: no such target, or the config cannot be laid over it.
     """
+    config = resolve(config)
     devices = describe_devices(target.topology, target.num_slices)
     answer = search_batch if target.search_batch else compile_step
     found = {"topology": target.topology, "num_slices": target.num_slices}
@@ -137,12 +139,17 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
         row = examples.mlm_row([], length, size, rate, np.random.default_rng(0))
     elif config.task == "lm":
         row = examples.lm_row([], length)
-    else:
+    elif config.task == "translation":
         row = examples.translation_row([], [], length)
+    else:
+        row = empty_row(config, length)
+    if config.data.packing:
+        of = examples.SEGMENTS_OF
+        row |= {of[name]: row[name] for name in of if name in row}
     spread = NamedSharding(mesh, sharding.BATCH)
     return {
         name: jax.ShapeDtypeStruct((rows, *row[name].shape), row[name].dtype, sharding=spread)
-        for name in objective.batch_names(config.task)
+        for name in objective.batch_names(config.task, config.data.packing)
     }
 
 
