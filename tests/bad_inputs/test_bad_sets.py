@@ -89,14 +89,6 @@ def test_lengths_in_the_cache_that_are_damaged_are_counted_again(place, good, ha
     assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("task", ["labels", "span"])
-def test_labelled_tasks_are_not_compiled_ahead(refused, task):
-    refused(
-        f"train.py tiny.py:{task} --compile_only --topology v5e:2x2",
-        r"--compile_only takes task mlm, lm or translation, not (classification|span)$",
-    )
-
-
 @pytest.mark.parametrize("line", ["{}", "[1]", "3", '{"step": 1}', "[" * 100_000, "\udcff"])
 def test_lines_of_metrics_that_are_none_are_left_out(run, line):
     """Not an error: a run that was killed leaves half a line."""
