@@ -69,6 +69,14 @@ def test_no_label(place, refused, entry):
     refused(ENTRIES[entry].format("x.tsv"), r"x\.tsv:2: has no 'label'; it has 'text', 'mood'$")
 
 
+@pytest.mark.parametrize("fault", ["no such file", "header alone", "not UTF-8"])
+def test_labels_for_compiling(place, refused, said, fault):
+    name, text, says = FAULTS[fault]
+    write(place, name, text)
+    arguments = f"{TRAIN.format(name)} --compile_only --topology v5e:2x2"
+    refused(arguments, said(name, says, or_field=True))
+
+
 def test_one_label_only(place, refused):
     write(place, "x.tsv", HEAD + "one\ta\nred\ta\n")
     refused(TRAIN.format("x.tsv"), r"data\.train: has one label, 'a'; a class needs another$")

@@ -16,6 +16,8 @@ import pytest
 
 import mhe_jax.evaluation.report  # noqa: F401  (nobody may not read where Python itself lies)
 import mhe_jax.training.loop  # noqa: F401
+from mhe_jax.config import InputError
+from mhe_jax.data import open_source
 
 NOBODY = 65534
 NEW = "train.py tiny.py:lm --workdir"
@@ -80,6 +82,18 @@ def closed(place, run, refused, monkeypatch):
 )
 def test_what_may_not_be_read(closed, arguments, path, says):
     closed(arguments, says, path, 0)
+
+
+def test_a_text_that_was_checked_and_may_no_more_be_read(place, monkeypatch):
+    """Its index is in the cache, so that nothing but the text itself is opened."""
+    open_source(["train.en"], "text", cache=place / "cache")
+
+    def closed(path, flags):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", closed)
+    with pytest.raises(InputError, match=r"^train\.en: Permission denied$"):
+        open_source(["train.en"], "text", cache=place / "cache")
 
 
 @pytest.mark.parametrize(
