@@ -41,8 +41,8 @@ def typed(place):
 
 
 def cut_parameters(run):
-    for path in run.glob("checkpoints*/*/params/manifest.ocdbt"):
-        path.unlink()
+    for path in run.glob("checkpoints*/*/params/d/*"):
+        os.truncate(path, 300)
 
 
 @pytest.mark.parametrize("entry", ["train.py tiny.py:lm --workdir runs/lm", "eval.py runs/lm"])
