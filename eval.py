@@ -6,13 +6,13 @@ See `eval.py --help`, `eval.py RUN --help` and `eval.py compare --help`.
 import json
 import sys
 
-from mhe_jax.config import InputError
-from mhe_jax.loading import (
+from mhe_jax.command_line import (
     output,
     parse_compare_arguments,
     parse_evaluation_arguments,
     run_entry_point,
 )
+from mhe_jax.config import InputError
 from mhe_jax.training.distributed import joined, take_flags
 
 

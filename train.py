@@ -9,7 +9,7 @@ import json
 import sys
 
 from mhe_jax import sweep
-from mhe_jax.loading import output, parse_target, parse_train_arguments, run_entry_point
+from mhe_jax.command_line import output, parse_target, parse_train_arguments, run_entry_point
 from mhe_jax.training.distributed import joined, take_flags
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mhe_jax import loading
+from mhe_jax import command_line, loading
 from mhe_jax.config import (
     AttentionByRole,
     AttentionConfig,
@@ -120,7 +120,7 @@ def test_config_that_fails_names_its_line(tmp_path, text, complaint):
 
 def test_train_arguments(config_file):
     arguments = "--model.attention.kind mhe_mul --optimizer.learning_rate=2e-3 --workdir w"
-    config = loading.parse_train_arguments(
+    config = command_line.parse_train_arguments(
         [str(config_file), *arguments.split(), "--data.train", "x y.txt"]
     )
     assert config.model.attention.kind == "mhe_mul"
@@ -146,7 +146,7 @@ def test_train_arguments(config_file):
     ],
 )
 def test_an_override_changes_its_field_only(config_file, arguments, name, value):
-    config = loading.parse_train_arguments([str(config_file), *arguments.split()])
+    config = command_line.parse_train_arguments([str(config_file), *arguments.split()])
     assert config == loading.set_field(loading.load_config(str(config_file)), name, value)
 
 
@@ -179,22 +179,24 @@ def test_an_override_changes_its_field_only(config_file, arguments, name, value)
 )
 def test_train_mistakes(config_file, capsys, arguments, complaint):
     arguments = [str(config_file), *arguments.split()]
-    assert complaint in message(loading.parse_train_arguments, arguments)
+    assert complaint in message(command_line.parse_train_arguments, arguments)
     assert capsys.readouterr() == ("", "")
 
 
 def test_train_usage(capsys):
-    assert "usage: train.py CONFIG" in message(loading.parse_train_arguments, [])
-    assert "usage: train.py CONFIG" in message(loading.parse_train_arguments, ["--workdir", "w"])
+    assert "usage: train.py CONFIG" in message(command_line.parse_train_arguments, [])
+    assert "usage: train.py CONFIG" in message(
+        command_line.parse_train_arguments, ["--workdir", "w"]
+    )
     with pytest.raises(SystemExit) as stop:
-        loading.parse_train_arguments(["--help"])
+        command_line.parse_train_arguments(["--help"])
     assert stop.value.code == 0
     assert "usage: train.py CONFIG" in capsys.readouterr().out
 
 
 def test_train_help_has_every_field_with_the_configs_defaults(config_file, capsys):
     with pytest.raises(SystemExit) as stop:
-        loading.parse_train_arguments([str(config_file), "--help"])
+        command_line.parse_train_arguments([str(config_file), "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for name in hints_of(Config):
@@ -213,10 +215,10 @@ def run_directory(tmp_path):
 
 
 def test_evaluation_arguments(run_directory):
-    found, evaluation, action = loading.parse_evaluation_arguments([str(run_directory)])
+    found, evaluation, action = command_line.parse_evaluation_arguments([str(run_directory)])
     assert (found, evaluation, action) == (run_directory, EvaluationConfig(beam_size=3), "score")
     arguments = f"{run_directory} --split validation --translate --length_penalty 1".split()
-    _, evaluation, action = loading.parse_evaluation_arguments(arguments)
+    _, evaluation, action = command_line.parse_evaluation_arguments(arguments)
     assert evaluation == EvaluationConfig(split="validation", beam_size=3, length_penalty=1.0)
     assert action == "translate"
 
@@ -239,26 +241,30 @@ def test_evaluation_arguments(run_directory):
 )
 def test_evaluation_mistakes(run_directory, arguments, complaint):
     arguments = [str(run_directory), *arguments.split()]
-    assert complaint in message(loading.parse_evaluation_arguments, arguments)
+    assert complaint in message(command_line.parse_evaluation_arguments, arguments)
 
 
 def test_evaluation_usage(run_directory, capsys):
-    assert "usage: eval.py RUN" in message(loading.parse_evaluation_arguments, [])
-    assert "usage: eval.py RUN" in message(loading.parse_evaluation_arguments, ["--split", "test"])
-    near = message(loading.parse_evaluation_arguments, [str(run_directory.with_name("mull"))])
+    assert "usage: eval.py RUN" in message(command_line.parse_evaluation_arguments, [])
+    assert "usage: eval.py RUN" in message(
+        command_line.parse_evaluation_arguments, ["--split", "test"]
+    )
+    near = message(command_line.parse_evaluation_arguments, [str(run_directory.with_name("mull"))])
     assert near.startswith("no run at")
     assert str(run_directory) in near
     (run_directory / "config.json").unlink()
-    assert "has no config.json" in message(loading.parse_evaluation_arguments, [str(run_directory)])
+    assert "has no config.json" in message(
+        command_line.parse_evaluation_arguments, [str(run_directory)]
+    )
     with pytest.raises(SystemExit) as stop:
-        loading.parse_evaluation_arguments(["--help"])
+        command_line.parse_evaluation_arguments(["--help"])
     assert stop.value.code == 0
     assert "usage: eval.py RUN" in capsys.readouterr().out
 
 
 def test_evaluation_help(run_directory, capsys):
     with pytest.raises(SystemExit) as stop:
-        loading.parse_evaluation_arguments([str(run_directory), "--help"])
+        command_line.parse_evaluation_arguments([str(run_directory), "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for name in ("--translate", *(f"--{f.name} " for f in dataclasses.fields(EvaluationConfig))):
@@ -526,7 +532,7 @@ def test_devices_refused(config, devices, complaint):
 PROGRAM = """
 import sys
 from mhe_jax.config import InputError
-from mhe_jax.loading import run_entry_point
+from mhe_jax.command_line import run_entry_point
 
 def main():
     {body}

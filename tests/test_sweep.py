@@ -34,7 +34,8 @@ def get_config():
 STAND_IN = """
 import json, signal, sys, time
 from pathlib import Path
-from mhe_jax.loading import parse_train_arguments, run_entry_point, save_json
+from mhe_jax.command_line import parse_train_arguments, run_entry_point
+from mhe_jax.loading import save_json
 from mhe_jax.config import InputError
 
 def main():
@@ -239,7 +240,7 @@ def test_tokenizers_are_shared_where_they_must_be_the_same(place):
 def test_a_signal_is_passed_on_once_and_ends_the_sweep(place, number):
     place.joinpath("does.json").write_text(json.dumps({MHA: "wait"}))
     code = (
-        "import sys; from mhe_jax import sweep; from mhe_jax.loading import run_entry_point; "
+        "import sys; from mhe_jax import sweep; from mhe_jax.command_line import run_entry_point; "
         "run_entry_point(lambda: sweep.run(sweep.parse(sys.argv[2:]), sys.argv[1]))"
     )
     command = [sys.executable, "-c", code, str(place / "stand_in.py"), str(place / "tiny.py")]

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from mhe_jax.command_line import Comparison
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import publish
 from mhe_jax.evaluation import plots
@@ -30,7 +31,6 @@ from mhe_jax.evaluation.memory import layer_memory
 from mhe_jax.evaluation.page import page
 from mhe_jax.evaluation.runs import Run, read_runs
 from mhe_jax.evaluation.tables import Table
-from mhe_jax.loading import Comparison
 from mhe_jax.model.layers import attention
 
 PAGE, TEXT = "report.html", "report.md"

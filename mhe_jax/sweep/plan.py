@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mhe_jax.command_line import options_of, parse_train_arguments
 from mhe_jax.config import Config, InputError
 from mhe_jax.fields import hints_of, leaves, load_json, to_dict, unknown_field
-from mhe_jax.loading import options_of, parse_train_arguments
 
 # Of a run, see `mhe_jax.training`: what it is, and what came of it.
 CONFIG, RESULT = "config.json", "result.json"

@@ -18,10 +18,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from mhe_jax.checks import mesh_shape
+from mhe_jax.command_line import Target
 from mhe_jax.config import Config
 from mhe_jax.data import examples, pairs, resolve
 from mhe_jax.data.tasks.labelled import empty_row
-from mhe_jax.loading import Target
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding, summary
 from mhe_jax.training.collectives import collectives_of

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 
 from mhe_jax.checks import check
+from mhe_jax.command_line import parse_fields, run_entry_point
 from mhe_jax.config import Config, InputError, KroneckerConfig
 from mhe_jax.data import TOKENIZER
 from mhe_jax.fields import load_json, save_json
-from mhe_jax.loading import parse_fields, run_entry_point
 from mhe_jax.model import factorize as parameters
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mhe_jax.command_line import Comparison, parse_compare_arguments
 from mhe_jax.config import (
     AttentionConfig,
     Config,
@@ -20,7 +21,7 @@ from mhe_jax.config import (
 from mhe_jax.evaluation import report
 from mhe_jax.evaluation.groups import sections
 from mhe_jax.evaluation.runs import read_runs
-from mhe_jax.loading import Comparison, parse_compare_arguments, save_json, set_field
+from mhe_jax.loading import save_json, set_field
 
 LM = Config(
     task="lm",

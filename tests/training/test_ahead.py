@@ -15,9 +15,10 @@ from labelled_files import write
 
 from mhe_jax import data
 from mhe_jax.attention import mesh
+from mhe_jax.command_line import Target, parse_target
 from mhe_jax.config import InputError
 from mhe_jax.data.tasks.table import TABLE
-from mhe_jax.loading import Target, parse_target, save_json
+from mhe_jax.loading import save_json
 from mhe_jax.training import ahead, sharding, topology
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from mhe_jax.command_line import parse_train_arguments
 from mhe_jax.config import InputError
 from mhe_jax.evaluation import evaluate
-from mhe_jax.loading import load_json, parse_train_arguments, save_json, set_field
+from mhe_jax.loading import load_json, save_json, set_field
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.loop import train
 from mhe_jax.training.sharding import make_mesh

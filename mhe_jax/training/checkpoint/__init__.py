@@ -1,0 +1,21 @@
+"""Checkpoints by Orbax: written beside the training, whole or not at all.
+
+    WORKDIR/checkpoints/STEP        params, ema_params (where there is an average), optimizer (its
+                                    state, the step, the key), meta; the last `keep_checkpoints`
+    WORKDIR/checkpoints_best/STEP   params (the average where there is one), meta; of the step with
+                                    the best validation (`scored.criterion`): what evaluation
+                                    needs
+
+A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. What
+cannot be read moves to `checkpoints_unreadable`, beside, where nothing looks. Every array comes
+back laid over the mesh of the day, whatever mesh wrote it.
+
+writing.py   the checkpoints of a run that trains      reading.py   parameters of a finished one
+store.py     what is done with Orbax itself
+"""
+
+from mhe_jax.training.checkpoint.reading import restore_params
+from mhe_jax.training.checkpoint.store import Meta, NotSaved, check_tokenizer, reason_of
+from mhe_jax.training.checkpoint.writing import Checkpoints
+
+__all__ = ["Checkpoints", "Meta", "NotSaved", "check_tokenizer", "reason_of", "restore_params"]

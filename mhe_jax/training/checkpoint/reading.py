@@ -1,0 +1,96 @@
+"""Parameters out of checkpoints: what evaluation, and whoever starts from a run, needs."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from mhe_jax.config import InputError
+from mhe_jax.data import Tokenizer
+from mhe_jax.training.checkpoint.store import (
+    attempt,
+    best_of,
+    check_tokenizer,
+    make_manager,
+    read_meta,
+)
+
+
+def restore_params(
+    workdir: str | Path,
+    which: str,
+    abstract_params: Any,
+    average: int = 1,
+    tokenizer: Tokenizer | None = None,
+) -> tuple[Any, list[int]]:
+    """Parameters to evaluate, and the steps they are from.
+
+    Args:
+      workdir: of the run.
+      which: 'best' on the validation split, 'last', or a step number.
+      abstract_params: their shapes, with the shardings to give them.
+      average: with 'last', the mean of this many newest checkpoints.
+      tokenizer: must be that of the checkpoints; None does not check.
+
+    Where the run keeps an exponential average, each checkpoint counts with its averaged parameters.
+
+    Raises:
+      InputError: no such checkpoint; the message names those there are.
+    """
+    last = make_manager(workdir, "checkpoints", create=False)
+    best = make_manager(workdir, "checkpoints_best", create=False)
+    try:
+        steps, best_step = sorted(last.all_steps()), best_of(best)
+        there = ", ".join(map(str, steps)) or "none"
+        if best_step is not None:
+            there += f"; best: {best_step}"
+        if average < 1 or (average > 1 and which != "last"):
+            raise InputError(
+                f"evaluation.average_checkpoints={average}: allowed is 1, or more with "
+                "evaluation.checkpoint=last"
+            )
+        if which == "best":
+            chosen = [] if best_step is None else [(best, best_step)]
+        elif which == "last":
+            chosen = [(last, step) for step in steps[-average:]]
+        elif which.isdecimal():
+            step = int(which)
+            chosen = [(last, step)] if step in steps else []
+            chosen = chosen or ([(best, step)] if step == best_step else [])
+        else:
+            raise InputError(
+                f"evaluation.checkpoint={which!r}: allowed are best, last, or a step ({there})"
+            )
+        if len(chosen) < average:
+            wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
+            raise InputError(f"{workdir} has no {wanted}; there are: {there}")
+        total = None
+        for manager, step in chosen:
+            if tokenizer is not None:
+                meta, reason = attempt(lambda of=manager, step=step: read_meta(of, step))
+                if meta is None:
+                    raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
+                check_tokenizer(meta, tokenizer)
+            params = _restore_evaluated(manager, step, abstract_params)
+            total = params if total is None else jax.tree.map(jnp.add, total, params)
+        if average > 1:
+            total = jax.tree.map(lambda x: x / average, total)
+        return total, [step for _, step in chosen]
+    finally:
+        last.close()
+        best.close()
+
+
+def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_params: Any) -> Any:
+    def restore() -> Any:
+        items = manager.item_metadata(step)
+        name = "ema_params" if items.get("ema_params") is not None else "params"
+        args = {name: ocp.args.StandardRestore(abstract_params)}
+        return manager.restore(step, args=ocp.args.Composite(**args))[name]
+
+    params, reason = attempt(restore)
+    if params is None:
+        raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
+    return params

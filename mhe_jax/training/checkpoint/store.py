@@ -1,0 +1,136 @@
+"""What is done with Orbax itself: managers of a run's directories, one read, one write."""
+
+import contextlib
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from mhe_jax.config import InputError
+from mhe_jax.data import Tokenizer
+from mhe_jax.training.scored import criterion
+from mhe_jax.training.state import TrainState
+
+Meta = dict[str, Any]
+
+
+class NotSaved(OSError):
+    """A checkpoint could not be written; the message says which and why."""
+
+
+def check_tokenizer(meta: Meta, tokenizer: Tokenizer) -> None:
+    """Raises InputError where `meta` is of a run with another tokenizer; older ones do not say."""
+    if meta.get("tokenizer", tokenizer.key) != tokenizer.key:
+        raise InputError(f"{tokenizer.name}: is not the tokenizer that the checkpoint is of")
+
+
+def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
+    """What it gives and "", or None and why it cannot be had."""
+    if not isinstance(sys.unraisablehook, _NotOfOrbax):
+        sys.unraisablehook = _NotOfOrbax(sys.unraisablehook)
+    try:
+        return read(), ""
+    except Exception as error:  # each library on the way has its own
+        return None, reason_of(error)
+
+
+class _NotOfOrbax:
+    """Of many reads at once the first that fails ends the loop of the others: each would say so."""
+
+    def __init__(self, hook: Callable[[Any], Any]):
+        self._hook = hook
+
+    def __call__(self, unraisable: Any) -> None:
+        of_orbax = inspect.iscoroutine(unraisable.object)  # nobody else here has any
+        if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
+            self._hook(unraisable)
+
+
+def reason_of(error: BaseException) -> str:
+    """The operating system's words where they are in it, else its first words."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        if match := re.search(r": ([^:]+) \[os_error_code=", str(found)):  # tensorstore's way
+            return match[1]
+        found = found.__cause__ or found.__context__
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + ' ...'}"
+
+
+def no_traceback(record: logging.LogRecord) -> bool:
+    """Drops what Orbax logs of an error that it raises as well."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+@contextlib.contextmanager
+def writing(manager: ocp.CheckpointManager) -> Iterator[None]:
+    """Whatever is raised inside, often long after its cause, becomes a NotSaved."""
+    try:
+        yield
+    except NotSaved:
+        raise
+    except Exception as error:
+        raise NotSaved(f"cannot write {manager.directory}: {reason_of(error)}") from error
+
+
+def optimizer_item(state: TrainState) -> dict[str, Any]:
+    return {"opt_state": state.opt_state, "step": state.step, "key": state.key}
+
+
+def make_manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointManager:
+    arrays = ("params", "ema_params", "optimizer")
+    path = Path(workdir).absolute() / name
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file, not a directory")
+    return ocp.CheckpointManager(
+        path,
+        item_handlers={
+            **{item: ocp.StandardCheckpointHandler() for item in arrays},
+            "meta": ocp.JsonCheckpointHandler(),
+        },
+        options=ocp.CheckpointManagerOptions(
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                barrier_sync_key_prefix=name
+            ),
+            **options,
+        ),
+    )
+
+
+def save(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> None:
+    # `force` skips Orbax's rule that steps only grow, which says no without a word.
+    with writing(manager):
+        if not manager.save(step, args=ocp.args.Composite(**items), force=True):
+            raise RuntimeError(f"Orbax did not save step {step} in {manager.directory}")
+
+
+def read_meta(manager: ocp.CheckpointManager, step: int) -> Meta:
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+    return checked_meta(manager.restore(step, args=args)["meta"])
+
+
+def checked_meta(meta: Any) -> Meta:
+    if not isinstance(meta, dict):
+        raise ValueError("meta is no JSON object")
+    return meta
+
+
+def worth_of(manager: ocp.CheckpointManager, step: int) -> float:
+    return float(criterion(read_meta(manager, step)["validation"]))
+
+
+def best_of(manager: ocp.CheckpointManager) -> int | None:
+    found = []
+    for step in manager.all_steps():
+        worth, reason = attempt(lambda step=step: worth_of(manager, step))
+        if worth is None:
+            raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
+        found.append((worth, step))
+    return min(found, default=(0.0, None))[1]
