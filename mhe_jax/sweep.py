@@ -36,7 +36,7 @@ CONFIG, RESULT, TOKENIZER = "config.json", "result.json", "tokenizer.model"
 
 # Fields that no tokenizer depends on.
 NOT_OF_TOKENIZER = re.compile(
-    r"workdir|model\.(?!vocabulary_size).*|optimizer\..*|mesh\..*|evaluation\..*"
+    r"workdir|model\.(?!vocabulary_size|hashing).*|optimizer\..*|mesh\..*|evaluation\..*"
     r"|train\.(seed|num_steps|eval_every|eval_batches|checkpoint_every|keep_checkpoints|log_every)"
 )
 Status = Literal["done", "failed", "not run"]

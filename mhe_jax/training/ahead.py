@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from mhe_jax.checks import mesh_shape
 from mhe_jax.config import Config
 from mhe_jax.data import examples, pairs
+from mhe_jax.data.hashing import BYTES
 from mhe_jax.loading import Target
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding, summary
@@ -137,12 +138,17 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
         row = examples.mlm_row([], length, size, rate, np.random.default_rng(0))
     elif config.task == "lm":
         row = examples.lm_row([], length)
+    elif config.task == "shuffle_random":
+        inputs = {"tokens": examples.begun([], length)}
+        if not config.model.has_table:
+            inputs["signatures"] = np.zeros((length, BYTES), np.uint8)
+        row = examples.shuffle_random_row(inputs, 0, 0.0, np.random.default_rng(0))
     else:
         row = examples.translation_row([], [], length)
     spread = NamedSharding(mesh, sharding.BATCH)
     return {
         name: jax.ShapeDtypeStruct((rows, *row[name].shape), row[name].dtype, sharding=spread)
-        for name in objective.batch_names(config.task)
+        for name in objective.what_is_read(config.task, row)
     }
 
 

@@ -250,8 +250,7 @@ class _Loop:
             self.checkpoints.save_best(_evaluated(state), step, copy.deepcopy(self.meta))
 
     def _on_devices(self, rows) -> dict[str, jax.Array]:
-        names = objective.batch_names(self.config.task, packing=True)
-        rows = {name: rows[name] for name in names if name in rows}
+        rows = objective.what_is_read(self.config.task, rows)
         return sharding.global_batch(rows, self.mesh)
 
 

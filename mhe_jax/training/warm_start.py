@@ -52,7 +52,7 @@ def _config_of(run: str) -> Config:
     if not path.exists():
         raise InputError(f"train.init_from is {run!r}: there is no run with a {FILE}")
     config = load_json(path)
-    if config.task not in ("mlm", *LABELLED):
+    if config.task not in ("mlm", "shuffle_random", *LABELLED):
         raise InputError(f"train.init_from is {run!r}: task {config.task} has no encoder to take")
     return config
 

@@ -20,14 +20,14 @@ from mhe_jax.data.tasks.answers import answer_scores, best_threshold
 from mhe_jax.data.tasks.labelled import LabelledRows
 from mhe_jax.data.tasks.scores import official_scores, with_score
 from mhe_jax.data.tasks.windows import Answer, WindowRows
-from mhe_jax.data.tokenizer import Tokenizer
+from mhe_jax.data.words import AnyTokenizer
 
 POOL = 50  # batches that are sorted together
 # Of each batch: the numbers of its rows, and their outputs.
 Outputs = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
-def _rows(config: Config, tokenizer: Tokenizer, split: str) -> LabelledRows | WindowRows:
+def _rows(config: Config, tokenizer: AnyTokenizer, split: str) -> LabelledRows | WindowRows:
     return (WindowRows if config.task == "span" else LabelledRows)(config, tokenizer, split)
 
 
@@ -47,7 +47,11 @@ class TrainExamples(TrainBatches):
     steps_per_epoch: int
 
     def __init__(
-        self, config: Config, tokenizer: Tokenizer, process_index: int = 0, process_count: int = 1
+        self,
+        config: Config,
+        tokenizer: AnyTokenizer,
+        process_index: int = 0,
+        process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
         data = config.data
@@ -95,7 +99,7 @@ class EvaluationExamples(EvaluationBatches):
     def __init__(
         self,
         config: Config,
-        tokenizer: Tokenizer,
+        tokenizer: AnyTokenizer,
         split: str,
         batch_size: int,
         process_index: int = 0,

@@ -4,10 +4,13 @@
     two texts        bos A eos B eos            token types 0 up to the first eos, then 1
     choices          bos A eos C_c eos          for each choice c
 
-Where texts are too long for a row, the longer one is cut at its end, then both alike. `marks` is s
-at the pieces of span s = 1, 2, ... and 0 elsewhere. A row has a length T that a batch decides:
+Between two texts of hashed words stand two eos, the second with B. Where texts are too long for a
+row, the longer one is cut at its end, then both alike. `marks` is s at the tokens of span s = 1, 2,
+... and 0 elsewhere. A row has a length T that a batch decides:
 
     tokens, token_types, marks [T] ([C, T] of C choices)   labels, weights, index []
+
+and of hashed words without a table signatures [T, 16] ([C, T, 16]).
 """
 
 from collections.abc import Sequence
@@ -18,12 +21,13 @@ from mhe_jax.config import Config
 from mhe_jax.data.examples import Row
 from mhe_jax.data.tasks.examples import Example, read_examples
 from mhe_jax.data.tasks.table import row_of
-from mhe_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from mhe_jax.data.tokenizer import BOS, EOS, PAD
+from mhe_jax.data.words import AnyTokenizer
 
 CHUNK = 1 << 14  # texts that are tokenized at once
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     """Piece numbers of each text, int32."""
     found = []
     for start in range(0, len(texts), CHUNK):
@@ -49,10 +53,11 @@ def cut(first: int, second: int, room: int) -> tuple[int, int]:
 class LabelledRows:
     """The examples of a split, tokenized."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, split: str):
+    def __init__(self, config: Config, tokenizer: AnyTokenizer, split: str):
         self.dataset = row_of(config)
         self.examples: list[Example] = read_examples(config, split)
         self._longest = config.data.sequence_length
+        self._tokenizer = tokenizer
         self._regression = config.task == "regression"
         self._choices = config.task == "multiple_choice"
         count = len(self.examples[0].texts)
@@ -68,7 +73,7 @@ class LabelledRows:
                 marks[(places[:, 0] < end) & (places[:, 1] > start)] = span
         whole = np.array([[len(ids) for ids in column] for column in self._ids])
         others = whole[1:].max(axis=0) if count > 1 else 0
-        whole = whole[0] + others + (3 if count > 1 else 2)
+        whole = whole[0] + others + (2 + tokenizer.separators if count > 1 else 2)
         self.num_cut = int((whole > self._longest).sum())
         self.lengths = np.minimum(whole, self._longest)
 
@@ -99,7 +104,7 @@ class LabelledRows:
             np.stack(parts) if self._choices else parts[0] for parts in zip(*rows, strict=True)
         )
         return {
-            "tokens": tokens,
+            **self._tokenizer.inputs(tokens),
             "token_types": token_types,
             "marks": marks,
             "labels": np.array(0 if label is None else label, kind),
@@ -109,20 +114,22 @@ class LabelledRows:
 
     def _pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
         """Text 0 with text `second`, or alone where that is 0 too."""
-        row = np.zeros((3, length), np.int32)
-        tokens, token_types, marks = row
+        tokens, token_types, marks = np.zeros((3, length), np.int32)
+        between = self._tokenizer.separators
         tokens[:] = PAD
         kept = [len(self._ids[0][number])]
         if second:
-            kept = cut(kept[0], len(self._ids[second][number]), self._longest - 3)
+            longest = self._longest - 2 - between
+            kept = cut(kept[0], len(self._ids[second][number]), longest)
         else:
             kept = [min(kept[0], self._longest - 2)]
         tokens[0], end = BOS, 1
         for text, count in zip((0, second), kept, strict=False):
-            start, end = end, end + count + 1
-            tokens[start : end - 1] = self._ids[text][number][:count]
-            tokens[end - 1] = EOS
+            more = between - 1 if text else 0
+            start, end = end, end + more + count + 1
+            tokens[start:end] = EOS
+            tokens[start + more : end - 1] = self._ids[text][number][:count]
             token_types[start:end] = int(text > 0)
             if (text, number) in self._marks:
-                marks[start : end - 1] = self._marks[text, number][:count]
+                marks[start + more : end - 1] = self._marks[text, number][:count]
         return tokens, token_types, marks
