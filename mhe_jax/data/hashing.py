@@ -53,22 +53,19 @@ def places(text: str) -> np.ndarray:
     return np.stack([of[found[:, 0]], of[found[:, 1] - 1] + 1], axis=1)
 
 
-def md_digest(word: str) -> bytes:
-    """HMAC-MD5 of a word (RFC 2104): 16 bytes.
+class MD:
+    """HMAC-MD5 of words (RFC 2104); knows no letters.
 
-    >>> md_digest("the").hex()
+    >>> MD().signatures(["the"]).tobytes().hex()
     'b9386d96710ddd52bc49ff0033ead10f'
     """
-    # Three times as fast as `hmac.digest`.
-    return hashlib.md5(_OUTER + hashlib.md5(_INNER + word.encode()).digest()).digest()
-
-
-class MD:
-    """HMAC-MD5 of words; knows no letters."""
 
     def signatures(self, words: Sequence[str]) -> np.ndarray:
         """Bytes [n, 16] of words."""
-        return np.frombuffer(b"".join(map(md_digest, words)), np.uint8).reshape(-1, BYTES)
+        # Three times as fast as `hmac.digest`.
+        md5, inner, outer = hashlib.md5, _INNER, _OUTER
+        digests = [md5(outer + md5(inner + w).digest()).digest() for w in map(str.encode, words)]
+        return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, BYTES)
 
     def buckets(self, words: Sequence[str], count: int) -> np.ndarray:
         """A number below `count` for each word: its 128 bits, modulo `count`."""
