@@ -102,6 +102,7 @@ RANGES = {
     "evaluation.top_k": AT_LEAST_1,
     "evaluation.top_p": ("takes a number above 0, at most 1", lambda x: 0 < x <= 1),
     "evaluation.seed": AT_LEAST_0,
+    "evaluation.spelling_noise": ("takes a number from 0 to 1", lambda x: 0 <= x <= 1),
     "evaluation.answer_length": AT_LEAST_1,
     "evaluation.no_answer_threshold": ("takes a finite number", math.isfinite),
 }
@@ -361,6 +362,11 @@ def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:
         )
 
 
+def _has_spans(config: Config) -> bool:
+    """Whether places in the texts matter."""
+    return config.task == "span" or config.data.dataset in ("wic", "wsc")
+
+
 def _check_evaluation(config: Config) -> None:
     evaluation = config.evaluation
     name = evaluation.checkpoint
@@ -375,6 +381,11 @@ def _check_evaluation(config: Config) -> None:
                 evaluation.stride,
                 f"at most data.sequence_length={config.data.sequence_length}",
             )
+    if evaluation.spelling_noise and (config.task not in LABELLED or _has_spans(config)):
+        what = (
+            f"data.dataset {config.data.dataset}" if _has_spans(config) else f"task {config.task}"
+        )
+        raise _refuse("evaluation.spelling_noise", evaluation.spelling_noise, f"not for {what}")
     for field in ("top_k", "top_p"):
         value = getattr(evaluation, field)
         if value is not None and not evaluation.temperature:

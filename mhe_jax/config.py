@@ -15,9 +15,9 @@ Form = Literal["auto", "materialized", "folded", "shared"]
 Engine = Literal["auto", "xla", "cudnn", "pallas"]
 Task = Literal[
     "mlm",
-    "shuffle_random",
     "lm",
     "translation",
+    "shuffle_random",
     "classification",
     "regression",
     "multiple_choice",
@@ -392,8 +392,11 @@ class EvaluationConfig:
     top_k: int | None = None
     # Generation: draw from the fewest most probable tokens that together have this probability.
     top_p: float | None = None
-    # Generation: of what is drawn.
+    # Generation and misspelling: of what is drawn.
     seed: int = 0
+    # Share of the words that are misspelt in the texts of labelled examples (not of task span, nor
+    # where spans are marked).
+    spelling_noise: float = 0.0
     # Tokens of the longest answer (task span).
     answer_length: int = 30
     # How much more no answer must score than the best one to be given (squad_v2).

@@ -200,6 +200,7 @@ def evaluate_labelled(run: Run) -> Result:
     return {
         **_described(run),
         "dataset": run.config.data.dataset,
+        "spelling_noise": run.evaluation.spelling_noise,
         **numbers,
         "examples": batches.num_examples,
         "seconds": seconds,
@@ -228,9 +229,12 @@ def _described(run: Run) -> Result:
 
 def name_of(evaluation: EvaluationConfig) -> str:
     """What files of results are called: by the split, or by the first source in its place."""
-    if not evaluation.sources:
-        return evaluation.split
-    return re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
+    name = evaluation.split
+    if evaluation.sources:
+        name = re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
+    if evaluation.spelling_noise:
+        name += f"_misspelt_{evaluation.spelling_noise}_{evaluation.seed}"
+    return name
 
 
 def _pairs(source) -> Iterator[tuple[str, str]]:

@@ -144,6 +144,12 @@ def test_it_is_tuned(hashed, tiny, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, ours[name], theirs[name])
     found = evaluate(config.workdir, config.evaluation, devices=jax.devices()[:1])
     assert found["examples"] == 40
+    # Misspelt texts are scored beside the others, the same every time.
+    noisy = dataclasses.replace(config.evaluation, spelling_noise=0.5, seed=3)
+    first, again = (evaluate(config.workdir, noisy, devices=jax.devices()[:1]) for _ in range(2))
+    assert first["loss"] == again["loss"] != found["loss"]
+    for name in ("eval_test.json", "eval_test_misspelt_0.5_3.json"):
+        assert json.loads(Path(config.workdir, name).read_text())["examples"] == 40
 
 
 SIGNATURES = {"model.hashing": "md_proj"}
@@ -172,6 +178,7 @@ SIGNATURES = {"model.hashing": "md_proj"}
         ),
         ("shuffle_random", {"data.packing": True}, "data.packing is True: not with task shuf"),
         ("mlm", {"model.hashing": "md_emb", "data.packing": True}, "data.packing is True: not "),
+        ("mlm", {"evaluation.spelling_noise": 0.1}, "evaluation.spelling_noise is 0.1: not for ta"),
         ("shuffle_random", {"data.corruption_rate": 1.0}, "data.corruption_rate is 1.0: takes a"),
         ("mlm", {"model.hashing": "md_emb", "model.vocabulary_size": 6}, "takes 7 or more"),
     ],

@@ -27,8 +27,12 @@ POOL = 50  # batches that are sorted together
 Outputs = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
-def _rows(config: Config, tokenizer: AnyTokenizer, split: str) -> LabelledRows | WindowRows:
-    return (WindowRows if config.task == "span" else LabelledRows)(config, tokenizer, split)
+def _rows(
+    config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+) -> LabelledRows | WindowRows:
+    if config.task == "span":
+        return WindowRows(config, tokenizer, split)
+    return LabelledRows(config, tokenizer, split, spelling_noise)
 
 
 def _batch(rows: LabelledRows | WindowRows, numbers: np.ndarray, length: int) -> Row:
@@ -106,7 +110,7 @@ class EvaluationExamples(EvaluationBatches):
         process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
-        self.rows = _rows(config, tokenizer, split)
+        self.rows = _rows(config, tokenizer, split, config.evaluation.spelling_noise)
         self.labelled = self.rows.labelled
         self.num_examples = self.rows.num_examples
         self._name = ", ".join(getattr(config.data, split))

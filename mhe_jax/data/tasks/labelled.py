@@ -13,18 +13,21 @@ row, the longer one is cut at its end, then both alike. `marks` is s at the toke
 and of hashed words without a table signatures [T, 16] ([C, T, 16]).
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from mhe_jax.config import Config
 from mhe_jax.data.examples import Row
+from mhe_jax.data.spelling import misspell
 from mhe_jax.data.tasks.examples import Example, read_examples
 from mhe_jax.data.tasks.table import row_of
 from mhe_jax.data.tokenizer import BOS, EOS, PAD
 from mhe_jax.data.words import AnyTokenizer
 
 CHUNK = 1 << 14  # texts that are tokenized at once
+SPELLING = 5  # first number of a seed; see `packing`
 
 
 def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
@@ -51,11 +54,24 @@ def cut(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 class LabelledRows:
-    """The examples of a split, tokenized."""
+    """The examples of a split, tokenized, misspelt first with `spelling_noise`."""
 
-    def __init__(self, config: Config, tokenizer: AnyTokenizer, split: str):
+    def __init__(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+    ):
         self.dataset = row_of(config)
         self.examples: list[Example] = read_examples(config, split)
+        if spelling_noise:
+            generator = np.random.default_rng([SPELLING, config.evaluation.seed])
+            self.examples = [
+                dataclasses.replace(
+                    example,
+                    texts=tuple(
+                        misspell(text, spelling_noise, generator) for text in example.texts
+                    ),
+                )
+                for example in self.examples
+            ]
         self._longest = config.data.sequence_length
         self._tokenizer = tokenizer
         self._regression = config.task == "regression"
