@@ -205,7 +205,7 @@ class FlaxAttention(nn.MultiHeadDotProductAttention):
 def flax_layers() -> Iterator[None]:
     """Layers traced inside have Flax's attention: the library itself has no such choice."""
 
-    def make_attention(kind, *, engine, **fields):
+    def make_attention(kind, *, engine, projection, **fields):
         return FlaxAttention(**fields)
 
     original = layers.make_attention

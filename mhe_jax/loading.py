@@ -43,6 +43,7 @@ __all__ = [
     "options_of",
     "parse_compare_arguments",
     "parse_evaluation_arguments",
+    "parse_fields",
     "parse_target",
     "parse_train_arguments",
     "run_entry_point",
@@ -139,7 +140,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
 
     def parse(default: Config) -> Config:
         how = (tyro.conf.FlagConversionOff,)
-        return _parse(Config, default, rest, f"train.py {name}", how)
+        return parse_fields(Config, default, rest, f"train.py {name}", how)
 
     default = load_config(name)
     config = parse(default)
@@ -204,7 +205,7 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
     import tyro
 
     tokens = [token for option in own.values() for token in option]
-    target = _parse(Target, Target(), tokens, "train.py", (tyro.conf.FlagCreatePairsOff,))
+    target = parse_fields(Target, Target(), tokens, "train.py", (tyro.conf.FlagCreatePairsOff,))
     if not target.topology:
         raise InputError(f"--compile_only needs --topology; usage: {TARGET_USAGE}")
     if target.num_slices < 1:
@@ -251,7 +252,7 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
     import tyro
 
     default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
-    parsed = _parse(
+    parsed = parse_fields(
         _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
     )
     values = dataclasses.asdict(parsed)
@@ -291,13 +292,13 @@ def parse_compare_arguments(arguments: Sequence[str]) -> tuple[list[str], Compar
     paths, rest = list(arguments[:first]), arguments[first:]
     if not paths and not {"-h", "--help"} & set(rest):
         raise InputError(f"no runs given; usage: {COMPARE_USAGE}")
-    settings = _parse(Comparison, Comparison(), rest, "eval.py compare RUNS...", ())
+    settings = parse_fields(Comparison, Comparison(), rest, "eval.py compare RUNS...")
     if any(length < 1 for length in settings.lengths):
         raise InputError(f"--lengths is {settings.lengths}: takes 1 or more")
     return paths, settings
 
 
-def _parse(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any) -> T:
+def parse_fields(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any = ()) -> T:
     """`default` with the overrides of a command line, by tyro; its boxed errors made one line."""
     import tyro
 

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from mhe_jax.attention.published import TRANSLATION
-from mhe_jax.config import Config
+from mhe_jax.config import Config, KroneckerConfig
 from mhe_jax.data import resolve
 from mhe_jax.loading import check, check_devices, load_config
 from mhe_jax.model import count_parameters, make_model
@@ -49,8 +49,8 @@ def parameters(config: Config) -> dict[str, int]:
 
 
 def test_all_are_there():
-    expected = "bert_base demo glue hashformer multi30k ptb_lm squad superglue wikitext103_lm "
-    expected += "wikitext2_lm wikitext2_mlm wmt14_base wmt14_big"
+    expected = "bert_base demo glue hashformer multi30k ptb_lm shapeshifter squad superglue "
+    expected += "wikitext103_lm wikitext2_lm wikitext2_mlm wmt14_base wmt14_big"
     assert {path.stem for path in CONFIGS} == set(expected.split())
 
 
@@ -109,6 +109,15 @@ def test_wmt14_has_the_published_number_of_attention_parameters(name, kind):
     model = dataclasses.replace(config.model, attention=attention)
     found = parameters(dataclasses.replace(config, model=model))
     assert found["attention"] == getattr(row, kind)
+
+
+@pytest.mark.parametrize("variant", ["", "wmt"])
+def test_shapeshifter_has_ten_times_fewer_parameters_than_its_dense_model(variant):
+    (path,) = (path for path in CONFIGS if path.stem == "shapeshifter")
+    config = load(path, variant)
+    dense = dataclasses.replace(config.model, kronecker=KroneckerConfig())
+    found = parameters(dataclasses.replace(config, model=dense))["total"]
+    assert found >= 10 * parameters(config)["total"]
 
 
 def test_bert_base_has_the_published_number_of_attention_parameters():

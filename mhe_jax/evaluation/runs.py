@@ -14,10 +14,10 @@ from typing import Any
 from mhe_jax import sweep
 from mhe_jax.config import Config, InputError
 from mhe_jax.fields import did_you_mean, leaves, load_json, nearest, to_dict
-from mhe_jax.training import tracking
+from mhe_jax.training import resume, summary, tracking
 
 # Of the run: what it is and what came of it, see `mhe_jax.training`.
-CONFIG, RESULT = sweep.CONFIG, sweep.RESULT
+CONFIG, RESULT = resume.FILE, summary.FILE
 VALIDATION = "best_validation_loss"
 # Numbers of a result that are no scores.
 NO_SCORES = ("seconds", "length_penalty", "temperature", "top_p", "nats", "per_second")

@@ -64,7 +64,8 @@ def attention(config: ModelConfig, role: Role, name: str, *, decode: bool = Fals
     return make_attention(
         c.kind,
         num_heads=c.num_heads,
-        qkv_features=c.qkv_features,
+        # Said outright: a cache is filled before any query tells the width.
+        qkv_features=c.qkv_features or config.features,
         engine=c.engine,
         projection=projection(config, config.kronecker.attention),
         dropout_rate=c.dropout_rate,

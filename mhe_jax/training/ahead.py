@@ -19,8 +19,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from mhe_jax.checks import mesh_shape
 from mhe_jax.config import Config
-from mhe_jax.data import examples, pairs
+from mhe_jax.data import examples, pairs, resolve
 from mhe_jax.data.hashing import BYTES
+from mhe_jax.data.tasks.labelled import empty_row
 from mhe_jax.loading import Target
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding, summary
@@ -41,6 +42,7 @@ def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
     Raises:
       InputError: no such target, or the config cannot be laid over it.
     """
+    config = resolve(config)
     devices = describe_devices(target.topology, target.num_slices)
     answer = search_batch if target.search_batch else compile_step
     found = {"topology": target.topology, "num_slices": target.num_slices}
@@ -136,15 +138,17 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     if config.task == "mlm":
         size, rate = config.model.vocabulary_size, config.data.mask_rate
         row = examples.mlm_row([], length, size, rate, np.random.default_rng(0))
-    elif config.task == "lm":
-        row = examples.lm_row([], length)
-    elif config.task == "shuffle_random":
-        inputs = {"tokens": examples.begun([], length)}
-        if not config.model.has_table:
-            inputs["signatures"] = np.zeros((length, BYTES), np.uint8)
-        row = examples.shuffle_random_row(inputs, 0, 0.0, np.random.default_rng(0))
-    else:
+    elif config.task in ("lm", "shuffle_random"):
+        row = examples.lm_row([], length)  # of the same arrays
+    elif config.task == "translation":
         row = examples.translation_row([], [], length)
+    else:
+        row = empty_row(config, length)
+    if config.data.packing:
+        of = examples.SEGMENTS_OF
+        row |= {of[name]: row[name] for name in of if name in row}
+    if not config.model.has_table:
+        row[objective.SIGNATURES] = np.zeros((*row["tokens"].shape, BYTES), np.uint8)
     spread = NamedSharding(mesh, sharding.BATCH)
     return {
         name: jax.ShapeDtypeStruct((rows, *row[name].shape), row[name].dtype, sharding=spread)
@@ -156,9 +160,10 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     """`compile_step` of the largest batch that fits, with all `tries`.
 
     Batches are multiples of the smallest that the mesh divides, or of data.row_multiple in
-    translation. Powers of two, from the one that the smallest lets expect on, until one does not
-    fit; then between what fits and what does not, by turns where the bytes of both say and halfway.
-    Where not even the smallest fits, it is the answer.
+    translation. After the smallest comes the power of two that it lets expect; from two that fit on
+    where the line through their bytes reaches the memory, until one does not fit; then between what
+    fits and what does not, by turns where the bytes of both say and halfway. Where not even the
+    smallest fits, it is the answer.
     """
     data, fsdp, _ = mesh_shape(config.mesh, len(devices))
     unit = data * fsdp * config.optimizer.accumulate_steps
@@ -176,11 +181,12 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         )
         return found["fits"]
 
-    most, too_many = 0, 1
+    most, too_many, step = 0, 1, 1
     if fits(1):
         most, too_many = 1, 2 ** max(1, int(math.log2(_expected(tries[1]))))
         while fits(too_many):
-            most, too_many = too_many, 2 * too_many
+            reached = _reached(most, too_many, tries)
+            most, too_many, step = too_many, max(too_many + step, reached), 2 * step
     while most and too_many - most > 1:
         middle = (most + too_many) // 2
         if len(tries) % 2:
@@ -204,11 +210,15 @@ def _expected(smallest: dict[str, Any]) -> float:
 
 
 def _between(most: int, too_many: int, tries: dict[int, dict[str, Any]]) -> int:
-    """Where the line through the bytes of what fits and of what does not reaches the HBM."""
-    low, high = (tries[n]["bytes_per_chip"]["total"] for n in (most, too_many))
-    free, hbm = max(1, high - low), tries[most]["hbm_bytes"] or low
-    guess = most + int((hbm - low) / free * (too_many - most))
-    return min(max(guess, most + 1), too_many - 1)
+    """`_reached`, strictly between what fits and what does not."""
+    return min(max(_reached(most, too_many, tries), most + 1), too_many - 1)
+
+
+def _reached(few: int, many: int, tries: dict[int, dict[str, Any]]) -> int:
+    """Where the line through the bytes of two batches reaches the HBM; at most twice the larger."""
+    low, high = (tries[n]["bytes_per_chip"]["total"] for n in (few, many))
+    each, hbm = max(1, high - low) / (many - few), tries[few]["hbm_bytes"] or low
+    return min(few + int((hbm - low) / each), 2 * many)
 
 
 def with_rows(config: Config, rows: int) -> Config:

@@ -1,14 +1,15 @@
 """Operations of a train step, counted from the shapes of its config."""
 
 from mhe_jax.attention.cost import Shape, forward_flops
-from mhe_jax.config import Config, Role
+from mhe_jax.config import LABELLED, Config, Role
 from mhe_jax.data.examples import num_predictions
 
 FORMULA = (
     "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F) "
     "+ head, with attention of `mhe_jax.attention.cost.forward_flops` for each sublayer (in the "
-    "cheapest form of its kind, (T + 1)/2 keys where causal), and head 2·M·V for a target token, "
-    "2·M² + 2·M·V for each masked one, or 6·M for each token of shuffle_random"
+    "cheapest form of its kind, (T + 1)/2 keys where causal), and head 2·M·V for each target token "
+    "or 2·M² + 2·M·V for each masked token; embeddings and the heads of other tasks, next to "
+    "nothing, are left out, and Kronecker products count as the matrices that they stand for"
 )
 
 
@@ -20,11 +21,11 @@ def step_flops(config: Config, rows: int) -> float:
     if config.task == "lm":
         return 3.0 * rows * T * (m.num_layers * causal + logits)
     encoder = m.num_layers * (attention_flops(config, "encoder", T) + mlp)
+    if config.task in (*LABELLED, "shuffle_random"):
+        return 3.0 * rows * T * encoder
     if config.task == "mlm":
         head = num_predictions(T, config.data.mask_rate) * (2 * m.features**2 + logits)
         return 3.0 * rows * (T * encoder + head)
-    if config.task == "shuffle_random":
-        return 3.0 * rows * T * (encoder + 6 * m.features)
     decoder_layers = m.num_decoder_layers or m.num_layers
     decoder = decoder_layers * (causal + attention_flops(config, "cross", T))
     return 3.0 * rows * T * (encoder + decoder + logits)

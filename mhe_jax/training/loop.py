@@ -213,8 +213,8 @@ class _Loop:
         c, device = self.config, self.mesh.devices.flat[0].device_kind
 
         def flops(shapes: dict[str, tuple[int, ...]]) -> float:
-            rows, length = shapes[objective.INPUTS[c.task][0]]
-            return step_flops(set_field(c, "data.sequence_length", length), rows)
+            *rows, length = shapes[objective.INPUTS[c.task][0]]
+            return step_flops(set_field(c, "data.sequence_length", length), math.prod(rows))
 
         peak = PEAK[device] * self.mesh.size if device in PEAK else None
         skip = c.train.skip_nonfinite

@@ -26,7 +26,7 @@ TAKEN = ("embeddings", "encoder")
 MAY_DIFFER = re.compile(
     r"(attention\.|attention_by_role\.\w+\.)?dropout_rate|num_(classes|spans|decoder_layers)|pooling"
     r"|attention(_by_role\.\w+)?\.(form|engine)|attention_by_role\.(decoder|cross)\..*"
-    r"|remat|dtype"
+    r"|kronecker\.apply|remat|dtype"
 )
 
 

@@ -219,7 +219,7 @@ def test_tfds_numbers_become_names(config, monkeypatch):
         {"premise": b"a", "hypothesis": b"b", "label": np.int64(2), "idx": np.int32(7)},
         {"premise": b"c", "hypothesis": b"d", "label": np.int64(-1), "idx": np.int32(8)},
     ]
-    monkeypatch.setattr(tfds_source, "open_rows", lambda written: rows)
+    monkeypatch.setattr(tfds_source, "open_rows", lambda written, cache: rows)
     given = config("mnli", train=("tfds:glue/mnli:train",), test=("tfds:glue/mnli:test",))
     found = read_examples(given, "test")
     assert [(e.texts, e.label, e.index) for e in found] == [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.attention import KINDS
-from mhe_jax.config import AttentionConfig
+from mhe_jax.config import AttentionConfig, KroneckerConfig
 from mhe_jax.model import make_model, unroll_layers
 
 T, PREFILL = 5, 3
@@ -30,9 +30,12 @@ def step(model, params, cache, tokens, positions):
 
 @pytest.mark.parametrize("scan_layers", [True, False])
 @pytest.mark.parametrize("task", ["lm", "translation"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_prefill_and_steps_equal_the_full_pass(tiny, kind, task, scan_layers):
-    config = tiny.config(kind, scan_layers=scan_layers, positions="learned")
+@pytest.mark.parametrize(
+    ("kind", "kronecker"),
+    [*((kind, KroneckerConfig()) for kind in KINDS), ("mhe_mul", KroneckerConfig(2, 2, 2))],
+)
+def test_prefill_and_steps_equal_the_full_pass(tiny, kind, kronecker, task, scan_layers):
+    config = tiny.config(kind, scan_layers=scan_layers, positions="learned", kronecker=kronecker)
     params = tiny.params(task, config)
     model = make_model(task, config)
     inputs = tiny.inputs(task)

@@ -46,7 +46,7 @@ def test_equations(tiny, name, norm_position):
     layer, arguments = {
         "encoder": (EncoderLayer(config), (x, mask)),
         "language_model": (DecoderLayer(config), (x,)),
-        "decoder": (DecoderLayer(config, cross=True), (x, None, encoded, valid)),
+        "decoder": (DecoderLayer(config, cross=True), (x, None, encoded, Mask.padding(valid))),
     }[name]
     p = random_like(jax.eval_shape(layer.init, jax.random.key(0), *arguments))["params"]
 
@@ -112,7 +112,7 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
     module = attention(of_config, "cross", "cross_attention", decode=True)
     assert type(module) is KINDS[kind]
     got = {field: getattr(module, field) for field in ("num_heads", "qkv_features", "engine")}
-    assert got == {"num_heads": 4, "qkv_features": width, "engine": "xla"}
+    assert got == {"num_heads": 4, "qkv_features": width or 12, "engine": "xla"}
     assert module.dropout_rate == 0.25
     assert module.use_bias and module.normalize_qk and module.force_fp32_for_softmax  # noqa: PT018
     assert (module.dtype, module.decode, module.name) == ("bfloat16", True, "cross_attention")

@@ -11,10 +11,12 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
+from labelled_files import write
 
 from mhe_jax import data
 from mhe_jax.attention import mesh
 from mhe_jax.config import InputError
+from mhe_jax.data.tasks.table import TABLE
 from mhe_jax.loading import Target, parse_target, save_json
 from mhe_jax.training import ahead, sharding, topology
 
@@ -128,6 +130,40 @@ def test_batches_have_the_shapes_of_training(tiny, task):
         assert leaf.sharding.spec == sharding.BATCH
     # No batch is bigger.
     assert max(b["labels"].size for b in found) == real["labels"].size
+
+
+@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
+def test_packed_batches_too(tiny, task):
+    config = tiny(task, **{"data.packing": True, "data.length_buckets": ()})
+    tokenizer = data.make_tokenizer(config, Path(config.workdir + ".model"))
+    real = data.train_batches(config, tokenizer).batch(0)
+    abstract = ahead.abstract_batch(config, sharding.make_mesh(config))
+    assert any("segments" in name for name in abstract)
+    for name, leaf in abstract.items():
+        assert leaf.shape[1:] == real[name].shape[1:], name
+        assert leaf.dtype == real[name].dtype, name
+
+
+@pytest.mark.parametrize("dataset", ["sst2", "stsb", "copa", "squad"])
+def test_batches_of_labelled_tasks(tiny, tmp_path, dataset):
+    first, *_ = write(dataset, tmp_path)
+    config = tiny(
+        TABLE[dataset].task,
+        **{
+            "data.dataset": dataset,
+            "data.directory": str(tmp_path),
+            "data.train": (first,),
+            "data.length_buckets": (96,),
+            "data.sequence_length": 96,
+            "model.max_length": 128,
+        },
+    )
+    tokenizer = data.make_tokenizer(config, Path(config.workdir + ".model"))
+    batches = data.train_batches(config, tokenizer)
+    abstract = ahead.abstract_batch(config, sharding.make_mesh(config, jax.devices()[:1]))
+    real = batches.batch(0)
+    for name, leaf in abstract.items():
+        assert (leaf.shape, leaf.dtype) == (real[name].shape, real[name].dtype), name
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,20 @@ def cut(first: int, second: int, room: int) -> tuple[int, int]:
     return min(first, room - second), second
 
 
+def empty_row(config: Config, length: int) -> Row:
+    """What the rows of a labelled task hold, in shape and type; the numbers are 0."""
+    choices = (len(row_of(config).texts) - 1,) if config.task == "multiple_choice" else ()
+    of_label = (2,) if config.task == "span" else ()
+    kind = np.float32 if config.task == "regression" else np.int32
+    texts = {name: (*choices, length) for name in ("tokens", "token_types", "marks")}
+    return {
+        **{name: np.zeros(shape, np.int32) for name, shape in texts.items()},
+        "labels": np.zeros(of_label, kind),
+        "weights": np.zeros(of_label, np.float32),
+        "index": np.zeros((), np.int32),
+    }
+
+
 class LabelledRows:
     """The examples of a split, tokenized, misspelt first with `spelling_noise`."""
 

@@ -1,0 +1,51 @@
+"""How the runs of a sweep ended."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.config import InputError
+
+FILE = "sweep.json"
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """One line a run, as Markdown: how it ended, its best validation loss, how long it took."""
+    lines = ["| run | | best validation loss | seconds |", "|---|---|---:|---:|"]
+    for each in runs:
+        result = each.get("result") or {}
+        loss, seconds = result.get("best_validation_loss"), result.get("training_seconds")
+        status = each["status"]
+        if status == "failed":
+            status = "failed: " + each["reason"].replace("|", "/")
+        shown = "" if loss is None else f"{loss:.4f}"
+        lines.append(
+            f"| {each['name']} | {status} | {shown} | {'' if seconds is None else seconds} |"
+        )
+    return "\n".join(lines)
+
+
+def save(workdir: Path, runs: list[dict[str, Any]]) -> None:
+    """Writes sweep.json; runs of earlier sweeps in the same place stay in it."""
+    path = workdir / FILE
+    known = {each["name"]: each for each in read(workdir)} | {each["name"]: each for each in runs}
+    draft = path.with_name(f".{FILE}.{os.getpid()}")
+    draft.write_text(json.dumps({"runs": list(known.values())}, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def read(workdir: Path) -> list[dict[str, Any]]:
+    """The runs of sweep.json, [] where there is none.
+
+    Raises:
+      InputError: it is not what a sweep writes.
+    """
+    path = workdir / FILE
+    if not path.exists():
+        return []
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["runs"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: is not what a sweep writes") from None

@@ -1,0 +1,115 @@
+"""A trained run, its matrices factorized: scores the same at full rank, and trains on."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from mhe_jax.config import InputError, KroneckerConfig
+from mhe_jax.evaluation import evaluate
+from mhe_jax.loading import load_json, set_field
+from mhe_jax.training.factorize import factorize
+from mhe_jax.training.loop import train
+from mhe_jax.training.tracking import read
+
+FULL = KroneckerConfig(attention=999, mlp=999, embedding=999)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """Where the one trained run of all tests lies."""
+    return tmp_path_factory.mktemp("dense") / "run"
+
+
+@pytest.fixture
+def trained(tiny, dense):
+    config = tiny(
+        "lm",
+        **{
+            "workdir": str(dense),
+            "data.test": ("validation.en",),
+            "train.num_steps": 60,
+            "train.eval_every": 60,
+            "optimizer.learning_rate": 1e-2,
+        },
+    )
+    train(config, jax.devices()[:1])  # once: a finished run gives its result
+    return config
+
+
+def scores(run, which):
+    config = load_json(Path(run) / "config.json")
+    evaluation = dataclasses.replace(config.evaluation, checkpoint=which)
+    return evaluate(Path(run), evaluation)
+
+
+def test_full_rank_scores_as_the_dense_run_and_less_does_not(trained, tmp_path):
+    found = factorize(trained.workdir, tmp_path / "full", FULL)
+    assert max(found["errors"].values()) < 1e-5
+    first, then = scores(trained.workdir, "best"), scores(tmp_path / "full", "last")
+    assert then["loss"] == pytest.approx(first["loss"], rel=1e-5)
+
+    few = factorize(trained.workdir, tmp_path / "few", KroneckerConfig(attention=1, mlp=1))
+    assert 0 < few["factorized"] < few["dense"]
+    assert not any("token" in path for path in few["errors"])
+    assert all(0.01 < error < 1 for error in few["errors"].values())
+    assert scores(tmp_path / "few", "last")["loss"] > 1.001 * first["loss"]
+
+
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_the_same_command_trains_on_from_there(tiny, trained, tmp_path, ema):
+    run = trained.workdir
+    if ema is not None:
+        run = str(tmp_path / "averaged")
+        averaged = set_field(set_field(trained, "optimizer.ema_decay", ema), "workdir", run)
+        train(averaged, jax.devices()[:1])
+    new = tmp_path / "new"
+    factorize(run, new, KroneckerConfig(attention=2, mlp=2))
+    config = load_json(new / "config.json")
+    before = scores(new, "last")["loss"]
+    result = train(config, jax.devices()[:1])
+    assert result["steps"] == 60
+    steps = [line["step"] for line in read(new / "metrics.jsonl") if line["split"] == "train"]
+    assert steps[0] == 2, "log_every is 2: it began with the first step"
+    assert scores(new, "best")["loss"] < before
+
+
+def test_what_is_wrong_is_told_and_nothing_is_written(trained, tmp_path):
+    new, one = tmp_path / "new", KroneckerConfig(mlp=1)
+    with pytest.raises(InputError, match="no run at .*nowhere: it has no config.json"):
+        factorize(tmp_path / "nowhere", new, one)
+    with pytest.raises(InputError, match="no rank is given"):
+        factorize(trained.workdir, new, KroneckerConfig(apply="factored"))
+    with pytest.raises(InputError, match="model.kronecker.mlp"):
+        factorize(trained.workdir, new, KroneckerConfig(mlp=0))
+    assert not new.exists()
+    with pytest.raises(InputError, match="is there already: takes a new directory"):
+        factorize(trained.workdir, trained.workdir, one)
+    factorize(trained.workdir, new, one)
+    with pytest.raises(InputError, match="is factorized already"):
+        factorize(new, tmp_path / "newer", one)
+
+
+def test_command_line(trained, tmp_path):
+    command = [sys.executable, "-m", "mhe_jax.training.factorize"]
+
+    def run(*arguments):
+        found = subprocess.run(
+            [*command, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT
+        )
+        return found.returncode, found.stdout, found.stderr
+
+    status, out, err = run(trained.workdir, tmp_path / "new", "--mlp", 2)
+    assert status == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert err.count("\n") == len(found["errors"]) > 0
+    status, out, err = run(trained.workdir, tmp_path / "newer", "--mlp", "many")
+    assert (status, out) == (2, "")
+    assert err == "error: --mlp is 'many': takes a whole number or None\n"
+    assert run(trained.workdir)[0] == 2
+    assert run("--help")[0] == 0

@@ -1,0 +1,59 @@
+"""The formula of the log's MFU against the operations that the compiler counts."""
+
+import jax
+import pytest
+
+from mhe_jax.config import KroneckerConfig
+from mhe_jax.loading import set_field
+from mhe_jax.model import make_model
+from mhe_jax.training import objective, sharding
+from mhe_jax.training.ahead import abstract_batch
+from mhe_jax.training.flops import step_flops
+
+ROWS, T, M, V = 8, 32, 128, 1000
+TASKS = ["mlm", "lm", "translation", "classification"]
+
+
+def config_of(tiny, task):
+    fields = {
+        "model.features": M,
+        "model.mlp_features": 4 * M,
+        "model.vocabulary_size": V,
+        "model.num_layers": 2,
+        "model.max_length": T,
+        "model.attention.kind": "mha",
+        "data.sequence_length": T,
+        "data.length_buckets": (),
+        "data.batch_size": ROWS,
+        "data.tokens_per_batch": 2 * ROWS * T,
+    }
+    if task == "classification":
+        fields["model.num_classes"] = 2
+    config = tiny("mlm")
+    for name, value in {"task": task, **fields}.items():
+        config = set_field(config, name, value)
+    return config
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_formula_counts_what_the_compiler_counts(tiny, task):
+    config = config_of(tiny, task)
+    model = make_model(task, config.model)
+    params = objective.make_initializer(task, model, T)(jax.random.key(0))
+    sums = objective.make_sums(task, model)
+    mesh = sharding.make_mesh(config, jax.devices()[:1])
+    shapes = abstract_batch(config, mesh)
+
+    def loss(params, batch):
+        return sums(params, batch, jax.random.key(0))["loss"]
+
+    counted = jax.jit(jax.grad(loss)).lower(params, shapes).cost_analysis()["flops"]
+    # Softmax, normalization and the like are not in the formula.
+    assert step_flops(config, ROWS) == pytest.approx(counted, rel=0.1)
+
+
+def test_kronecker_products_count_as_the_matrices_they_stand_for(tiny):
+    config = config_of(tiny, "lm")
+    small = set_field(config, "model.kronecker.mlp", 4)
+    assert small.model.kronecker == KroneckerConfig(mlp=4)
+    assert step_flops(small, ROWS) == step_flops(config, ROWS)
