@@ -66,7 +66,7 @@ def wikitext2(small: bool) -> Config:
             weight_decay=0.01,
         ),
         train=TrainConfig(
-            num_steps=150 if small else 6000,
+            num_steps=150 if small else 4000,
             eval_every=50 if small else 1000,
             checkpoint_every=50 if small else 1000,
         ),
