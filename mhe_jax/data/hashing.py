@@ -27,6 +27,7 @@ UNKNOWN = "<unk>"  # stands in texts for a word that is not known
 KEY = b"en"
 RING_SEED = 42
 CHUNK = 256  # words whose features are looked at at once
+LONGEST = 256  # characters of a word that LSH looks at: its features take the square of them
 
 _WORD = re.compile(rf"{UNKNOWN}|\w+|(?:(?!{UNKNOWN})[^\w\s])+")
 _INNER, _OUTER = (bytes(pad ^ b for b in KEY.ljust(64, b"\0")) for pad in (0x36, 0x5C))
@@ -102,7 +103,7 @@ class LSH:
 
     def _in_parts(self, words: Sequence[str]):
         for start in range(0, len(words), CHUNK):
-            yield self.features(words[start : start + CHUNK])
+            yield self.features([word[:LONGEST] for word in words[start : start + CHUNK]])
 
     def features(self, words: Sequence[str]) -> Features:
         """The pieces of each word, its prefixes and suffixes.

@@ -98,6 +98,13 @@ def test_similar_words_have_similar_lsh_and_other_md(lsh):
     assert equal_bits(MD(), "läuft", "läufts") < 0.65
 
 
+def test_a_word_without_end_is_looked_at_from_its_beginning(lsh):
+    long = "abc" * 20_000
+    np.testing.assert_array_equal(lsh.signatures([long]), lsh.signatures([long[:256]]))
+    assert lsh.buckets([long], 1009) == lsh.buckets([long[:256]], 1009)
+    assert (MD().signatures([long]) != MD().signatures([long[:256]])).any()
+
+
 def test_no_words(lsh):
     for family in (lsh, MD()):
         assert family.signatures([]).shape == (0, 16)
