@@ -72,7 +72,8 @@ class Pool(nn.Module):
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
         """`ordinary` [B, T] is false at special tokens, whose chunks are all 0."""
         M = self.features
-        init = nn.initializers.normal(M**-0.5)
+        # The mean of 13 rows begins with the variance that one row of an ordinary table has.
+        init = nn.initializers.normal((len(CHUNKS) / M) ** 0.5)
         table = self.param("table", named(init, (None, "embed")), (ROWS, M), self.param_dtype)
         weights = self.param(
             "weights",

@@ -136,6 +136,14 @@ def test_gradients_are_finite_and_dropout_is_drawn(inputs, kind):
     assert (one[0] == two[0]) == (kind == "proj")  # which has no dropout
 
 
+@pytest.mark.parametrize("kind", EMBEDDINGS)
+def test_activations_begin_as_those_of_a_table(kind):
+    """With variance 1/M, of which proj has 1/127 whatever M is."""
+    bits = jnp.asarray(np.random.default_rng(0).integers(0, 2, (5, 40, 128)))
+    found, _ = EMBEDDINGS[kind](127).init_with_output(jax.random.key(1), bits, bits[..., 0] > -1)
+    assert float(jnp.std(found)) == pytest.approx(127**-0.5, rel=0.15)
+
+
 @pytest.mark.parametrize("kind", ALONE)
 def test_parameters_of_a_module(kind):
     bits, ordinary = jnp.zeros((1, 2, 128), jnp.int32), jnp.ones((1, 2), bool)
