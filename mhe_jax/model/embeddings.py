@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.hashed import HashEmbedding
+from mhe_jax.model.hashed import BITS, HashEmbedding
 from mhe_jax.model.kronecker import KroneckerEmbed
 from mhe_jax.model.layers import layer_norm
 
@@ -109,7 +109,7 @@ class Embeddings(nn.Module):
 
         Raises:
           ValueError: rows longer than `max_length`; token types where the config has none;
-            signatures where there is a table, or none where there is no table.
+            signatures where there is a table; none where there is no table, but for `init`.
         """
         c = self.config
         if tokens.shape[1] > c.max_length:
@@ -118,6 +118,9 @@ class Embeddings(nn.Module):
             )
         if token_types is not None and not c.num_token_types:
             raise ValueError("token_types are given, but model.num_token_types is 0")
+        if not c.has_table and signatures is None and self.is_initializing():
+            # The parameters do not depend on them.
+            signatures = jnp.zeros((*tokens.shape, BITS // 8), jnp.uint8)
         if (signatures is None) != c.has_table:
             raise ValueError(f"signatures are for model.hashing without a table, not {c.hashing}")
         if positions is None:

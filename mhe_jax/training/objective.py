@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.config import LABELLED, Task
-from mhe_jax.data.hashing import BYTES as SIGNATURE_BYTES
 
 Batch = dict[str, jax.Array]
 # (params, batch, dropout key or None) -> sums.
@@ -65,12 +64,10 @@ def keywords(task: Task) -> tuple[str, ...]:
     return (*SEGMENTS.get(task, ()), SIGNATURES)
 
 
-def make_initializer(task: Task, model: Any, length: int) -> Callable[[jax.Array], Any]:
+def make_initializer(task: Task, model: nn.Module, length: int) -> Callable[[jax.Array], Any]:
     """`key -> params` of `model`, boxed with logical names under sharding rules."""
     inputs = [np.zeros((1, length), np.int32) for _ in INPUTS[task]]
-    has_table = model.config.has_table
-    hashes = {} if has_table else {SIGNATURES: np.zeros((1, length, SIGNATURE_BYTES), np.uint8)}
-    return lambda key: model.init(key, *inputs, **hashes)["params"]
+    return lambda key: model.init(key, *inputs)["params"]
 
 
 def make_sums(

@@ -235,8 +235,9 @@ def test_a_token_by_itself_sees_no_other(tiny, kind):
 def test_signatures_are_asked_for(tiny, task):
     positional, signatures = hashed_inputs(task)
     model = make_model(task, encoder(tiny))
+    params = jax.eval_shape(model.init, jax.random.key(0), *positional)
     with pytest.raises(ValueError, match="signatures are for model.hashing without a table"):
-        jax.eval_shape(model.init, jax.random.key(0), *positional)
+        jax.eval_shape(model.apply, params, *positional)
     model = make_model(task, encoder(tiny, hashing="md_emb"))
     with pytest.raises(ValueError, match="signatures are for model.hashing without a table"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), *positional, signatures=signatures))
