@@ -8,6 +8,7 @@ import sys
 
 from mhe_jax.config import InputError
 from mhe_jax.loading import (
+    output,
     parse_compare_arguments,
     parse_evaluation_arguments,
     run_entry_point,
@@ -24,14 +25,13 @@ def main() -> None:
             raise InputError(f"eval.py paper takes no arguments, not {arguments[0]}")
         from mhe_jax.evaluation import paper
 
-        print(paper.tables())
-        print(json.dumps(paper.summary()))
+        output(f"{paper.tables()}\n{json.dumps(paper.summary())}\n")
         return
     if command == "compare":
         paths, comparison = parse_compare_arguments(arguments)
         from mhe_jax.evaluation import report
 
-        print(json.dumps(report.compare(paths, comparison)))
+        output(json.dumps(report.compare(paths, comparison)) + "\n")
         return
     processes, arguments = take_flags(sys.argv[1:])
     run, evaluation, action = parse_evaluation_arguments(arguments)
@@ -41,17 +41,14 @@ def main() -> None:
         if action == "score":
             result = evaluate(run, evaluation)
             if writes:
-                print(json.dumps(result))
+                output(json.dumps(result) + "\n")
             return
-
-        def write(text: str) -> None:
-            sys.stdout.buffer.write(text.encode())
-            sys.stdout.buffer.flush()
-
+        if sys.stdin is None:
+            raise InputError("standard input is closed: takes the lines to read")
         lines = input_lines(sys.stdin.buffer)
         chunk = 1 if sys.stdin.isatty() else None
         answer = translate if action == "translate" else generate
-        print(json.dumps(answer(run, evaluation, lines, write, chunk=chunk)), file=sys.stderr)
+        print(json.dumps(answer(run, evaluation, lines, output, chunk=chunk)), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import json
 import sys
 
 from mhe_jax import sweep
-from mhe_jax.loading import parse_target, parse_train_arguments, run_entry_point
+from mhe_jax.loading import output, parse_target, parse_train_arguments, run_entry_point
 from mhe_jax.training.distributed import joined, take_flags
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     if sweep.is_sweep(sys.argv[1:]):
         found = sweep.run(sweep.parse(sys.argv[1:]), __file__)
         print(sweep.table(found["runs"]), file=sys.stderr)
-        print(json.dumps(found))
+        output(json.dumps(found) + "\n")
         sys.exit(1 if found["failed"] else 0)
     # jax starts after the arguments are right.
     target, arguments = parse_target(sys.argv[1:])
@@ -25,7 +25,7 @@ def main() -> None:
         config = parse_train_arguments(arguments)
         from mhe_jax.training.ahead import compile_ahead
 
-        print(json.dumps(compile_ahead(config, target)))
+        output(json.dumps(compile_ahead(config, target)) + "\n")
         return
     processes, arguments = take_flags(arguments)
     config = parse_train_arguments(arguments)
@@ -34,7 +34,7 @@ def main() -> None:
 
         result = train(config)
         if writes:
-            print(json.dumps(result))
+            output(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ AT_LEAST_0 = ("takes 0 or more", lambda x: x >= 0)
 POSITIVE = ("takes a finite number above 0", lambda x: 0 < x < math.inf)
 NOT_NEGATIVE = ("takes a finite number, 0 or more", lambda x: 0 <= x < math.inf)
 SHARE = ("takes a number from 0 to below 1", lambda x: 0 <= x < 1)
+SEED = ("takes 0 or more, below 2**63", lambda x: 0 <= x < 1 << 63)
 INSIDE_0_1 = ("takes a number above 0 and below 1", lambda x: 0 < x < 1)
 RANGES = {
     "model.vocabulary_size": AT_LEAST_1,
@@ -85,7 +86,7 @@ RANGES = {
     "optimizer.ema_decay": INSIDE_0_1,
     "optimizer.label_smoothing": SHARE,
     "train.num_steps": AT_LEAST_1,
-    "train.seed": AT_LEAST_0,
+    "train.seed": SEED,
     "train.eval_every": AT_LEAST_1,
     "train.eval_batches": AT_LEAST_1,
     "train.checkpoint_every": AT_LEAST_1,
@@ -101,7 +102,7 @@ RANGES = {
     "evaluation.temperature": NOT_NEGATIVE,
     "evaluation.top_k": AT_LEAST_1,
     "evaluation.top_p": ("takes a number above 0, at most 1", lambda x: 0 < x <= 1),
-    "evaluation.seed": AT_LEAST_0,
+    "evaluation.seed": SEED,
     "evaluation.spelling_noise": ("takes a number from 0 to 1", lambda x: 0 <= x <= 1),
     "evaluation.answer_length": AT_LEAST_1,
     "evaluation.no_answer_threshold": ("takes a finite number", math.isfinite),
@@ -218,7 +219,7 @@ def _check_encoder(config: Config) -> None:
         raise _refuse("data.packing", data.packing, f"not with {which}")
     if model.hashing is None:
         return
-    if model.hashing.startswith("md_") and data.tokenizer is not None:
+    if not model.has_pieces and data.tokenizer is not None:
         raise _refuse("data.tokenizer", data.tokenizer, f"model.hashing {model.hashing} has none")
     if model.has_table:
         if model.vocabulary_size < 7:

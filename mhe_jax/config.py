@@ -219,6 +219,11 @@ class ModelConfig:
         """Whether each token has a row of a table, and is not embedded by its hash's bits."""
         return self.hashing is None or self.hashing.endswith("_emb")
 
+    @property
+    def has_pieces(self) -> bool:
+        """Whether a sentencepiece model cuts texts, or the words that are hashed."""
+        return self.hashing is None or self.hashing.startswith("lsh_")
+
     def attention_for(self, role: Role) -> AttentionConfig:
         """`attention` with what `attention_by_role` says of `role` laid over it."""
         override = getattr(self.attention_by_role, role)

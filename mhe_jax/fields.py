@@ -4,6 +4,7 @@ Strict both ways: an unknown name or a value of another type is an `InputError` 
 allowed, and what was written reads back equal.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -106,7 +107,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
                 return tuple(part for _, part in parts)
     elif hint is float and type(value) in (int, float):
         return float(value)
-    elif type(value) is hint:
+    elif type(value) is hint and (hint is not str or "\0" not in value):  # ends a file's name
         return value
     raise InputError(f"{name} is {value!r}: takes {allowed_values(hint)}")
 
@@ -158,10 +159,24 @@ def from_dict(values: dict[str, Any]) -> Config:
 
 def save_json(config: Config, path: str | Path) -> None:
     """Writes the config as JSON; the file appears whole or not at all."""
-    path = Path(path)
+    write_whole(Path(path), json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file that appears whole or not at all.
+
+    Raises:
+      InputError: it cannot be written.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def load_json(path: str | Path) -> Config:
@@ -171,7 +186,7 @@ def load_json(path: str | Path) -> Config:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise InputError(f"{path}: not a config: takes a dictionary of fields")

@@ -41,6 +41,7 @@ __all__ = [
     "load_json",
     "nearest",
     "options_of",
+    "output",
     "parse_compare_arguments",
     "parse_evaluation_arguments",
     "parse_fields",
@@ -66,7 +67,8 @@ def load_config(name: str) -> Config:
     `def get_config(variant: Literal["", "local"] = "")`.
 
     Raises:
-      InputError: no such file or variant, or the file fails; naming its line.
+      InputError: no such file or variant, the file fails, naming its line, or a value has another
+        type than its field.
     """
     file, _, variant = name.rpartition(":") if ".py:" in name else (name, "", "")
     path = Path(file)
@@ -88,7 +90,10 @@ def load_config(name: str) -> Config:
         config = get_config(variant) if variant else get_config()
     if not isinstance(config, Config):
         raise InputError(f"{file}: get_config() returned {type(config).__name__}, not a Config")
-    return config
+    try:
+        return from_dict(dataclasses.asdict(config))  # Python itself asks nobody's type
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -98,7 +103,7 @@ def _naming_the_line(path: Path):
         yield
     except SyntaxError as error:
         raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         if isinstance(error, InputError) and not lines:
@@ -350,22 +355,44 @@ def _name_of(option: Sequence[str]) -> str:
     return name.removeprefix("--").replace("-", "_") if name.startswith("--") else ""
 
 
+def output(text: str) -> None:
+    """Writes to standard output, in UTF-8 and at once.
+
+    Raises:
+      InputError: there is no room for it.
+    """
+    if sys.stdout is None:  # closed by who started us
+        return
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"standard output: {error.strerror}") from error
+
+
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
 
-    With MHE_JAX_TRACEBACK=1 in the environment every exception shows its traceback.
+    What the operating system refuses, and nobody foresaw, is such a line with the file's name. With
+    MHE_JAX_TRACEBACK=1 in the environment every exception shows its traceback.
     """
     try:
         main()
-        sys.stdout.flush()
+        output("")
     except BrokenPipeError:  # the reader, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except (InputError, KeyboardInterrupt) as error:
+    except (InputError, KeyboardInterrupt, OSError) as error:
         if os.environ.get("MHE_JAX_TRACEBACK") == "1":
             raise
         if isinstance(error, KeyboardInterrupt):
             sys.exit(130)
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        what = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        print(f"error: {' '.join(what.split())}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)

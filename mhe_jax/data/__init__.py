@@ -14,7 +14,7 @@ A global batch is a pure function of (seed, step), see `batches.py`; its arrays 
 
 from pathlib import Path
 
-from mhe_jax.config import LABELLED, Config, InputError
+from mhe_jax.config import LABELLED, Config
 from mhe_jax.data import tasks
 from mhe_jax.data.batches import (
     Batches,
@@ -23,6 +23,7 @@ from mhe_jax.data.batches import (
     evaluation_batches,
     train_batches,
 )
+from mhe_jax.data.index import file_path
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.sources import Source, open_source, open_split, open_train
 from mhe_jax.data.tasks import resolve
@@ -102,7 +103,7 @@ def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
       InputError: it does not have `model.vocabulary_size` pieces, or cannot.
     """
     path = Path(path)
-    if path.exists() or not _has_model(config):
+    if path.exists() or not config.model.has_pieces:
         return load_tokenizer(config, path)
     if _tokenizer_file(config) is not None:
         tokenizer = _given_tokenizer(config)
@@ -113,10 +114,7 @@ def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
         option = "data.lsh_pieces" if lsh else "model.vocabulary_size"
         size = config.data.lsh_pieces if lsh else config.model.vocabulary_size
         tokenizer = train_tokenizer(source, size, option)
-    try:
-        tokenizer.save(path)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+    tokenizer.save(path)
     return load_tokenizer(config, path)
 
 
@@ -127,25 +125,19 @@ def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
       InputError: it is not there, or does not have `model.vocabulary_size` pieces.
     """
     if config.model.hashing is not None:
-        return HashedWords(config.model, Pieces.load(path) if _has_model(config) else None)
+        return HashedWords(config.model, Pieces.load(path) if config.model.has_pieces else None)
     tokenizer = Tokenizer.load(path)
     tokenizer.check_vocabulary(config.model.vocabulary_size)
     return tokenizer
 
 
-def _has_model(config: Config) -> bool:
-    """Whether there are sentencepiece pieces."""
-    return config.model.hashing is None or config.model.hashing.startswith("lsh_")
-
-
 def _tokenizer_file(config: Config) -> Path | None:
-    if not _has_model(config):
+    if not config.model.has_pieces:
         return None
     if config.train.init_from is not None:
         return Path(config.train.init_from) / TOKENIZER
     if config.data.tokenizer is not None:
-        name = Path(config.data.tokenizer).expanduser()
-        return Path(config.data.directory).expanduser() / name
+        return file_path(config.data.directory, config.data.tokenizer)
     return None
 
 

@@ -17,7 +17,10 @@ def cache_directory(configured: str | None = None) -> Path:
     Raises:
       InputError: it cannot be made or written.
     """
-    path = Path(configured or os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax").expanduser()
+    given = configured or os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax"
+    path = Path(os.path.expanduser(given))
+    if path.parts[0].startswith("~"):
+        raise InputError(f"data.cache_directory={path}: there is no such home")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -41,16 +44,26 @@ def publish(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` when the block ends well, and vanishes when not.
 
     Nobody ever sees half a file, and of two processes that build the same one, both are right.
+
+    Raises:
+      InputError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
         yield temporary
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner reads
         temporary.replace(path)
+    except OSError as error:
+        # A disk that fills up names no file; another file is what the block reads.
+        if temporary is None or error.filename in (None, str(temporary)):
+            raise InputError(f"cannot write {path}: {error.strerror}") from error
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ import codecs
 import gzip
 import json
 import lzma
+import os
 import shutil
 import zlib
 from array import array
@@ -54,6 +55,11 @@ def file_format(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in (".gz", ".xz") else path.suffix
 
 
+def file_path(directory: str, name: str) -> Path:
+    """The file that a config names: relative to `directory`, in both `~` is the user's home."""
+    return Path(os.path.expanduser(directory)) / os.path.expanduser(name)
+
+
 def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     """Unpacks, checks and indexes `path`, or finds that this was done.
 
@@ -62,7 +68,8 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     """
     name = str(path)
     try:
-        path = path.resolve(strict=True)
+        # Path.resolve makes another error of links that go round in circles.
+        path = Path(os.path.realpath(path, strict=True))
         stat = path.stat()
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror

@@ -10,6 +10,7 @@ pair that is neither empty nor too long appears once; where a bucket does not fi
 pairs from the beginning of its order fill it up, and appear twice.
 """
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,8 +32,10 @@ BUCKET_MULTIPLE = 4
 def token_lengths(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarray:
     """Tokens of each pair's source and target, without eos: int32 [pairs, 2]; computed once."""
     path = cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.npy"
-    if path.exists():
-        return np.load(path)
+    with contextlib.suppress(FileNotFoundError, ValueError, EOFError):  # not there, or damaged
+        lengths = np.load(path)
+        if lengths.shape == (len(source), 2):
+            return lengths
     lengths = np.zeros((len(source), 2), np.int32)
     for start in range(0, len(source), 1 << 14):
         chunk = [source[i] for i in range(start, min(start + (1 << 14), len(source)))]

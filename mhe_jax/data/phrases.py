@@ -46,7 +46,7 @@ def pairs(split: Split) -> list[Pair]:
     False
     """
     if split not in SIZES:
-        raise InputError(f"the phrases have no split {split!r}: one of {', '.join(SIZES)}")
+        raise InputError(f"demo:{split}: has no split {split!r}; it has {', '.join(SIZES)}")
     draw = _random(int.from_bytes(hashlib.sha256(split.encode()).digest()[:8]))
     found: dict[Pair, None] = {}  # as an ordered set
     makers: list[Callable[[str, Iterator[int]], Pair]] = [_number, _date, _time]

@@ -26,7 +26,7 @@ import numpy as np
 from mhe_jax.checks import training_sources
 from mhe_jax.config import Config, InputError
 from mhe_jax.data.cache import cache_directory, key_of
-from mhe_jax.data.index import LineFile, Rule, file_format, json_texts, open_lines
+from mhe_jax.data.index import LineFile, Rule, file_format, file_path, json_texts, open_lines
 
 Content = Literal["text", "pair"]
 Item = str | tuple[str, str]
@@ -98,7 +98,10 @@ class _Lines(Source):
         self._offsets = file.offsets
         self._begin = int(file.offsets[0])
         self.extent = int(file.offsets[-1]) - self._begin
-        self._file = os.open(file.path, os.O_RDONLY)
+        try:  # that it is checked does not mean that it may be read
+            self._file = os.open(file.path, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(f"{file.name}: {error.strerror}") from None
         weakref.finalize(self, os.close, self._file)
 
     def __len__(self) -> int:
@@ -232,7 +235,7 @@ def open_source(
         allowed = "one source or two parallel files" if content == "pair" else "one source"
         raise InputError(f"{option} has {len(written)} names, allowed is {allowed}")
     kinds = [name.partition(":")[0] for name in written if name.startswith(("tfds:", "demo:"))]
-    paths = [Path(directory).expanduser() / Path(name).expanduser() for name in written]
+    paths = [file_path(directory, name) for name in written]
     formats = [file_format(path) for path in paths]
     cache = cache or cache_directory()
     if len(written) == 2:

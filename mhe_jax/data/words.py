@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mhe_jax.config import InputError, ModelConfig
+from mhe_jax.data.cache import key_of
 from mhe_jax.data.hashing import BYTES, LSH, MD, UNKNOWN, places, split
 from mhe_jax.data.tokenizer import NUM_SPECIAL, UNK, Pieces, Tokenizer
 
@@ -34,6 +35,9 @@ class HashedWords:
         """`pieces` are what LSH takes its features from; MD has none."""
         assert config.hashing is not None
         self._hash = MD() if pieces is None else LSH(pieces)
+        self.name = config.hashing if pieces is None else pieces.name
+        # What the ids and signatures of words depend on.
+        self.key = key_of(config.hashing, pieces.key if pieces is not None else None)
         self._buckets = None
         # Ids are below this.
         self.vocabulary_size = np.iinfo(np.int32).max

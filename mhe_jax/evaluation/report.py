@@ -6,6 +6,7 @@ OUT/NAME.csv       each table with its numbers in full
 """
 
 import datetime
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     found = sections(runs, settings.metric, settings.choose)
     # Said before minutes of compiling.
     plots.new_figure()
+    _make_out(out)
     parts: list[tuple[str, list[Table], list[tuple[str, str]]]] = []
     numbers = []
     for number, section in enumerate(found, 1):
@@ -92,6 +94,15 @@ def _check_out(out: Path) -> None:
         raise InputError(f"--out {out}: is a file")
     if out.is_dir() and any(out.iterdir()) and not (out / PAGE).exists():
         raise InputError(f"--out {out}: holds something else than a report; give another")
+
+
+def _make_out(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: not writable")
 
 
 def _devices(runs: Sequence[Run]) -> list[str]:

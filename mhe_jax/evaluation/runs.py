@@ -86,7 +86,9 @@ def _below(path: Path, split: str) -> Iterator[Run]:
     if not path.is_dir():
         return
     failed = {
-        each["name"]: each["reason"] for each in sweep.read(path) if each["status"] == "failed"
+        each["name"]: each.get("reason", "")
+        for each in sweep.read(path)
+        if each["status"] == "failed"
     }
     for child in sorted(path.iterdir()):
         reason = failed.get(child.name)
@@ -121,7 +123,7 @@ def _json(path: Path) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
         raise ValueError("takes an object")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{path}: not a result: {error}") from None
 
 

@@ -76,7 +76,7 @@ class Run:
         model = make_model(config.task, config.model)
         abstract = abstract_params(config, mesh)
         params, steps = checkpoint.restore_params(
-            workdir, evaluation.checkpoint, abstract, evaluation.average_checkpoints
+            workdir, evaluation.checkpoint, abstract, evaluation.average_checkpoints, tokenizer
         )
         return cls(workdir, config, evaluation, mesh, tokenizer, model, params, steps)
 

@@ -34,11 +34,15 @@ def run(sweep: Sweep, entry: str | Path) -> dict[str, Any]:
     Returns:
       What is also in sweep.json: `runs`, each with name, workdir, values, status, the reason of a
       failure and the result of a success; and how many are `done` and `failed`.
+
+    Raises:
+      InputError: the workdir cannot be made, or holds a sweep.json that is none.
     """
     try:
         sweep.workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make {sweep.workdir}: {error.strerror}") from None
+    outcome.read(sweep.workdir)
     about: dict[str, dict[str, Any]] = {
         one.name: {"name": one.name, "workdir": str(one.workdir), "values": one.values}
         | ({"status": "not run"} if (found := one.result()) is None else _done(found))

@@ -1,12 +1,12 @@
 """How the runs of a sweep ended."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import InputError
+from mhe_jax.fields import write_whole
 
 FILE = "sweep.json"
 
@@ -31,9 +31,7 @@ def save(workdir: Path, runs: list[dict[str, Any]]) -> None:
     """Writes sweep.json; runs of earlier sweeps in the same place stay in it."""
     path = workdir / FILE
     known = {each["name"]: each for each in read(workdir)} | {each["name"]: each for each in runs}
-    draft = path.with_name(f".{FILE}.{os.getpid()}")
-    draft.write_text(json.dumps({"runs": list(known.values())}, indent=1) + "\n", encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, json.dumps({"runs": list(known.values())}, indent=1) + "\n")
 
 
 def read(workdir: Path) -> list[dict[str, Any]]:
@@ -46,6 +44,9 @@ def read(workdir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["runs"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path}: is not what a sweep writes") from None
+        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        if all({"name", "status"} <= each.keys() for each in runs):
+            return runs
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise InputError(f"{path}: is not what a sweep writes")

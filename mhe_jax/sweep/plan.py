@@ -36,8 +36,9 @@ class Run:
             result = json.loads((self.workdir / RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        same = load_json(self.workdir / CONFIG) == self.config
-        return result if same and result["steps"] == self.config.train.num_steps else None
+        if not isinstance(result, dict) or result.get("steps") != self.config.train.num_steps:
+            return None
+        return result if load_json(self.workdir / CONFIG) == self.config else None
 
 
 @dataclass(frozen=True)

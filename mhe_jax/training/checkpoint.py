@@ -12,8 +12,10 @@ back laid over the mesh of the day, whatever mesh wrote it.
 """
 
 import contextlib
+import inspect
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
+from mhe_jax.data import AnyTokenizer
 from mhe_jax.training import group
 from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
@@ -43,8 +46,6 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
-        self._hook = threading.excepthook
-        threading.excepthook = self._uncaught
         logging.getLogger("absl").addFilter(_no_traceback)
         try:
             self._last = _manager(
@@ -53,14 +54,17 @@ class Checkpoints:
             self._best = _manager(workdir, "checkpoints_best", cleanup_tmp_directories=True)
         except OSError as error:
             raise InputError(f"{workdir}: {reason_of(error)}") from error
+        self._hook = threading.excepthook
+        threading.excepthook = self._uncaught
         self.notes: list[str] = []  # what people must know
         self._found: dict[int, float] = {}
+        self._unreadable: list[tuple[ocp.CheckpointManager, int, str]] = []
         for step in self._best.all_steps():
-            meta, reason = _try(lambda step=step: _meta(self._best, step))
-            if meta is None:
-                self._put_aside(self._best, step, reason)
+            worth, reason = _try(lambda step=step: _worth(self._best, step))
+            if worth is None:
+                self._unreadable.append((self._best, step, reason))
             else:
-                self._found[step] = criterion(meta["validation"])
+                self._found[step] = worth
 
     def _uncaught(self, uncaught: threading.ExceptHookArgs) -> None:
         # What a thread of Orbax dies of comes to us too, by `wait` or the next `save`.
@@ -117,11 +121,11 @@ class Checkpoints:
         self._found[step] = criterion(meta["validation"])
 
     def _prune(self) -> None:
-        best = self._best_step()
+        kept = {self._best_step()} | {step for of, step, _ in self._unreadable if of is self._best}
         for step in self._best.all_steps():
-            if step != best:
+            if step not in kept:
                 self._best.delete(step)
-        self._found = {step: found for step, found in self._found.items() if step == best}
+        self._found = {step: found for step, found in self._found.items() if step in kept}
 
     def _best_step(self) -> int | None:
         there = [(found, step) for step, found in self._found.items()]
@@ -130,17 +134,16 @@ class Checkpoints:
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
         """The newest state that can be read, laid out as the shapes and shardings of `abstract`.
 
-        Newer ones that cannot be read are moved out of the way, each with a line in `notes`.
+        Newer ones that cannot be read are for `put_aside`.
 
         Raises:
-          InputError: there is none; nothing has been moved.
+          InputError: there is none.
         """
         failed: list[tuple[int, str]] = []
         for step in sorted(self._last.all_steps(), reverse=True):
             found, reason = _try(lambda step=step: self._restore(step, abstract))
             if group.all_of_them(found is not None):
-                for unreadable in failed:
-                    self._put_aside(self._last, *unreadable)
+                self._unreadable += [(self._last, *each) for each in failed]
                 assert found is not None
                 return found
             failed.append((step, reason or "another process cannot read it"))
@@ -163,7 +166,12 @@ class Checkpoints:
             ema_params=found.get("ema_params"),
             **found["optimizer"],
         )
-        return state, found["meta"]
+        return state, _checked(found["meta"])
+
+    def put_aside(self) -> None:
+        """Moves what cannot be read out of the way, each with a line in `notes`."""
+        while self._unreadable:
+            self._put_aside(*self._unreadable.pop())
 
     def _put_aside(self, manager: ocp.CheckpointManager, step: int, reason: str) -> None:
         old = Path(manager.directory) / str(step)
@@ -217,8 +225,18 @@ class Checkpoints:
             self._prune()
 
 
+def check_tokenizer(meta: Meta, tokenizer: AnyTokenizer) -> None:
+    """Raises InputError where `meta` is of a run with another tokenizer; older ones do not say."""
+    if meta.get("tokenizer", tokenizer.key) != tokenizer.key:
+        raise InputError(f"{tokenizer.name}: is not the tokenizer that the checkpoint is of")
+
+
 def restore_params(
-    workdir: str | Path, which: str, abstract_params: Any, average: int = 1
+    workdir: str | Path,
+    which: str,
+    abstract_params: Any,
+    average: int = 1,
+    tokenizer: AnyTokenizer | None = None,
 ) -> tuple[Any, list[int]]:
     """Parameters to evaluate, and the steps they are from.
 
@@ -227,6 +245,7 @@ def restore_params(
       which: 'best' on the validation split, 'last', or a step number.
       abstract_params: their shapes, with the shardings to give them.
       average: with 'last', the mean of this many newest checkpoints.
+      tokenizer: must be that of the checkpoints; None does not check.
 
     Where the run keeps an exponential average, each checkpoint counts with its averaged parameters.
 
@@ -262,6 +281,11 @@ def restore_params(
             raise InputError(f"{workdir} has no {wanted}; there are: {there}")
         total = None
         for manager, step in chosen:
+            if tokenizer is not None:
+                meta, reason = _try(lambda of=manager, step=step: _meta(of, step))
+                if meta is None:
+                    raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
+                check_tokenizer(meta, tokenizer)
             params = _restore_evaluated(manager, step, abstract_params)
             total = params if total is None else jax.tree.map(jnp.add, total, params)
         if average > 1:
@@ -287,10 +311,24 @@ def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_param
 
 def _try(read: Callable[[], Any]) -> tuple[Any, str]:
     """What it gives and "", or None and why it cannot be had."""
+    if not isinstance(sys.unraisablehook, _NotOfOrbax):
+        sys.unraisablehook = _NotOfOrbax(sys.unraisablehook)
     try:
         return read(), ""
     except Exception as error:  # each library on the way has its own
         return None, reason_of(error)
+
+
+class _NotOfOrbax:
+    """Of many reads at once the first that fails ends the loop of the others: each would say so."""
+
+    def __init__(self, hook: Callable[[Any], Any]):
+        self._hook = hook
+
+    def __call__(self, unraisable: Any) -> None:
+        of_orbax = inspect.iscoroutine(unraisable.object)  # nobody else here has any
+        if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
+            self._hook(unraisable)
 
 
 def reason_of(error: BaseException) -> str:
@@ -328,8 +366,11 @@ def _optimizer_item(state: TrainState) -> dict[str, Any]:
 
 def _manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointManager:
     arrays = ("params", "ema_params", "optimizer")
+    path = Path(workdir).absolute() / name
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: is a file, not a directory")
     return ocp.CheckpointManager(
-        Path(workdir).absolute() / name,
+        path,
         item_handlers={
             **{item: ocp.StandardCheckpointHandler() for item in arrays},
             "meta": ocp.JsonCheckpointHandler(),
@@ -351,14 +392,25 @@ def _save(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> N
 
 
 def _meta(manager: ocp.CheckpointManager, step: int) -> Meta:
-    return manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+    return _checked(manager.restore(step, args=args)["meta"])
+
+
+def _checked(meta: Any) -> Meta:
+    if not isinstance(meta, dict):
+        raise ValueError("meta is no JSON object")
+    return meta
+
+
+def _worth(manager: ocp.CheckpointManager, step: int) -> float:
+    return float(criterion(_meta(manager, step)["validation"]))
 
 
 def _best_of(manager: ocp.CheckpointManager) -> int | None:
     found = []
     for step in manager.all_steps():
-        meta, reason = _try(lambda step=step: _meta(manager, step))
-        if meta is None:
+        worth, reason = _try(lambda step=step: _worth(manager, step))
+        if worth is None:
             raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
-        found.append((criterion(meta["validation"]), step))
+        found.append((worth, step))
     return min(found, default=(0.0, None))[1]

@@ -20,7 +20,7 @@ from mhe_jax.data.cache import publish
 from mhe_jax.loading import save_json, set_field
 from mhe_jax.model import make_model
 from mhe_jax.training import group, objective, resume, scored, sharding, summary, warm_start
-from mhe_jax.training.checkpoint import Checkpoints, NotSaved, reason_of
+from mhe_jax.training.checkpoint import Checkpoints, NotSaved, check_tokenizer, reason_of
 from mhe_jax.training.feeding import feed
 from mhe_jax.training.flops import step_flops
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
@@ -55,6 +55,7 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     # 1. What can be wrong is found before anything is written.
     group.check()
     changed = resume.changed_fields(config)
+    resume.check_files(config)
     mesh = sharding.make_mesh(config, devices)
     share, shares = sharding.share_of_rows(mesh)
     warm_start.check_init_from(config)
@@ -85,11 +86,13 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
         resume.check_length(config, checkpoints.latest_step or 0)
         if checkpoints.latest_step is not None:
             state, meta = checkpoints.restore(abstract)
+            check_tokenizer(meta, tokenizer)
         else:
+            given = config.train.init_from and warm_start.read_encoder(config.train.init_from, mesh)
             state, meta = initialize(jax.random.key(config.train.seed)), {}
-            if config.train.init_from is not None:
-                state = warm_start.start_from(config.train.init_from, state, mesh)
-        start = int(state.step)
+            state = warm_start.start_from(given, state) if given else state
+        checkpoints.put_aside()
+        start, meta["tokenizer"] = int(state.step), tokenizer.key
         if writes:
             save_json(config, workdir / resume.FILE)
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.data import TOKENIZER
 from mhe_jax.fields import leaves
 from mhe_jax.loading import load_json, to_dict
 
@@ -43,6 +44,14 @@ def changed_fields(config: Config) -> list[str]:
             )
         changed.append(f"{name}: {old[name]!r} -> {value!r}")
     return changed
+
+
+def check_files(config: Config) -> None:
+    """Raises InputError where a run has lost its tokenizer: another would not mean the same."""
+    tokenizer = Path(config.workdir) / TOKENIZER
+    lost = tokenizer.with_name(FILE).exists() and not tokenizer.exists()
+    if lost and config.model.has_pieces:
+        raise InputError(f"{tokenizer}: no such file")
 
 
 def check_length(config: Config, done: int) -> None:

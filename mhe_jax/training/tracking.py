@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mhe_jax.config import InputError
+from mhe_jax.fields import write_whole
 
 FILE = "metrics.jsonl"
 PICTURE = "learning_curve.png"
@@ -122,23 +123,23 @@ class Tracker:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl; a half-written last one is left out."""
+    """The lines of metrics.jsonl; what is none, such as a half-written last one, is left out."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with contextlib.suppress(json.JSONDecodeError):
-                yield json.loads(line)
+        for text in file:
+            with contextlib.suppress(json.JSONDecodeError, RecursionError):
+                line = json.loads(text)
+                if isinstance(line, dict) and {"step", "split"} <= line.keys():
+                    yield line
 
 
 def truncate(path: Path, step: int) -> None:
     """Drop what is after `step`; whole or not at all."""
     if not path.exists():
         return
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     kept = [json.dumps(line) + "\n" for line in read(path) if line["step"] <= step]
-    draft.write_text("".join(kept), encoding="utf-8")
-    draft.replace(path)
+    write_whole(path, "".join(kept))
 
 
 def learning_curve(workdir: Path) -> str:

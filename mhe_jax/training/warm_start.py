@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax.config import LABELLED, Config, InputError
+from mhe_jax.data import TOKENIZER, load_tokenizer
 from mhe_jax.fields import leaves, load_json, to_dict
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
@@ -57,16 +58,21 @@ def _config_of(run: str) -> Config:
     return config
 
 
-def start_from(run: str, state: TrainState, mesh: Mesh) -> TrainState:
-    """`state` with the encoder of another run.
+def read_encoder(run: str, mesh: Mesh) -> dict[str, Any]:
+    """The parameters that are taken from another run.
 
     Raises:
-      InputError: that run has no checkpoint.
+      InputError: that run has no checkpoint that can be read, or another tokenizer than it.
     """
     config = _config_of(run)
     which = "best" if config.data.validation else "last"
-    found, _ = restore_params(run, which, abstract_params(config, mesh))
-    taken = {name: found[name] for name in TAKEN}
+    tokenizer = load_tokenizer(config, Path(run) / TOKENIZER)
+    found, _ = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
+    return {name: found[name] for name in TAKEN}
+
+
+def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
+    """`state` with the encoder of another run, as `read_encoder` gives it."""
     params = {**state.params, **taken}
     # Steps give up what they are given: the average needs arrays of its own.
     ema = (

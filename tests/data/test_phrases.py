@@ -140,7 +140,7 @@ def test_numbers(value, german):
 
 
 def test_unknown_split():
-    with pytest.raises(InputError, match="no split 'dev': one of train, validation, test"):
+    with pytest.raises(InputError, match="has no split 'dev'; it has train, validation, test"):
         phrases.pairs("dev")
 
 

@@ -18,11 +18,7 @@ from mhe_jax.training import loop, objective, signals, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.signals import Stopped
 
-pytestmark = [
-    pytest.mark.usefixtures("cached_compilation"),
-    # Of several files, those that come after the first that fails find Orbax's event loop closed.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.usefixtures("cached_compilation")
 
 
 def train(config):

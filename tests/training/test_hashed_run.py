@@ -60,6 +60,11 @@ def test_a_run_resumes_and_is_scored(hashed, tmp_path):
     train(set_field(parts, "train.num_steps", 4))
     train(parts)
     jax.tree.map(np.testing.assert_array_equal, params_of(config.workdir), params_of(parts.workdir))
+    # Without its pieces a run is no longer what it was.
+    model = Path(parts.workdir, "tokenizer.model")
+    model.rename(model.with_suffix(".gone"))
+    with pytest.raises(InputError, match="tokenizer.model: no such file"):
+        train(parts)
     evaluation = dataclasses.replace(config.evaluation, split="validation")
     found = evaluate(config.workdir, evaluation, devices=jax.devices()[:1])
     lines = list(tracking.read(Path(config.workdir) / tracking.FILE))
@@ -118,8 +123,11 @@ def test_shards_give_the_same_numbers(hashed, tmp_path):
 
 def test_mlm_over_buckets(tiny):
     config = tiny("mlm", **{"model.hashing": "md_emb", "model.vocabulary_size": 505})
-    result = train(config)
+    result = train(set_field(config, "train.num_steps", 2))
     assert 5 < result["best_validation_loss"] < 7
+    # There is no file to lose: the run goes on.
+    assert train(config)["steps"] == 6
+    assert not Path(config.workdir, "tokenizer.model").exists()
 
 
 def test_it_is_tuned(hashed, tiny, tmp_path):

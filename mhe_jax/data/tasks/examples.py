@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import Config, InputError
@@ -59,13 +58,19 @@ def read_examples(config: Config, split: str) -> list[Example]:
       InputError: one line that names the file, the line and the reason.
     """
     row = row_of(config)
-    found = []
+    found, seen = [], set()
+    # By its number an example is told from others in a submission, and in the scores of MultiRC.
+    numbered = split == "test" or row.suite == "superglue"
     for record in _records(config, split, row):
         texts, spans = _texts(record, config.data.dataset, row)
         label = _label(record, row, required=split != "test")
         index = record.values.get("idx" if record.from_tfds else row.index, len(found))
         if isinstance(index, str) and index.isdecimal():
             index = int(index)
+        identity = (record.where.rpartition(":")[0], str(index))
+        if numbered and identity in seen:
+            raise InputError(f"{record.where}: {row.index} {index!r} is there twice")
+        seen.add(identity)
         found.append(Example(index, texts, label, spans))
     return found
 
@@ -121,16 +126,16 @@ def label_names(config: Config) -> tuple[str, ...]:
 def _records(config: Config, split: str, row: DatasetRow) -> Iterator[Record]:
     data = config.data
     cache = cache_directory(data.cache_directory)
-    count = 0
-    for written in getattr(data, split):
-        for record in read_records(written, row, Path(data.directory).expanduser(), cache):
+    count, sources = 0, getattr(data, split)
+    if not sources:
+        raise InputError(f"data.{split} is not set: it names the file or data set to read")
+    for written in sources:
+        for record in read_records(written, row, data.directory, cache):
             for part in _answers_of_multirc(record) if data.dataset == "multirc" else (record,):
                 count += 1
                 yield part
     if not count:
-        raise InputError(
-            f"data.{split}: {', '.join(getattr(data, split)) or 'not set'}: no examples"
-        )
+        raise InputError(f"data.{split}: {', '.join(sources)}: no examples")
 
 
 def _name(value: Any) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.data.index import Rule, file_format, open_lines
+from mhe_jax.data.index import Rule, file_format, file_path, open_lines
 from mhe_jax.data.sources import TextLines
 from mhe_jax.data.tasks.table import DatasetRow
 
@@ -58,7 +58,7 @@ class Record:
         return self.values[field]
 
 
-def read_records(written: str, row: DatasetRow, directory: Path, cache: Path) -> Iterator[Record]:
+def read_records(written: str, row: DatasetRow, directory: str, cache: Path) -> Iterator[Record]:
     """The records of one source.
 
     Raises:
@@ -71,7 +71,7 @@ def read_records(written: str, row: DatasetRow, directory: Path, cache: Path) ->
             where = f"{written}: example {number}"
             yield Record(where, _plain(example, where), from_tfds=True)
         return
-    path = directory / Path(written).expanduser()
+    path = file_path(directory, written)
     suffix = file_format(path)
     allowed = (".json",) if row.suite == "squad" else FORMATS[:-1]
     if suffix not in allowed:
