@@ -21,6 +21,7 @@ from mhe_jax.config import (
 
 ROLES: dict[Task, tuple[Role, ...]] = {
     "mlm": ("encoder",),
+    "shuffle_random": ("encoder",),
     "lm": ("decoder",),
     "translation": ("encoder", "decoder", "cross"),
     **dict.fromkeys(LABELLED, ("encoder",)),
@@ -32,6 +33,7 @@ def check(config: Config) -> None:
     """Raises InputError for the first rule that the config breaks."""
     _check_ranges(config)
     _check_attention(config)
+    _check_encoder(config)
     _check_data(config)
     _check_evaluation(config)
 
@@ -67,6 +69,8 @@ RANGES = {
     "data.tokens_per_batch": AT_LEAST_1,
     "data.row_multiple": AT_LEAST_1,
     "data.mask_rate": INSIDE_0_1,
+    "data.corruption_rate": INSIDE_0_1,
+    "data.lsh_pieces": AT_LEAST_1,
     "data.window_stride": AT_LEAST_1,
     "data.question_length": AT_LEAST_1,
     "model.num_classes": AT_LEAST_1,
@@ -99,6 +103,7 @@ RANGES = {
     "evaluation.top_k": AT_LEAST_1,
     "evaluation.top_p": ("takes a number above 0, at most 1", lambda x: 0 < x <= 1),
     "evaluation.seed": SEED,
+    "evaluation.spelling_noise": ("takes a number from 0 to 1", lambda x: 0 <= x <= 1),
     "evaluation.answer_length": AT_LEAST_1,
     "evaluation.no_answer_threshold": ("takes a finite number", math.isfinite),
 }
@@ -201,6 +206,35 @@ def _check_form(attention: AttentionConfig, named) -> None:
         raise _refuse(named("form"), form, f"not with {named('normalize_qk')}")
 
 
+def _check_encoder(config: Config) -> None:
+    """What goes with encoders only: hashed words, and tokens that see nothing else."""
+    model, data, task = config.model, config.data, config.task
+    encoders = [name for name, roles in ROLES.items() if roles == ("encoder",)]
+    for field in ("hashing", "context"):
+        value = getattr(model, field)
+        if task not in encoders and value not in (None, "text"):
+            raise _refuse(f"model.{field}", value, f"not for task {task}: has no encoder alone")
+    if data.packing and (task == "shuffle_random" or model.hashing or model.context == "token"):
+        which = "task shuffle_random" if task == "shuffle_random" else "model.hashing or context"
+        raise _refuse("data.packing", data.packing, f"not with {which}")
+    if model.hashing is None:
+        return
+    if not model.has_pieces and data.tokenizer is not None:
+        raise _refuse("data.tokenizer", data.tokenizer, f"model.hashing {model.hashing} has none")
+    if model.has_table:
+        if model.vocabulary_size < 7:
+            raise _refuse("model.vocabulary_size", model.vocabulary_size, "takes 7 or more")
+        return
+    if task == "mlm":
+        raise _refuse(
+            "model.hashing", model.hashing, "task mlm needs the classes of md_emb, lsh_emb"
+        )
+    for field, default in (("kronecker.embedding", None), ("vocabulary_multiple", 1)):
+        value = functools.reduce(getattr, field.split("."), model)
+        if value != default:
+            raise _refuse(f"model.{field}", value, f"model.hashing {model.hashing} has no table")
+
+
 def _check_data(config: Config) -> None:
     data, task = config.data, config.task
     if data.sequence_length > config.model.max_length:
@@ -245,7 +279,7 @@ def _check_data(config: Config) -> None:
 def _check_labelled(config: Config) -> None:
     data, task = config.data, config.task
     if task not in LABELLED:
-        if config.train.init_from is not None and task != "mlm":
+        if config.train.init_from is not None and task not in ("mlm", "shuffle_random"):
             raise _refuse("train.init_from", config.train.init_from, f"not for task {task}")
         if data.dataset != "own":
             raise _refuse("data.dataset", data.dataset, f"task {task} has no labels")
@@ -260,12 +294,13 @@ def _check_labelled(config: Config) -> None:
             "optimizer.label_smoothing", config.optimizer.label_smoothing, f"not for {task}"
         )
     if task == "span":
-        room = data.sequence_length - data.question_length - 3
+        around = 3 if config.model.hashing is None else 4
+        room = data.sequence_length - data.question_length - around
         if data.window_stride > room:
             raise _refuse(
                 "data.window_stride",
                 data.window_stride,
-                f"at most data.sequence_length - data.question_length - 3 = {room}",
+                f"at most data.sequence_length - data.question_length - {around} = {room}",
             )
     elif data.sequence_length < 8:
         raise _refuse("data.sequence_length", data.sequence_length, f"task {task} takes 8 or more")
@@ -328,6 +363,11 @@ def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:
         )
 
 
+def _has_spans(config: Config) -> bool:
+    """Whether places in the texts matter."""
+    return config.task == "span" or config.data.dataset in ("wic", "wsc")
+
+
 def _check_evaluation(config: Config) -> None:
     evaluation = config.evaluation
     name = evaluation.checkpoint
@@ -342,6 +382,11 @@ def _check_evaluation(config: Config) -> None:
                 evaluation.stride,
                 f"at most data.sequence_length={config.data.sequence_length}",
             )
+    if evaluation.spelling_noise and (config.task not in LABELLED or _has_spans(config)):
+        what = (
+            f"data.dataset {config.data.dataset}" if _has_spans(config) else f"task {config.task}"
+        )
+        raise _refuse("evaluation.spelling_noise", evaluation.spelling_noise, f"not for {what}")
     for field in ("top_k", "top_p"):
         value = getattr(evaluation, field)
         if value is not None and not evaluation.temperature:
@@ -404,7 +449,7 @@ def check_devices(config: Config, num_devices: int) -> None:
         )
     if model.features % fsdp:
         raise _refuse("model.features", model.features, f"must be a multiple of mesh.fsdp={fsdp}")
-    if model.padded_vocabulary_size % tensor:
+    if model.has_table and model.padded_vocabulary_size % tensor:
         raise _refuse(
             "model.vocabulary_size",
             model.vocabulary_size,

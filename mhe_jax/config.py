@@ -14,7 +14,14 @@ Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "m
 Form = Literal["auto", "materialized", "folded", "shared"]
 Engine = Literal["auto", "xla", "cudnn", "pallas"]
 Task = Literal[
-    "mlm", "lm", "translation", "classification", "regression", "multiple_choice", "span"
+    "mlm",
+    "lm",
+    "translation",
+    "shuffle_random",
+    "classification",
+    "regression",
+    "multiple_choice",
+    "span",
 ]
 # The tasks of one encoder whose examples carry a label: what a pre-trained encoder is tuned on.
 LABELLED: tuple[Task, ...] = ("classification", "regression", "multiple_choice", "span")
@@ -41,6 +48,10 @@ Dataset = Literal[
     "squad_v2",
 ]
 Role = Literal["encoder", "decoder", "cross"]
+# A hash of whole words and what embeds it, see `data/hashing.py` and `model/hashed.py`.
+Hashing = Literal[
+    "md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj"
+]
 
 
 MHE_KINDS: tuple[Kind, ...] = ("mhe_add", "mhe_mul")
@@ -141,8 +152,13 @@ class KroneckerConfig:
 class ModelConfig:
     """Shape of the transformer; its architecture follows from the task."""
 
-    # Vocabulary V; a tokenizer trained by a run gets exactly this many pieces.
+    # Vocabulary V; a tokenizer trained by a run gets exactly this many pieces. Of hashed words with
+    # a table (`_emb`) its rows: 5 special tokens and the buckets, 50,265 in the paper; the other
+    # hashed words have no vocabulary.
     vocabulary_size: int = 8000
+    # Whole words by their hash in place of pieces (HashFormers, encoders only): MD5 or LSH of the
+    # word's pieces, and what makes a vector of it; None takes pieces.
+    hashing: Hashing | None = None
     # Rows of the embedding tables are rounded up to a multiple of this; what is past the
     # vocabulary is never predicted nor counted.
     vocabulary_multiple: int = 1
@@ -166,6 +182,9 @@ class ModelConfig:
     norm_position: Literal["pre", "post"] = "pre"
     # Added in LayerNorm's denominator.
     layer_norm_epsilon: float = 1e-6
+    # What a token of an encoder sees: all tokens of its text, or only itself, which is attention
+    # switched off: a baseline that knows nothing of context.
+    context: Literal["text", "token"] = "text"
     # Learned position rows, or fixed sine and cosine.
     positions: Literal["learned", "sinusoidal"] = "learned"
     # Longest sequence; rows of the learned positions, and the size of the cache.
@@ -194,6 +213,16 @@ class ModelConfig:
     def padded_vocabulary_size(self) -> int:
         """Rows of the embedding tables."""
         return -(-self.vocabulary_size // self.vocabulary_multiple) * self.vocabulary_multiple
+
+    @property
+    def has_table(self) -> bool:
+        """Whether each token has a row of a table, and is not embedded by its hash's bits."""
+        return self.hashing is None or self.hashing.endswith("_emb")
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether a sentencepiece model cuts texts, or the words that are hashed."""
+        return self.hashing is None or self.hashing.startswith("lsh_")
 
     def attention_for(self, role: Role) -> AttentionConfig:
         """`attention` with what `attention_by_role` says of `role` laid over it."""
@@ -228,12 +257,14 @@ class DataConfig:
     test: tuple[str, ...] = ()
     # Names of the text fields in JSONL or TFDS: one, or source and target; those of `own` examples.
     fields: tuple[str, ...] = ("text",)
-    # A sentencepiece model; None trains one on `train`.
+    # A sentencepiece model; None trains one on `train`. With LSH its pieces are the features.
     tokenizer: str | None = None
+    # Pieces of the sentencepiece model that a run with LSH trains.
+    lsh_pieces: int = 8000
     # Built indices and token counts; None means $MHE_JAX_CACHE or ~/.cache/mhe_jax.
     cache_directory: str | None = None
-    # Tokens in a row: the block of `mlm` and `lm`; in translation the longest training sentence;
-    # the longest labelled example, which is cut to it.
+    # Tokens in a row: the block of running text; in translation the longest training sentence; the
+    # longest labelled example, which is cut to it.
     sequence_length: int = 128
     # Several examples (lines, or pairs) in each training row, none of which sees another.
     packing: bool = False
@@ -247,6 +278,9 @@ class DataConfig:
     row_multiple: int = 8
     # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
     mask_rate: float = 0.15
+    # Share of the words that `shuffle_random` takes from other places, and of the others that it
+    # replaces by a random one.
+    corruption_rate: float = 0.1
     # What labelled examples are; `own` has the texts in `fields` and the label in `label_field`.
     dataset: Dataset = "own"
     # Column or field of the label of `own` examples.
@@ -363,8 +397,11 @@ class EvaluationConfig:
     top_k: int | None = None
     # Generation: draw from the fewest most probable tokens that together have this probability.
     top_p: float | None = None
-    # Generation: of what is drawn.
+    # Generation and misspelling: of what is drawn.
     seed: int = 0
+    # Share of the words that are misspelt in the texts of labelled examples (not of task span, nor
+    # where spans are marked).
+    spelling_noise: float = 0.0
     # Tokens of the longest answer (task span).
     answer_length: int = 30
     # How much more no answer must score than the best one to be given (squad_v2).
@@ -375,9 +412,10 @@ class EvaluationConfig:
 class Config:
     """One experiment."""
 
-    # What is learned: `mlm` an encoder, `lm` a language model, `translation` an encoder-decoder;
-    # the others tune an encoder on labelled examples: a class, a number, which of several texts,
-    # or the span that answers a question.
+    # What is learned: `mlm` an encoder by its masked tokens, `shuffle_random` one by which tokens
+    # were moved or replaced, `lm` a language model, `translation` an encoder-decoder; the others
+    # tune an encoder on labelled examples: a class, a number, which of several texts, or the span
+    # that answers a question.
     task: Task = "mlm"
     # Where checkpoints, logs and the resolved config go.
     workdir: str = "runs/unnamed"

@@ -49,8 +49,8 @@ def parameters(config: Config) -> dict[str, int]:
 
 
 def test_all_are_there():
-    expected = "bert_base demo glue multi30k ptb_lm shapeshifter squad superglue wikitext103_lm "
-    expected += "wikitext2_lm wikitext2_mlm wmt14_base wmt14_big"
+    expected = "bert_base demo glue hashformer multi30k ptb_lm shapeshifter squad superglue "
+    expected += "wikitext103_lm wikitext2_lm wikitext2_mlm wmt14_base wmt14_big"
     assert {path.stem for path in CONFIGS} == set(expected.split())
 
 

@@ -34,9 +34,11 @@ from mhe_jax.data.tokenizer import (
     NUM_SPECIAL,
     PAD,
     UNK,
+    Pieces,
     Tokenizer,
     train_tokenizer,
 )
+from mhe_jax.data.words import AnyTokenizer, HashedWords
 
 __all__ = [
     "BOS",
@@ -45,14 +47,17 @@ __all__ = [
     "NUM_SPECIAL",
     "PAD",
     "UNK",
+    "AnyTokenizer",
     "BatchIterator",
     "Batches",
     "EvaluationBatches",
+    "HashedWords",
     "Source",
     "Tokenizer",
     "TrainBatches",
     "check_sources",
     "evaluation_batches",
+    "load_tokenizer",
     "make_tokenizer",
     "open_source",
     "open_split",
@@ -80,12 +85,14 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
             open_train(config)
         else:
             open_split(config, split)
+    if config.task == "shuffle_random":
+        tasks.scores.require_sklearn("task shuffle_random needs")
     if _tokenizer_file(config) is not None:
         _given_tokenizer(config)
 
 
-def make_tokenizer(config: Config, path: str | Path) -> Tokenizer:
-    """The tokenizer of a run, kept at `path`.
+def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
+    """The tokenizer of a run, kept at `path`; `md_` words need none.
 
     What is at `path` already is used (a run that resumes keeps its tokenizer); else the model that
     `data.tokenizer` names, that of the run `train.init_from`, or one trained on `data.train`, is
@@ -96,21 +103,37 @@ def make_tokenizer(config: Config, path: str | Path) -> Tokenizer:
       InputError: it does not have `model.vocabulary_size` pieces, or cannot.
     """
     path = Path(path)
-    if path.exists():
-        tokenizer = Tokenizer.load(path)
-        tokenizer.check_vocabulary(config.model.vocabulary_size)
-        return tokenizer
+    if path.exists() or not config.model.has_pieces:
+        return load_tokenizer(config, path)
     if _tokenizer_file(config) is not None:
         tokenizer = _given_tokenizer(config)
     else:
         labelled = config.task in LABELLED
         source = tasks.text_of(config) if labelled else open_train(config)
-        tokenizer = train_tokenizer(source, config.model.vocabulary_size)
+        lsh = config.model.hashing is not None
+        option = "data.lsh_pieces" if lsh else "model.vocabulary_size"
+        size = config.data.lsh_pieces if lsh else config.model.vocabulary_size
+        tokenizer = train_tokenizer(source, size, option)
     tokenizer.save(path)
-    return Tokenizer(tokenizer.model, str(path))
+    return load_tokenizer(config, path)
+
+
+def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
+    """The tokenizer that a run has kept at `path`.
+
+    Raises:
+      InputError: it is not there, or does not have `model.vocabulary_size` pieces.
+    """
+    if config.model.hashing is not None:
+        return HashedWords(config.model, Pieces.load(path) if config.model.has_pieces else None)
+    tokenizer = Tokenizer.load(path)
+    tokenizer.check_vocabulary(config.model.vocabulary_size)
+    return tokenizer
 
 
 def _tokenizer_file(config: Config) -> Path | None:
+    if not config.model.has_pieces:
+        return None
     if config.train.init_from is not None:
         return Path(config.train.init_from) / TOKENIZER
     if config.data.tokenizer is not None:
@@ -118,7 +141,10 @@ def _tokenizer_file(config: Config) -> Path | None:
     return None
 
 
-def _given_tokenizer(config: Config) -> Tokenizer:
-    tokenizer = Tokenizer.load(_tokenizer_file(config) or "")
+def _given_tokenizer(config: Config) -> Pieces:
+    path = _tokenizer_file(config) or ""
+    if config.model.hashing is not None:
+        return Pieces.load(path)
+    tokenizer = Tokenizer.load(path)
     tokenizer.check_vocabulary(config.model.vocabulary_size)
     return tokenizer

@@ -15,6 +15,7 @@ from mhe_jax.data.examples import Row, stack
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.sources import open_train
 from mhe_jax.data.tokenizer import Tokenizer
+from mhe_jax.data.words import AnyTokenizer
 
 
 class Batches:
@@ -87,7 +88,8 @@ class EvaluationBatches(Batches):
     The last rows of the last batch are padding with weight 0 where the split gives no more.
     `num_words` counts what stands between blanks in all that is predicted, and one end for each
     line: the denominator of a perplexity per word. Labelled examples have `scores` instead, which
-    takes the numbers and the outputs of the rows of each batch.
+    takes the numbers and the outputs of the rows of each batch; `shuffle_random` has it too, and it
+    takes the labels in place of the numbers.
     """
 
     num_words: int
@@ -112,7 +114,7 @@ class EvaluationBatches(Batches):
 
 
 def train_batches(
-    config: Config, tokenizer: Tokenizer, *, process_index: int = 0, process_count: int = 1
+    config: Config, tokenizer: AnyTokenizer, *, process_index: int = 0, process_count: int = 1
 ) -> TrainBatches:
     """The batches that an experiment trains on.
 
@@ -129,23 +131,24 @@ def train_batches(
     sources = open_train(config)
     translation, seed = config.task == "translation", config.train.seed
     weights = [weight for _, weight in sources]
-    if translation and not config.data.packing:
+    if not (translation or config.data.packing):
+        parts = [blocks.TrainBlocks(config, tokenizer, source, *process) for source, _ in sources]
+        return parts[0] if len(parts) == 1 else mixture.MixedRows(parts, weights, seed)
+    assert isinstance(tokenizer, Tokenizer)
+    if not config.data.packing:
         buckets = pairs.buckets_for(config, tokenizer, [source for source, _ in sources])
         parts = [
             pairs.TrainPairs(config, tokenizer, source, buckets, *process) for source, _ in sources
         ]
         return parts[0] if len(parts) == 1 else mixture.MixedBatches(parts, weights, seed)
-    if config.data.packing:
-        make = packed.PackedPairs if translation else packed.PackedText
-    else:
-        make = blocks.TrainBlocks
+    make = packed.PackedPairs if translation else packed.PackedText
     parts = [make(config, tokenizer, source, *process) for source, _ in sources]
     return parts[0] if len(parts) == 1 else mixture.MixedRows(parts, weights, seed)
 
 
 def evaluation_batches(
     config: Config,
-    tokenizer: Tokenizer,
+    tokenizer: AnyTokenizer,
     split: str,
     *,
     batch_size: int | None = None,
@@ -163,7 +166,10 @@ def evaluation_batches(
     from mhe_jax.data.tasks import batches
 
     tokenizer.check_vocabulary(config.model.vocabulary_size)
-    make = pairs.EvaluationPairs if config.task == "translation" else blocks.EvaluationBlocks
-    make = batches.EvaluationExamples if config.task in LABELLED else make
     rows = config.evaluation.batch_size if batch_size is None else batch_size
-    return make(config, tokenizer, split, rows, process_index, process_count)
+    process = (process_index, process_count)
+    if config.task == "translation":
+        assert isinstance(tokenizer, Tokenizer)
+        return pairs.EvaluationPairs(config, tokenizer, split, rows, *process)
+    make = batches.EvaluationExamples if config.task in LABELLED else blocks.EvaluationBlocks
+    return make(config, tokenizer, split, rows, *process)

@@ -1,7 +1,7 @@
-"""Rows of running text, for masked and plain language models.
+"""Rows of running text, for encoders that need no labels and for language models.
 
-Text is the tokens of all items in order, eos after each. A row of `lm` predicts T of them, a row of
-`mlm` holds bos and T - 1 of them.
+Text is the tokens of all items in order, eos after each. A row of `lm` predicts T of them, one of
+`mlm` and `shuffle_random` holds bos and T - 1 of them.
 
 Training never tokenizes a whole file. An epoch has N rows; row i starts near place
 
@@ -25,8 +25,10 @@ from mhe_jax.data.batches import EvaluationBatches, TrainRows
 from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
 from mhe_jax.data.sources import Source, open_split, pieces, stream
-from mhe_jax.data.tokenizer import EOS, Tokenizer
+from mhe_jax.data.tasks.scores import roc_auc
+from mhe_jax.data.tokenizer import EOS
 from mhe_jax.data.tokens import tokenize
+from mhe_jax.data.words import AnyTokenizer
 
 SAMPLE_ITEMS = 4096
 # First numbers of the seeds of our generators, so that no two purposes share one.
@@ -35,14 +37,14 @@ ORDER, MASKS = 0, 1
 
 def tokens_per_row(config: Config) -> int:
     """Tokens of text in a row of the experiment."""
-    return config.data.sequence_length - (config.task == "mlm")
+    return config.data.sequence_length - (config.task != "lm")
 
 
 class Density(tuple[float, float]):
     """(tokens in the whole source, bytes of text per token), measured on a sample of its items."""
 
     @classmethod
-    def measure(cls, source: Source, tokenizer: Tokenizer) -> "Density":
+    def measure(cls, source: Source, tokenizer: AnyTokenizer) -> "Density":
         """Exact where the source has at most `SAMPLE_ITEMS` items, none of them long."""
         generator = np.random.default_rng(0)
         count = min(len(source), SAMPLE_ITEMS)
@@ -62,12 +64,12 @@ class Density(tuple[float, float]):
 
 
 class TrainBlocks(TrainRows):
-    """Endless rows of `mlm` or `lm`, drawn as the module says."""
+    """Endless rows of running text, drawn as the module says."""
 
     def __init__(
         self,
         config: Config,
-        tokenizer: Tokenizer,
+        tokenizer: AnyTokenizer,
         source: Source,
         process_index: int = 0,
         process_count: int = 1,
@@ -156,7 +158,7 @@ class EvaluationBlocks(EvaluationBatches):
     def __init__(
         self,
         config: Config,
-        tokenizer: Tokenizer,
+        tokenizer: AnyTokenizer,
         split: str,
         batch_size: int,
         process_index: int = 0,
@@ -185,6 +187,14 @@ class EvaluationBlocks(EvaluationBatches):
             f"of line, {self.num_tokens:,} tokens in {len(self):,} batches"
         )
 
+    def scores(self, outputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+        """Of `shuffle_random`: `auc`, how well moved tokens (1) are told from original ones (0)."""
+        labels, found = (
+            np.concatenate([x.ravel() for x in of]) for of in zip(*outputs, strict=True)
+        )
+        told = (labels == 0) | (labels == 1)
+        return {"auc": roc_auc(labels[told], found[told])}
+
     def _text(self, index: int) -> str:
         item = self.source[index]
         assert isinstance(item, str)
@@ -202,15 +212,17 @@ class EvaluationBlocks(EvaluationBatches):
 
 
 def _example(
-    config: Config, tokenizer: Tokenizer, ids: list[int] | np.ndarray, seed: int, number: int
+    config: Config, tokenizer: AnyTokenizer, ids: list[int] | np.ndarray, seed: int, number: int
 ) -> Row:
-    """Row `number` of the task; its masks come from a generator of its own."""
+    """Row `number` of the task; what is masked or corrupted comes from a generator of its own."""
+    data, generator = config.data, np.random.default_rng([MASKS, seed, number])
     if config.task == "lm":
-        return examples.lm_row(ids, config.data.sequence_length)
+        return examples.lm_row(ids, data.sequence_length)
+    if config.task == "shuffle_random":
+        tokens = examples.begun(ids, data.sequence_length)
+        return examples.shuffle_random_row(
+            tokenizer.inputs(tokens), config.model.vocabulary_size, data.corruption_rate, generator
+        )
     return examples.mlm_row(
-        ids,
-        config.data.sequence_length,
-        tokenizer.vocabulary_size,
-        config.data.mask_rate,
-        np.random.default_rng([MASKS, seed, number]),
+        ids, data.sequence_length, tokenizer.vocabulary_size, data.mask_rate, generator
     )

@@ -1,11 +1,15 @@
-"""Rows of a batch from piece numbers: masked language model, language model, translation.
+"""Rows of a batch from numbers of pieces or words, for each task without labels.
 
 Every row is a dict of int32 arrays; `weights` is float32, 1 where `labels` count and 0 where not.
 T is the length of a row, P the most tokens that a row of `mlm` predicts; padding is `PAD`.
 
-    mlm          tokens [T]  positions [P]  labels [P]  weights [P]
-    lm           tokens [T]                 labels [T]  weights [T]
-    translation  source [S]  target [T]     labels [T]  weights [T]
+    mlm             tokens [T]  positions [P]  labels [P]  weights [P]
+    shuffle_random  tokens [T]                 labels [T]  weights [T]
+    lm              tokens [T]                 labels [T]  weights [T]
+    translation     source [S]  target [T]     labels [T]  weights [T]
+
+Of hashed words without a table `tokens` are types, and stand beside signatures [T, 16] of uint8:
+see `words.py`.
 
 A packed row holds several examples one after the other, and for each of its sides which example a
 token belongs to, counted from 1, and 0 for padding:
@@ -54,9 +58,7 @@ def mlm_row(
 
     Source: Devlin et al. 2019, section 3.1 and appendix A.1.
     """
-    tokens = np.full(sequence_length, PAD, np.int32)
-    tokens[0] = BOS
-    tokens[1 : 1 + len(ids)] = ids
+    tokens = begun(ids, sequence_length)
     most = num_predictions(sequence_length, mask_rate)
     positions, labels = np.zeros(most, np.int32), np.zeros(most, np.int32)
     weights = np.zeros(most, np.float32)
@@ -69,6 +71,50 @@ def mlm_row(
         random = generator.integers(NUM_SPECIAL, vocabulary_size, count)
         tokens[chosen] = np.where(fate < 0.8, MASK, np.where(fate < 0.9, random, tokens[chosen]))
     return {"tokens": tokens, "positions": positions, "labels": labels, "weights": weights}
+
+
+def begun(ids: Sequence[int] | np.ndarray, sequence_length: int) -> np.ndarray:
+    """bos, the ids, and padding up to the length."""
+    tokens = np.full(sequence_length, PAD, np.int32)
+    tokens[0] = BOS
+    tokens[1 : 1 + len(ids)] = ids
+    return tokens
+
+
+def shuffle_random_row(
+    inputs: Row, vocabulary_size: int, rate: float, generator: np.random.Generator
+) -> Row:
+    """Which ordinary tokens are original (0), from another place of the row (1), or random (2).
+
+    Each takes with probability `rate` the token of another ordinary place, by a permutation of them
+    all; each of the others becomes with probability `rate` a random one: an ordinary id, or as its
+    signature the bits of its own in random order. So there are as many ones as in words; with LSH
+    those are not half, and the number of fair bits would tell label 2. A token that comes out as it
+    was keeps the label 0. Special tokens stay, and count for nothing.
+
+    Source: Xue & Aletras 2022, "HashFormers"; their code draws bits that words do not have, and
+    labels a token as moved that is as it was.
+    """
+    name = "signatures" if "signatures" in inputs else "tokens"
+    (places,) = np.nonzero(inputs["tokens"] >= NUM_SPECIAL)
+    codes = inputs[name]
+    old = codes[places]
+    moved = generator.random(len(places)) < rate
+    random = ~moved & (generator.random(len(places)) < rate)
+    new = old.copy()
+    new[moved] = old[generator.permutation(len(places))[moved]]
+    if name == "signatures":
+        bits = generator.permuted(np.unpackbits(old[random], axis=1), axis=1)
+        new[random] = np.packbits(bits, axis=1)
+    else:
+        new[random] = generator.integers(NUM_SPECIAL, vocabulary_size, int(random.sum()))
+    changed = (new != old).any(axis=tuple(range(1, new.ndim)))
+    row = {**inputs, name: codes.copy()}
+    row[name][places] = new
+    labels, weights = np.zeros((2, len(codes)), np.int32)
+    labels[places] = np.where(changed, moved + 2 * random, 0)
+    weights[places] = 1
+    return {**row, "labels": labels, "weights": weights.astype(np.float32)}
 
 
 def lm_row(ids: Sequence[int] | np.ndarray, sequence_length: int) -> Row:

@@ -7,12 +7,14 @@ bytes, so that `unk` never appears. The one character sentencepiece itself would
 space U+2581, goes through as bytes too. Names of the special tokens mean nothing inside a text.
 """
 
+import functools
 import io
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import sentencepiece
@@ -36,17 +38,14 @@ CHARACTER_COVERAGE = 0.9995
 SPACE = "\u2581"
 
 
-class Tokenizer:
-    """Text to piece numbers and back.
-
-    Ids 0 to 4 are pad, unk, bos, eos and mask; `encode` never gives them, `decode` skips them.
-    """
+class Pieces:
+    """A sentencepiece model as it is: texts to piece numbers."""
 
     def __init__(self, model: bytes, name: str = "tokenizer"):
         """Takes the bytes of a sentencepiece model; `name` is for messages.
 
         Raises:
-          InputError: no such model, or one whose special tokens or bytes differ from ours.
+          InputError: no such model.
         """
         self.model, self.name = model, name
         self.key = key_of(model.hex())
@@ -57,6 +56,58 @@ class Tokenizer:
             self.vocabulary_size = 0
         if self.vocabulary_size == 0:
             raise InputError(f"{name}: is not a sentencepiece model")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a model file."""
+        try:
+            return cls(Path(path).read_bytes(), str(path))
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model file; it is whole or not there."""
+        with publish(Path(path)) as temporary:
+            temporary.write_bytes(self.model)
+
+    @functools.cached_property
+    def characters(self) -> np.ndarray:
+        """How many characters each piece stands for; a byte counts as one, a control token as 0."""
+        processor, count = self._processor, self.vocabulary_size
+        return np.array(
+            [
+                0
+                if processor.is_control(i)
+                else 1
+                if processor.is_byte(i) or processor.is_unknown(i)
+                else len(processor.id_to_piece(i).replace(SPACE, ""))
+                for i in range(count)
+            ]
+        )
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """Piece numbers of many texts; -1 uses all cores."""
+        return self._processor.encode(list(texts), num_threads=num_threads) if texts else []
+
+
+class Tokenizer(Pieces):
+    """Text to piece numbers and back.
+
+    Ids 0 to 4 are pad, unk, bos, eos and mask; `encode` never gives them, `decode` skips them.
+    """
+
+    # How many eos stand between two texts of a row.
+    separators = 1
+
+    def __init__(self, model: bytes, name: str = "tokenizer"):
+        """Takes the bytes of a sentencepiece model; `name` is for messages.
+
+        Raises:
+          InputError: no such model, or one whose special tokens or bytes differ from ours.
+        """
+        super().__init__(model, name)
         pieces = [self._processor.id_to_piece(i) for i in range(self.vocabulary_size)]
         if tuple(pieces[:NUM_SPECIAL]) != SPECIAL_PIECES:
             raise InputError(
@@ -74,21 +125,6 @@ class Tokenizer:
         sizes = [len(piece.replace(SPACE, " ").encode()) for piece in pieces]
         self._sizes = np.array([0] * NUM_SPECIAL + sizes[NUM_SPECIAL:])
         self._sizes[self._bytes] = 1
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
-        """Reads a model file."""
-        try:
-            return cls(Path(path).read_bytes(), str(path))
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such file") from None
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}") from None
-
-    def save(self, path: str | Path) -> None:
-        """Writes the model file; it is whole or not there."""
-        with publish(Path(path)) as temporary:
-            temporary.write_bytes(self.model)
 
     def check_vocabulary(self, vocabulary_size: int) -> None:
         """Raises InputError unless a model of `vocabulary_size` fits."""
@@ -111,10 +147,14 @@ class Tokenizer:
                 stand_in = self._stand_in(text)
                 texts[i] = text.replace(SPACE, stand_in)
                 replaced.append((i, stand_in))
-        rows = self._processor.encode(texts, num_threads=num_threads) if texts else []
+        rows = super().encode_batch(texts, num_threads)
         for i, stand_in in replaced:
             rows[i] = _replace(rows[i], self._byte_ids(stand_in), self._byte_ids(SPACE))
         return rows
+
+    def inputs(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """What a model reads in place of ids [...]: themselves, as `tokens`."""
+        return {"tokens": ids}
 
     def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Where each piece of `encode(text)` begins and ends in `text`, in characters: [n, 2].
@@ -190,16 +230,19 @@ def _places(source: Source, sample_bytes: int) -> tuple[np.ndarray, float]:
 
 
 def train_tokenizer(
-    sources: Source | Sequence[tuple[Source, float]], vocabulary_size: int
+    sources: Source | Sequence[tuple[Source, float]],
+    vocabulary_size: int,
+    option: str = "model.vocabulary_size",
 ) -> Tokenizer:
     """Trains exactly `vocabulary_size` pieces; the same text gives the same bytes.
 
     Of several sources, each with a weight, it sees at most a sample in proportion to the weights.
+    `option` is the field that messages name.
 
     Raises:
       InputError: the text holds too few different words, or too many different characters.
     """
-    option = f"model.vocabulary_size={vocabulary_size}"
+    option = f"{option}={vocabulary_size}"
     if vocabulary_size <= NUM_FIXED:
         raise InputError(
             f"{option}: a tokenizer needs more than {NUM_FIXED} "

@@ -11,12 +11,13 @@ import numpy as np
 from mhe_jax.data.cache import key_of, publish
 from mhe_jax.data.sources import PIECE, Source, Span, stream
 from mhe_jax.data.tokenizer import EOS, Tokenizer
+from mhe_jax.data.words import AnyTokenizer
 
 CHUNK_BYTES = 16 << 20  # of text that is tokenized at once, at most
 CHUNK_TOKENS = 4 << 20  # that are looked at at once
 
 
-def tokenize(source: Source, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+def tokenize(source: Source, tokenizer: AnyTokenizer) -> Iterator[np.ndarray]:
     """The tokens in order, some at a time, two bytes each up to a vocabulary of 65,536."""
     kind = _kind(tokenizer)
     parts, lasts = [], []
@@ -71,5 +72,5 @@ def item_ends(tokens: "TokenFile | np.ndarray") -> np.ndarray:
     )
 
 
-def _kind(tokenizer: Tokenizer) -> np.dtype:
+def _kind(tokenizer: AnyTokenizer) -> np.dtype:
     return np.dtype(np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import jax
 
 from mhe_jax.config import EvaluationConfig, InputError
-from mhe_jax.data import EOS
+from mhe_jax.data import EOS, Tokenizer
 from mhe_jax.data.cache import publish
 from mhe_jax.evaluation.generation import Generator
 from mhe_jax.evaluation.tasks import EVALUATIONS, Run, name_of
@@ -101,6 +101,7 @@ def translate(
     if jax.process_count() > 1:
         raise InputError("translating lines takes one process")
     run = Run.load(workdir, config, evaluation, devices)
+    assert isinstance(run.tokenizer, Tokenizer)
     translator = Translator(config, evaluation, run.params, run.mesh, run.tokenizer)
     number = truncated = 0
     # `lines` may wait for a person: what is read is translated before more is asked for.
@@ -161,6 +162,7 @@ def generate(
     if jax.process_count() > 1:
         raise InputError("generating takes one process")
     run = Run.load(workdir, config, evaluation, devices)
+    assert isinstance(run.tokenizer, Tokenizer)
     generator = Generator(config, evaluation, run.params, run.mesh, run.tokenizer)
     number = truncated = tokens = ended = 0
     begin = time.perf_counter()

@@ -28,6 +28,7 @@ METRICS = {
     "translation": ("bleu",),
     "lm": ("perplexity_per_word", "perplexity_per_token"),
     "mlm": ("perplexity",),
+    "shuffle_random": ("auc",),
 }
 
 

@@ -21,9 +21,11 @@ from jax.sharding import Mesh
 from mhe_jax.config import LABELLED, Config, EvaluationConfig, InputError, MeshConfig
 from mhe_jax.data import (
     TOKENIZER,
+    AnyTokenizer,
     EvaluationBatches,
     Tokenizer,
     evaluation_batches,
+    load_tokenizer,
     open_split,
 )
 from mhe_jax.data.cache import publish
@@ -34,7 +36,7 @@ from mhe_jax.evaluation.translator import Translator
 from mhe_jax.evaluation.windows import Windows
 from mhe_jax.model import make_model
 from mhe_jax.training import checkpoint, sharding
-from mhe_jax.training.objective import batch_names, make_sums, ratios
+from mhe_jax.training.objective import make_sums, ratios, what_is_read
 from mhe_jax.training.scored import summarize, total
 from mhe_jax.training.step import make_eval_step
 from mhe_jax.training.summary import described
@@ -51,7 +53,7 @@ class Run:
     config: Config
     evaluation: EvaluationConfig
     mesh: Mesh
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     model: nn.Module
     params: Any  # laid over the mesh
     steps: list[int]  # the checkpoints that params are the mean of
@@ -69,8 +71,7 @@ class Run:
         Raises:
           InputError: no tokenizer or no such checkpoint, or they do not fit the config.
         """
-        tokenizer = Tokenizer.load(workdir / TOKENIZER)
-        tokenizer.check_vocabulary(config.model.vocabulary_size)
+        tokenizer = load_tokenizer(config, workdir / TOKENIZER)
         mesh = evaluation_mesh(config, devices)
         model = make_model(config.task, config.model)
         abstract = abstract_params(config, mesh)
@@ -111,6 +112,22 @@ def evaluate_mlm(run: Run) -> Result:
     }
 
 
+def evaluate_shuffle_random(run: Run) -> Result:
+    """Loss (nats), accuracy, and the area under the ROC curve of moved against original tokens.
+
+    What is moved and replaced is the same every time.
+    """
+    found, batches, seconds = _run(run)
+    sums = _finite(run, total(found))
+    return {
+        **_described(run),
+        **summarize(found, batches),
+        "predicted_tokens": int(sums["count"]),
+        "seconds": seconds,
+        "tokens_per_second": sums["tokens"] / seconds,
+    }
+
+
 def evaluate_lm(run: Run) -> Result:
     """Perplexity per token, and per word so that other tokenizers compare.
 
@@ -140,6 +157,7 @@ def evaluate_translation(run: Run) -> Result:
     evaluation = run.evaluation
     source = open_split(run.config, evaluation.split)
     pairs = list(_pairs(source))
+    assert isinstance(run.tokenizer, Tokenizer)
     translator = Translator(run.config, evaluation, run.params, run.mesh, run.tokenizer)
     translations = translator.translate([text for text, _ in pairs])
     hypotheses = [translation.text for translation in translations]
@@ -182,6 +200,7 @@ def evaluate_labelled(run: Run) -> Result:
     return {
         **_described(run),
         "dataset": run.config.data.dataset,
+        "spelling_noise": run.evaluation.spelling_noise,
         **numbers,
         "examples": batches.num_examples,
         "seconds": seconds,
@@ -191,6 +210,7 @@ def evaluate_labelled(run: Run) -> Result:
 
 EVALUATIONS = {
     "mlm": evaluate_mlm,
+    "shuffle_random": evaluate_shuffle_random,
     "lm": evaluate_lm,
     "translation": evaluate_translation,
     **dict.fromkeys(LABELLED, evaluate_labelled),
@@ -209,9 +229,12 @@ def _described(run: Run) -> Result:
 
 def name_of(evaluation: EvaluationConfig) -> str:
     """What files of results are called: by the split, or by the first source in its place."""
-    if not evaluation.sources:
-        return evaluation.split
-    return re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
+    name = evaluation.split
+    if evaluation.sources:
+        name = re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
+    if evaluation.spelling_noise:
+        name += f"_misspelt_{evaluation.spelling_noise}_{evaluation.seed}"
+    return name
 
 
 def _pairs(source) -> Iterator[tuple[str, str]]:
@@ -224,10 +247,13 @@ def _pairs(source) -> Iterator[tuple[str, str]]:
 def _sums(run: Run) -> tuple[dict[str, float], int, float]:
     """Sums over the split, its words, and the seconds without tokenizing and compiling."""
     found, batches, seconds = _run(run)
-    sums = total(found)
+    return _finite(run, total(found)), batches.num_words, seconds
+
+
+def _finite(run: Run, sums: dict[str, float]) -> dict[str, float]:
     if not sums["nats"] < float("inf"):
         raise InputError(f"{run.workdir}: the loss is not a number: a broken checkpoint")
-    return sums, batches.num_words, seconds
+    return sums
 
 
 def _run(run: Run) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
@@ -244,7 +270,7 @@ def _run(run: Run) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
     step = make_eval_step(make_sums(run.config.task, run.model, outputs=True), run.mesh, shardings)
 
     def sums_of(rows):
-        rows = {name: rows[name] for name in batch_names(run.config.task)}
+        rows = what_is_read(run.config.task, rows)
         return step(run.params, sharding.global_batch(rows, run.mesh))
 
     jax.block_until_ready(sums_of(batches.batch(0)))

@@ -9,7 +9,7 @@ before it, at T / s times the work. With s = T these are the blocks without over
 import math
 
 from mhe_jax.config import Config
-from mhe_jax.data import Tokenizer, examples
+from mhe_jax.data import AnyTokenizer, examples
 from mhe_jax.data.blocks import EvaluationBlocks
 from mhe_jax.data.examples import Row
 
@@ -20,7 +20,7 @@ class Windows(EvaluationBlocks):
     def __init__(
         self,
         config: Config,
-        tokenizer: Tokenizer,
+        tokenizer: AnyTokenizer,
         split: str,
         batch_size: int,
         stride: int,

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
+from mhe_jax.model.hashed import BITS, HashEmbedding
 from mhe_jax.model.kronecker import KroneckerEmbed
 from mhe_jax.model.layers import layer_norm
 
@@ -52,6 +53,7 @@ class Embeddings(nn.Module):
 
     Parameters: `token [V, M]`; `position [max_length, M]` (learned); `type [num_token_types, M]`;
     `output [M, V]` (untied); the first and the last are `KroneckerEmbed` by `kronecker.embedding`.
+    Of hashed words without a table `token` is a `HashEmbedding`, and there are no logits.
     With `normalize` a LayerNorm follows, `norm`. Dropout comes last.
 
     A position past the end of a learned table, or an id past the vocabulary, gives NaN: it never
@@ -64,7 +66,9 @@ class Embeddings(nn.Module):
     def setup(self):
         c = self.config
         init = nn.initializers.normal(c.features**-0.5)
-        if c.kronecker.embedding is not None:
+        if not c.has_table:
+            self.token = HashEmbedding(c)
+        elif c.kronecker.embedding is not None:
             self.token = self._kronecker(c.kronecker.embedding)
         else:
             self.token = self.param(
@@ -96,12 +100,16 @@ class Embeddings(nn.Module):
         positions: jax.Array | None = None,
         token_types: jax.Array | None = None,
         *,
+        signatures: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
         """Ids [B, T] to [B, T, M]; `positions` [B, T] count from 0 along T where they are None.
 
+        Of hashed words without a table they are types, and have `signatures` [B, T, 16].
+
         Raises:
-          ValueError: rows longer than `max_length`; token types where the config has none.
+          ValueError: rows longer than `max_length`; token types where the config has none;
+            signatures where there is a table; none where there is no table, but for `init`.
         """
         c = self.config
         if tokens.shape[1] > c.max_length:
@@ -110,9 +118,17 @@ class Embeddings(nn.Module):
             )
         if token_types is not None and not c.num_token_types:
             raise ValueError("token_types are given, but model.num_token_types is 0")
+        if not c.has_table and signatures is None and self.is_initializing():
+            # The parameters do not depend on them.
+            signatures = jnp.zeros((*tokens.shape, BITS // 8), jnp.uint8)
+        if (signatures is None) != c.has_table:
+            raise ValueError(f"signatures are for model.hashing without a table, not {c.hashing}")
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        if isinstance(self.token, KroneckerEmbed):
+        if isinstance(self.token, HashEmbedding):
+            assert signatures is not None
+            x = self.token(tokens, signatures, deterministic=deterministic)
+        elif isinstance(self.token, KroneckerEmbed):
             x = self.token(tokens)
         else:
             x = _rows(self.token, tokens, "vocabulary")

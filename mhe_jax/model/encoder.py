@@ -1,4 +1,4 @@
-"""A BERT-shaped encoder, and the model that predicts masked tokens with it."""
+"""A BERT-shaped encoder, and the models that train it on text without labels."""
 
 import flax.linen as nn
 import jax
@@ -27,21 +27,51 @@ class EncoderModel(nn.Module):
         tokens: jax.Array,
         token_types: jax.Array | None = None,
         *,
+        signatures: jax.Array | None = None,
         segments: jax.Array | None = None,
         positions: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
         """Ids [B, T], 0 for padding, to the encoder's output [B, T, M].
 
+        Of hashed words without a table they are types, and have `signatures` [B, T, 16].
         `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
-        from 0 where they are None.
+        from 0 where they are None. With `context` token each token sees itself alone.
         """
         mask = Mask.padding(tokens != PAD_ID)
         if segments is not None:
             mask = mask & Mask.segments(segments)
             positions = positions_within(segments) if positions is None else positions
-        x = self.embeddings(tokens, positions, token_types, deterministic=deterministic)
+        if self.config.context == "token":
+            mask = mask & Mask.segments(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+        x = self.embeddings(
+            tokens, positions, token_types, signatures=signatures, deterministic=deterministic
+        )
         return self.encoder(x, mask, deterministic=deterministic)
+
+
+class ShuffleRandomClassifier(EncoderModel):
+    """`logits = x W + b`, W [M, 3]: each token is original, from another place, or random.
+
+    Parameters of the head: `head_dense`.
+
+    Source: Xue & Aletras 2022, "HashFormers".
+    """
+
+    def setup(self):
+        super().setup()
+        self.head_dense = dense(self.config, None)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        signatures: jax.Array | None = None,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Float32 logits [B, T, 3] of all `tokens` [B, T]; the arguments are those of `encode`."""
+        x = self.encode(tokens, signatures=signatures, deterministic=deterministic)
+        return self.head_dense(x, (3,), ("embed", None)).astype(jnp.float32)
 
 
 class MaskedLanguageModel(EncoderModel):

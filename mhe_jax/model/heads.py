@@ -1,7 +1,8 @@
 """Encoders with a head for labelled examples.
 
 The encoder is that of `MaskedLanguageModel`, `embeddings` and `encoder`, with the same parameters,
-so that a pre-trained one can take its place.
+so that a pre-trained one can take its place. `signatures` [..., 16] beside the ids are those of
+hashed words without a table.
 """
 
 import flax.linen as nn
@@ -25,9 +26,15 @@ def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
 class _HeadModel(EncoderModel):
     """`encode` with the token types that the config has rows for."""
 
-    def read(self, tokens: jax.Array, token_types: jax.Array, deterministic: bool) -> jax.Array:
+    def read(
+        self,
+        tokens: jax.Array,
+        token_types: jax.Array,
+        signatures: jax.Array | None,
+        deterministic: bool,
+    ) -> jax.Array:
         types = token_types if self.config.num_token_types > 1 else None
-        return self.encode(tokens, types, deterministic=deterministic)
+        return self.encode(tokens, types, signatures=signatures, deterministic=deterministic)
 
 
 class Classifier(_HeadModel):
@@ -53,19 +60,25 @@ class Classifier(_HeadModel):
         token_types: jax.Array,
         marks: jax.Array,
         *,
+        signatures: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
         """Ids [B, T], 0 for padding, with token types and marks [B, T], to logits [B, C]."""
-        return self.classify(
-            tokens, token_types, marks, self.config.num_classes or 1, deterministic
-        )
+        outputs = self.config.num_classes or 1
+        return self.classify(tokens, token_types, marks, signatures, outputs, deterministic)
 
     def classify(
-        self, tokens: jax.Array, token_types: jax.Array, marks: jax.Array, outputs: int, fixed: bool
+        self,
+        tokens: jax.Array,
+        token_types: jax.Array,
+        marks: jax.Array,
+        signatures: jax.Array | None,
+        outputs: int,
+        fixed: bool,
     ) -> jax.Array:
         """Float32 [B, outputs]; `fixed` is without dropout."""
         c = self.config
-        x = self.read(tokens, token_types, fixed)
+        x = self.read(tokens, token_types, signatures, fixed)
         parts = [x[:, 0] if c.pooling == "first" else _mean(x, tokens != PAD_ID)]
         parts += [_mean(x, marks == span) for span in range(1, (c.num_spans or 0) + 1)]
         z = self.dropout(jnp.concatenate(parts, axis=-1), deterministic=fixed)
@@ -83,10 +96,11 @@ class Regressor(Classifier):
         token_types: jax.Array,
         marks: jax.Array,
         *,
+        signatures: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
         """Ids [B, T], 0 for padding, with token types and marks [B, T], to numbers [B]."""
-        return self.classify(tokens, token_types, marks, 1, deterministic)[:, 0]
+        return self.classify(tokens, token_types, marks, signatures, 1, deterministic)[:, 0]
 
 
 class ChoiceScorer(Classifier):
@@ -98,6 +112,7 @@ class ChoiceScorer(Classifier):
         token_types: jax.Array,
         marks: jax.Array,
         *,
+        signatures: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
         """Ids [B, C, T] (or of one choice, [B, T]) with types and marks alike, to scores [B, C]."""
@@ -105,7 +120,10 @@ class ChoiceScorer(Classifier):
         tokens, token_types, marks = (
             x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks)
         )
-        return self.classify(tokens, token_types, marks, 1, deterministic).reshape(shape)
+        if signatures is not None:
+            signatures = signatures.reshape(-1, *signatures.shape[-2:])
+        scores = self.classify(tokens, token_types, marks, signatures, 1, deterministic)
+        return scores.reshape(shape)
 
 
 class SpanFinder(_HeadModel):
@@ -126,10 +144,11 @@ class SpanFinder(_HeadModel):
         token_types: jax.Array,
         marks: jax.Array,
         *,
+        signatures: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
         """Ids [B, T], 0 for padding, with token types and marks [B, T], to logits [B, 2, T]."""
-        x = self.read(tokens, token_types, deterministic)
+        x = self.read(tokens, token_types, signatures, deterministic)
         logits = self.span(x, (2,), ("embed", None)).astype(jnp.float32)
         logits = jnp.where((marks > 0)[:, :, None], logits, IMPOSSIBLE)
         return jnp.swapaxes(logits, 1, 2)

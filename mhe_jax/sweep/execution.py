@@ -20,7 +20,7 @@ LOG = "log.txt"
 TOKENIZER = "tokenizer.model"  # of a run
 # Fields that no tokenizer depends on.
 NOT_OF_TOKENIZER = re.compile(
-    r"workdir|model\.(?!vocabulary_size).*|optimizer\..*|mesh\..*|evaluation\..*"
+    r"workdir|model\.(?!vocabulary_size|hashing).*|optimizer\..*|mesh\..*|evaluation\..*"
     r"|train\.(seed|num_steps|eval_every|eval_batches|checkpoint_every|keep_checkpoints|log_every)"
 )
 

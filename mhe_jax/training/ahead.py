@@ -21,6 +21,7 @@ from mhe_jax.checks import mesh_shape
 from mhe_jax.command_line import Target
 from mhe_jax.config import Config
 from mhe_jax.data import examples, pairs, resolve
+from mhe_jax.data.hashing import BYTES
 from mhe_jax.data.tasks.labelled import empty_row
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding, summary
@@ -137,8 +138,8 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     if config.task == "mlm":
         size, rate = config.model.vocabulary_size, config.data.mask_rate
         row = examples.mlm_row([], length, size, rate, np.random.default_rng(0))
-    elif config.task == "lm":
-        row = examples.lm_row([], length)
+    elif config.task in ("lm", "shuffle_random"):
+        row = examples.lm_row([], length)  # of the same arrays
     elif config.task == "translation":
         row = examples.translation_row([], [], length)
     else:
@@ -146,10 +147,12 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     if config.data.packing:
         of = examples.SEGMENTS_OF
         row |= {of[name]: row[name] for name in of if name in row}
+    if not config.model.has_table:
+        row[objective.SIGNATURES] = np.zeros((*row["tokens"].shape, BYTES), np.uint8)
     spread = NamedSharding(mesh, sharding.BATCH)
     return {
         name: jax.ShapeDtypeStruct((rows, *row[name].shape), row[name].dtype, sharding=spread)
-        for name in objective.batch_names(config.task, config.data.packing)
+        for name in objective.what_is_read(config.task, row)
     }
 
 

@@ -72,7 +72,8 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
         checkpoints.wait()
     finally:
         checkpoints.close()
-    shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
+    if dense.model.has_pieces:
+        shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
     save_json(config, new / FILE)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, found)]
     return {"step": step, "dense": sizes[0], "factorized": sizes[1], "errors": errors}

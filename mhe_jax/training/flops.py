@@ -8,8 +8,8 @@ FORMULA = (
     "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F) "
     "+ head, with attention of `mhe_jax.attention.cost.forward_flops` for each sublayer (in the "
     "cheapest form of its kind, (T + 1)/2 keys where causal), and head 2·M·V for each target token "
-    "or 2·M² + 2·M·V for each masked token; the head of a labelled task, next to nothing, is left "
-    "out, and Kronecker products count as the matrices that they stand for"
+    "or 2·M² + 2·M·V for each masked token; embeddings and the heads of other tasks, next to "
+    "nothing, are left out, and Kronecker products count as the matrices that they stand for"
 )
 
 
@@ -21,7 +21,7 @@ def step_flops(config: Config, rows: int) -> float:
     if config.task == "lm":
         return 3.0 * rows * T * (m.num_layers * causal + logits)
     encoder = m.num_layers * (attention_flops(config, "encoder", T) + mlp)
-    if config.task in LABELLED:
+    if config.task in (*LABELLED, "shuffle_random"):
         return 3.0 * rows * T * encoder
     if config.task == "mlm":
         head = num_predictions(T, config.data.mask_rate) * (2 * m.features**2 + logits)

@@ -55,7 +55,7 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     # 1. What can be wrong is found before anything is written.
     group.check()
     changed = resume.changed_fields(config)
-    resume.check_files(config.workdir)
+    resume.check_files(config)
     mesh = sharding.make_mesh(config, devices)
     share, shares = sharding.share_of_rows(mesh)
     warm_start.check_init_from(config)
@@ -253,8 +253,7 @@ class _Loop:
             self.checkpoints.save_best(_evaluated(state), step, copy.deepcopy(self.meta))
 
     def _on_devices(self, rows) -> dict[str, jax.Array]:
-        names = objective.batch_names(self.config.task, packing=True)
-        rows = {name: rows[name] for name in names if name in rows}
+        rows = objective.what_is_read(self.config.task, rows)
         return sharding.global_batch(rows, self.mesh)
 
 

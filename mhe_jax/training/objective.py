@@ -8,10 +8,11 @@
 
 so perplexity is exp(nats / count). All float32, whatever the model computes in. Of labelled
 examples only loss, count and tokens are summed: what they are worth is their official score. A
-regression's loss is Σ w · (prediction - label)².
+regression's loss is Σ w · (prediction - label)². The labels of `shuffle_random` are 0 for an
+original token, 1 for one from another place, 2 for a random one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -28,26 +29,39 @@ SumsFunction = Callable[[Any, Batch, jax.Array | None], dict[str, jax.Array]]
 # What of a batch the model reads, in the order of its arguments.
 INPUTS: dict[Task, tuple[str, ...]] = {
     "mlm": ("tokens", "positions"),
+    "shuffle_random": ("tokens",),
     "lm": ("tokens",),
     "translation": ("source", "target"),
     **dict.fromkeys(LABELLED, ("tokens", "token_types", "marks")),
 }
+# Of hashed words without a table: a keyword argument of every model that has an encoder alone.
+SIGNATURES = "signatures"
 # What keeps the examples of a packed row apart: keyword arguments of the model.
 SEGMENTS: dict[Task, tuple[str, ...]] = {
     "mlm": ("segments",),
     "lm": ("segments",),
     "translation": ("source_segments", "target_segments"),
 }
-# Those of them that hold no tokens.
+# Inputs that hold no tokens.
 NOT_TOKENS = ("positions", "token_types", "marks")
 PAD_ID = 0
 
 
-def batch_names(task: Task, packing: bool = False) -> tuple[str, ...]:
-    """The arrays of a batch that a step reads."""
-    segments = SEGMENTS.get(task, ()) if packing else ()
+def batch_names(task: Task) -> tuple[str, ...]:
+    """The arrays that every batch of a task has for a step to read."""
     index = ("index",) if task in LABELLED else ()
-    return (*INPUTS[task], "labels", "weights", *segments, *index)
+    return (*INPUTS[task], "labels", "weights", *index)
+
+
+def what_is_read(task: Task, rows: Mapping[str, Any]) -> dict[str, Any]:
+    """`batch_names` of a batch, and what keeps packed examples apart or describes hashed words."""
+    optional = [name for name in keywords(task) if name in rows]
+    return {name: rows[name] for name in (*batch_names(task), *optional)}
+
+
+def keywords(task: Task) -> tuple[str, ...]:
+    """The arrays of some batches that a model takes by name."""
+    return (*SEGMENTS.get(task, ()), SIGNATURES)
 
 
 def make_initializer(task: Task, model: nn.Module, length: int) -> Callable[[jax.Array], Any]:
@@ -62,17 +76,18 @@ def make_sums(
     """The sums of this module's equations, of a batch that goes through `model`.
 
     Batch: the inputs of `INPUTS`, `labels` and `weights`, both of the shape of the model's output
-    without its vocabulary axis, and `SEGMENTS` where it is packed. Without a dropout key the model
-    is deterministic. With `outputs`, labelled examples also come with `outputs`, what the model
-    gave, and `index`, whose that is.
+    without its vocabulary axis, and `keywords`. Without a dropout key the model is deterministic.
+    With `outputs`, labelled examples also come with `outputs`, what the model gave, and `index`,
+    whose that is; `shuffle_random` with `outputs` log p(1) - log p(0) and `index` the label of each
+    token, -1 where it does not count.
     """
 
     def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> dict[str, jax.Array]:
-        segments: dict[str, Any] = {n: batch[n] for n in SEGMENTS.get(task, ()) if n in batch}
+        named: dict[str, Any] = {name: batch[name] for name in keywords(task) if name in batch}
         logits: Any = model.apply(
             {"params": params},
             *(batch[name] for name in INPUTS[task]),
-            **segments,
+            **named,
             deterministic=dropout_key is None,
             rngs=None if dropout_key is None else {"dropout": dropout_key},
         )
@@ -88,6 +103,9 @@ def make_sums(
             found = {name: found[name] for name in ("loss", "count", "tokens")}
             if outputs:
                 found |= {"outputs": logits, "index": batch["index"]}
+        elif task == "shuffle_random" and outputs:
+            index = jnp.where(batch["weights"] > 0, batch["labels"], -1)
+            found |= {"outputs": logits[..., 1] - logits[..., 0], "index": index}
         return found
 
     return sums

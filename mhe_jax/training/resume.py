@@ -46,10 +46,11 @@ def changed_fields(config: Config) -> list[str]:
     return changed
 
 
-def check_files(workdir: str | Path) -> None:
+def check_files(config: Config) -> None:
     """Raises InputError where a run has lost its tokenizer: another would not mean the same."""
-    tokenizer = Path(workdir) / TOKENIZER
-    if tokenizer.with_name(FILE).exists() and not tokenizer.exists():
+    tokenizer = Path(config.workdir) / TOKENIZER
+    lost = tokenizer.with_name(FILE).exists() and not tokenizer.exists()
+    if lost and config.model.has_pieces:
         raise InputError(f"{tokenizer}: no such file")
 
 

@@ -60,8 +60,8 @@ def result(
         "best_step": best.get("validated_step"),
         "best_validation_loss": best_numbers.get("loss"),
         "best_validation_perplexity": best_numbers.get("perplexity"),
-        # The official numbers of labelled examples.
-        **({"best_validation": best_numbers} if "score" in best_numbers else {}),
+        # The official numbers of labelled examples; how well moved words are told.
+        **({"best_validation": best_numbers} if {"score", "auc"} & {*best_numbers} else {}),
         "training_seconds": round(meta["seconds"], 1),
         # Source and target without padding; without compilation, validation and checkpoints.
         "tokens_per_second": round(meta["tokens"] / max(meta["stepping_seconds"], 1e-9), 1),

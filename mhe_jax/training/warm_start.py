@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax.config import LABELLED, Config, InputError
-from mhe_jax.data import TOKENIZER, Tokenizer
+from mhe_jax.data import TOKENIZER, load_tokenizer
 from mhe_jax.fields import leaves, load_json, to_dict
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
@@ -53,7 +53,7 @@ def _config_of(run: str) -> Config:
     if not path.exists():
         raise InputError(f"train.init_from is {run!r}: there is no run with a {FILE}")
     config = load_json(path)
-    if config.task not in ("mlm", *LABELLED):
+    if config.task not in ("mlm", "shuffle_random", *LABELLED):
         raise InputError(f"train.init_from is {run!r}: task {config.task} has no encoder to take")
     return config
 
@@ -66,7 +66,7 @@ def read_encoder(run: str, mesh: Mesh) -> dict[str, Any]:
     """
     config = _config_of(run)
     which = "best" if config.data.validation else "last"
-    tokenizer = Tokenizer.load(Path(run) / TOKENIZER)
+    tokenizer = load_tokenizer(config, Path(run) / TOKENIZER)
     found, _ = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
     return {name: found[name] for name in TAKEN}
 

@@ -20,15 +20,19 @@ from mhe_jax.data.tasks.answers import answer_scores, best_threshold
 from mhe_jax.data.tasks.labelled import LabelledRows
 from mhe_jax.data.tasks.scores import official_scores, with_score
 from mhe_jax.data.tasks.windows import Answer, WindowRows
-from mhe_jax.data.tokenizer import Tokenizer
+from mhe_jax.data.words import AnyTokenizer
 
 POOL = 50  # batches that are sorted together
 # Of each batch: the numbers of its rows, and their outputs.
 Outputs = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
-def _rows(config: Config, tokenizer: Tokenizer, split: str) -> LabelledRows | WindowRows:
-    return (WindowRows if config.task == "span" else LabelledRows)(config, tokenizer, split)
+def _rows(
+    config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+) -> LabelledRows | WindowRows:
+    if config.task == "span":
+        return WindowRows(config, tokenizer, split)
+    return LabelledRows(config, tokenizer, split, spelling_noise)
 
 
 def _batch(rows: LabelledRows | WindowRows, numbers: np.ndarray, length: int) -> Row:
@@ -47,7 +51,11 @@ class TrainExamples(TrainBatches):
     steps_per_epoch: int
 
     def __init__(
-        self, config: Config, tokenizer: Tokenizer, process_index: int = 0, process_count: int = 1
+        self,
+        config: Config,
+        tokenizer: AnyTokenizer,
+        process_index: int = 0,
+        process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
         data = config.data
@@ -95,14 +103,14 @@ class EvaluationExamples(EvaluationBatches):
     def __init__(
         self,
         config: Config,
-        tokenizer: Tokenizer,
+        tokenizer: AnyTokenizer,
         split: str,
         batch_size: int,
         process_index: int = 0,
         process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
-        self.rows = _rows(config, tokenizer, split)
+        self.rows = _rows(config, tokenizer, split, config.evaluation.spelling_noise)
         self.labelled = self.rows.labelled
         self.num_examples = self.rows.num_examples
         self._name = ", ".join(getattr(config.data, split))

@@ -4,26 +4,33 @@
     two texts        bos A eos B eos            token types 0 up to the first eos, then 1
     choices          bos A eos C_c eos          for each choice c
 
-Where texts are too long for a row, the longer one is cut at its end, then both alike. `marks` is s
-at the pieces of span s = 1, 2, ... and 0 elsewhere. A row has a length T that a batch decides:
+Between two texts of hashed words stand two eos, the second with B. Where texts are too long for a
+row, the longer one is cut at its end, then both alike. `marks` is s at the tokens of span s = 1, 2,
+... and 0 elsewhere. A row has a length T that a batch decides:
 
     tokens, token_types, marks [T] ([C, T] of C choices)   labels, weights, index []
+
+and of hashed words without a table signatures [T, 16] ([C, T, 16]).
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from mhe_jax.config import Config
 from mhe_jax.data.examples import Row
+from mhe_jax.data.spelling import misspell
 from mhe_jax.data.tasks.examples import Example, read_examples
 from mhe_jax.data.tasks.table import row_of
-from mhe_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from mhe_jax.data.tokenizer import BOS, EOS, PAD
+from mhe_jax.data.words import AnyTokenizer
 
 CHUNK = 1 << 14  # texts that are tokenized at once
+SPELLING = 5  # first number of a seed; see `packing`
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     """Piece numbers of each text, int32."""
     found = []
     for start in range(0, len(texts), CHUNK):
@@ -61,12 +68,26 @@ def empty_row(config: Config, length: int) -> Row:
 
 
 class LabelledRows:
-    """The examples of a split, tokenized."""
+    """The examples of a split, tokenized, misspelt first with `spelling_noise`."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, split: str):
+    def __init__(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+    ):
         self.dataset = row_of(config)
         self.examples: list[Example] = read_examples(config, split)
+        if spelling_noise:
+            generator = np.random.default_rng([SPELLING, config.evaluation.seed])
+            self.examples = [
+                dataclasses.replace(
+                    example,
+                    texts=tuple(
+                        misspell(text, spelling_noise, generator) for text in example.texts
+                    ),
+                )
+                for example in self.examples
+            ]
         self._longest = config.data.sequence_length
+        self._tokenizer = tokenizer
         self._regression = config.task == "regression"
         self._choices = config.task == "multiple_choice"
         count = len(self.examples[0].texts)
@@ -82,7 +103,7 @@ class LabelledRows:
                 marks[(places[:, 0] < end) & (places[:, 1] > start)] = span
         whole = np.array([[len(ids) for ids in column] for column in self._ids])
         others = whole[1:].max(axis=0) if count > 1 else 0
-        whole = whole[0] + others + (3 if count > 1 else 2)
+        whole = whole[0] + others + (2 + tokenizer.separators if count > 1 else 2)
         self.num_cut = int((whole > self._longest).sum())
         self.lengths = np.minimum(whole, self._longest)
 
@@ -113,7 +134,7 @@ class LabelledRows:
             np.stack(parts) if self._choices else parts[0] for parts in zip(*rows, strict=True)
         )
         return {
-            "tokens": tokens,
+            **self._tokenizer.inputs(tokens),
             "token_types": token_types,
             "marks": marks,
             "labels": np.array(0 if label is None else label, kind),
@@ -123,20 +144,22 @@ class LabelledRows:
 
     def _pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
         """Text 0 with text `second`, or alone where that is 0 too."""
-        row = np.zeros((3, length), np.int32)
-        tokens, token_types, marks = row
+        tokens, token_types, marks = np.zeros((3, length), np.int32)
+        between = self._tokenizer.separators
         tokens[:] = PAD
         kept = [len(self._ids[0][number])]
         if second:
-            kept = cut(kept[0], len(self._ids[second][number]), self._longest - 3)
+            longest = self._longest - 2 - between
+            kept = cut(kept[0], len(self._ids[second][number]), longest)
         else:
             kept = [min(kept[0], self._longest - 2)]
         tokens[0], end = BOS, 1
         for text, count in zip((0, second), kept, strict=False):
-            start, end = end, end + count + 1
-            tokens[start : end - 1] = self._ids[text][number][:count]
-            tokens[end - 1] = EOS
+            more = between - 1 if text else 0
+            start, end = end, end + more + count + 1
+            tokens[start:end] = EOS
+            tokens[start + more : end - 1] = self._ids[text][number][:count]
             token_types[start:end] = int(text > 0)
             if (text, number) in self._marks:
-                marks[start : end - 1] = self._marks[text, number][:count]
+                marks[start + more : end - 1] = self._marks[text, number][:count]
         return tokens, token_types, marks

@@ -25,10 +25,14 @@ ZERO: Any = 0.0
 def require(dataset: DatasetRow) -> None:
     """Raises InputError where a library that scores this data set is not installed."""
     needed = {"mcc", "f1", "macro_f1"} & set(dataset.metrics) and dataset.suite != "squad"
-    if needed and importlib.util.find_spec("sklearn") is None:
-        raise InputError(
-            f"{', '.join(sorted(dataset.metrics))} need scikit-learn: pip install 'mhe_jax[report]'"
-        )
+    if needed:
+        require_sklearn(f"{', '.join(sorted(dataset.metrics))} need")
+
+
+def require_sklearn(what: str) -> None:
+    """Raises InputError where scikit-learn is not installed; `what` is who needs it."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise InputError(f"{what} scikit-learn: pip install 'mhe_jax[report]'")
 
 
 def official_scores(
@@ -81,6 +85,13 @@ def mcc(labels: np.ndarray, predictions: np.ndarray) -> float:
     if _constant(labels) or _constant(predictions):
         return 0.0
     return float(matthews_corrcoef(labels, predictions))
+
+
+def roc_auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """How often one of label 1 has a higher score than one of label 0; 0.5 where one is missing."""
+    from sklearn.metrics import roc_auc_score
+
+    return 0.5 if _constant(labels) else float(roc_auc_score(labels, scores))
 
 
 def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:

@@ -2,13 +2,15 @@
 
     bos question eos window eos        token types 0 up to the first eos, then 1
 
-Windows begin every `window_stride` pieces until one reaches the end of the context. An answer lies
-whole in some window if it has at most `room - window_stride` pieces, where room is what a row
-has left for the window. `labels` are the first and the last piece of the answer, or bos twice
-where the window does not hold it whole or there is none; `marks` is 1 where an answer may begin or
-end: in the window, and at bos.
+Before a window of hashed words stand two eos. Windows begin every `window_stride` tokens until one
+reaches the end of the context. An answer lies whole in some window if it has at most
+`room - window_stride` tokens, where room is what a row has left for the window. `labels` are the
+first and the last token of the answer, or bos twice where the window does not hold it whole or
+there is none; `marks` is 1 where an answer may begin or end: in the window, and at bos.
 
     tokens, token_types, marks [T]   labels, weights [2]   index []
+
+(and of hashed words without a table signatures [T, 16]).
 
 Of a question's windows the best span answers it: start + end is highest, with at most
 `answer_length` pieces. No answer scores what bos does, in the window where that is least.
@@ -26,7 +28,8 @@ from mhe_jax.data.examples import Row
 from mhe_jax.data.tasks.examples import Question, read_questions
 from mhe_jax.data.tasks.labelled import encode
 from mhe_jax.data.tasks.table import row_of
-from mhe_jax.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from mhe_jax.data.tokenizer import BOS, EOS, PAD
+from mhe_jax.data.words import AnyTokenizer
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,14 @@ class Answer:
 class WindowRows:
     """The windows of a split, tokenized."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, split: str):
+    def __init__(self, config: Config, tokenizer: AnyTokenizer, split: str):
         data = config.data
         self.dataset = row_of(config)
         self.questions: list[Question] = read_questions(config, split)
         self._answer_length = config.evaluation.answer_length
+        self._tokenizer = tokenizer
+        # Places of a row before a window, and in all, beside the question and the window.
+        self._before, self._around = 1 + tokenizer.separators, 2 + tokenizer.separators
         asked = encode(tokenizer, [question.question for question in self.questions])
         self._asked = [ids[: data.question_length] for ids in asked]
         # Many questions share a context.
@@ -61,12 +67,13 @@ class WindowRows:
         )
         asked_lengths = np.array([len(ids) for ids in self._asked])
         question, start, stop = self._windows[:, :3].T
-        self.lengths = asked_lengths[question] + (stop - start) + 3
+        self.lengths = asked_lengths[question] + (stop - start) + self._around
 
     def _cut(self, number: int, data) -> Iterable[tuple[int, int, int, int, int]]:
         """The windows of a question, and where its first answer lies in the context, or -1."""
         question, context = self.questions[number], self._context[number]
-        places, room = self._places[context], data.sequence_length - len(self._asked[number]) - 3
+        places = self._places[context]
+        room = data.sequence_length - len(self._asked[number]) - self._around
         first = last = -1
         if question.answers:
             text, begin = question.answers[0]
@@ -103,16 +110,16 @@ class WindowRows:
         asked, ids = self._asked[question], self._ids[self._context[question]][start:stop]
         tokens = np.full(length, PAD, np.int32)
         token_types, marks = np.zeros(length, np.int32), np.zeros(length, np.int32)
-        begin = len(asked) + 2
+        begin = len(asked) + self._before
         end = begin + len(ids)
-        tokens[: end + 1] = [BOS, *asked, EOS, *ids, EOS]
-        token_types[begin : end + 1] = 1
+        tokens[: end + 1] = [BOS, *asked, *[EOS] * (self._before - 1), *ids, EOS]
+        token_types[len(asked) + 2 : end + 1] = 1
         marks[0] = marks[begin:end] = 1
         labels = np.zeros(2, np.int32)
         if start <= first and last < stop and first >= 0:
             labels += np.array([first, last], np.int32) - start + begin
         return {
-            "tokens": tokens,
+            **self._tokenizer.inputs(tokens),
             "token_types": token_types,
             "marks": marks,
             "labels": labels,
@@ -123,7 +130,7 @@ class WindowRows:
     def text(self, number: int, first: int, last: int) -> str:
         """What stands in the context at places `first` to `last` of row `number`."""
         question, start = self._windows[number, :2]
-        offset = start - len(self._asked[question]) - 2
+        offset = start - len(self._asked[question]) - self._before
         places = self._places[self._context[question]]
         begin, end = places[first + offset, 0], places[last + offset, 1]
         return self.questions[question].context[begin:end].strip()

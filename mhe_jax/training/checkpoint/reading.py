@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
-from mhe_jax.data import Tokenizer
+from mhe_jax.data import AnyTokenizer
 from mhe_jax.training.checkpoint.store import (
     attempt,
     best_of,
@@ -23,7 +23,7 @@ def restore_params(
     which: str,
     abstract_params: Any,
     average: int = 1,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: AnyTokenizer | None = None,
 ) -> tuple[Any, list[int]]:
     """Parameters to evaluate, and the steps they are from.
 

@@ -12,7 +12,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
-from mhe_jax.data import Tokenizer
+from mhe_jax.data import AnyTokenizer
 from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
 
@@ -23,7 +23,7 @@ class NotSaved(OSError):
     """A checkpoint could not be written; the message says which and why."""
 
 
-def check_tokenizer(meta: Meta, tokenizer: Tokenizer) -> None:
+def check_tokenizer(meta: Meta, tokenizer: AnyTokenizer) -> None:
     """Raises InputError where `meta` is of a run with another tokenizer; older ones do not say."""
     if meta.get("tokenizer", tokenizer.key) != tokenizer.key:
         raise InputError(f"{tokenizer.name}: is not the tokenizer that the checkpoint is of")

@@ -1,0 +1,103 @@
+"""Hashed words in the place of a tokenizer: nothing is out of vocabulary.
+
+`_emb`   ids are buckets of the hash: rows of one table, as those of pieces are
+others   ids number the words that this process has met; they never leave it. A batch has for each
+         token its type and its signature, see `HashedWords.inputs`
+
+Source: Xue & Aletras 2022, "HashFormers".
+"""
+
+import itertools
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from mhe_jax.config import InputError, ModelConfig
+from mhe_jax.data.cache import key_of
+from mhe_jax.data.hashing import BYTES, LSH, MD, UNKNOWN, places, split
+from mhe_jax.data.tokenizer import NUM_SPECIAL, UNK, Pieces, Tokenizer
+
+# The type of an ordinary word; the special tokens before it have their ids as types.
+WORD = NUM_SPECIAL
+
+
+class HashedWords:
+    """Text to numbers of words, and those to what a model reads.
+
+    Every word is hashed once, and remembered: 16 bytes of it (or one number), and the word itself.
+    """
+
+    # As RoBERTa: <s> A </s> </s> B </s>.
+    separators = 2
+
+    def __init__(self, config: ModelConfig, pieces: Pieces | None = None):
+        """`pieces` are what LSH takes its features from; MD has none."""
+        assert config.hashing is not None
+        self._hash = MD() if pieces is None else LSH(pieces)
+        self.name = config.hashing if pieces is None else pieces.name
+        # What the ids and signatures of words depend on.
+        self.key = key_of(config.hashing, pieces.key if pieces is not None else None)
+        self._buckets = None
+        # Ids are below this.
+        self.vocabulary_size = np.iinfo(np.int32).max
+        if config.has_table:
+            self._buckets = config.vocabulary_size - NUM_SPECIAL
+            self.vocabulary_size = config.vocabulary_size
+        self._ids = {UNKNOWN: UNK}
+        self._num_words = 0
+        self._signatures = np.zeros((1 << 10, BYTES), np.uint8)
+        self._lock = threading.Lock()
+
+    def check_vocabulary(self, vocabulary_size: int) -> None:
+        """Raises InputError unless a model of `vocabulary_size` fits; without a table any does."""
+        if self._buckets is not None and self.vocabulary_size != vocabulary_size:
+            raise InputError(f"model.vocabulary_size is {vocabulary_size}: not that of the hashes")
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """The id of each word of many texts; `UNK` for a literal `<unk>`."""
+        rows = [split(text) for text in texts]
+        known = self._ids.__getitem__
+        try:
+            return [[*map(known, row)] for row in rows]
+        except KeyError:
+            self._learn(rows)
+            return [[*map(known, row)] for row in rows]
+
+    def _learn(self, rows: Sequence[Sequence[str]]) -> None:
+        with self._lock:
+            words = dict.fromkeys(itertools.chain.from_iterable(rows))
+            new = [word for word in words if word not in self._ids]
+            if self._buckets is not None:
+                ids = self._hash.buckets(new, self._buckets) + NUM_SPECIAL
+                self._ids.update(zip(new, ids.tolist(), strict=True))
+                return
+            first = NUM_SPECIAL + self._num_words
+            last = first + len(new)
+            if last > len(self._signatures):
+                grown = np.zeros((2 * last, BYTES), np.uint8)
+                grown[:first] = self._signatures[:first]
+                self._signatures = grown
+            self._signatures[first:last] = self._hash.signatures(new)
+            self._num_words += len(new)
+            # Who finds a word in `_ids` finds its signature too.
+            self._ids.update(zip(new, range(first, last), strict=True))
+
+    def inputs(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """What a model reads in place of ids [...].
+
+        `tokens` [...]: the ids themselves, rows of the table; or without a table types, 0 to 4 the
+        special tokens and 5 a word, with `signatures` [..., 16], zeros for special tokens.
+        """
+        if self._buckets is not None:
+            return {"tokens": ids}
+        return {"tokens": np.minimum(ids, WORD), "signatures": self._signatures[ids]}
+
+    def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Where each word of a text begins and ends in it, in characters: [n, 2]."""
+        found = places(text)
+        assert len(found) == len(ids)
+        return found
+
+
+AnyTokenizer = Tokenizer | HashedWords

@@ -1,0 +1,243 @@
+"""Embeddings of hashed words: equations, invariances, published counts, and whole encoders."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhe_jax.config import AttentionConfig, KroneckerConfig, ModelConfig
+from mhe_jax.model import count_parameters, make_model
+from mhe_jax.model.hashed import EMBEDDINGS, Add, HashEmbedding, Pool, Proj, chunk_numbers
+from mhe_jax.model.hashed import unpack_bits as bits_of
+from mhe_jax.training.objective import make_initializer
+
+THE = np.frombuffer(bytes.fromhex("b9386d96710ddd52bc49ff0033ead10f"), np.uint8)
+CHUNKS_OF_THE = [741, 903, 870, 626, 56, 470, 176, 74, 1021, 4, 251, 722, 16]
+M = 11
+# RoBERTa-base with each embedding, with a pooler and three classes (Xue & Aletras 2022 and their
+# code); Emb by itself is a table [50265, 768].
+WHOLE = {"emb": 124_647_939, "pool": 86_846_211, "add": 86_245_635, "proj": 86_147_331}
+ALONE = {"pool": 797_184, "add": 196_608, "proj": 98_304}
+
+
+@pytest.fixture(scope="module")
+def signatures():
+    """[2, 3, 16]; the last of each row is that of a special token."""
+    found = np.random.default_rng(0).integers(0, 256, (2, 3, 16), np.uint8)
+    found[:, 2] = 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def inputs(signatures):
+    bits = np.unpackbits(signatures, axis=-1)
+    return jnp.asarray(bits, jnp.int32), jnp.asarray(bits.any(axis=-1))
+
+
+def parameters(module, *inputs, seed=0):
+    shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), shapes)
+
+
+def test_bits_and_chunks_of_a_word(signatures):
+    bits = bits_of(jnp.asarray(signatures))
+    np.testing.assert_array_equal(bits, np.unpackbits(signatures, axis=-1))
+    assert chunk_numbers(bits_of(jnp.asarray(THE))).tolist() == CHUNKS_OF_THE
+
+
+def test_pool_is_its_equation(inputs, signatures):
+    params = parameters(Pool(M), *inputs)
+    found = Pool(M).apply({"params": params}, *inputs)
+    table, A = np.float64(params["table"]), np.float64(params["weights"])
+    a = np.exp(A) / np.exp(A).sum(axis=0)
+    for row, place in np.ndindex(2, 3):
+        text = "".join(map(str, np.unpackbits(signatures[row, place])))
+        numbers = [1 + int(text[10 * k : 10 * k + 10], 2) for k in range(13)]
+        if place == 2:
+            numbers = [0] * 13
+        right = sum(a[k] * table[number] for k, number in enumerate(numbers))
+        np.testing.assert_allclose(found[row, place], right, rtol=1e-5, atol=1e-6)
+
+
+def test_pool_with_equal_weights_is_the_mean_of_13_rows(inputs):
+    params = parameters(Pool(M), *inputs)
+    params["weights"] = jnp.zeros((13, M))
+    found = Pool(M).apply({"params": params}, *inputs)
+    rows = params["table"][chunk_numbers(inputs[0])]
+    np.testing.assert_allclose(found[:, :2], rows.mean(axis=2)[:, :2], atol=1e-6)
+    np.testing.assert_allclose(found[:, 2], jnp.stack([params["table"][0]] * 2), atol=1e-6)
+
+
+def test_add_is_its_equation(inputs):
+    params = parameters(Add(M), *inputs)
+    found = Add(M).apply({"params": params}, *inputs)
+    bits, one, zero = (np.float64(x) for x in (inputs[0], params["one"], params["zero"]))
+    right = (bits @ one.T + (1 - bits) @ zero.T) / np.sqrt(128)
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+    # Of special tokens no bit is set.
+    np.testing.assert_allclose(found[0, 2], zero.sum(axis=1) / np.sqrt(128), rtol=1e-5)
+
+
+def test_add_of_two_equal_matrices_ignores_the_bits(inputs):
+    params = parameters(Add(M), *inputs)
+    params["one"] = params["zero"]
+    found = Add(M).apply({"params": params}, *inputs)
+    assert (found == found[:1, :1]).all()
+
+
+def test_proj_is_the_correlation_of_pearson(inputs):
+    params = parameters(Proj(M), *inputs)
+    found = Proj(M).apply({"params": params}, *inputs)
+    for row, place in np.ndindex(2, 2):
+        right = [np.corrcoef(inputs[0][row, place], w)[0, 1] for w in params["kernel"]]
+        np.testing.assert_allclose(found[row, place], right, atol=1e-6)
+    assert not found[:, 2].any()
+
+
+def test_proj_is_bounded_and_takes_no_notice_of_scale(inputs):
+    params = parameters(Proj(M), *inputs)
+    # One row that is the bits themselves, another their opposite.
+    first = jnp.asarray(inputs[0][0, 0], jnp.float32)
+    kernel = params["kernel"].at[0].set(3 * first - 1).at[1].set(-first)
+    found = Proj(M).apply({"params": {"kernel": kernel}}, *inputs)
+    assert float(jnp.abs(found).max()) <= 1 + 1e-6
+    np.testing.assert_allclose(found[0, 0, :2], [1, -1], atol=1e-6)
+    other = Proj(M).apply({"params": {"kernel": 7.3 * kernel + 0.4}}, *inputs)
+    np.testing.assert_allclose(other, found, atol=1e-5)
+
+
+def test_special_tokens_have_a_row_each(signatures):
+    config = ModelConfig(features=M, hashing="md_proj")
+    types = jnp.array([[0, 1, 2], [3, 4, 5]])
+    zeros = jnp.zeros((2, 3, 16), jnp.uint8).at[1, 2].set(signatures[0, 0])
+    params = parameters(HashEmbedding(config), types, zeros)
+    found = HashEmbedding(config).apply({"params": params}, types, zeros)
+    np.testing.assert_array_equal(found.reshape(6, M)[:5], params["special"][:5])
+    E = Proj(M).apply({"params": params["hash"]}, bits_of(zeros), types > 4)
+    np.testing.assert_allclose(found[1, 2], params["special"][5] + E[1, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", EMBEDDINGS)
+def test_gradients_are_finite_and_dropout_is_drawn(inputs, kind):
+    module = EMBEDDINGS[kind](M, 0.3)
+    params = parameters(module, *inputs)
+
+    def total(params, key):
+        fixed = {"deterministic": False, "rngs": {"dropout": key}}
+        return jnp.sum(jnp.square(module.apply({"params": params}, *inputs, **fixed)))
+
+    one, two = (jax.value_and_grad(total)(params, jax.random.key(seed)) for seed in (0, 1))
+    for leaf in jax.tree.leaves(one[1]):
+        assert jnp.isfinite(leaf).all()
+        assert leaf.any()
+    assert (one[0] == two[0]) == (kind == "proj")  # which has no dropout
+
+
+@pytest.mark.parametrize("kind", EMBEDDINGS)
+def test_activations_begin_as_those_of_a_table(kind):
+    """With variance 1/M, of which proj has 1/127 whatever M is."""
+    bits = jnp.asarray(np.random.default_rng(0).integers(0, 2, (5, 40, 128)))
+    found, _ = EMBEDDINGS[kind](127).init_with_output(jax.random.key(1), bits, bits[..., 0] > -1)
+    assert float(jnp.std(found)) == pytest.approx(127**-0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_parameters_of_a_module(kind):
+    bits, ordinary = jnp.zeros((1, 2, 128), jnp.int32), jnp.ones((1, 2), bool)
+    shapes = jax.eval_shape(EMBEDDINGS[kind](768).init, jax.random.key(0), bits, ordinary)
+    assert count_parameters(shapes["params"])["total"] == ALONE[kind]
+
+
+@pytest.mark.parametrize("family", ["md", "lsh"])
+@pytest.mark.parametrize("kind", WHOLE)
+def test_parameters_of_the_published_models(family, kind):
+    config = ModelConfig(
+        hashing=f"{family}_{kind}",  # type: ignore[arg-type]
+        vocabulary_size=50265,
+        features=768,
+        mlp_features=3072,
+        num_layers=12,
+        attention=AttentionConfig(num_heads=12, use_bias=True),
+        norm_position="post",
+        max_length=514,
+        num_token_types=1,
+        num_classes=3,
+        scan_layers=True,
+    )
+    initialize = make_initializer("classification", make_model("classification", config), 2)
+    params = jax.eval_shape(initialize, jax.random.key(0))
+    assert count_parameters(params, config)["total"] == WHOLE[kind]
+    if kind == "emb":
+        assert count_parameters(params["embeddings"]["token"])["total"] == 38_603_520
+
+
+def encoder(tiny, hashing="md_proj", kind="mha", **changes):
+    return tiny.config(kind, hashing=hashing, num_classes=3, **changes)
+
+
+def hashed_inputs(task):
+    rng = np.random.default_rng(3)
+    tokens = np.array([[2, 5, 5, 1, 5, 5, 3], [2, 5, 5, 3, 0, 0, 0]])
+    signatures = rng.integers(0, 256, (2, 7, 16), np.uint8) * (tokens == 5)[..., None]
+    positional = [tokens]
+    if task == "classification":
+        positional += [np.zeros_like(tokens)] * 2
+    return [jnp.asarray(x) for x in positional], jnp.asarray(signatures.astype(np.uint8))
+
+
+def drawn(model, positional, signatures):
+    shapes = jax.eval_shape(
+        lambda key: model.init(key, *positional, signatures=signatures), jax.random.key(0)
+    )["params"]
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape)), shapes)
+
+
+@pytest.mark.parametrize("kind", ["mha", "el", "mhe_add", "mva"])
+def test_hashes_go_with_every_kind_of_attention(tiny, kind):
+    """And with factorised matrices; padding changes nothing, each word something."""
+    kronecker = KroneckerConfig(attention=2, mlp=2)
+    config = encoder(tiny, "lsh_add", kind, kronecker=kronecker, num_layers=1)
+    positional, signatures = hashed_inputs("shuffle_random")
+    model = make_model("shuffle_random", config)
+    params = drawn(model, positional, signatures)
+    logits = model.apply({"params": params}, *positional, signatures=signatures)
+    assert logits.shape == (2, 7, 3)
+    shorter = model.apply({"params": params}, positional[0][1:, :4], signatures=signatures[1:, :4])
+    np.testing.assert_allclose(shorter[0], logits[1, :4], atol=1e-5)
+    other = model.apply({"params": params}, *positional, signatures=signatures.at[0, 1, 0].add(1))
+    changed = (jnp.abs(other - logits) > 1e-7).any(axis=-1)
+    assert changed[0].all()
+    assert not changed[1].any()
+
+
+@pytest.mark.parametrize("kind", ["mha", "mhe_add", "mhe_mul", "mva"])
+def test_a_token_by_itself_sees_no_other(tiny, kind):
+    config = encoder(tiny, kind=kind, context="token")
+    positional, signatures = hashed_inputs("shuffle_random")
+    model = make_model("shuffle_random", config)
+    params = drawn(model, positional, signatures)
+    logits = model.apply({"params": params}, *positional, signatures=signatures)
+    other = model.apply({"params": params}, *positional, signatures=signatures.at[0, 1, 0].add(1))
+    changed = (jnp.abs(other - logits) > 1e-7).any(axis=-1)
+    assert changed.sum() == 1
+    assert changed[0, 1]
+    # Beside that it is the same model: a text of one token is read alike.
+    whole = make_model("shuffle_random", dataclasses.replace(config, context="text"))
+    one = whole.apply({"params": params}, positional[0][:, :1], signatures=signatures[:, :1])
+    np.testing.assert_allclose(one, logits[:, :1], atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["classification", "shuffle_random"])
+def test_signatures_are_asked_for(tiny, task):
+    positional, signatures = hashed_inputs(task)
+    model = make_model(task, encoder(tiny))
+    params = jax.eval_shape(model.init, jax.random.key(0), *positional)
+    with pytest.raises(ValueError, match="signatures are for model.hashing without a table"):
+        jax.eval_shape(model.apply, params, *positional)
+    model = make_model(task, encoder(tiny, hashing="md_emb"))
+    with pytest.raises(ValueError, match="signatures are for model.hashing without a table"):
+        jax.eval_shape(lambda: model.init(jax.random.key(0), *positional, signatures=signatures))

@@ -1,0 +1,242 @@
+"""Runs of hashed words: they learn, resume, are scored, and are tuned."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhe_jax import data
+from mhe_jax.checks import check, check_devices
+from mhe_jax.config import AttentionConfig, InputError, KroneckerConfig
+from mhe_jax.evaluation import evaluate
+from mhe_jax.loading import load_json, set_field
+from mhe_jax.training import ahead, loop, tracking
+from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.sharding import make_mesh
+from mhe_jax.training.warm_start import abstract_params, check_init_from
+
+pytestmark = pytest.mark.usefixtures("cached_compilation")
+
+
+def train(config, count=1):
+    return loop.train(config, jax.devices()[:count])
+
+
+def params_of(workdir):
+    config = load_json(Path(workdir) / "config.json")
+    abstract = abstract_params(config, make_mesh(config, jax.devices()[:1]))
+    return jax.device_get(restore_params(workdir, "last", abstract)[0])
+
+
+@pytest.fixture
+def hashed(tiny):
+    """`hashed(hashing, **changes)`: pre-training of a second or two."""
+
+    def make(hashing="md_proj", **changes):
+        fields = {
+            "model.hashing": hashing,
+            "model.vocabulary_size": 505,
+            "data.lsh_pieces": 300,
+            "data.corruption_rate": 0.2,
+            **changes,
+        }
+        return tiny("shuffle_random", **fields)
+
+    return make
+
+
+def test_a_run_resumes_and_is_scored(hashed, tmp_path):
+    config = hashed("lsh_pool")
+    result = train(config)
+    assert result["task"] == "shuffle_random"
+    assert math.isfinite(result["best_validation_loss"])
+    assert Path(config.workdir, "tokenizer.model").exists()
+    # The same in two parts, bit for bit.
+    parts = dataclasses.replace(config, workdir=str(tmp_path / "parts"))
+    train(set_field(parts, "train.num_steps", 4))
+    train(parts)
+    jax.tree.map(np.testing.assert_array_equal, params_of(config.workdir), params_of(parts.workdir))
+    # Without its pieces a run is no longer what it was.
+    model = Path(parts.workdir, "tokenizer.model")
+    model.rename(model.with_suffix(".gone"))
+    with pytest.raises(InputError, match="tokenizer.model: no such file"):
+        train(parts)
+    evaluation = dataclasses.replace(config.evaluation, split="validation")
+    found = evaluate(config.workdir, evaluation, devices=jax.devices()[:1])
+    lines = list(tracking.read(Path(config.workdir) / tracking.FILE))
+    last = [line for line in lines if line["split"] == "validation"][-1]
+    for name in ("loss", "accuracy", "auc"):
+        if found["steps"] == [last["step"]]:
+            assert found[name] == pytest.approx(last[name], rel=1e-5)
+        assert 0 < found[name] < 3
+    assert json.loads(json.dumps(found)) == found
+    # Rows over devices change nothing.
+    many = evaluate(config.workdir, evaluation, devices=jax.devices()[:4])
+    assert many["auc"] == pytest.approx(found["auc"], abs=1e-6)
+    assert many["loss"] == pytest.approx(found["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("hashing", ["md_proj", "md_emb"])
+def test_what_is_compiled_ahead_has_the_shapes_of_training(hashed, hashing):
+    config = hashed(hashing)
+    tokenizer = data.make_tokenizer(config, config.workdir + ".model")
+    real = data.train_batches(config, tokenizer).batch(0)
+    abstract = ahead.abstract_batch(config, make_mesh(config, jax.devices()[:1]))
+    assert {name: (leaf.shape, leaf.dtype) for name, leaf in abstract.items()} == {
+        name: (array.shape, array.dtype) for name, array in real.items()
+    }
+
+
+def test_it_learns(hashed):
+    """Random signatures are of words that are never seen."""
+    config = hashed(
+        "md_add",
+        **{
+            "train.num_steps": 100,
+            "train.eval_every": 100,
+            "train.checkpoint_every": 100,
+            "optimizer.learning_rate": 1e-2,
+            "model.dropout_rate": 0.0,
+        },
+    )
+    # Of 15 words each row has few alike: 20 % moved, 16 % random.
+    prior = -sum(p * math.log(p) for p in (0.65, 0.19, 0.16))
+    result = train(config)
+    assert result["best_validation_loss"] < 0.75 * prior
+
+
+def test_shards_give_the_same_numbers(hashed, tmp_path):
+    one = hashed("lsh_pool")
+    many = dataclasses.replace(
+        one,
+        workdir=str(tmp_path / "many"),
+        mesh=dataclasses.replace(one.mesh, data=2, fsdp=2, tensor=2),
+    )
+    assert train(many, 8)["validation_loss"] == pytest.approx(
+        train(one)["validation_loss"], rel=1e-4
+    )
+
+
+def test_mlm_over_buckets(tiny):
+    config = tiny("mlm", **{"model.hashing": "md_emb", "model.vocabulary_size": 505})
+    result = train(set_field(config, "train.num_steps", 2))
+    assert 5 < result["best_validation_loss"] < 7
+    # There is no file to lose: the run goes on.
+    assert train(config)["steps"] == 6
+    assert not Path(config.workdir, "tokenizer.model").exists()
+
+
+def test_it_is_tuned(hashed, tiny, tmp_path):
+    """From the encoder and, with LSH, the pieces of a pre-trained run."""
+    kronecker = {"model.kronecker.attention": 2, "model.kronecker.mlp": 2}
+    run = hashed("lsh_add", **kronecker)
+    train(run)
+    lines = ["text\tlabel"] + [f"{'small' if i % 2 else 'big'} dog {i}\t{i % 2}" for i in range(40)]
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    config = tiny(
+        "classification",
+        **{
+            "train.init_from": run.workdir,
+            "data.directory": str(tmp_path),
+            "data.train": ("train.tsv",),
+            "data.validation": ("dev.tsv",),
+            "data.test": ("dev.tsv",),
+            "data.length_buckets": (16,),
+            "workdir": str(tmp_path / "tuned"),
+            "train.num_steps": 1,
+            "optimizer.learning_rate": 1e-30,
+            "optimizer.weight_decay": 0.0,
+            "model.vocabulary_size": 505,
+        },
+    )
+    with pytest.raises(InputError, match="model.hashing is None: train.init_from=.* has 'lsh_add'"):
+        check_init_from(config)
+    config = dataclasses.replace(config, model=run.model)
+    result = train(config)
+    assert 0 <= result["best_validation"]["accuracy"] <= 100
+    theirs, ours = params_of(run.workdir), params_of(config.workdir)
+    for name in ("embeddings", "encoder"):
+        jax.tree.map(np.testing.assert_array_equal, ours[name], theirs[name])
+    found = evaluate(config.workdir, config.evaluation, devices=jax.devices()[:1])
+    assert found["examples"] == 40
+    # Misspelt texts are scored beside the others, the same every time.
+    noisy = dataclasses.replace(config.evaluation, spelling_noise=0.5, seed=3)
+    first, again = (evaluate(config.workdir, noisy, devices=jax.devices()[:1]) for _ in range(2))
+    assert first["loss"] == again["loss"] != found["loss"]
+    for name in ("eval_test.json", "eval_test_misspelt_0.5_3.json"):
+        assert json.loads(Path(config.workdir, name).read_text())["examples"] == 40
+
+
+SIGNATURES = {"model.hashing": "md_proj"}
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "message"),
+    [
+        ("lm", SIGNATURES, "model.hashing is 'md_proj': not for task lm"),
+        ("translation", {"model.context": "token"}, "model.context is 'token': not for task trans"),
+        ("mlm", SIGNATURES, "model.hashing is 'md_proj': task mlm needs the classes of md_emb"),
+        (
+            "shuffle_random",
+            {**SIGNATURES, "model.kronecker": KroneckerConfig(embedding=4)},
+            "model.kronecker.embedding is 4: model.hashing md_proj has no table",
+        ),
+        (
+            "shuffle_random",
+            {**SIGNATURES, "model.vocabulary_multiple": 8},
+            "model.vocabulary_multiple is 8: model.hashing md_proj has no table",
+        ),
+        (
+            "shuffle_random",
+            {**SIGNATURES, "data.tokenizer": "my.model"},
+            "data.tokenizer is 'my.model': model.hashing md_proj has none",
+        ),
+        ("shuffle_random", {"data.packing": True}, "data.packing is True: not with task shuf"),
+        ("mlm", {"model.hashing": "md_emb", "data.packing": True}, "data.packing is True: not "),
+        ("mlm", {"evaluation.spelling_noise": 0.1}, "evaluation.spelling_noise is 0.1: not for ta"),
+        ("shuffle_random", {"data.corruption_rate": 1.0}, "data.corruption_rate is 1.0: takes a"),
+        ("mlm", {"model.hashing": "md_emb", "model.vocabulary_size": 6}, "takes 7 or more"),
+    ],
+)
+def test_what_does_not_go_together(tiny, task, changes, message):
+    with pytest.raises(InputError, match=message):
+        check(tiny(task, **changes))
+
+
+def test_what_goes_together(tiny):
+    for hashing in ("md_emb", "lsh_emb"):
+        check(
+            tiny(
+                "mlm",
+                **{"model.hashing": hashing, "model.kronecker": KroneckerConfig(embedding=4)},
+            )
+        )
+    config = tiny(
+        "shuffle_random",
+        **{
+            "model.hashing": "lsh_proj",
+            "model.vocabulary_size": 7,
+            "model.attention": AttentionConfig(kind="mhe_add", num_heads=4),
+        },
+    )
+    check(config)
+    # Nothing has a row for each word that `tensor` had to divide.
+    check_devices(set_field(config, "mesh.tensor", 2), 2)
+
+
+def test_scikit_learn_is_asked_for_before_anything_is_written(hashed, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "sklearn" else find(name)
+    )
+    config = hashed()
+    with pytest.raises(InputError, match="task shuffle_random needs scikit-learn: pip install"):
+        train(config)
+    assert not Path(config.workdir).exists()
