@@ -213,7 +213,9 @@ def _check_encoder(config: Config) -> None:
     for field in ("hashing", "context"):
         value = getattr(model, field)
         if task not in encoders and value not in (None, "text"):
-            raise _refuse(f"model.{field}", value, f"not for task {task}: only for those of an encoder")
+            raise _refuse(
+                f"model.{field}", value, f"not for task {task}: only for those of an encoder"
+            )
     if data.packing and (task == "shuffle_random" or model.hashing or model.context == "token"):
         which = "task shuffle_random" if task == "shuffle_random" else "model.hashing or context"
         raise _refuse("data.packing", data.packing, f"not with {which}")

@@ -29,6 +29,8 @@ NEAR = 1.05
 SAVED, SHARE = 1.25, 0.25
 # How much longer a multiply-add takes in the small products of `product`, on two CPU cores.
 SMALL = 2
+# The same of a number that is looked up in the factors, with its gradient.
+LOOKED_UP = 8
 NAMES = ("kronecker_rank", None, None)
 
 
@@ -208,7 +210,8 @@ class KroneckerEmbed(nn.Module):
       num_embeddings: V.
       features: M.
       stddev: of the table's numbers at the start.
-      rank, apply_as, factors: as `KroneckerDense`; rows are always looked up in the factors.
+      rank, apply_as, factors: as `KroneckerDense`. 'auto' looks few rows up in the factors, and
+        many in W.
     """
 
     num_embeddings: int
@@ -228,7 +231,11 @@ class KroneckerEmbed(nn.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Ids [...] to rows [..., M] in the type of the parameters; NaN for an id past V."""
-        m2 = self.b.shape[1]
+        (_, _, n1), (_, m2, n2) = self.a.shape, self.b.shape
+        size = self.num_embeddings * self.features
+        cost = LOOKED_UP * ids.size * (n1 + n2 + self.features)
+        if self.apply_as == "materialized" or (self.apply_as == "auto" and cost > size):
+            return jnp.take(self._table(self.a.dtype), ids, axis=0, mode="fill", fill_value=jnp.nan)
         a = jnp.take(self.a, ids // m2, axis=1, mode="fill", fill_value=jnp.nan)
         b = jnp.take(self.b, ids % m2, axis=1, mode="fill", fill_value=jnp.nan)
         rows = jnp.einsum("k...b,k...e->...be", a, b)
@@ -238,11 +245,18 @@ class KroneckerEmbed(nn.Module):
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Logits [..., V] of x [..., M], summed in float32."""
-        a, b = (p.swapaxes(1, 2).astype(x.dtype) for p in (self.a, self.b))
-        wide = jnp.float32
-        return multiply(
-            self.apply_as, x, a, b, self.num_embeddings, preferred_element_type=wide
-        ).astype(wide)
+        (rank, m1, n1), (_, m2, n2) = self.a.shape, self.b.shape
+        V, M, tokens = self.num_embeddings, self.features, math.prod(x.shape[:-1])
+        how = {"preferred_element_type": jnp.float32}
+        if is_factored(self.apply_as, tokens, rank, Factors(n1, m1, n2, m2), M, V):
+            a, b = (p.swapaxes(1, 2).astype(x.dtype) for p in (self.a, self.b))
+            return product(x, a, b, V, **how).astype(jnp.float32)
+        # The very table that rows are looked up in: it is made once a step.
+        return jnp.einsum("...m,vm->...v", x, self._table(x.dtype), **how)
+
+    def _table(self, dtype: Any) -> jax.Array:
+        a, b = self.a.astype(dtype), self.b.astype(dtype)
+        return materialize(a, b, self.num_embeddings, self.features)
 
 
 @dataclasses.dataclass(frozen=True)
