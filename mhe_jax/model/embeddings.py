@@ -43,7 +43,7 @@ def positions_within(segments: jax.Array) -> jax.Array:
 class Embeddings(nn.Module):
     """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled.
 
-    One rule for all three tasks (Vaswani et al. 2017, section 3.4): tables are drawn from
+    One rule for all tasks (Vaswani et al. 2017, section 3.4): tables are drawn from
     normal(0, 1/√M), what is looked up is multiplied by √M, and the tied logits `x · token[v]` are
     not. So activations start at unit variance a table, and logits of a normalised x at unit
     variance too. BERT's normal(0, 0.02) with a LayerNorm after it gives the first layer the same.

@@ -202,7 +202,7 @@ class KroneckerDense(nn.Module):
 
 
 class KroneckerEmbed(nn.Module):
-    """A table [V, M] as a sum of Kronecker products: rows by id, and logits, without the table.
+    """A table [V, M] as a sum of Kronecker products: rows by id, and logits.
 
         row v = Σ_k A[k, ⌊v / m₂⌋] ⊗ B[k, v mod m₂]        logits = h Wᵀ = Σ_k A_k H B_kᵀ
 

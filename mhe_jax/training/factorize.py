@@ -29,11 +29,11 @@ from mhe_jax.fields import load_json, save_json
 from mhe_jax.model import factorize as parameters
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
-from mhe_jax.training.checkpoint import Checkpoints, restore_params
+from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.resume import FILE
 from mhe_jax.training.state import make_initializer
-from mhe_jax.training.warm_start import abstract_params
+from mhe_jax.training.warm_start import read_run
 
 USAGE = "python -m mhe_jax.training.factorize RUN NEW [--attention N] [--mlp N] [--embedding N]"
 
@@ -45,15 +45,15 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
       `errors` by the path of each matrix, and the numbers of `dense` and `factorized` parameters.
 
     Raises:
-      InputError: there is no such run, `new` is there already, no rank is given, or one that is
-        not allowed; nothing has been written.
+      InputError: there is no such run, or its checkpoint cannot be read or is of another
+        tokenizer; `new` is there already; no rank is given, or one that is not allowed. Nothing has
+        been written.
     """
     run, new = Path(run), Path(new)
     dense = _config_of(run)
     config = _factorized(dense, new, kronecker)
     mesh = sharding.make_mesh(config)
-    which = "best" if dense.data.validation else "last"
-    params, (step,) = restore_params(run, which, abstract_params(dense, mesh))
+    params, step, tokenizer = read_run(run, dense, mesh)
 
     model, optimizer = make_model(config.task, config.model), make_optimizer(config)
     init_params = objective.make_initializer(config.task, model, config.data.sequence_length)
@@ -68,7 +68,7 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
 
     checkpoints = Checkpoints(new)
     try:
-        checkpoints.save(state, 0, {"factorized": {"run": str(run), "step": step}})
+        checkpoints.save(state, 0, {"tokenizer": tokenizer.key})
         checkpoints.wait()
     finally:
         checkpoints.close()

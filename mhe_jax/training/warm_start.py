@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax.config import LABELLED, Config, InputError
-from mhe_jax.data import TOKENIZER, load_tokenizer
+from mhe_jax.data import TOKENIZER, AnyTokenizer, load_tokenizer
 from mhe_jax.fields import leaves, load_json, to_dict
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
@@ -64,11 +64,20 @@ def read_encoder(run: str, mesh: Mesh) -> dict[str, Any]:
     Raises:
       InputError: that run has no checkpoint that can be read, or another tokenizer than it.
     """
-    config = _config_of(run)
+    found, _, _ = read_run(run, _config_of(run), mesh)
+    return {name: found[name] for name in TAKEN}
+
+
+def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, AnyTokenizer]:
+    """Parameters of a run's best checkpoint (the last, without validation), its step, tokenizer.
+
+    Raises:
+      InputError: as `read_encoder`.
+    """
     which = "best" if config.data.validation else "last"
     tokenizer = load_tokenizer(config, Path(run) / TOKENIZER)
-    found, _ = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
-    return {name: found[name] for name in TAKEN}
+    found, (step,) = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
+    return found, step, tokenizer
 
 
 def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:

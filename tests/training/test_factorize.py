@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 import pytest
 
 from mhe_jax.config import InputError, KroneckerConfig
+from mhe_jax.data import make_tokenizer
 from mhe_jax.evaluation import evaluate
 from mhe_jax.loading import load_json, set_field
 from mhe_jax.training.factorize import factorize
@@ -79,7 +81,9 @@ def test_the_same_command_trains_on_from_there(tiny, trained, tmp_path, ema):
     assert scores(new, "best")["loss"] < before
 
 
-def test_what_is_wrong_is_told_and_nothing_is_written(trained, tmp_path):
+def test_what_is_wrong_is_told_and_nothing_is_written(tiny, trained, tmp_path):
+    other = tmp_path / "other.model"
+    make_tokenizer(tiny("lm", **{"data.train": ("train.de",)}), other)
     new, one = tmp_path / "new", KroneckerConfig(mlp=1)
     with pytest.raises(InputError, match="no run at .*nowhere: it has no config.json"):
         factorize(tmp_path / "nowhere", new, one)
@@ -90,7 +94,19 @@ def test_what_is_wrong_is_told_and_nothing_is_written(trained, tmp_path):
     assert not new.exists()
     with pytest.raises(InputError, match="is there already: takes a new directory"):
         factorize(trained.workdir, trained.workdir, one)
+    lost = tmp_path / "lost"
+    shutil.copytree(trained.workdir, lost)
+    lost.joinpath("tokenizer.model").unlink()
+    with pytest.raises(InputError, match="lost/tokenizer.model: no such file"):
+        factorize(lost, new, one)
+    shutil.copyfile(other, lost / "tokenizer.model")
+    with pytest.raises(InputError, match="is not the tokenizer that the checkpoint is of"):
+        factorize(lost, new, one)
+    assert not new.exists()
     factorize(trained.workdir, new, one)
+    shutil.copyfile(other, new / "tokenizer.model")
+    with pytest.raises(InputError, match="is not the tokenizer that the checkpoint is of"):
+        scores(new, "last")
     with pytest.raises(InputError, match="is factorized already"):
         factorize(new, tmp_path / "newer", one)
 
