@@ -1,0 +1,27 @@
+"""Rules between the fields of a config, checked before anything is compiled.
+
+Each broken rule is one line: the dotted name of a field, its value, and what is allowed.
+
+ranges.py      one field by itself              model.py     attention, and what some models have
+data.py        what is trained on               roles.py     what each task is made of
+evaluation.py  how a run is scored              devices.py   the mesh, and what it divides
+"""
+
+from mhe_jax.checks.data import check_data, training_sources
+from mhe_jax.checks.devices import check_devices, mesh_shape
+from mhe_jax.checks.evaluation import check_evaluation
+from mhe_jax.checks.model import check_attention, check_encoder
+from mhe_jax.checks.ranges import check_ranges
+from mhe_jax.checks.roles import ROLES
+from mhe_jax.config import Config
+
+__all__ = ["ROLES", "check", "check_devices", "mesh_shape", "training_sources"]
+
+
+def check(config: Config) -> None:
+    """Raises InputError for the first rule that the config breaks."""
+    check_ranges(config)
+    check_attention(config)
+    check_encoder(config)
+    check_data(config)
+    check_evaluation(config)

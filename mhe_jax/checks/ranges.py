@@ -1,0 +1,108 @@
+"""Rules for the value of one field."""
+
+import functools
+import math
+from typing import Any
+
+from mhe_jax.config import (
+    Config,
+    InputError,
+)
+
+
+def refuse(name: str, value: Any, allowed: str) -> InputError:
+    return InputError(f"{name} is {value!r}: {allowed}")
+
+
+# name -> (what is allowed, in words; the test). None means not given, and passes.
+
+
+AT_LEAST_1 = ("takes 1 or more", lambda x: x >= 1)
+AT_LEAST_0 = ("takes 0 or more", lambda x: x >= 0)
+POSITIVE = ("takes a finite number above 0", lambda x: 0 < x < math.inf)
+NOT_NEGATIVE = ("takes a finite number, 0 or more", lambda x: 0 <= x < math.inf)
+SHARE = ("takes a number from 0 to below 1", lambda x: 0 <= x < 1)
+SEED = ("takes 0 or more, below 2**63", lambda x: 0 <= x < 1 << 63)
+INSIDE_0_1 = ("takes a number above 0 and below 1", lambda x: 0 < x < 1)
+RANGES = {
+    "model.vocabulary_size": AT_LEAST_1,
+    "model.vocabulary_multiple": AT_LEAST_1,
+    "model.features": AT_LEAST_1,
+    "model.mlp_features": AT_LEAST_1,
+    "model.num_layers": AT_LEAST_1,
+    "model.num_decoder_layers": AT_LEAST_1,
+    "model.layer_norm_epsilon": POSITIVE,
+    "model.max_length": AT_LEAST_1,
+    "model.num_token_types": AT_LEAST_0,
+    "model.dropout_rate": SHARE,
+    "model.kronecker.attention": AT_LEAST_1,
+    "model.kronecker.mlp": AT_LEAST_1,
+    "model.kronecker.embedding": AT_LEAST_1,
+    "data.sequence_length": AT_LEAST_1,
+    "data.batch_size": AT_LEAST_1,
+    "data.tokens_per_batch": AT_LEAST_1,
+    "data.row_multiple": AT_LEAST_1,
+    "data.mask_rate": INSIDE_0_1,
+    "data.corruption_rate": INSIDE_0_1,
+    "data.lsh_pieces": AT_LEAST_1,
+    "data.window_stride": AT_LEAST_1,
+    "data.question_length": AT_LEAST_1,
+    "model.num_classes": AT_LEAST_1,
+    "model.num_spans": AT_LEAST_0,
+    "optimizer.learning_rate": POSITIVE,
+    "optimizer.warmup_steps": AT_LEAST_0,
+    "optimizer.beta1": SHARE,
+    "optimizer.beta2": SHARE,
+    "optimizer.epsilon": POSITIVE,
+    "optimizer.weight_decay": NOT_NEGATIVE,
+    "optimizer.clip_norm": POSITIVE,
+    "optimizer.accumulate_steps": AT_LEAST_1,
+    "optimizer.ema_decay": INSIDE_0_1,
+    "optimizer.label_smoothing": SHARE,
+    "train.num_steps": AT_LEAST_1,
+    "train.seed": SEED,
+    "train.eval_every": AT_LEAST_1,
+    "train.eval_batches": AT_LEAST_1,
+    "train.checkpoint_every": AT_LEAST_1,
+    "train.keep_checkpoints": AT_LEAST_1,
+    "train.log_every": AT_LEAST_1,
+    "train.skip_nonfinite": AT_LEAST_0,
+    "evaluation.average_checkpoints": AT_LEAST_1,
+    "evaluation.batch_size": AT_LEAST_1,
+    "evaluation.beam_size": AT_LEAST_1,
+    "evaluation.length_penalty": NOT_NEGATIVE,
+    "evaluation.extra_length": AT_LEAST_0,
+    "evaluation.stride": AT_LEAST_1,
+    "evaluation.temperature": NOT_NEGATIVE,
+    "evaluation.top_k": AT_LEAST_1,
+    "evaluation.top_p": ("takes a number above 0, at most 1", lambda x: 0 < x <= 1),
+    "evaluation.seed": SEED,
+    "evaluation.spelling_noise": ("takes a number from 0 to 1", lambda x: 0 <= x <= 1),
+    "evaluation.answer_length": AT_LEAST_1,
+    "evaluation.no_answer_threshold": ("takes a finite number", math.isfinite),
+}
+ATTENTION_RANGES = {
+    "num_heads": AT_LEAST_1,
+    "num_kv_heads": AT_LEAST_1,
+    "num_groups": AT_LEAST_1,
+    "score_groups": AT_LEAST_1,
+    "score_features": AT_LEAST_1,
+    "qkv_features": AT_LEAST_1,
+    "head_embedding_stddev": NOT_NEGATIVE,
+    "dropout_rate": SHARE,
+}
+
+
+def check_ranges(config: Config) -> None:
+    """Every field of `RANGES`, and those of which only some values mean something."""
+    for name, (allowed, fits) in RANGES.items():
+        value = functools.reduce(getattr, name.split("."), config)
+        if value is not None and not fits(value):
+            raise refuse(name, value, allowed)
+    if config.model.positions == "sinusoidal" and config.model.features % 2:
+        raise refuse("model.features", config.model.features, "sinusoidal positions take even ones")
+    steps = config.train.profile_steps
+    if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):
+        raise refuse("train.profile_steps", steps, "takes a first and a last step, or nothing")
+    if not config.workdir:
+        raise InputError("workdir is empty: takes a directory")
