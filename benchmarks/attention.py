@@ -38,9 +38,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from benchmarks import timing
+from benchmarks import peers, timing
 from mhe_jax.attention import Mask, engines, make_attention
 
 # Functions that a kind may call for its core.
@@ -136,31 +135,6 @@ def compare(results: list[dict]) -> None:
 # What is timed: forward, and with gradients.
 
 
-def jax_cases(about: dict, function: Callable, inputs: tuple, flops: float) -> list[timing.Case]:
-    """Both runs of a function of arrays; its gradients by `jax.vjp` with the cotangent given."""
-
-    def with_gradients(cotangent, *inputs):
-        output, pull = jax.vjp(function, *inputs)
-        return output, pull(cotangent)
-
-    shape = jax.eval_shape(function, *inputs)
-    cotangent = draw(jax.random.key(1), shape)
-    cases = []
-    for run, timed, given, times in (
-        ("forward", function, inputs, 1),
-        ("with gradients", with_gradients, (cotangent, *inputs), 3),
-    ):
-        compiled = jax.jit(timed).lower(*given).compile()
-        call = functools.partial(compiled, *given)
-        memory = timing.memory_of(compiled)
-        cases.append(timing.Case({**about, "run": run}, call, times * flops, memory))
-    return cases
-
-
-def draw(key, shape) -> jax.Array:
-    return jax.random.normal(key, shape.shape, shape.dtype)
-
-
 def attempt(left_out: timing.LeftOut, name: str, make: Callable[[], list]) -> list[timing.Case]:
     """The cases that `make` gives, or a line that says why there are none."""
     try:
@@ -207,10 +181,10 @@ def core_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case]
     cases = []
     for about, function, arrays, flops in found.values():
         keys = jax.random.split(jax.random.key(0), len(arrays))
-        inputs = tuple(draw(key, array) for key, array in zip(keys, arrays, strict=True))
-        make = functools.partial(jax_cases, about, function, inputs, flops)
+        inputs = tuple(peers.draw(key, array) for key, array in zip(keys, arrays, strict=True))
+        make = functools.partial(peers.jax_cases, about, function, inputs, flops)
         cases += attempt(left_out, about["case"], make)
-    for name, peer in PEERS.items():
+    for name, peer in peers.PEERS.items():
         about = {"part": "core", "length": length, "case": name, "cases": [name], "peer": True}
         cases += attempt(left_out, name, functools.partial(peer, about, args, length))
     return cases
@@ -247,19 +221,8 @@ def core_of(module: nn.Module, args, length: int) -> tuple[Callable, list, Any, 
 
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays.values()]
     same = name, given["engine"], tuple((s.shape, s.dtype) for s in shapes)
-    return core, shapes, same, core_flops({k: a.shape for k, a in arrays.items()}, args.causal)
-
-
-def core_flops(shapes: dict[str, tuple[int, ...]], causal: bool) -> float:
-    """2·B·T·S·(G·D + H·E), and 2·B·T·S·H more for the denominators of heads that share scores.
-
-    G is the number of score matrices: that of the query heads, which is H where none is shared.
-    """
-    (B, T, G, D), S, E = shapes["query"], shapes["key"][1], shapes["value"][-1]
-    H = shapes["key_bias"][-1] if "key_bias" in shapes else G
-    sums = H * (E + 1) if "key_bias" in shapes else H * E
-    seen = (S + 1) / 2 if causal else S
-    return 2.0 * B * T * seen * (G * D + sums)
+    flops = peers.core_flops({k: a.shape for k, a in arrays.items()}, args.causal)
+    return core, shapes, same, flops
 
 
 def mask_of(args) -> Mask:
@@ -299,15 +262,15 @@ def flax_cases(about: dict, args, length: int) -> list[timing.Case]:
     )
 
     def fields(x):
-        return {"mask": causal_array(length)[None, None]} if args.causal else {}
+        return {"mask": peers.causal_array(length)[None, None]} if args.causal else {}
 
-    flops = peer_flops(args, length)
+    flops = peers.peer_flops(args, length)
     return module_cases(about, fields, module, args, length, flops)
 
 
 def module_cases(about, fields, module: nn.Module, args, length, core: float) -> list[timing.Case]:
     """`fields(x)` is what the module is called with beside x."""
-    x = draw(jax.random.key(2), inputs(args, length))
+    x = peers.draw(jax.random.key(2), inputs(args, length))
     params = jax.jit(module.init)(jax.random.key(0), x)
     kernels = [
         leaf.size
@@ -319,142 +282,7 @@ def module_cases(about, fields, module: nn.Module, args, length, core: float) ->
     def apply(params, x):
         return module.apply(params, x, **fields(x))
 
-    return jax_cases(about, apply, (params, x), core + 2.0 * args.tokens * sum(kernels))
-
-
-# The peers of the core: MHA of the same H and D, each left out where it is not there or refuses.
-
-
-def peer_shape(args, length: int) -> tuple[int, int, int, int]:
-    return args.tokens // length, length, args.heads, args.head_features
-
-
-def peer_flops(args, length: int) -> float:
-    shape = peer_shape(args, length)
-    return core_flops({"query": shape, "key": shape, "value": shape}, args.causal)
-
-
-def peer_cases(about, args, length, function, heads_first: bool = False) -> list[timing.Case]:
-    B, T, H, D = peer_shape(args, length)
-    shape = jax.ShapeDtypeStruct((B, H, T, D) if heads_first else (B, T, H, D), args.dtype)
-    qkv = tuple(draw(key, shape) for key in jax.random.split(jax.random.key(0), 3))
-    return jax_cases(about, function, qkv, peer_flops(args, length))
-
-
-def causal_array(length: int) -> jax.Array:
-    return jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
-
-
-def needs(backend: str) -> None:
-    if jax.default_backend() != backend:
-        raise ValueError(f"needs a {backend.upper()}")
-
-
-def plain_xla(about, args, length):
-    def attend(q, k, v):
-        logits = jnp.einsum("bhtd,bhsd->bhts", q * args.head_features**-0.5, k)
-        if args.causal:
-            logits = jnp.where(causal_array(length)[None, None], logits, -jnp.inf)
-        weights = jax.nn.softmax(logits.astype(jnp.float32)).astype(q.dtype)
-        return jnp.einsum("bhts,bhsd->bhtd", weights, v)
-
-    return peer_cases(about, args, length, attend, heads_first=True)
-
-
-def jax_nn(implementation, about, args, length):
-    if implementation == "cudnn":
-        needs("gpu")
-    attend = functools.partial(
-        jax.nn.dot_product_attention, is_causal=args.causal, implementation=implementation
-    )
-    return peer_cases(about, args, length, lambda q, k, v: attend(q, k, v))
-
-
-def flash_gpu(about, args, length):
-    needs("gpu")
-    from jax.experimental.pallas.ops.gpu.attention import mha
-
-    scale = args.head_features**-0.5
-
-    def attend(q, k, v):
-        return mha(q, k, v, None, sm_scale=scale, causal=args.causal)
-
-    return peer_cases(about, args, length, attend)
-
-
-def flash_tpu(about, args, length):
-    needs("tpu")
-    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
-
-    scale = args.head_features**-0.5
-    attend = functools.partial(flash_attention, causal=args.causal, sm_scale=scale)
-    return peer_cases(about, args, length, lambda q, k, v: attend(q, k, v), heads_first=True)
-
-
-def transformer_engine(about, args, length):
-    from transformer_engine.jax.flax import (  # pyright: ignore[reportMissingImports]
-        DotProductAttention,
-    )
-
-    needs("gpu")
-    module = DotProductAttention(
-        head_dim=args.head_features,
-        num_attention_heads=args.heads,
-        num_gqa_groups=args.heads,
-        attn_mask_type="causal" if args.causal else "no_mask",
-        attention_dropout=0.0,
-        qkv_layout="bshd_bshd_bshd",
-        transpose_batch_sequence=False,
-        dtype=jnp.dtype(args.dtype),
-    )
-
-    def attend(q, k, v):
-        return module.apply({}, q, k, v, deterministic=True)
-
-    return peer_cases(about, args, length, attend)
-
-
-def torch_sdpa(about, args, length):
-    import torch  # pyright: ignore[reportMissingImports]
-
-    B, T, H, D = peer_shape(args, length)
-    on_gpu = jax.default_backend() == "gpu"
-    if on_gpu and not torch.cuda.is_available():
-        raise ValueError("this PyTorch has no GPU")
-    device = torch.device("cuda" if on_gpu else "cpu")
-    make = functools.partial(
-        torch.randn, B, H, T, D, dtype=getattr(torch, args.dtype), device=device
-    )
-    qkv, cotangent = [make(requires_grad=True) for _ in range(3)], make()
-    sdpa = functools.partial(
-        torch.nn.functional.scaled_dot_product_attention, is_causal=args.causal
-    )
-
-    def forward():
-        with torch.no_grad():
-            return timing.TorchResult(torch, sdpa(*qkv))
-
-    def with_gradients():
-        output = sdpa(*qkv)
-        gradients = torch.autograd.grad(output, qkv, cotangent)
-        return timing.TorchResult(torch, (output, gradients))
-
-    flops = peer_flops(args, length)
-    return [
-        timing.Case({**about, "run": run}, call, times * flops, timing.torch_memory(torch, call))
-        for run, call, times in (("forward", forward, 1), ("with gradients", with_gradients, 3))
-    ]
-
-
-PEERS: dict[str, Callable] = {
-    "plain XLA MHA": plain_xla,
-    "jax.nn xla": functools.partial(jax_nn, "xla"),
-    "jax.nn cudnn": functools.partial(jax_nn, "cudnn"),
-    "Pallas flash, GPU": flash_gpu,
-    "Pallas flash, TPU": flash_tpu,
-    "PyTorch SDPA": torch_sdpa,
-    "Transformer Engine": transformer_engine,
-}
+    return peers.jax_cases(about, apply, (params, x), core + 2.0 * args.tokens * sum(kernels))
 
 
 def plot(results: list[dict], about: dict, path: Path) -> None:

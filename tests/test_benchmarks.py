@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import attention, decode, memory, timing, train_step
+from benchmarks import attention, decode, memory, peers, timing, train_step
 from mhe_jax.attention import KINDS
 
 SHAPE = ["--layers", "1", "--features", "12", "--heads", "3", "--mlp_features", "8"]
@@ -68,11 +68,11 @@ def test_every_kind_and_form_is_measured():
 def test_attention_counts_operations():
     B, T, H, D = 2, 5, 3, 7
     heads, one = (B, T, H, D), (B, T, 1, D)
-    mha = attention.core_flops({"query": heads, "key": heads, "value": heads}, causal=False)
+    mha = peers.core_flops({"query": heads, "key": heads, "value": heads}, causal=False)
     assert mha == 4 * B * T * T * H * D
     shared = {"query": one, "key": one, "value": one, "key_bias": (B, T, H)}
-    assert attention.core_flops(shared, causal=False) == 2 * B * T * T * (D + H * D + H)
-    assert attention.core_flops(shared, causal=True) == B * T * (T + 1) * (D + H * D + H)
+    assert peers.core_flops(shared, causal=False) == 2 * B * T * T * (D + H * D + H)
+    assert peers.core_flops(shared, causal=True) == B * T * (T + 1) * (D + H * D + H)
 
 
 MEMORY = ["--lengths", "6", "64", "--heads", "3", "--head_features", "4"]
