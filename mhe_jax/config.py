@@ -202,7 +202,8 @@ class ModelConfig:
     num_spans: int | None = None
     # One table for input embeddings and output logits.
     tie_embeddings: bool = True
-    # One compiled layer scanned over stacked parameters: compiles faster; False unrolls the layers.
+    # One compiled layer scanned over stacked parameters: compiles faster, and keeps no more for the
+    # backward pass than products and attention; False unrolls the layers.
     scan_layers: bool = False
     # Recompute each layer in the backward pass: less memory, about a third more time.
     remat: bool = False

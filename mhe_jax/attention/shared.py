@@ -25,9 +25,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention import factored, head_by_head
-from mhe_jax.attention.blocks import Seen, Static, by_rows
+from mhe_jax.attention.blocks import KEPT, Seen, Static, by_rows
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.mesh import over_rows
 
@@ -79,7 +80,8 @@ def _forward(static, q, k, v, b, seen):
         return output, jnp.ones(output.shape[:-1], b.dtype)
 
     fits = factored.fits(q, b, seen)
-    output, denominator = _choose(fits, factored_softmax, one_by_one, q, k, v, b, seen)
+    found = _choose(fits, factored_softmax, one_by_one, q, k, v, b, seen)
+    output, denominator = checkpoint_name(found, KEPT)
     return output, (q, k, v, b, seen, output, denominator, fits)
 
 

@@ -15,9 +15,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention import factored, head_by_head, tpu_kernels
-from mhe_jax.attention.blocks import Seen, Static
+from mhe_jax.attention.blocks import KEPT, Seen, Static
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.mesh import over_rows, platform
 from mhe_jax.attention.tpu_kernels import Sizes
@@ -105,7 +106,8 @@ def _forward(sizes, q, k, v, b, seen):
 
     fits = factored.fits(q, b, seen)
     kernel = functools.partial(_kernel_forward, sizes)
-    output, saved = jax.lax.cond(fits, kernel, one_by_one, q, k, v, b, seen)
+    found = jax.lax.cond(fits, kernel, one_by_one, q, k, v, b, seen)
+    output, saved = checkpoint_name(found, KEPT)
     return output, (q, k, v, b, seen, output, saved, fits)
 
 

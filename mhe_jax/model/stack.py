@@ -14,12 +14,25 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
+from mhe_jax.attention.blocks import KEPT
 from mhe_jax.config import ModelConfig
 from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, layer_norm
 
 _METADATA = {nn.PARTITION_NAME: "layers"}
 _LAYER = re.compile(r"layer_(\d+)")
 ATTENTION = ("self_attention", "cross_attention")
+# The second is attention by cuDNN, through `jax.nn.dot_product_attention`.
+_PRODUCTS = ("dot_general", "dot_product_attention_fwd_wrapper")
+_IS_ATTENTION = jax.checkpoint_policies.save_only_these_names(KEPT)
+
+
+def _is_kept(primitive, *args, **params) -> bool:
+    """Whether a scanned layer keeps what `primitive` gives for its backward pass.
+
+    Matrix products and attention are kept. Softmax, GELU, norms and dropout are computed again, as
+    XLA chooses where layers are unrolled; all that a scan keeps lies in memory once a layer.
+    """
+    return primitive.name in _PRODUCTS or _IS_ATTENTION(primitive, *args, **params)
 
 
 class _Stack(nn.Module):
@@ -32,15 +45,16 @@ class _Stack(nn.Module):
     def run(self, x: jax.Array, *args: Any, **fixed: Any) -> jax.Array:
         """Every layer as `layer(x, *args, **fixed)`; `fixed` is static."""
         c = self.config
-        remat = c.remat and fixed.get("cache", "none") == "none"
+        trains = fixed.get("cache", "none") == "none"
 
         def apply(layer, x, *args):
             return layer(x, *args, **fixed), None
 
         if c.scan_layers:
-            if remat:
+            if trains:
                 # Inside a scan nothing can be shared with the forward pass anyway.
-                apply = nn.remat(apply, prevent_cse=False)
+                policy = None if c.remat else _is_kept
+                apply = nn.remat(apply, policy=policy, prevent_cse=False)
             scan = nn.scan(
                 apply,
                 variable_axes={"params": 0, "cache": 0, "intermediates": 0},
@@ -51,7 +65,7 @@ class _Stack(nn.Module):
             )
             x, _ = scan(self.layer("layers"), x, *args)
         else:
-            if remat:
+            if c.remat and trains:
                 apply = nn.remat(apply)
             for i in range(self.num_layers):
                 x, _ = apply(self.layer(f"layer_{i}"), x, *args)

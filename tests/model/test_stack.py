@@ -1,6 +1,7 @@
 """Scanned and unrolled layers, remat, LayerNorm before or after, roles, and tree conversion."""
 
 import dataclasses
+import math
 
 import chex
 import flax.linen as nn
@@ -82,19 +83,50 @@ def test_remat_changes_nothing(tiny, task, scan_layers):
 
 
 def test_remat_recomputes(tiny):
-    for scan_layers in (True, False):
-        found = {}
-        for remat in (False, True):
-            config = tiny.config(scan_layers=scan_layers, remat=remat)
-            model = make_model("translation", config)
-            params = tiny.params("translation", config)
+    found = {}
+    for remat in (False, True):
+        config = tiny.config(scan_layers=False, remat=remat)
+        text = str(_gradient(tiny, "translation", config))
+        found[remat] = "remat" in text or "checkpoint" in text
+    assert found == {False: False, True: True}
 
-            def loss(params, model=model):
-                return model.apply({"params": params}, *tiny.inputs("translation")).sum()
 
-            text = str(jax.make_jaxpr(jax.grad(loss))(params))
-            found[remat] = "remat" in text or "checkpoint" in text
-        assert found == {False: False, True: True}
+@pytest.mark.parametrize("kind", ["mha", "mhe_add"])
+def test_a_scanned_layer_keeps_products(tiny, kind):
+    """What matrix products and attention give, once a layer; with `remat` its input alone."""
+    form = {"mha": "auto", "mhe_add": "shared"}[kind]
+    rates = {"dropout_rate": 0.3, "attention": {"dropout_rate": 0.3, "form": form}}
+    B, T, H, D, M, F, L = 2, 7, 4, 3, 12, 20, 3
+    kept = {}
+    for remat in (False, True):
+        config = tiny.config(kind, num_layers=L, scan_layers=True, remat=remat, **rates)
+        scan, _ = [
+            eqn for eqn in _gradient(tiny, "lm", config).eqns if eqn.primitive.name == "scan"
+        ]
+        stacked = [v.aval.shape[1:] for v in scan.outvars if v.aval.shape[:1] == (L,)]
+        kept[remat] = sorted(math.prod(shape) for shape in stacked)
+    assert kept[True] == [B * T * M]
+    activations = [B * T * M] * 2 + [B * T * F]  # input, output of attention, hidden of the MLP
+    heads = B * T * H * D
+    of_attention = {
+        "mha": [heads] * 4 + [B * H * T * T],  # q, k, v, output; scores
+        # q, k, v of one head; key bias, denominators; output and the column of dropout's sums
+        "mhe_add": [B * T * D] * 3 + [B * T * H] * 2 + [heads + B * T * H],
+    }[kind]
+    assert kept[False] == sorted(activations + of_attention)
+
+
+def _gradient(tiny, task, config):
+    """The traced gradient of a sum of outputs, under dropout."""
+    model = make_model(task, config)
+
+    def loss(params):
+        rngs = {"dropout": jax.random.key(3)}
+        return model.apply(
+            {"params": params}, *tiny.inputs(task), deterministic=False, rngs=rngs
+        ).sum()
+
+    return jax.make_jaxpr(jax.grad(loss))(tiny.params(task, config)).jaxpr
 
 
 def test_norms_of_pre_and_post(tiny):
