@@ -127,13 +127,21 @@ def label_sums(
         total = jnp.sum(jnp.where(exists, logits, 0.0), axis=-1)
         spread = normalizer - total / jnp.sum(exists, axis=-1)
         smooth = (1 - label_smoothing) * nats + label_smoothing * spread
-    correct = jnp.argmax(logits, axis=-1) == labels
+    correct = _is_highest(logits, labels, label_logits)
     return {
         "loss": jnp.sum(smooth * weights),
         "nats": jnp.sum(nats * weights),
         "correct": jnp.sum(correct * weights),
         "count": jnp.sum(weights),
     }
+
+
+def _is_highest(logits, labels, label_logits):
+    """`argmax(logits) == labels`, of equal logits the first: many times faster on a CPU."""
+    places = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    label_logits = label_logits[..., None]
+    equal = (logits == label_logits) & (places >= labels[..., None])
+    return jnp.all((logits < label_logits) | equal, axis=-1)
 
 
 def squared_error_sums(

@@ -28,6 +28,18 @@ def test_label_sums(smoothing, dtype):
     assert sums["count"] == weights.sum()
 
 
+def test_of_equal_logits_the_first_is_predicted():
+    logits = jnp.asarray([[1.0, 2.0, 2.0], [0.0, 0.0, 0.0], [3.0, -jnp.inf, 3.0], [0, jnp.nan, 1]])
+    for label, correct in enumerate(([0, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0])):
+        found = [
+            float(objective.label_sums(row[None], jnp.asarray([label]), jnp.ones(1))["correct"])
+            for row in logits
+        ]
+        assert found == correct
+    # The cases are those of argmax, but that nothing is right beside a logit that is no number.
+    assert jnp.argmax(logits[:3], -1).tolist() == [1, 0, 0]
+
+
 def test_a_row_of_padding_changes_nothing_but_is_not_counted(tiny):
     config = tiny("translation", **{"model.dropout_rate": 0.0})
     model = make_model("translation", config.model)
