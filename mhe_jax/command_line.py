@@ -25,6 +25,10 @@ COMPARE_USAGE = "eval.py compare RUNS... [--out DIRECTORY] [--field value ...]"
 TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
 TARGET_USAGE = "--compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch]"
 EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
+LESS_MEMORY = (
+    "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
+    "evaluation.batch_size), a larger optimizer.accumulate_steps, or model.remat True"
+)
 
 
 def parse_train_arguments(arguments: Sequence[str]) -> Config:
@@ -280,8 +284,9 @@ def output(text: str) -> None:
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
 
-    What the operating system refuses, and nobody foresaw, is such a line with the file's name. With
-    MHE_JAX_TRACEBACK=1 in the environment every exception shows its traceback.
+    What the operating system refuses, and nobody foresaw, is such a line with the file's name; so
+    is a device without enough memory. With MHE_JAX_TRACEBACK=1 in the environment every exception
+    shows its traceback.
     """
     try:
         main()
@@ -299,4 +304,10 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
             what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
         print(f"error: {' '.join(what.split())}", file=sys.stderr)
         sys.exit(2)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) or os.environ.get("MHE_JAX_TRACEBACK") == "1":
+            raise
+        reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
+        print(f"error: {reason}. {LESS_MEMORY}", file=sys.stderr)
+        sys.exit(1)
     sys.exit(0)

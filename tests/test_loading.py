@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -572,6 +573,13 @@ def test_entry_point_keeps_other_errors():
     done = run_program("raise KeyError('a')")
     assert done.returncode == 1
     assert "KeyError" in done.stderr
+
+
+def test_entry_point_says_what_needs_less_memory():
+    done = run_program("import jax; jax.numpy.zeros(1 << 44).block_until_ready()")
+    assert (done.returncode, done.stdout) == (1, "")
+    line = r"error: Out of memory .*[^.]\. Less is needed with fewer rows \(data.batch_size.*\n"
+    assert re.fullmatch(line, done.stderr)
 
 
 def test_entry_point_is_quiet_on_interrupt():

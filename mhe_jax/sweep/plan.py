@@ -111,6 +111,8 @@ def _take_out(options: list[list[str]]) -> tuple[dict[str, list[str]], int, list
             kept.append(option)
     for option in kept:
         name = option[0].partition("=")[0].removeprefix("--").replace("-", "_")
+        if name in ("compile_only", "distributed"):
+            raise InputError(f"--{name} goes with one run: leave out --sweep and --seeds")
         if name in swept:
             raise InputError(f"--{name} is given, and swept too: one of both")
     return swept, seeds, [part for option in kept for part in option]
