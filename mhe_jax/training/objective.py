@@ -138,7 +138,7 @@ def label_sums(
 
 def _is_highest(logits, labels, label_logits):
     """`argmax(logits) == labels`, of equal logits the first: many times faster on a CPU."""
-    places = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     label_logits = label_logits[..., None]
     equal = (logits == label_logits) & (places >= labels[..., None])
     return jnp.all((logits < label_logits) | equal, axis=-1)

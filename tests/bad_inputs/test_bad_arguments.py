@@ -209,7 +209,7 @@ def test_compiling(refused, flags, says):
             "model.features=8,16 --workdir runs/lm",
             r"runs/lm holds a run: a sweep needs a --workdir of",
         ),
-        ("model.features=8,16 --compile_only --topology v5e:2x2", r"unknown field --compile_only"),
+        ("model.features=8,16 --compile_only --topology v5e:2x2", r"--compile_only goes with one"),
     ],
 )
 def test_sweeping(refused, flags, says):
