@@ -27,8 +27,7 @@ MODEL = "--model.attention."
 MAIN = {
     "mha, 8 heads": ["kind", "mha"],
     "mha, 2 heads": ["kind", "mha", "num_heads", "2"],
-    "mhe_mul, init 0.5": ["kind", "mhe_mul", "head_embedding_stddev", "0.5"],
-    "mhe_mul, init 0.1": ["kind", "mhe_mul", "head_embedding_stddev", "0.1"],
+    "mhe_mul": ["kind", "mhe_mul"],
     "mhe_add, 2 groups": ["kind", "mhe_add", "num_groups", "2"],
     "mhe_add, 2 score groups": ["kind", "mhe_add", "score_groups", "2"],
     "mva, scores 64 wide": ["kind", "mva", "score_features", "64"],
@@ -38,10 +37,10 @@ ONCE = {
     "mqa": ["kind", "mqa"],
     "mhe_add": ["kind", "mhe_add"],
 }
-# With mhe_mul's learning rate.
+# With mhe_mul's learning rate; 0.5 is the default.
 INITS = {
     f"mhe_mul, init {stddev}": ["kind", "mhe_mul", "head_embedding_stddev", stddev]
-    for stddev in ("0.02", "1.0")
+    for stddev in ("0.02", "0.1", "1.0")
 }
 
 
@@ -79,7 +78,7 @@ def sweep(workdir: Path, directory: str, jobs: int, num_steps: int | None) -> No
 
         run_all(first)
         chosen = {name: best_rate(workdir, name) for name in cases}
-        inits = [(name, flags, chosen["mhe_mul, init 0.5"], 0) for name, flags in INITS.items()]
+        inits = [(name, flags, chosen["mhe_mul"], 0) for name, flags in INITS.items()]
         seeds = [
             (name, flags, chosen[name], seed)
             for seed in range(1, SEEDS)
