@@ -21,7 +21,7 @@ from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, layer_no
 _METADATA = {nn.PARTITION_NAME: "layers"}
 _LAYER = re.compile(r"layer_(\d+)")
 ATTENTION = ("self_attention", "cross_attention")
-# The second is attention by cuDNN, through `jax.nn.dot_product_attention`.
+# Matrix products, and attention by cuDNN as `jax.nn.dot_product_attention` calls it.
 _PRODUCTS = ("dot_general", "dot_product_attention_fwd_wrapper")
 _IS_ATTENTION = jax.checkpoint_policies.save_only_these_names(KEPT)
 
