@@ -26,6 +26,7 @@ def add_flags(parser: timing.Parser) -> None:
     for flag, field in FIELDS.items():
         kind = float if flag == "attention_dropout" else timing.positive
         parser.add_argument(f"--{flag}", type=kind, help=f"{field}, else the config's")
+    parser.add_argument("--unrolled", action="store_true", help="model.scan_layers False")
 
 
 def experiment(parser: timing.Parser, args: Namespace, task: Task, length: int | None) -> Config:
@@ -42,6 +43,8 @@ def experiment(parser: timing.Parser, args: Namespace, task: Task, length: int |
         # One device, so that every number is of one.
         "mesh.data": 1,
     }
+    if args.unrolled:
+        changes["model.scan_layers"] = False
     try:
         for field, value in changes.items():
             if value is not None:
@@ -61,7 +64,7 @@ def with_attention(config: Config, fields: dict[str, Any]) -> Config:
 def shape_line(config: Config) -> str:
     m = config.model
     return (
-        f"{m.num_layers} layers, width {m.features}, MLP {m.mlp_features}, "
+        f"{m.num_layers} layers, {'scanned' if m.scan_layers else 'unrolled'}, width {m.features}, MLP {m.mlp_features}, "
         f"{m.attention.num_heads} heads, vocabulary {m.vocabulary_size}, "
         f"attention dropout {m.attention.dropout_rate}"
     )

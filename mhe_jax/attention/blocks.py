@@ -18,7 +18,7 @@ MAX_BANDS = 8
 # Queries that a CPU takes at once: what it works on then stays in its cache.
 CPU_QUERIES = 512
 # Name of what a forward pass leaves to its gradient, for policies of `jax.checkpoint`.
-KEPT = "attention"
+KEPT = "kept"
 
 
 class Static(NamedTuple):

@@ -64,7 +64,7 @@ def _draw(seen, B, T, S, options) -> Seen:
         return seen._replace(rngs=jax.random.split(options.dropout_rng, rows))
     keep = 1.0 - options.dropout_rate
     kept = jax.random.bernoulli(options.dropout_rng, keep, (rows, 1, T, S))
-    return seen._replace(kept=kept[:, 0])
+    return seen._replace(kept=checkpoint_name(kept[:, 0], KEPT))
 
 
 def _output(static, q, k, v, b, seen) -> jax.Array:

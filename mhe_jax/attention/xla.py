@@ -2,7 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+from mhe_jax.attention.blocks import KEPT
 from mhe_jax.attention.mask import Mask
 
 
@@ -40,10 +42,8 @@ def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array
     if options.dropout_rate > 0:
         shape = {True: (B, 1, 1, T, S), "batch": (1, 1, 1, T, S), False: weights.shape}
         keep = 1.0 - options.dropout_rate
-        kept = jax.random.bernoulli(
-            options.dropout_rng, keep, shape[options.broadcast_dropout]
-        ).astype(dtype)
-        weights *= kept / jnp.asarray(keep, dtype)
+        kept = jax.random.bernoulli(options.dropout_rng, keep, shape[options.broadcast_dropout])
+        weights *= checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)
         total = _heads_last(weights.sum(-1, keepdims=True), H, 1)
     else:
         total = mask.row_has_key(T, S, dtype)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
+from mhe_jax.model.dropout import Dropout
 from mhe_jax.model.hashed import BITS, HashEmbedding
 from mhe_jax.model.kronecker import KroneckerEmbed
 from mhe_jax.model.layers import layer_norm
@@ -92,7 +93,7 @@ class Embeddings(nn.Module):
             )
         if self.normalize:
             self.norm = layer_norm(c)
-        self.dropout = nn.Dropout(c.dropout_rate)
+        self.dropout = Dropout(c.dropout_rate)
 
     def __call__(
         self,

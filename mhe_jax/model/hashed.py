@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
+from mhe_jax.model.dropout import Dropout
 
 BITS = 128
 # Chunks of Pool from the highest bit on: 12 of 10 bits, one of 8.
@@ -87,7 +88,7 @@ class Pool(nn.Module):
         rows = jnp.where(ordinary[..., None], chunk_numbers(bits), 0)
         rows += ROWS * jnp.arange(len(CHUNKS)).reshape(1, 1, -1)
         found = jnp.take(weighted, rows, axis=0)
-        found = nn.Dropout(self.dropout_rate)(found, deterministic=deterministic)
+        found = Dropout(self.dropout_rate)(found, deterministic=deterministic)
         return jnp.sum(found, axis=-2)
 
 
@@ -107,7 +108,7 @@ class Add(nn.Module):
         """Bits, all 0 at special tokens; `ordinary` makes no difference."""
         init = named(nn.initializers.normal(self.features**-0.5), ("embed", None))
         shape = (self.features, BITS)
-        dropout = nn.Dropout(self.dropout_rate)
+        dropout = Dropout(self.dropout_rate)
         one, zero = (
             dropout(
                 _whole(self.param(name, init, shape, self.param_dtype), ("activation_embed", None)),

@@ -5,10 +5,10 @@ so that a pre-trained one can take its place. `signatures` [..., 16] beside the 
 hashed words without a table.
 """
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mhe_jax.model.dropout import Dropout
 from mhe_jax.model.embeddings import PAD_ID
 from mhe_jax.model.encoder import EncoderModel
 from mhe_jax.model.layers import dense
@@ -52,7 +52,7 @@ class Classifier(_HeadModel):
         super().setup()
         self.pooler = dense(self.config, None)
         self.classifier = dense(self.config, None)
-        self.dropout = nn.Dropout(self.config.dropout_rate)
+        self.dropout = Dropout(self.config.dropout_rate)
 
     def __call__(
         self,

@@ -16,6 +16,7 @@ import jax
 from mhe_jax.attention import Mask, make_attention
 from mhe_jax.attention.projection import Projection, named
 from mhe_jax.config import FIELDS_OF_KINDS, ModelConfig, Role
+from mhe_jax.model.dropout import Dropout
 from mhe_jax.model.kronecker import KroneckerProjection
 
 ACTIVATIONS = {"relu": nn.relu, "gelu": lambda x: nn.gelu(x, approximate=False)}
@@ -101,7 +102,7 @@ class _Layer(nn.Module):
         norm = layer_norm(self.config, f"{name}_norm")
         pre = self.config.norm_position == "pre"
         y = sublayer(norm(x) if pre else x)
-        y = nn.Dropout(self.config.dropout_rate, name=f"{name}_dropout")(
+        y = Dropout(self.config.dropout_rate, name=f"{name}_dropout")(
             y, deterministic=deterministic
         )
         x = x + y if pre else norm(x + y)

@@ -29,8 +29,9 @@ _IS_ATTENTION = jax.checkpoint_policies.save_only_these_names(KEPT)
 def _is_kept(primitive, *args, **params) -> bool:
     """Whether a scanned layer keeps what `primitive` gives for its backward pass.
 
-    Matrix products and attention are kept. Softmax, GELU, norms and dropout are computed again, as
-    XLA chooses where layers are unrolled; all that a scan keeps lies in memory once a layer.
+    Matrix products, attention and the masks of dropout are kept. Softmax, GELU and norms are
+    computed again, as XLA chooses where layers are unrolled; all that a scan keeps lies in memory
+    once a layer.
     """
     return primitive.name in _PRODUCTS or _IS_ATTENTION(primitive, *args, **params)
 

@@ -93,19 +93,26 @@ def test_remat_recomputes(tiny):
 
 @pytest.mark.parametrize("kind", ["mha", "mhe_add"])
 def test_a_scanned_layer_keeps_products(tiny, kind):
-    """What matrix products and attention give, once a layer; with `remat` its input alone."""
+    """What products and attention give, and a byte for each chance of dropout, once a layer.
+
+    With `remat` its input alone.
+    """
     form = {"mha": "auto", "mhe_add": "shared"}[kind]
     rates = {"dropout_rate": 0.3, "attention": {"dropout_rate": 0.3, "form": form}}
     B, T, H, D, M, F, L = 2, 7, 4, 3, 12, 20, 3
-    kept = {}
+    kept, masks = {}, {}
     for remat in (False, True):
         config = tiny.config(kind, num_layers=L, scan_layers=True, remat=remat, **rates)
         scan, _ = [
             eqn for eqn in _gradient(tiny, "lm", config).eqns if eqn.primitive.name == "scan"
         ]
-        stacked = [v.aval.shape[1:] for v in scan.outvars if v.aval.shape[:1] == (L,)]
-        kept[remat] = sorted(math.prod(shape) for shape in stacked)
-    assert kept[True] == [B * T * M]
+        stacked = [v.aval for v in scan.outvars if v.aval.shape[:1] == (L,)]
+        for found, of_bytes in ((kept, False), (masks, True)):
+            found[remat] = sorted(
+                math.prod(a.shape[1:]) for a in stacked if (a.dtype == bool) == of_bytes
+            )
+    assert (kept[True], masks[True]) == ([B * T * M], [])
+    assert masks[False] == sorted([B * T * M] * 2 + [B * T * T])
     activations = [B * T * M] * 2 + [B * T * F]  # input, output of attention, hidden of the MLP
     heads = B * T * H * D
     of_attention = {

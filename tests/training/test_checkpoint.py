@@ -1,5 +1,7 @@
 """What is kept, what comes back, and what is said when it is not there."""
 
+import asyncio
+import gc
 import shutil
 
 import jax
@@ -12,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mhe_jax.config import InputError
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints, restore_params
+from mhe_jax.training.checkpoint.store import attempt
 from mhe_jax.training.state import TrainState
 
 OPTIMIZER = optax.adamw(0.1)
@@ -196,3 +199,28 @@ def test_training_on_while_it_is_written_does_not_change_what_is_written(tmp_pat
         assert params["a"][0, 0] == 5.0 * step
         assert params["a"][-1, -1] == 4e6 - 1 + 5.0 * step
     assert restore_params(tmp_path, "best", target.params)[0]["a"][0, 0] in (0.0, 5.0)
+
+
+def test_reads_that_fail_together_say_so_once(caplog):
+    """Orbax reads all arrays at once, and leaves its loop when the first cannot be read."""
+
+    async def fail(after):
+        await asyncio.sleep(after)
+        raise ValueError("the first")
+
+    async def together():
+        tasks = [asyncio.ensure_future(fail(after)) for after in (0, 60)]
+        await asyncio.wait(tasks, return_when="FIRST_EXCEPTION")
+        raise ValueError("one of both")
+
+    def read():
+        loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(together())
+        finally:
+            loop.close()
+
+    found, reason = attempt(read)
+    gc.collect()
+    assert (found, reason) == (None, "ValueError: one of both")
+    assert caplog.records == []

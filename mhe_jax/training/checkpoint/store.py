@@ -33,6 +33,7 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
     """What it gives and "", or None and why it cannot be had."""
     if not isinstance(sys.unraisablehook, _NotOfOrbax):
         sys.unraisablehook = _NotOfOrbax(sys.unraisablehook)
+    logging.getLogger("asyncio").addFilter(_no_task)
     try:
         return read(), ""
     except Exception as error:  # each library on the way has its own
@@ -49,6 +50,11 @@ class _NotOfOrbax:
         of_orbax = inspect.iscoroutine(unraisable.object)  # nobody else here has any
         if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
             self._hook(unraisable)
+
+
+def _no_task(record: logging.LogRecord) -> bool:
+    """Drops what asyncio says of reads that were under way when the first failed."""
+    return not record.getMessage().startswith("Task ")
 
 
 def reason_of(error: BaseException) -> str:
