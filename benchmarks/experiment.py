@@ -63,8 +63,9 @@ def with_attention(config: Config, fields: dict[str, Any]) -> Config:
 
 def shape_line(config: Config) -> str:
     m = config.model
+    how = "scanned" if m.scan_layers else "unrolled"
     return (
-        f"{m.num_layers} layers, {'scanned' if m.scan_layers else 'unrolled'}, width {m.features}, MLP {m.mlp_features}, "
+        f"{m.num_layers} layers, {how}, width {m.features}, MLP {m.mlp_features}, "
         f"{m.attention.num_heads} heads, vocabulary {m.vocabulary_size}, "
         f"attention dropout {m.attention.dropout_rate}"
     )
