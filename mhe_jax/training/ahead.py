@@ -162,8 +162,8 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     Batches are multiples of the smallest that the mesh divides, or of data.row_multiple in
     translation. After the smallest comes the power of two that it lets expect; from two that fit on
     where the line through their bytes reaches the memory, until one does not fit; then between what
-    fits and what does not, by turns where the bytes of both say and halfway. Where not even the
-    smallest fits, it is the answer.
+    fits and what does not, where the bytes of both say, and every fourth time halfway. Where not
+    even the smallest fits, it is the answer.
     """
     data, fsdp, _ = mesh_shape(config.mesh, len(devices))
     unit = data * fsdp * config.optimizer.accumulate_steps
@@ -189,7 +189,7 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
             most, too_many, step = too_many, max(too_many + step, reached), 2 * step
     while most and too_many - most > 1:
         middle = (most + too_many) // 2
-        if len(tries) % 2:
+        if len(tries) % 4:
             middle = _between(most, too_many, tries)
         if fits(middle):
             most = middle
@@ -215,10 +215,10 @@ def _between(most: int, too_many: int, tries: dict[int, dict[str, Any]]) -> int:
 
 
 def _reached(few: int, many: int, tries: dict[int, dict[str, Any]]) -> int:
-    """Where the line through the bytes of two batches reaches the HBM; at most twice the larger."""
+    """Where the line through the bytes of two batches reaches the HBM; at most 8 times the larger."""
     low, high = (tries[n]["bytes_per_chip"]["total"] for n in (few, many))
     each, hbm = max(1, high - low) / (many - few), tries[few]["hbm_bytes"] or low
-    return min(few + int((hbm - low) / each), 2 * many)
+    return min(few + int((hbm - low) / each), 8 * many)
 
 
 def with_rows(config: Config, rows: int) -> Config:
