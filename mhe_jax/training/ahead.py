@@ -215,7 +215,7 @@ def _between(most: int, too_many: int, tries: dict[int, dict[str, Any]]) -> int:
 
 
 def _reached(few: int, many: int, tries: dict[int, dict[str, Any]]) -> int:
-    """Where the line through the bytes of two batches reaches the HBM; at most 8 times the larger."""
+    """Where the line through the bytes of two batches reaches the HBM, up to 8 times the larger."""
     low, high = (tries[n]["bytes_per_chip"]["total"] for n in (few, many))
     each, hbm = max(1, high - low) / (many - few), tries[few]["hbm_bytes"] or low
     return min(few + int((hbm - low) / each), 8 * many)
