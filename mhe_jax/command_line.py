@@ -288,9 +288,11 @@ def _ask_for_huge_pages() -> None:
     Each step on a CPU works through hundreds of megabytes, for which 4 KB pages are small: in huge
     ones a step of configs/multi30k.py takes 0.41 s in place of 0.59. glibc reads its environment
     only before a program begins. Nothing happens where that variable is set already, be it to
-    nothing, where Linux does not give huge pages to those who ask, or inside another program.
+    nothing, where Linux does not give huge pages to those who ask, or inside another program, such
+    as a debugger.
     """
-    is_whole_program = sys.orig_argv[-len(sys.argv) :] == sys.argv
+    options, command = sys.orig_argv[1 : -len(sys.argv)], sys.orig_argv[-len(sys.argv) :]
+    is_whole_program = command == sys.argv and all(o.startswith("-") for o in options)
     if "GLIBC_TUNABLES" in os.environ or not is_whole_program:
         return
     with contextlib.suppress(OSError):

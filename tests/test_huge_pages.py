@@ -57,22 +57,50 @@ def test_a_choice_stays(tmp_path, value):
     assert start(tmp_path, GLIBC_TUNABLES=value) == (value, 0)
 
 
-def test_nothing_starts_inside_another_program(monkeypatch, on_demand):
+def test_a_launcher_stays(tmp_path):
+    profile = str(tmp_path / "profile")
+    assert start(tmp_path, "-m", "cProfile", "-o", profile) == (None, 0)
+
+
+def starts(monkeypatch, started, arguments):
+    """Whether the process `started` so starts once more when it runs a script with `arguments`."""
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
-    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started anew"))
+    monkeypatch.setattr(sys, "orig_argv", ["python", *started])
+    monkeypatch.setattr(sys, "argv", arguments)
+    calls = []
+    monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
     with pytest.raises(SystemExit):
         command_line.run_entry_point(lambda: None)
+    return bool(calls)
 
 
-@pytest.mark.parametrize("content", ["always madvise [never]", "[always] madvise never", None])
-def test_nothing_starts_where_it_is_of_no_use(tmp_path, monkeypatch, content):
+@pytest.mark.parametrize(
+    ("started", "arguments", "expected"),
+    [
+        (["train.py", "a"], ["train.py", "a"], True),
+        (["-O", "train.py", "a"], ["train.py", "a"], True),
+        (["notebook"], ["train.py", "a"], False),
+        (["train.py"], ["train.py", "a", "b"], False),
+        (["launcher.py", "train.py", "a"], ["train.py", "a"], False),
+        (["-m", "pytest"], ["train.py"], False),
+    ],
+)
+def test_only_whole_programs_start_once_more(monkeypatch, on_demand, started, arguments, expected):
+    assert starts(monkeypatch, started, arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("always [madvise] never", True),
+        ("always madvise [never]", False),
+        ("[always] madvise never", False),
+        (None, False),
+    ],
+)
+def test_nothing_starts_where_it_is_of_no_use(tmp_path, monkeypatch, content, expected):
     pages = tmp_path / "enabled"
     if content is not None:
         pages.write_text(content)
     monkeypatch.setattr(command_line, "HUGE_PAGES", pages)
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    monkeypatch.setattr(sys, "argv", sys.orig_argv[-1:])
-    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started anew"))
-    with pytest.raises(SystemExit):
-        command_line.run_entry_point(lambda: None)
+    assert starts(monkeypatch, ["train.py"], ["train.py"]) == expected
