@@ -62,6 +62,15 @@ def test_a_launcher_stays(tmp_path):
     assert start(tmp_path, "-m", "cProfile", "-o", profile) == (None, 0)
 
 
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """What says whether Linux gives huge pages; here it does, to those who ask."""
+    place = tmp_path / "enabled"
+    place.write_text("always [madvise] never")
+    monkeypatch.setattr(command_line, "HUGE_PAGES", place)
+    return place
+
+
 def starts(monkeypatch, started, arguments):
     """Whether the process `started` so starts once more when it runs a script with `arguments`."""
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
@@ -85,7 +94,7 @@ def starts(monkeypatch, started, arguments):
         (["-m", "pytest"], ["train.py"], False),
     ],
 )
-def test_only_whole_programs_start_once_more(monkeypatch, on_demand, started, arguments, expected):
+def test_only_whole_programs_start_once_more(monkeypatch, pages, started, arguments, expected):
     assert starts(monkeypatch, started, arguments) == expected
 
 
@@ -98,9 +107,6 @@ def test_only_whole_programs_start_once_more(monkeypatch, on_demand, started, ar
         (None, False),
     ],
 )
-def test_nothing_starts_where_it_is_of_no_use(tmp_path, monkeypatch, content, expected):
-    pages = tmp_path / "enabled"
-    if content is not None:
-        pages.write_text(content)
-    monkeypatch.setattr(command_line, "HUGE_PAGES", pages)
+def test_nothing_starts_where_it_is_of_no_use(monkeypatch, pages, content, expected):
+    pages.unlink() if content is None else pages.write_text(content)
     assert starts(monkeypatch, ["train.py"], ["train.py"]) == expected
