@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mhe_jax.config import InputError
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints, restore_params
+from mhe_jax.training.checkpoint.quiet import quiet_orbax
 from mhe_jax.training.checkpoint.store import attempt
 from mhe_jax.training.state import TrainState
 
@@ -220,6 +221,7 @@ def test_reads_that_fail_together_say_so_once(caplog):
         finally:
             loop.close()
 
+    quiet_orbax()
     found, reason = attempt(read)
     gc.collect()
     assert (found, reason) == (None, "ValueError: one of both")

@@ -1,10 +1,7 @@
 """What is done with Orbax itself: managers of a run's directories, one read, one write."""
 
 import contextlib
-import inspect
-import logging
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
 from mhe_jax.data import AnyTokenizer
+from mhe_jax.training.checkpoint.quiet import quiet_orbax
 from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
 
@@ -31,30 +29,10 @@ def check_tokenizer(meta: Meta, tokenizer: AnyTokenizer) -> None:
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
     """What it gives and "", or None and why it cannot be had."""
-    if not isinstance(sys.unraisablehook, _NotOfOrbax):
-        sys.unraisablehook = _NotOfOrbax(sys.unraisablehook)
-    logging.getLogger("asyncio").addFilter(_no_task)
     try:
         return read(), ""
     except Exception as error:  # each library on the way has its own
         return None, reason_of(error)
-
-
-class _NotOfOrbax:
-    """Of many reads at once the first that fails ends the loop of the others: each would say so."""
-
-    def __init__(self, hook: Callable[[Any], Any]):
-        self._hook = hook
-
-    def __call__(self, unraisable: Any) -> None:
-        of_orbax = inspect.iscoroutine(unraisable.object)  # nobody else here has any
-        if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
-            self._hook(unraisable)
-
-
-def _no_task(record: logging.LogRecord) -> bool:
-    """Drops what asyncio says of reads that were under way when the first failed."""
-    return not record.getMessage().startswith("Task ")
 
 
 def reason_of(error: BaseException) -> str:
@@ -68,11 +46,6 @@ def reason_of(error: BaseException) -> str:
         found = found.__cause__ or found.__context__
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + ' ...'}"
-
-
-def no_traceback(record: logging.LogRecord) -> bool:
-    """Drops what Orbax logs of an error that it raises as well."""
-    return not (record.exc_info and "orbax" in record.pathname)
 
 
 @contextlib.contextmanager
@@ -91,6 +64,7 @@ def optimizer_item(state: TrainState) -> dict[str, Any]:
 
 
 def make_manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointManager:
+    quiet_orbax()
     arrays = ("params", "ema_params", "optimizer")
     path = Path(workdir).absolute() / name
     if path.exists() and not path.is_dir():

@@ -1,7 +1,6 @@
 """The checkpoints of a run that trains."""
 
 import contextlib
-import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from mhe_jax.training.checkpoint.store import (
     attempt,
     checked_meta,
     make_manager,
-    no_traceback,
     optimizer_item,
     read_meta,
     reason_of,
@@ -37,7 +35,6 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
-        logging.getLogger("absl").addFilter(no_traceback)
         try:
             self._last = make_manager(
                 workdir, "checkpoints", max_to_keep=keep, cleanup_tmp_directories=True
