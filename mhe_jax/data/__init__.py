@@ -25,7 +25,8 @@ from mhe_jax.data.batches import (
 )
 from mhe_jax.data.index import file_path
 from mhe_jax.data.loader import BatchIterator
-from mhe_jax.data.sources import Source, open_source, open_split, open_train
+from mhe_jax.data.opening import open_source, open_split, open_train
+from mhe_jax.data.sources import Source
 from mhe_jax.data.tasks import resolve
 from mhe_jax.data.tokenizer import (
     BOS,

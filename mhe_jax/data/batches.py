@@ -13,7 +13,7 @@ from typing import Any
 from mhe_jax.config import LABELLED, Config, InputError
 from mhe_jax.data.examples import Row, stack
 from mhe_jax.data.loader import BatchIterator
-from mhe_jax.data.sources import open_train
+from mhe_jax.data.opening import open_train
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.words import AnyTokenizer
 

@@ -24,7 +24,9 @@ from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainRows
 from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
-from mhe_jax.data.sources import Source, open_split, pieces, stream
+from mhe_jax.data.opening import open_split
+from mhe_jax.data.pieces import pieces
+from mhe_jax.data.sources import Source, stream
 from mhe_jax.data.tasks.scores import roc_auc
 from mhe_jax.data.tokenizer import EOS
 from mhe_jax.data.tokens import tokenize

@@ -22,7 +22,8 @@ from mhe_jax.data.batches import EvaluationBatches, TrainBatches
 from mhe_jax.data.cache import cache_directory, key_of, publish
 from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
-from mhe_jax.data.sources import Source, open_split
+from mhe_jax.data.opening import open_split
+from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
 
 NUM_BUCKETS = 6  # each is a shape that is compiled

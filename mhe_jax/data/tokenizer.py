@@ -21,7 +21,8 @@ import sentencepiece
 
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import key_of, publish
-from mhe_jax.data.sources import PIECE, Source, stream
+from mhe_jax.data.pieces import PIECE
+from mhe_jax.data.sources import Source, stream
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 NUM_SPECIAL = 5

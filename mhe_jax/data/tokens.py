@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from mhe_jax.data.cache import key_of, publish
-from mhe_jax.data.sources import PIECE, Source, Span, stream
+from mhe_jax.data.pieces import PIECE, Span
+from mhe_jax.data.sources import Source, stream
 from mhe_jax.data.tokenizer import EOS, Tokenizer
 from mhe_jax.data.words import AnyTokenizer
 

@@ -76,7 +76,7 @@ def test_records(sets, refused, harm, says, entry):
 def test_lengths_in_the_cache_that_are_damaged_are_counted_again(place, good, harm, monkeypatch):
     """Not an error: what is in the cache can be made again."""
     from mhe_jax.data import Tokenizer, pairs
-    from mhe_jax.data.sources import open_source
+    from mhe_jax.data.opening import open_source
 
     cache = place / "cache"
     tokenizer = Tokenizer.load(good / "runs" / "translation" / "tokenizer.model")

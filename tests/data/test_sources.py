@@ -12,7 +12,8 @@ from text_for_tests import REAL_DATA, sentences, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.data import index, open_source
-from mhe_jax.data.sources import PIECE, pieces, stream
+from mhe_jax.data.pieces import PIECE, pieces
+from mhe_jax.data.sources import stream
 
 
 @pytest.fixture
