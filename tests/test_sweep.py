@@ -1,5 +1,6 @@
 """Sweeps: which runs there are, and what becomes of them; most by a stand-in for train.py."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax import sweep
+from mhe_jax import data, sweep
 from mhe_jax.config import InputError
-from mhe_jax.loading import load_json
+from mhe_jax.loading import load_json, save_json
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """
@@ -321,3 +322,22 @@ def test_the_exit_status_says_that_a_run_failed(place):
     found = json.loads(done.stdout.splitlines()[-1])
     assert "mesh.data" in found["runs"][0]["reason"]
     assert "| failed: " in done.stderr
+
+
+def test_a_finished_run_of_a_labelled_task_is_seen(place):
+    """What train.py saves has the labels and the head that follow from the data."""
+    place.joinpath("own.tsv").write_text("said\tverdict\nyes it is\ttrue\nno\tfalse\n")
+    arguments = [str(ROOT / "configs" / "glue.py:local"), "--data.directory", str(place)]
+    arguments += ["--data.train", "own.tsv", "--data.validation", "own.tsv"]
+    arguments += ["--data.dataset", "own", "--data.fields", "said", "--data.label_field", "verdict"]
+    found = sweep.parse([*arguments, "--seeds", "2", "--workdir", str(place / "sweep")])
+    for run, steps in zip(found.runs, (200, 100), strict=True):
+        run.workdir.mkdir(parents=True)
+        save_json(data.resolve(run.config), run.workdir / "config.json")
+        run.workdir.joinpath("result.json").write_text(json.dumps({"steps": steps}))
+    assert [run.result() for run in found.runs] == [{"steps": 200}, None]
+    first = found.runs[0]
+    other = dataclasses.replace(
+        first.config, data=dataclasses.replace(first.config.data, labels=("a", "b"))
+    )
+    assert dataclasses.replace(first, config=other).result() is None

@@ -15,6 +15,8 @@ from mhe_jax.fields import hints_of, leaves, load_json, to_dict, unknown_field
 
 # Of a run, see `mhe_jax.training`: what it is, and what came of it.
 CONFIG, RESULT = "config.json", "result.json"
+# What train.py takes from the data set of a labelled task, where it is not given.
+OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,17 @@ class Run:
             return None
         if not isinstance(result, dict) or result.get("steps") != self.config.train.num_steps:
             return None
-        return result if load_json(self.workdir / CONFIG) == self.config else None
+        ran, asked = (
+            leaves(to_dict(config)) for config in (load_json(self.workdir / CONFIG), self.config)
+        )
+        same = all(
+            ran[name] == value or _left_to_data(name, value) for name, value in asked.items()
+        )
+        return result if same else None
+
+
+def _left_to_data(name: str, value: Any) -> bool:
+    return name in OF_DATA and not value
 
 
 @dataclass(frozen=True)
