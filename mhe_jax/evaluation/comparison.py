@@ -1,11 +1,12 @@
 """The tables of a comparison: what the paper tells of its models, told of these runs."""
 
+import json
 from collections.abc import Sequence
 
 from mhe_jax.attention import published
 from mhe_jax.evaluation import paper
 from mhe_jax.evaluation.groups import Group, Section, lower_is_better
-from mhe_jax.evaluation.runs import VALIDATION, Run, score_names
+from mhe_jax.evaluation.runs import SETTINGS, VALIDATION, Run, score_names
 from mhe_jax.evaluation.tables import Column, Table
 
 # Bytes by run of `layer_memory`, group and length.
@@ -74,8 +75,18 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
     if section.chosen:
         told = ", ".join(section.chosen)
         notes.append(f"Of {told} each has the value with the best validation loss.")
-    unlike = {group.name: len(group.runs) for group in section.groups}
-    if len(set(unlike.values())) > 1 or set(unlike.values()) == {1}:
+    for setting in SETTINGS:
+        values = {
+            json.dumps(run.scores.get(setting)): group.name
+            for group in section.groups
+            for run in group.runs
+            if run.scores
+        }
+        if len(values) > 1:
+            told = ", ".join(f"{value} (as {name})" for value, name in values.items())
+            notes.append(f"Not evaluated alike: {setting} is {told}.")
+    counts = {len(group.runs) for group in section.groups}
+    if len(counts) > 1 or counts == {1}:
         notes.append("Where there is one seed, nothing is known of the spread.")
     return Table(name, "Comparison", columns, rows, notes).without_empty_columns()
 

@@ -110,7 +110,8 @@ class Section:
 
         def rest(one: Group, attention: bool) -> dict[str, Any]:
             return {
-                name: value
+                # Each kind starts from an encoder of its own.
+                name: value is not None if name == "train.init_from" else value
                 for name, value in one.fields.items()
                 if name not in self.chosen
                 and (not name.startswith("model.attention") or attention)
@@ -204,12 +205,12 @@ def _groups(runs: Sequence[Run], choose: Sequence[str]) -> list[Group]:
         if run.status == "done":
             key = json.dumps([run.fields.get(name) for name in differing])
             by_fields.setdefault(key, []).append(run)
-    # A field of one kind is worth a word only where that kind has it with several values.
+    # What goes with the kind is worth a word only where one kind has it with several values.
     silent = {
         name
         for name in differing
         if name.endswith(".kind")
-        or name.rpartition(".")[2] in FIELDS_OF_KINDS
+        or (name.rpartition(".")[2] in FIELDS_OF_KINDS or name == "train.init_from")
         and not _varies_within_a_kind(name, [members[0] for members in by_fields.values()])
     }
     short = sweep.short_names(differing)

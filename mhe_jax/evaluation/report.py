@@ -119,7 +119,8 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
         module = attention(model, role, "self_attention")
         for run, gradients in (("forward", False), ("with gradients", True)):
             for length in lengths:
-                key = (model.attention_for(role), model.features, model.dtype, length, gradients)
+                same = (model.attention_for(role), model.kronecker, model.features, model.dtype)
+                key = (*same, length, gradients)
                 if key not in known:
                     print(f"memory: {group.name}, T = {length}, {run}", file=sys.stderr)
                     known[key] = layer_memory(

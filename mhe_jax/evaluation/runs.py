@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax import sweep
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.fields import did_you_mean, leaves, load_json, nearest, to_dict
 from mhe_jax.training import resume, summary, tracking
 
 # Of the run: what it is and what came of it, see `mhe_jax.training`.
 CONFIG, RESULT = resume.FILE, summary.FILE
 VALIDATION = "best_validation_loss"
-# Numbers of a result that are no scores.
-NO_SCORES = ("seconds", "length_penalty", "temperature", "top_p", "nats", "per_second")
+# How a run was evaluated, of what eval.py leaves.
+SETTINGS = tuple(
+    field.name
+    for field in dataclasses.fields(EvaluationConfig)
+    if field.name not in ("split", "sources", "batch_size")
+)
+# Other numbers of a result that are no scores.
+NO_SCORES = ("seconds", "nats", "per_second")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Run:
     path: Path
     config: Config | None
     status: str  # done, not finished, failed
-    reason: str  # why it is not done
+    reason: str  # why it is not done, or has no scores
     result: dict[str, Any]  # of train.py
     scores: dict[str, Any]  # of eval.py on the split
     curve: dict[str, list[tuple[int, float]]]  # split -> (step, loss)
@@ -53,7 +59,9 @@ class Run:
         """A number of its results, None where there is none."""
         if name == VALIDATION:
             return self.validation_loss
-        value = self.scores.get(name, self.result.get(name))
+        value = self.result.get(name)
+        if name != "tokens_per_second":  # of training: eval.py has its own
+            value = self.scores.get(name, value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         return float(value) if math.isfinite(value) else None
@@ -104,15 +112,24 @@ def _below(path: Path, split: str) -> Iterator[Run]:
 def _read(path: Path, split: str) -> Run:
     config = load_json(path / CONFIG)
     result, scores = _json(path / RESULT), _json(path / f"eval_{split}.json")
+    if stale := _stale(scores, result):
+        scores, stale = {}, f"eval_{split}.json is left out, {stale}: python eval.py {path}"
     curve: dict[str, list[tuple[int, float]]] = {}
     for line in tracking.read(path / tracking.FILE):
         if isinstance(line.get("loss"), float):
             curve.setdefault(line["split"], []).append((line["step"], line["loss"]))
     if result.get("steps") == config.train.num_steps or (scores and not result):
-        return Run(path, config, "done", "", result, scores, curve)
+        return Run(path, config, "done", stale, result, scores, curve)
     done = max((step for points in curve.values() for step, _ in points), default=0)
     reason = f"logged {done} of {config.train.num_steps} steps"
     return Run(path, config, "not finished", reason, result, scores, curve)
+
+
+def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
+    """What tells that a run was trained on after it was evaluated; "" if nothing does."""
+    which = {"best": "best_step", "last": "steps"}.get(scores.get("checkpoint", ""), "")
+    now, then = result.get(which), scores.get("steps") or [None]
+    return "" if now in (None, then[-1]) else f"it is of step {then[-1]}, not {now}"
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -133,6 +150,8 @@ def score_names(runs: Sequence[Run]) -> list[str]:
         name
         for run in runs
         for name, value in run.scores.items()
-        if isinstance(value, float) and not any(part in name for part in NO_SCORES)
+        if isinstance(value, float)
+        and name not in SETTINGS
+        and not any(part in name for part in NO_SCORES)
     ]
     return list(dict.fromkeys(names))

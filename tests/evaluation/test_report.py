@@ -225,6 +225,69 @@ def test_the_learning_rate_is_chosen_by_the_validation_loss_of_common_seeds(tmp_
         compare(tmp_path, runs, choose=("optimizer.learning_rat",))
 
 
+def test_fine_tuned_runs_are_compared_though_each_starts_from_its_own_encoder(tmp_path):
+    for kind, score in (("mha", 40.0), ("mhe_mul", 30.0)):
+        for start in (f"runs/mlm-{kind}", None):
+            leave(
+                tmp_path / "runs" / f"{kind}-{start is None}",
+                PAIRS,
+                scores={"bleu": score - 10 * (start is None)},
+                model__attention__kind=kind,
+                train__init_from=start,
+            )
+    found = rows(compare(tmp_path, tmp_path / "runs"))
+    assert found["mhe_mul, init_from=runs/mlm-mhe_mul"]["PRR"] == pytest.approx(75)
+    assert found["mhe_mul"]["PRR"] == pytest.approx(100 * 20 / 30)
+    found = rows(compare(tmp_path, *sorted((tmp_path / "runs").glob("*False"))))
+    assert set(found) == {"mha", "mhe_mul"}
+    assert found["mhe_mul"]["PRR"] == pytest.approx(75)
+
+
+def test_scores_of_an_earlier_step_are_left_out(tmp_path):
+    for kind, then in (("mha", 10), ("mhe_mul", 5)):
+        leave(
+            tmp_path / "runs" / kind,
+            PAIRS,
+            scores={"bleu": 40.0, "checkpoint": "best", "steps": [then]},
+            model__attention__kind=kind,
+        )
+    found = compare(tmp_path, tmp_path / "runs")
+    assert rows(found)["mha"]["bleu"] == 40
+    assert rows(found)["mhe_mul"]["bleu"] is None
+    told = (tmp_path / "report" / "report.md").read_text()
+    assert "done: eval_test.json is left out, it is of step 5, not 10: python eval.py" in told
+
+
+def test_what_was_not_evaluated_alike_is_told(tmp_path):
+    for kind, beams in (("mha", 5), ("mhe_mul", 1)):
+        leave(
+            tmp_path / "runs" / kind,
+            PAIRS,
+            scores={"bleu": 40.0, "beam_size": beams, "length_penalty": 0.6},
+            model__attention__kind=kind,
+        )
+    compare(tmp_path, tmp_path / "runs")
+    told = (tmp_path / "report" / "report.md").read_text()
+    assert "Not evaluated alike: beam_size is 5 (as mha), 1 (as mhe_mul)." in told
+    assert "length_penalty" not in told
+
+
+def test_the_speed_is_that_of_training(tmp_path):
+    leave(
+        tmp_path / "runs" / "a", LM, scores={"perplexity_per_word": 9.0, "tokens_per_second": 7.0}
+    )
+    assert rows(compare(tmp_path, tmp_path / "runs"))["mha"]["training tokens/s"] == 1000
+
+
+def test_factorized_matrices_have_memory_of_their_own(tmp_path):
+    leave(tmp_path / "runs" / "dense", LM)
+    leave(tmp_path / "runs" / "factors", LM, model__kronecker__attention=4)
+    compare(tmp_path, tmp_path / "runs", lengths=(64,))
+    with (tmp_path / "report" / "memory.csv").open() as file:
+        dense, factors = list(csv.reader(file))[1:]
+    assert dense[1:] != factors[1:]
+
+
 def test_other_text_is_another_section(tmp_path):
     runs = tmp_path / "runs"
     leave(runs / "a", LM, scores={"perplexity_per_word": 9.0})
