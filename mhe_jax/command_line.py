@@ -59,7 +59,8 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
     default = load_config(name)
     config = parse(default)
     if config.train.init_from is not None:
-        config = parse(_shaped_as(config.train.init_from, default))
+        begun = (Path(config.workdir) / "config.json").is_file()
+        config = parse(_shaped_as(config.workdir if begun else config.train.init_from, default))
     check(config)
     return config
 

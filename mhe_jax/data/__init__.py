@@ -72,7 +72,7 @@ TOKENIZER = "tokenizer.model"  # of a run, in its workdir
 
 
 def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validation")) -> None:
-    """Opens and checks all of the splits that are set, and the tokenizer that is given.
+    """Opens and checks all of the splits that are set, and the tokenizer given to a new run.
 
     Raises:
       InputError: one line with file, line and reason.
@@ -88,7 +88,7 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
             open_split(config, split)
     if config.task == "shuffle_random":
         tasks.scores.require_sklearn("task shuffle_random needs")
-    if _tokenizer_file(config) is not None:
+    if _tokenizer_file(config) is not None and not (Path(config.workdir) / TOKENIZER).exists():
         _given_tokenizer(config)
 
 

@@ -58,13 +58,16 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     resume.check_files(config)
     mesh = sharding.make_mesh(config, devices)
     share, shares = sharding.share_of_rows(mesh)
-    warm_start.check_init_from(config)
+    if not resume.holds_run(config):
+        warm_start.check_init_from(config)
     data.check_sources(config)
     workdir = Path(config.workdir)
     _check_writable(workdir)
 
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     with group.first_one_first("tokenizer"):
+        if jax.process_index() == 0:
+            resume.drop_tokenizer_without_run(config)
         tokenizer = data.make_tokenizer(config, workdir / TOKENIZER)
     process = {"process_index": share, "process_count": shares}
     batches = data.train_batches(config, tokenizer, **process)
@@ -87,12 +90,16 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
         if checkpoints.latest_step is not None:
             state, meta = checkpoints.restore(abstract)
             check_tokenizer(meta, tokenizer)
+            resume.check_text(config, meta, batches.steps_per_epoch)
+            if changed:
+                checkpoints.drop_best_after(int(state.step))
         else:
             given = config.train.init_from and warm_start.read_encoder(config.train.init_from, mesh)
             state, meta = initialize(jax.random.key(config.train.seed)), {}
             state = warm_start.start_from(given, state) if given else state
         checkpoints.put_aside()
-        start, meta["tokenizer"] = int(state.step), tokenizer.key
+        start = int(state.step)
+        meta |= {"tokenizer": tokenizer.key, "steps_per_epoch": batches.steps_per_epoch}
         if writes:
             save_json(config, workdir / resume.FILE)
 

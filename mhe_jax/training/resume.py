@@ -1,7 +1,9 @@
 """Whether a working directory that has a run in it can go on under a new config."""
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.data import TOKENIZER
@@ -21,16 +23,20 @@ MAY_CHANGE = re.compile(
 )
 
 
+def holds_run(config: Config) -> bool:
+    """Whether the run in `config.workdir` goes on: what another run gave it, it has."""
+    return (Path(config.workdir) / FILE).exists()
+
+
 def changed_fields(config: Config) -> list[str]:
     """What differs from the run in `config.workdir`, each as `name: old -> new`; [] without a run.
 
     Raises:
       InputError: a difference under which the run cannot go on; nothing has been touched.
     """
-    path = Path(config.workdir) / FILE
-    if not path.exists():
+    if not holds_run(config):
         return []
-    old, new = leaves(to_dict(load_json(path))), leaves(to_dict(config))
+    old, new = leaves(to_dict(load_json(Path(config.workdir) / FILE))), leaves(to_dict(config))
     changed = []
     for name, value in new.items():
         if old[name] == value:
@@ -49,9 +55,26 @@ def changed_fields(config: Config) -> list[str]:
 def check_files(config: Config) -> None:
     """Raises InputError where a run has lost its tokenizer: another would not mean the same."""
     tokenizer = Path(config.workdir) / TOKENIZER
-    lost = tokenizer.with_name(FILE).exists() and not tokenizer.exists()
-    if lost and config.model.has_pieces:
+    if holds_run(config) and not tokenizer.exists() and config.model.has_pieces:
         raise InputError(f"{tokenizer}: no such file")
+
+
+def drop_tokenizer_without_run(config: Config) -> None:
+    """A start that ended before it was a run may have wanted another tokenizer than this one."""
+    workdir = Path(config.workdir)
+    if not holds_run(config) and not any(workdir.glob("checkpoints/[0-9]*")):
+        (workdir / TOKENIZER).unlink(missing_ok=True)
+
+
+def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float) -> None:
+    """Raises InputError where a checkpoint is of another text; older ones do not say."""
+    old = meta.get("steps_per_epoch", steps_per_epoch)
+    if not math.isclose(old, steps_per_epoch, rel_tol=1e-6):
+        raise InputError(
+            f"data.train has changed: an epoch is {steps_per_epoch:,.2f} steps, and was "
+            f"{old:,.2f} for the run in {config.workdir}: go on with the old text, or give "
+            "another --workdir"
+        )
 
 
 def check_length(config: Config, done: int) -> None:

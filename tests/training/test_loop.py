@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.loading import load_json
+from mhe_jax.data import make_tokenizer
+from mhe_jax.loading import load_json, set_field
 from mhe_jax.training import loop, profile, summary, tracking
 from mhe_jax.training.signals import Stopped
 
@@ -210,6 +211,50 @@ def test_a_best_checkpoint_that_a_crash_took_comes_back(tiny):
     shutil.rmtree(Path(config.workdir) / "checkpoints_best")
     assert train(config) == result
     assert steps_in(config, "checkpoints_best") == [3]
+
+
+def test_a_best_checkpoint_of_another_way_from_here_is_put_aside(tiny, capsys):
+    """A crash before step 4 was saved, then the same command with another learning rate."""
+    config = tiny("lm", **{"train.num_steps": 4, "train.eval_every": 1})
+    train(config)
+    shutil.rmtree(Path(config.workdir) / "checkpoints" / "4")
+    (best,) = steps_in(config, "checkpoints_best")
+    assert best in (3, 4)
+    slow = set_field(config, "optimizer.learning_rate", 1e-30)
+    result = train(slow)
+    workdir = Path(config.workdir)
+    assert f"checkpoints_best/{best} is of a later step than 2, " in capsys.readouterr().err
+    assert (workdir / "checkpoints_best_left" / str(best)).is_dir()
+    losses = [
+        line["loss"]
+        for line in tracking.read(workdir / tracking.FILE)
+        if line["split"] == "validation" and line["step"] > 2
+    ]
+    assert result["best_validation_loss"] == pytest.approx(min(losses), rel=1e-5)  # as logged
+
+
+def test_a_tokenizer_without_a_run_is_made_anew(tiny, text, tmp_path):
+    """What a start left that ended before it was a run, which may have read other text."""
+    whole = train(tiny("lm"))
+    other = tiny("lm", workdir=str(tmp_path / "other"))
+    make_tokenizer(
+        tiny("lm", **{"data.train": ("train.de",)}), Path(other.workdir) / "tokenizer.model"
+    )
+    left = Path(other.workdir, "tokenizer.model").read_bytes()
+    assert train(other)["best_validation_loss"] == whole["best_validation_loss"]
+    assert Path(other.workdir, "tokenizer.model").read_bytes() != left
+
+
+def test_other_text_under_the_same_name_is_refused(tiny, text, tmp_path):
+    for split in ("train", "validation"):
+        shutil.copy(text / f"{split}.en", tmp_path / f"{split}.en")
+    config = tiny("lm", **{"data.directory": str(tmp_path)})
+    train(config)
+    lines = (tmp_path / "train.en").read_text().splitlines(keepends=True)
+    (tmp_path / "train.en").write_text("".join(lines[:100]))
+    with pytest.raises(InputError, match="data.train has changed: an epoch is .* steps, and was"):
+        train(set_field(config, "train.num_steps", 9))
+    assert steps_in(config) == [4, 6]
 
 
 def test_eight_devices_give_the_numbers_of_one(tiny, tmp_path):

@@ -154,6 +154,18 @@ def test_a_stopped_run_does_not_start_again(pretrained, tuned, one):
         train(set_field(part, "train.init_from", None), one)
 
 
+def test_a_run_goes_on_without_the_one_it_started_from(pretrained, tuned, one, tmp_path):
+    run = pretrained()
+    config = tuned(**{"train.init_from": run, "train.num_steps": 2})
+    train(config, one)
+    Path(run).rename(tmp_path / "elsewhere")
+    assert train(set_field(config, "train.num_steps", 3), one)["steps"] == 3
+    command = ["configs/glue.py:rte", "--train.init_from", run, "--workdir", config.workdir]
+    found = parse_train_arguments([*command, "--data.sequence_length", "16"])
+    assert found.model.features == config.model.features
+    Path(tmp_path / "elsewhere").rename(run)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -46,11 +46,11 @@ class Checkpoints:
         threading.excepthook = self._uncaught
         self.notes: list[str] = []  # what people must know
         self._found: dict[int, float] = {}
-        self._unreadable: list[tuple[ocp.CheckpointManager, int, str]] = []
+        self._aside: list[tuple[ocp.CheckpointManager, int, str, str]] = []
         for step in self._best.all_steps():
             worth, reason = attempt(lambda step=step: worth_of(self._best, step))
             if worth is None:
-                self._unreadable.append((self._best, step, reason))
+                self._aside.append((self._best, step, "unreadable", f"cannot be read ({reason})"))
             else:
                 self._found[step] = worth
 
@@ -109,7 +109,7 @@ class Checkpoints:
         self._found[step] = criterion(meta["validation"])
 
     def _prune(self) -> None:
-        kept = {self._best_step()} | {step for of, step, _ in self._unreadable if of is self._best}
+        kept = {self._best_step()} | {step for of, step, *_ in self._aside if of is self._best}
         for step in self._best.all_steps():
             if step not in kept:
                 self._best.delete(step)
@@ -131,7 +131,10 @@ class Checkpoints:
         for step in sorted(self._last.all_steps(), reverse=True):
             found, reason = attempt(lambda step=step: self._restore(step, abstract))
             if group.all_of_them(found is not None):
-                self._unreadable += [(self._last, *each) for each in failed]
+                self._aside += [
+                    (self._last, step, "unreadable", f"cannot be read ({reason})")
+                    for step, reason in failed
+                ]
                 assert found is not None
                 return found
             failed.append((step, reason or "another process cannot read it"))
@@ -156,14 +159,23 @@ class Checkpoints:
         )
         return state, checked_meta(found["meta"])
 
-    def put_aside(self) -> None:
-        """Moves what cannot be read out of the way, each with a line in `notes`."""
-        while self._unreadable:
-            self._put_aside(*self._unreadable.pop())
+    def drop_best_after(self, step: int) -> None:
+        """The best of later steps is of a run that goes another way from here."""
+        for later in [found for found in self._found if found > step]:
+            del self._found[later]
+            reason = f"is of a later step than {step}, from before fields changed"
+            self._aside.append((self._best, later, "left", reason))
 
-    def _put_aside(self, manager: ocp.CheckpointManager, step: int, reason: str) -> None:
+    def put_aside(self) -> None:
+        """Moves what cannot be read or counts no more away, each with a line in `notes`."""
+        while self._aside:
+            self._put_aside(*self._aside.pop())
+
+    def _put_aside(
+        self, manager: ocp.CheckpointManager, step: int, suffix: str, reason: str
+    ) -> None:
         old = Path(manager.directory) / str(step)
-        new = Path(f"{manager.directory}_unreadable") / str(step)
+        new = Path(f"{manager.directory}_{suffix}") / str(step)
         with group.first_one_first(f"put_aside/{old.parent.name}/{step}"):
             if jax.process_index() == 0:
                 while new.exists():
@@ -171,7 +183,7 @@ class Checkpoints:
                 new.parent.mkdir(exist_ok=True)
                 old.rename(new)
         manager.reload()
-        self.notes.append(f"warning: {old} cannot be read ({reason}); it is now {new}")
+        self.notes.append(f"warning: {old} {reason}; it is now {new}")
 
     def best_meta(self) -> Meta | None:
         """What was saved with the best checkpoint."""
