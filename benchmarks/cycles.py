@@ -7,7 +7,7 @@ MHA, with a score matrix for each head, against `mhe_add`, with one for all (for
 device, no mask, no dropout. Cycles are the compiler's own estimates, added up over the program,
 loops as often as they run. Of a choice that the device makes, as `shared` has one, the branch that
 is meant to run counts, and beside it the program with the slower one. They rank programs of plain
-XLA and promise no seconds. Needs libtpu: `pip install 'mhe_jax[tpu]'`.
+XLA and promise no seconds. Needs libtpu: `pip install -e '.[tpu]' -c constraints.txt`.
 """
 
 import os

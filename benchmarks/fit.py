@@ -10,7 +10,7 @@
 Shapes are those of configs/bert_base.py and configs/wmt14_big.py, and BERT-large; all parallel in
 the data, with the configs' own dropout. Each cell is a file in the directory, and a cell that is
 there is not compiled again: the same command goes on where it stopped. Needs libtpu:
-`pip install 'mhe_jax[tpu]'`.
+`pip install -e '.[tpu]' -c constraints.txt`.
 """
 
 import argparse

@@ -6,7 +6,8 @@
 Each run is `train.py configs/wikitext2_lm.py` (3 layers, width 128, 2,000 steps of 2,048 tokens)
 with another attention. The learning rate is chosen for each case on seed 0 by the validation loss;
 then the main cases run with three more seeds. A run that is done is not repeated, one that was
-interrupted goes on, one that fails stands in the table as failed. The last line is one JSON object.
+interrupted goes on, one that fails stands in the table as failed. A workdir is for one text and one
+number of steps; others are refused. The last line is one JSON object.
 """
 
 import argparse
@@ -69,6 +70,7 @@ def parse() -> argparse.Namespace:
 
 def sweep(workdir: Path, directory: str, jobs: int, num_steps: int | None) -> None:
     """All runs, in stages: seed 0 chooses the learning rate of what follows."""
+    check(workdir, directory, num_steps)
     cases = MAIN | ONCE
     first = [(name, flags, rate, 0) for name, flags in cases.items() for rate in LEARNING_RATES]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -85,6 +87,20 @@ def sweep(workdir: Path, directory: str, jobs: int, num_steps: int | None) -> No
             for name, flags in MAIN.items()
         ]
         run_all([one for one in inits + seeds if one[2] is not None])
+
+
+def check(workdir: Path, directory: str, num_steps: int | None) -> None:
+    """Ends with one line where runs of other text or other steps are there, or half there."""
+    asked = {"data.directory": os.path.abspath(directory), "num_steps": num_steps}
+    file = workdir / "asked.json"
+    if not file.exists() and not results(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asked) + "\n")
+    found = json.loads(file.read_text()) if file.exists() else {}
+    for name, value in asked.items():
+        if name not in found or found[name] != value:
+            was = found.get(name, "not known")
+            sys.exit(f"error: {workdir}: {name} was {was}, is {value}: give another --workdir")
 
 
 def run(workdir: Path, directory: str, jobs: int, num_steps, name, flags, rate, seed) -> None:

@@ -11,8 +11,10 @@ distributes them (train.tsv, dev.tsv, test.tsv), or where `--data.directory`, `-
 command writes test.predictions.tsv for GLUE's site. The encoder of another shape, such as that of
 configs/bert_base.py, comes with its run; it wants `--optimizer.learning_rate 3e-5`.
 
-MNLI is validated on its matched part; the other one, and the diagnostic set, are scored by
-`python eval.py runs/mnli --split validation --sources dev_mismatched.tsv`.
+MNLI is validated on its matched part. The mismatched one is scored by
+`python eval.py runs/mnli --split validation --sources dev_mismatched.tsv`; for the diagnostic set,
+which has no labels, `python eval.py runs/mnli --split test --sources diagnostic.tsv` writes
+predictions.
 
 Expected time: not measured.
 Expected score: not measured.

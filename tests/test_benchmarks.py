@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import attention, decode, memory, peers, timing, train_step
+from benchmarks import attention, decode, memory, peers, quality, timing, train_step
 from mhe_jax.attention import KINDS
 
 SHAPE = ["--layers", "1", "--features", "12", "--heads", "3", "--mlp_features", "8"]
@@ -52,6 +52,33 @@ def test_attention(capsys, tmp_path):
     left_out = [name for names in found["left_out"].values() for name in names]
     assert "Pallas flash, TPU" in left_out
     assert tmp_path.joinpath("result.png").stat().st_size > 0
+
+
+def test_results_of_other_steps_or_text_are_not_taken(tmp_path, monkeypatch):
+    """By a stand-in for the command that trains, which counts its calls."""
+    calls = []
+
+    def stand_in(command, **_):
+        calls.append(command)
+        result = {"validation_loss": 1.0, "validation_perplexity": 2.7}
+        return subprocess.CompletedProcess(command, 0, json.dumps(result) + "\n")
+
+    monkeypatch.setattr(quality.subprocess, "run", stand_in)
+    quality.sweep(tmp_path, "data", 2, 10)
+    count = len(calls)
+    assert count == 18 + 3 + 18
+    quality.sweep(tmp_path, "data", 2, 10)
+    assert len(calls) == count
+    for directory, num_steps, said in [
+        ("data", None, "num_steps was 10, is None: give another --workdir"),
+        ("other", 10, "data.directory was .*data, is .*other: give another"),
+    ]:
+        with pytest.raises(SystemExit, match=said):
+            quality.sweep(tmp_path, directory, 2, num_steps)
+    (tmp_path / "asked.json").unlink()  # results of an earlier version
+    with pytest.raises(SystemExit, match="data.directory was not known"):
+        quality.sweep(tmp_path, "data", 2, 10)
+    assert len(calls) == count
 
 
 def test_every_kind_and_form_is_measured():

@@ -77,6 +77,17 @@ def test_a_config_is_a_document(path):
             part = getattr(part, step)
 
 
+def test_commands_of_the_readme_say_where_ones_own_files_lie():
+    """A config has a directory and a test file of its own: a command that names others sets all."""
+    text = Path(__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8")
+    commands = text.replace("\\\n", " ").splitlines()
+    own = [line for line in commands if line.startswith("python train.py") and ".train " in line]
+    assert len(own) == 3
+    for line in own:
+        for field in ("directory", "validation", "test"):
+            assert f"--data.{field} " in line
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_config_has_a_variant_for_a_laptop(path):
     assert "local" in variants(path)

@@ -9,6 +9,10 @@ tfds = pytest.importorskip("tensorflow_datasets")
 
 SHARD = "tiny_pairs_in_tfrecord-train.tfrecord-{:05}-of-00002"
 PAIRS = [(f"häuser {i}", f"houses {i}") for i in range(12)]
+TEXTS = [
+    {"text": " ".join(str(1000 * (i + 1) + j) for j in range(900 if i % 51 == 25 else 30))}
+    for i in range(204)
+]
 
 
 class TinyPairs(tfds.core.GeneratorBasedBuilder):
@@ -26,11 +30,27 @@ class TinyPairs(tfds.core.GeneratorBasedBuilder):
             yield i, {"de": german, "en": english}
 
 
-def prepare(path):
+def prepare(path, make=TinyPairs):
     """Prepares `tiny_pairs`, with two splits of pairs, below `path`; returns its builder."""
-    builder = TinyPairs(data_dir=str(path), file_format="array_record")
+    builder = make(data_dir=str(path), file_format="array_record")
     builder.download_and_prepare()
     return builder
+
+
+class TinyTexts(tfds.core.GeneratorBasedBuilder):
+    """200 texts of 30 words and four of 900: word j of text i is the number 1000 (i + 1) + j."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {"train": enumerate(TEXTS)}
+
+    def _generate_examples(self):
+        raise NotImplementedError
 
 
 def crc32c(data):
@@ -56,18 +76,19 @@ def write_records(path, records):
             file.write(length + masked(length) + record + masked(record))
 
 
-def prepare_in_tfrecord(path, builder):
+def prepare_in_tfrecord(path, builder, examples=None):
     """The directory of the same as TFDS's default format has it, in two shards."""
-    directory = path / "tiny_pairs_in_tfrecord" / "1.0.0"
+    examples = examples or [{"de": german, "en": english} for german, english in PAIRS]
+    directory = path / f"{builder.name}_in_tfrecord" / "1.0.0"
     directory.mkdir(parents=True)
-    info = json.loads((path / "tiny_pairs" / "1.0.0" / "dataset_info.json").read_text())
-    info |= {"name": "tiny_pairs_in_tfrecord", "fileFormat": "tfrecord"}
-    info["splits"] = [info["splits"][0] | {"shardLengths": ["5", "7"]}]
+    prepared = path / builder.name / "1.0.0"
+    info = json.loads((prepared / "dataset_info.json").read_text())
+    info |= {"name": f"{builder.name}_in_tfrecord", "fileFormat": "tfrecord"}
+    info["splits"] = [info["splits"][0] | {"shardLengths": ["5", str(len(examples) - 5)]}]
     (directory / "dataset_info.json").write_text(json.dumps(info))
-    features = (path / "tiny_pairs" / "1.0.0" / "features.json").read_text()
-    (directory / "features.json").write_text(features)
-    encode = builder.info.features.serialize_example
-    for shard, pairs in enumerate((PAIRS[:5], PAIRS[5:])):
-        records = [encode({"de": german, "en": english}) for german, english in pairs]
-        write_records(directory / SHARD.format(shard), records)
+    (directory / "features.json").write_text((prepared / "features.json").read_text())
+    records = [builder.info.features.serialize_example(example) for example in examples]
+    for shard, part in enumerate((records[:5], records[5:])):
+        name = SHARD.format(shard).replace("tiny_pairs", builder.name)
+        write_records(directory / name, part)
     return directory

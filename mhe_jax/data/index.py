@@ -24,6 +24,7 @@ from mhe_jax.config import InputError
 from mhe_jax.data.cache import key_of, publish
 
 CHUNK = 8 << 20
+PACKED = (".gz", ".xz")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 VERSION = 1  # of the index; part of every key
 
@@ -52,7 +53,7 @@ def file_format(path: Path) -> str:
     >>> file_format(Path("train.jsonl.xz")), file_format(Path("train.en"))
     ('.jsonl', '.en')
     """
-    return Path(path.stem).suffix if path.suffix in (".gz", ".xz") else path.suffix
+    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
 def file_path(directory: str, name: str) -> Path:
@@ -66,7 +67,8 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     Raises:
       InputError: one line that names the file, the line where there is one, and the reason.
     """
-    name = str(path)
+    # A link's own name says what a file is: that of a blob in a content-addressed store does not.
+    name, packed = str(path), path.suffix if path.suffix in PACKED else ""
     try:
         # Path.resolve makes another error of links that go round in circles.
         path = Path(os.path.realpath(path, strict=True))
@@ -78,10 +80,10 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
         raise InputError(f"{name}: is a directory, not a file")
     if stat.st_size == 0:
         raise InputError(f"{name}: is empty")
-    file_key = key_of(VERSION, str(path), stat.st_size, stat.st_mtime_ns)
+    file_key = key_of(VERSION, packed, str(path), stat.st_size, stat.st_mtime_ns)
     try:
-        if path.suffix in (".gz", ".xz"):
-            path = _unpack(name, path, cache / "unpacked" / file_key)
+        if packed:
+            path = _unpack(name, path, packed, cache / "unpacked" / file_key)
         key = key_of(file_key, rule.columns, rule.fields)
         index = cache / "index" / f"{key}.int64"
         if not _complete(index, path):
@@ -103,20 +105,18 @@ def _complete(index: Path, path: Path) -> bool:
     )
 
 
-def _unpack(name: str, path: Path, unpacked: Path) -> Path:
+def _unpack(name: str, path: Path, packed: str, unpacked: Path) -> Path:
     if unpacked.exists():
         return unpacked
-    opener = gzip.open if path.suffix == ".gz" else lzma.open
+    opener = gzip.open if packed == ".gz" else lzma.open
     with publish(unpacked) as temporary:
         try:
-            with opener(path, "rb") as packed, temporary.open("wb") as out:
-                shutil.copyfileobj(packed, out, CHUNK)
+            with opener(path, "rb") as file, temporary.open("wb") as out:
+                shutil.copyfileobj(file, out, CHUNK)
         except EOFError:
-            raise InputError(
-                f"{name}: is cut short (the {path.suffix} stream has no end)"
-            ) from None
+            raise InputError(f"{name}: is cut short (the {packed} stream has no end)") from None
         except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-            raise InputError(f"{name}: is not a {path.suffix} file ({error})") from None
+            raise InputError(f"{name}: is not a {packed} file ({error})") from None
         if temporary.stat().st_size == 0:
             raise InputError(f"{name}: is empty once unpacked")
     return unpacked

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Literal
 
-from mhe_jax.config import InputError
+from mhe_jax.config import InputError, not_installed
 
 Split = Literal["train", "validation", "test"]
 Pair = tuple[str, str]
@@ -230,6 +230,4 @@ def _names(function: str) -> dict[int, dict[str, str]]:
 
 
 def _missing(package: str) -> InputError:
-    return InputError(
-        f"the demo's phrases need {package}, which is not installed: pip install 'mhe_jax[demo]'"
-    )
+    return not_installed(f"the demo's phrases need {package}, which is not installed", "demo")

@@ -30,6 +30,7 @@ class Source:
     content: Content
     key: str  # changes when the items may have changed
     extent: int
+    _offsets: np.ndarray | None = None  # [items + 1]: where each begins in bytes, and the end
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -39,12 +40,18 @@ class Source:
 
     def locate(self, place: float) -> tuple[int, float]:
         """The item at `place` in [0, extent), and how far into the item that is, in [0, 1)."""
-        index = min(int(place), len(self) - 1)
-        return index, min(place - index, 1.0)
+        if self._offsets is None:
+            index = min(int(place), len(self) - 1)
+            return index, min(place - index, 1.0)
+        offset = min(int(self._offsets[0]) + int(place), int(self._offsets[-1]) - 1)
+        index = int(np.searchsorted(self._offsets, offset, side="right")) - 1
+        return index, (offset - int(self._offsets[index])) / self.size(index)
 
     def size(self, index: int) -> int:
         """How much of `extent` item `index` takes."""
-        return 1
+        if self._offsets is None:
+            return 1
+        return int(self._offsets[index + 1]) - int(self._offsets[index])
 
     def utf8(self, index: int) -> Sequence[Bytes]:
         """The one or two texts of an item as bytes, which may be read only when they are cut."""
@@ -61,11 +68,12 @@ class Source:
 class _Lines(Source):
     """The lines of a checked file."""
 
+    _offsets: np.ndarray
+
     def __init__(self, file: LineFile, content: Content):
         self.name, self.key, self.content = file.name, file.key, content
         self._offsets = file.offsets
-        self._begin = int(file.offsets[0])
-        self.extent = int(file.offsets[-1]) - self._begin
+        self.extent = int(file.offsets[-1]) - int(file.offsets[0])
         try:  # that it is checked does not mean that it may be read
             self._file = os.open(file.path, os.O_RDONLY)
         except OSError as error:
@@ -74,14 +82,6 @@ class _Lines(Source):
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
-
-    def locate(self, place: float) -> tuple[int, float]:
-        offset = min(self._begin + int(place), int(self._offsets[-1]) - 1)
-        index = int(np.searchsorted(self._offsets, offset, side="right")) - 1
-        return index, (offset - int(self._offsets[index])) / self.size(index)
-
-    def size(self, index: int) -> int:
-        return int(self._offsets[index + 1]) - int(self._offsets[index])
 
     def line(self, index: int) -> bytes:
         """Line `index` without its end."""
@@ -158,17 +158,28 @@ class ParallelLines(Source):
 
 
 class Items(Source):
-    """Any sequence of texts or pairs, such as a list or a data set of TFDS."""
+    """Any sequence of texts or pairs, such as a list or a data set of TFDS.
 
-    def __init__(self, name: str, items: Sequence[Item], content: Content, key: str):
+    Rows of running text need `offsets`, each item's beginning in bytes and the end: where places
+    count items, a long text is read less often than a short one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        items: Sequence[Item],
+        content: Content,
+        key: str,
+        offsets: np.ndarray | None = None,
+    ):
         if len(items) == 0:
             raise InputError(f"{name}: is empty")
         self.name, self.content, self.key = name, content, key
-        self._items = items
-        self.extent = len(items)
+        self._items, self._offsets = items, offsets
+        self.extent = len(items) if offsets is None else int(offsets[-1]) - int(offsets[0])
 
     def __len__(self) -> int:
-        return self.extent
+        return len(self._items)
 
     def __getitem__(self, index: int) -> Item:
         return self._items[self._check(index)]

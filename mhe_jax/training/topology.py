@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from mhe_jax.config import InputError
+from mhe_jax.config import InputError, not_installed
 from mhe_jax.fields import did_you_mean, nearest
 
 # To name near ones; libtpu knows more.
@@ -83,14 +83,14 @@ def describe_devices(name: str, num_slices: int = 1) -> list[Any]:
 
 def _tpus(name: str, slices: dict[str, int]) -> list[Any]:
     if importlib.util.find_spec("libtpu") is None:
-        raise InputError(f"--topology {name} needs libtpu: pip install 'mhe_jax[tpu]'")
+        raise not_installed(f"--topology {name} needs libtpu", "tpu")
     os.environ.update(TPU_ENVIRONMENT)
     return list(topologies.get_topology_desc(name, "tpu", **slices).devices)
 
 
 def _gpus(name: str, kind: str, layout: str) -> list[Any]:
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        raise InputError(f"--topology {name} needs the CUDA plug-in: pip install 'mhe_jax[cuda]'")
+        raise not_installed(f"--topology {name} needs the CUDA plug-in", "cuda")
     if layout.count("x") != 2:
         raise InputError(f"--topology {name}: takes hosts x GPUs of each{_near(name)}")
     told = dict(zip(("name", "memory", "bandwidth"), GPUS[kind], strict=True))

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mhe_jax.config import InputError
+from mhe_jax.config import InputError, not_installed
 from mhe_jax.fields import write_whole
 
 FILE = "metrics.jsonl"
@@ -173,7 +173,7 @@ def new_figure(**options: Any) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("it needs matplotlib: pip install 'mhe_jax[report]'") from None
+        raise not_installed("it needs matplotlib", "report") from None
     return Figure(layout="constrained", **options)
 
 
@@ -181,9 +181,7 @@ def _event_writer(directory: Path, start_step: int) -> Any:
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
-        raise InputError(
-            "train.tensorboard=True needs tensorboardX: pip install 'mhe_jax[report]'"
-        ) from None
+        raise not_installed("train.tensorboard=True needs tensorboardX", "report") from None
     return SummaryWriter(str(directory), purge_step=start_step + 1)
 
 

@@ -1,5 +1,6 @@
 """Labelled examples from files in the form of each task."""
 
+import csv
 import dataclasses
 import gzip
 import json
@@ -166,6 +167,22 @@ def test_own_examples(config, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n"])
+def test_a_file_may_end_with_empty_lines(config, tmp_path, end):
+    files(tmp_path, a_tsv=f"text\tlabel\nyes\tx\nno\ty\n{end}", a_csv=f"text,label\nyes,x\n{end}")
+    given = resolve(config(train=("a.tsv",), validation=("a.csv",)))
+    assert [e.texts for e in read_examples(given, "train")] == [("yes",), ("no",)]
+    assert [e.texts for e in read_examples(given, "validation")] == [("yes",)]
+
+
+def test_a_long_cell_of_a_csv(config, tmp_path):
+    limit = csv.field_size_limit()
+    files(tmp_path, a_csv=f"text,label\n{'long ' * 30_000},x\nno,y\n")
+    first, _ = read_examples(resolve(config(train=("a.csv",))), "train")
+    assert len(first.texts[0]) == 150_000
+    assert csv.field_size_limit() == limit
+
+
 def test_own_numbers_and_choices(config, tmp_path):
     files(tmp_path, a_jsonl='{"text": "q", "x": "a", "y": "b", "z": "c", "label": 2}\n')
     given = config(train=("a.jsonl",), task="regression", fields=("text", "x"))
@@ -250,6 +267,7 @@ BAD = {
         r"train.tsv:1: has no column 'sentence2'; it",
     ),
     "columns": ("rte", FILES["rte"]["train.tsv"] + "3\ta\n", r"train.tsv:5: has 2 columns, not 4"),
+    "an empty line": ("rte", FILES["rte"]["train.tsv"].replace("\n1", "\n\n1"), r"train.tsv:3: is"),
     "more columns in qqp": (
         "qqp",
         FILES["qqp"]["dev.tsv"].rstrip("\n") + "\textra\n",

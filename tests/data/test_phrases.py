@@ -149,5 +149,5 @@ def test_missing_package_names_the_extra(package, monkeypatch):
     for cached in (phrases._words, phrases._months, phrases._weekdays):
         cached.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=rf"need {package}.*mhe_jax\[demo\]"):
+    with pytest.raises(InputError, match=rf"need {package}.*-e .*\[demo\]"):
         phrases.pairs("test")

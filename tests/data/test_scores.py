@@ -80,7 +80,9 @@ def test_every_data_set_has_its_numbers(dataset):
 
 def test_without_the_library(monkeypatch):
     monkeypatch.setattr(scores.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"need scikit-learn: pip install 'mhe_jax\[report\]'"):
+    with pytest.raises(
+        InputError, match=r"need scikit-learn: in the clone, pip install -e '.\[report"
+    ):
         scores.require(TABLE["cola"])
     scores.require(TABLE["sst2"])
     scores.require(TABLE["squad_v2"])

@@ -107,6 +107,26 @@ def test_packed_equals_plain(read, tmp_path, suffix, name):
     assert list(one) == list(other)
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_link_is_what_its_own_name_says(read, tmp_path, suffix):
+    """In a content-addressed store the file itself has no suffix."""
+    pack = gzip.compress if suffix == ".gz" else lzma.compress
+    (tmp_path / "blob").write_bytes(pack(b"one\ntwo\n"))
+    (tmp_path / f"a.txt{suffix}").symlink_to("blob")
+    assert list(read(f"a.txt{suffix}")) == ["one", "two"]
+
+
+def test_two_names_of_one_file_share_nothing(read, tmp_path):
+    (tmp_path / "blob").write_bytes(gzip.compress(b"one\n"))
+    for name in ("a.txt.gz", "a.txt.xz", "a.txt"):
+        (tmp_path / name).symlink_to("blob")
+    assert list(read("a.txt.gz")) == ["one"]
+    with pytest.raises(InputError, match=r"a.txt.xz: is not a .xz file"):
+        read("a.txt.xz")
+    with pytest.raises(InputError, match=r"a.txt:1: is not UTF-8"):
+        read("a.txt")
+
+
 def test_demo(read):
     pytest.importorskip("num2words", reason="needs the extra demo")
     pytest.importorskip("babel", reason="needs the extra demo")

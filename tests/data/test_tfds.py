@@ -1,14 +1,26 @@
 """A real data set of TFDS, written and read without TensorFlow."""
 
 import json
+import re
 import shutil
 import sys
 
+import numpy as np
 import pytest
-from tfds_files import PAIRS, SHARD, crc32c, prepare, prepare_in_tfrecord, tfds
+from text_for_tests import experiment
+from tfds_files import (
+    PAIRS,
+    SHARD,
+    TEXTS,
+    TinyTexts,
+    crc32c,
+    prepare,
+    prepare_in_tfrecord,
+    tfds,
+)
 
 from mhe_jax.config import InputError
-from mhe_jax.data import open_source, tfrecord
+from mhe_jax.data import open_source, tfds_source, tfrecord, train_batches
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +48,9 @@ def test_items(read):
     text = read("tfds:tiny_pairs:train", "text", ("en",))
     assert list(text) == [english for _, english in source]
     assert text.key != source.key
+    assert text.locate(0) == (0, 0.0)
+    assert text.locate(text.extent)[0] == 11
+    assert sum(text.size(i) for i in range(12)) == text.extent
     assert source.locate(3.5) == (3, 0.5)
 
 
@@ -63,6 +78,36 @@ def test_the_index_of_a_tfrecord_is_kept(read, in_tfrecord, monkeypatch):
     list(read("tfds:tiny_pairs_in_tfrecord:train"))
     monkeypatch.setattr(tfrecord, "_scan", None)
     assert list(read("tfds:tiny_pairs_in_tfrecord:train")) == PAIRS
+
+
+@pytest.fixture(scope="module")
+def texts(prepared):
+    prepare_in_tfrecord(prepared[0], prepare(prepared[0], TinyTexts), TEXTS)
+
+
+@pytest.mark.parametrize("name", ["tiny_texts", "tiny_texts_in_tfrecord"])
+def test_long_and_short_texts_are_seen_alike(read, texts, tokenizer, tmp_path, name):
+    """Each word about once an epoch, also where one text is 30 times as long as another."""
+    config = experiment(tmp_path, "lm", train=(f"tfds:{name}:train",), sequence_length=240)
+    batches = train_batches(config, tokenizer)
+    true = sum(len(tokenizer.encode(row["text"])) + 1 for row in TEXTS)
+    assert abs(batches.num_tokens / true - 1) < 0.02
+    seen = np.zeros(len(TEXTS))
+    epochs = 30
+    for step in range(round(epochs * batches.steps_per_epoch)):
+        for ids in batches.batch(step)["labels"]:
+            words = re.findall(r"\d+", tokenizer.decode(ids))[1:-1]  # the outer ones may be cut
+            np.add.at(seen, [int(word) // 1000 - 1 for word in words], 1 / epochs)
+    rate = seen / [len(row["text"].split()) for row in TEXTS]
+    assert rate.min() > 0.75
+    assert rate.max() < 1.25
+
+
+def test_the_sizes_of_records_are_kept(read, texts, monkeypatch):
+    first = read("tfds:tiny_texts:train", "text", ("text",))
+    monkeypatch.setattr(tfds_source, "publish", None)
+    again = read("tfds:tiny_texts:train", "text", ("text",))
+    assert [again.size(i) for i in range(204)] == [first.size(i) for i in range(204)]
 
 
 @pytest.mark.parametrize(

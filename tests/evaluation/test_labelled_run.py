@@ -13,6 +13,7 @@ from mhe_jax.config import (
     Config,
     DataConfig,
     EvaluationConfig,
+    InputError,
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
@@ -81,6 +82,25 @@ def test_scores_and_submission(run_of_data, dataset, suffix):
     assert result["examples"] == 3
     lines = (workdir / f"test.predictions.{suffix}").read_text().splitlines()
     assert len(lines) == 3 + (suffix == "tsv")
+
+
+def test_other_files_of_mnli(run_of_data):
+    """The commands of configs/glue.py; the diagnostic set has no labels."""
+    config, workdir = run_of_data("mnli")
+    directory = workdir.parent
+    (directory / "dev_mismatched.tsv").write_bytes((directory / "dev.tsv").read_bytes())
+    (directory / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n1\tb\ta\n")
+
+    def score(split, name):
+        options = dataclasses.replace(config.evaluation, split=split, sources=(name,))
+        return evaluate(workdir, options, devices=jax.devices()[:1])
+
+    assert score("validation", "dev_mismatched.tsv")["examples"] == 3
+    assert "score" not in score("test", "diagnostic.tsv")
+    lines = (workdir / "diagnostic_tsv.predictions.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["index", "0", "1"]
+    with pytest.raises(InputError, match="diagnostic.tsv:2: has no 'gold_label'"):
+        score("validation", "diagnostic.tsv")
 
 
 def test_squad_by_hand(run_of_data):

@@ -87,8 +87,8 @@ def test_any_mesh_is_laid_over_a_torus(tiny, name, slices, fsdp, tensor):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v5e:2x2", r"needs libtpu: pip install 'mhe_jax\[tpu\]'"),
-        ("h100:1x8", r"needs the CUDA plug-in: pip install 'mhe_jax\[cuda\]'"),
+        ("v5e:2x2", r"needs libtpu: in the clone, pip install -e '.\[tpu\]' -c constraints.txt"),
+        ("h100:1x8", r"needs the CUDA plug-in: in the clone, pip install -e '.\[cuda\]' -c"),
     ],
 )
 def test_what_is_not_installed_is_named(name, message, monkeypatch):

@@ -237,6 +237,6 @@ def test_scikit_learn_is_asked_for_before_anything_is_written(hashed, monkeypatc
         importlib.util, "find_spec", lambda name: None if name == "sklearn" else find(name)
     )
     config = hashed()
-    with pytest.raises(InputError, match="task shuffle_random needs scikit-learn: pip install"):
+    with pytest.raises(InputError, match="task shuffle_random needs scikit-learn: in the clone"):
         train(config)
     assert not Path(config.workdir).exists()

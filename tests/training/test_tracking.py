@@ -110,5 +110,5 @@ def test_tensorboard_by_choice(tmp_path):
 
 def test_tensorboard_that_is_not_there_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(InputError, match=r"mhe_jax\[report\]"):
+    with pytest.raises(InputError, match=r"-e .*\[report\]"):
         Tracker(tmp_path, 10, tensorboard=True)

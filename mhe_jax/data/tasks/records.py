@@ -26,6 +26,7 @@ from mhe_jax.data.sources import TextLines
 from mhe_jax.data.tasks.table import DatasetRow
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json")
+MAX_CELL = (1 << 31) - 1  # characters; Python's own limit is 131,072, less than a long article has
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,14 @@ def read_records(written: str, row: DatasetRow, directory: str, cache: Path) -> 
 
 def _quoted(name: str, text: Any) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(text, strict=True)
+    limit = csv.field_size_limit(MAX_CELL)
     try:
         for cells in reader:
             yield reader.line_num, cells
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: is not CSV ({error})") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _columns(
@@ -113,7 +117,13 @@ def _columns(
         raise InputError(f"{name}:{number}: has no column {missing[0]!r}; it has {has}")
     # Where lines may be left out, predictions could not be told apart: only labelled ones may.
     skips = row.skips_broken_lines and row.label in names
+    empty = 0  # the first of the empty lines with which a file may end
     for number, cells in lines:
+        if len(names) > 1 and cells in ([], [""]):
+            empty = empty or number
+            continue
+        if empty and not skips:
+            raise InputError(f"{name}:{empty}: is empty, and lines follow")
         if len(cells) == len(names):
             yield Record(f"{name}:{number}", dict(zip(names, cells, strict=True)))
         elif not (skips and len(cells) < len(names)):

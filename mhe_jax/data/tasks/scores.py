@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mhe_jax.config import InputError
+from mhe_jax.config import not_installed
 from mhe_jax.data.tasks.table import DatasetRow
 
 # What a share of nothing is; scikit-learn would warn.
@@ -32,7 +32,7 @@ def require(dataset: DatasetRow) -> None:
 def require_sklearn(what: str) -> None:
     """Raises InputError where scikit-learn is not installed; `what` is who needs it."""
     if importlib.util.find_spec("sklearn") is None:
-        raise InputError(f"{what} scikit-learn: pip install 'mhe_jax[report]'")
+        raise not_installed(f"{what} scikit-learn", "report")
 
 
 def official_scores(
