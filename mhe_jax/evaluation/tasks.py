@@ -4,6 +4,7 @@ Every result says what it was measured on and how: task, split, the steps of the
 seconds, and which form and engine each attention kind ran as.
 """
 
+import bisect
 import dataclasses
 import re
 import sys
@@ -256,6 +257,18 @@ def _finite(run: Run, sums: dict[str, float]) -> dict[str, float]:
     return sums
 
 
+def _first_of_each_length(batches: EvaluationBatches) -> Iterator[int]:
+    """Found in few batches, which are in order of length (or all of one)."""
+
+    def length(number: int) -> int:
+        return batches.batch(number)["tokens"].shape[-1]
+
+    number = 0
+    while number < len(batches):
+        yield number
+        number = bisect.bisect(range(len(batches)), length(number), lo=number + 1, key=length)
+
+
 def _run(run: Run) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
     """What the model gives for each batch of the split, and the seconds it took."""
     share, shares = sharding.share_of_rows(run.mesh)
@@ -273,7 +286,8 @@ def _run(run: Run) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
         rows = what_is_read(run.config.task, rows)
         return step(run.params, sharding.global_batch(rows, run.mesh))
 
-    jax.block_until_ready(sums_of(batches.batch(0)))
+    for number in _first_of_each_length(batches):  # compiled here, not in the time below
+        jax.block_until_ready(sums_of(batches.batch(number)))
     begin = time.perf_counter()
     with batches.iterate() as iterator:
         found = jax.device_get([sums_of(rows) for rows in iterator])
