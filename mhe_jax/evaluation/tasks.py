@@ -163,7 +163,7 @@ def evaluate_translation(run: Run) -> Result:
     translations = translator.translate([text for text, _ in pairs])
     hypotheses = [translation.text for translation in translations]
     if jax.process_index() == 0:
-        with publish(run.workdir / f"{evaluation.split}.hypotheses.txt") as file:
+        with publish(run.workdir / f"{name_of(evaluation)}.hypotheses.txt") as file:
             text = "".join(f"{hypothesis}\n" for hypothesis in hypotheses)
             file.write_bytes(text.encode())
     cost = translator.cost
@@ -222,6 +222,7 @@ def _described(run: Run) -> Result:
     return {
         **described(run.config, run.mesh, run.params),
         "split": run.evaluation.split,
+        "sources": list(getattr(run.config.data, run.evaluation.split)),
         "checkpoint": run.evaluation.checkpoint,
         "average_checkpoints": run.evaluation.average_checkpoints,
         "steps": run.steps,
