@@ -85,7 +85,7 @@ class AttentionConfig:
     num_heads: int = 8
     # Number of key and value heads K; `gqa` only, divides num_heads.
     num_kv_heads: int | None = None
-    # Width of all heads together, H·D; None means the width of the model.
+    # Width of all heads together, H*D; None means the width of the model.
     qkv_features: int | None = None
     # How an MHE kind or `mva` is computed; None is `auto`: the fastest form that is exact for the
     # call.
@@ -280,7 +280,7 @@ class DataConfig:
     tokens_per_batch: int = 4096
     # Padded lengths of batches of pairs and of labelled examples; the last is sequence_length.
     length_buckets: tuple[int, ...] = ()
-    # Rows of a translation batch are a multiple of this: a multiple of data · fsdp devices.
+    # Rows of a translation batch are a multiple of this: a multiple of data * fsdp devices.
     row_multiple: int = 8
     # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
     mask_rate: float = 0.15
@@ -307,7 +307,8 @@ class OptimizerConfig:
     name: Literal["adamw", "adafactor"] = "adamw"
     # Peak learning rate, reached at the end of the warmup.
     learning_rate: float = 1e-3
-    # Course after the warmup: `linear` and `cosine` reach 0 at the last step.
+    # Course after the warmup: `linear` and `cosine` reach 0 at the last of train.num_steps updates
+    # (updates that train.skip_nonfinite leaves out are not counted).
     schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "inverse_sqrt"
     # Steps of linear growth from 0.
     warmup_steps: int = 1000
@@ -389,7 +390,7 @@ class EvaluationConfig:
     batch_size: int = 64
     # Beams; 1 is greedy.
     beam_size: int = 5
-    # α of ((5 + length) / 6)^α that divides a hypothesis' log-probability; 0 for none.
+    # alpha of ((5 + length) / 6)^alpha that divides a hypothesis' log-probability; 0 for none.
     length_penalty: float = 0.6
     # Longest output is the length of the source or prompt plus this, at most model.max_length (or,
     # of a language model with its prompt, data.sequence_length).

@@ -1,6 +1,8 @@
 """Configs from files, command lines and JSON; every mistake is one line."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
@@ -270,6 +272,22 @@ def test_evaluation_help(run_directory, capsys):
     text = capsys.readouterr().out
     for name in ("--translate", *(f"--{f.name} " for f in dataclasses.fields(EvaluationConfig))):
         assert name in text
+
+
+@pytest.mark.parametrize("script", ["train", "eval", "compare"])
+def test_help_is_ascii(config_file, run_directory, script):
+    """A terminal may show nothing else."""
+    parse, arguments = {
+        "train": (command_line.parse_train_arguments, [str(config_file)]),
+        "eval": (command_line.parse_evaluation_arguments, [str(run_directory)]),
+        "compare": (command_line.parse_compare_arguments, []),
+    }[script]
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(terminal), pytest.raises(SystemExit) as stop:
+        parse([*arguments, "--help"])
+    assert stop.value.code == 0
+    terminal.flush()
+    assert b"usage: " in terminal.buffer.getvalue()
 
 
 # JSON

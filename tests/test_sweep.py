@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -297,11 +296,11 @@ def test_a_real_sweep_goes_on_where_it_was_interrupted(place):
     assert [r["kind"] for r in results] == ["mha", "sha"]
     models = {path.read_bytes() for path in place.glob("sweep/*/tokenizer.model")}
     assert len(models) == 1
-    begin = time.monotonic()
+    # Where jax is started for nothing, this ends it.
+    options["env"] = {**environment, "JAX_PLATFORMS": "nothing"}
     again = subprocess.run(last, capture_output=True, check=True, **options)
     assert json.loads(again.stdout.splitlines()[-1]) == found
     assert "is finished" in again.stderr
-    assert time.monotonic() - begin < 20  # jax was not even started
     assert load_json(half / "config.json").train.num_steps == step + 2
 
 

@@ -28,6 +28,8 @@ from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
 
 FORBIDDEN = (PAD, UNK, BOS, MASK)
 SHORTEST = 8
+# A temperature below it is 0 where float32 is computed: the most probable token, then.
+COLDEST = float(np.finfo(np.float32).tiny)
 
 
 def cut(
@@ -184,7 +186,7 @@ class Generator:
 
         def choose(logits, i):
             allowed = logits.at[:, np.array(FORBIDDEN)].set(-jnp.inf)
-            if not e.temperature:
+            if e.temperature < COLDEST:
                 return jnp.argmax(allowed, axis=-1)
             step_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
             allowed = cut(allowed, e.temperature, e.top_k, e.top_p)

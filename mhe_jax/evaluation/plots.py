@@ -7,7 +7,7 @@ from typing import Any
 from mhe_jax.attention import published
 from mhe_jax.evaluation import paper
 from mhe_jax.evaluation.groups import Section, lower_is_better
-from mhe_jax.training.tracking import new_figure
+from mhe_jax.training.tracking import loss_name, new_figure
 
 MARKS = "osD^vP*X<>"
 
@@ -39,7 +39,7 @@ def learning_curves(section: Section) -> Any:
                     linewidth=1,
                     label=group.name if first else None,
                 )
-    axes.set(xlabel="step", ylabel="validation loss (nats a token)")
+    axes.set(xlabel="step", ylabel=f"validation {loss_name(section.task)}")
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return figure

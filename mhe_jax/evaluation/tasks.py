@@ -4,6 +4,7 @@ Every result says what it was measured on and how: task, split, the steps of the
 seconds, and which form and engine each attention kind ran as.
 """
 
+import bisect
 import dataclasses
 import re
 import sys
@@ -162,7 +163,7 @@ def evaluate_translation(run: Run) -> Result:
     translations = translator.translate([text for text, _ in pairs])
     hypotheses = [translation.text for translation in translations]
     if jax.process_index() == 0:
-        with publish(run.workdir / f"{evaluation.split}.hypotheses.txt") as file:
+        with publish(run.workdir / f"{name_of(evaluation)}.hypotheses.txt") as file:
             text = "".join(f"{hypothesis}\n" for hypothesis in hypotheses)
             file.write_bytes(text.encode())
     cost = translator.cost
@@ -221,6 +222,7 @@ def _described(run: Run) -> Result:
     return {
         **described(run.config, run.mesh, run.params),
         "split": run.evaluation.split,
+        "sources": list(getattr(run.config.data, run.evaluation.split)),
         "checkpoint": run.evaluation.checkpoint,
         "average_checkpoints": run.evaluation.average_checkpoints,
         "steps": run.steps,
@@ -256,6 +258,18 @@ def _finite(run: Run, sums: dict[str, float]) -> dict[str, float]:
     return sums
 
 
+def _first_of_each_length(batches: EvaluationBatches) -> Iterator[int]:
+    """Found in few batches, which are in order of length (or all of one)."""
+
+    def length(number: int) -> int:
+        return batches.batch(number)["tokens"].shape[-1]
+
+    number = 0
+    while number < len(batches):
+        yield number
+        number = bisect.bisect(range(len(batches)), length(number), lo=number + 1, key=length)
+
+
 def _run(run: Run) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
     """What the model gives for each batch of the split, and the seconds it took."""
     share, shares = sharding.share_of_rows(run.mesh)
@@ -273,7 +287,8 @@ def _run(run: Run) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
         rows = what_is_read(run.config.task, rows)
         return step(run.params, sharding.global_batch(rows, run.mesh))
 
-    jax.block_until_ready(sums_of(batches.batch(0)))
+    for number in _first_of_each_length(batches):  # compiled here, not in the time below
+        jax.block_until_ready(sums_of(batches.batch(number)))
     begin = time.perf_counter()
     with batches.iterate() as iterator:
         found = jax.device_get([sums_of(rows) for rows in iterator])

@@ -42,9 +42,9 @@ def make_train_step(
     step n draws its dropout from fold_in(fold_in(key, n), a).
 
     Metrics: every sum of `sums_function`, `gradient_norm` (before clipping), `learning_rate` where
-    there is a `schedule`, and `finite`: whether loss, gradient and update are numbers all through.
-    Where they are not, the new state must not be kept; with `skip_nonfinite` it is the old one but
-    for the step (the optimizer, its schedule too, does not count such a step).
+    there is a `schedule` (the optimizer's), and `finite`: whether loss, gradient and update are
+    numbers all through. Where they are not, the new state must not be kept; with `skip_nonfinite`
+    it is the old one but for the step (the optimizer and its schedule do not count such a step).
     """
     A = accumulate_steps
 
@@ -88,7 +88,9 @@ def make_train_step(
         )
         metrics = {**sums, "gradient_norm": gradient_norm, "finite": finite}
         if schedule is not None:
-            metrics["learning_rate"] = schedule(state.step)
+            # Not state.step, which also counts updates that were left out.
+            used = optax.tree_utils.tree_get(state.opt_state, "ScaleByScheduleState")
+            metrics["learning_rate"] = schedule(used.count)
         new = TrainState(
             step=state.step + 1,
             params=params,

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mhe_jax.config import InputError, not_installed
-from mhe_jax.fields import write_whole
+from mhe_jax.config import LABELLED, InputError, not_installed
+from mhe_jax.fields import load_json, write_whole
+from mhe_jax.training import resume
 
 FILE = "metrics.jsonl"
 PICTURE = "learning_curve.png"
@@ -146,6 +147,8 @@ def learning_curve(workdir: Path) -> str:
     """Draw training and validation loss by step; returns the line to tell people."""
     try:
         figure = new_figure(figsize=(7, 4.5))
+        config = workdir / resume.FILE
+        name = loss_name(load_json(config).task) if config.exists() else "loss"
     except InputError as error:
         return f"no {PICTURE}: {error}"
     axes = figure.subplots()
@@ -156,12 +159,23 @@ def learning_curve(workdir: Path) -> str:
         if points:
             axes.plot(*zip(*points, strict=True), style, label=split, markersize=4)
             axes.legend()
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=workdir.name)
+    axes.set(xlabel="step", ylabel=name, title=workdir.name)
     axes.grid(alpha=0.3)
     draft = workdir / f".{PICTURE}.{os.getpid()}"
     figure.savefig(draft, format="png", dpi=120)
     draft.replace(workdir / PICTURE)
     return f"learning curve: {workdir / PICTURE}"
+
+
+def loss_name(task: str) -> str:
+    """The loss with its unit.
+
+    >>> loss_name("regression"), loss_name("lm")
+    ('loss (squared error)', 'loss (nats a token)')
+    """
+    units: dict[str, str] = dict.fromkeys(LABELLED, "nats an example")
+    units |= {"regression": "squared error", "span": "nats a start or end"}
+    return f"loss ({units.get(task, 'nats a token')})"
 
 
 def new_figure(**options: Any) -> Any:

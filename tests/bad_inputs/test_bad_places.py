@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 import mhe_jax.evaluation.report  # noqa: F401  (nobody may not read where Python itself lies)
 import mhe_jax.training.loop  # noqa: F401
@@ -187,9 +188,7 @@ def test_a_port_that_is_taken(refused, script):
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("script", ["train.py tiny.py:lm --workdir runs/new", "eval.py runs/lm"])
 def test_a_process_that_does_not_come(refused, script, index):
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     says = [
         r"process 1 of 2 did not come within 1 s$",
         rf"process 0 did not answer at localhost:{port} within 1 s$",

@@ -84,6 +84,17 @@ def test_greedy_is_the_argmax_of_the_full_pass(run_of, load, batch_size, scan_la
     assert len({tuple(continuation.tokens) for continuation in found}) > 2
 
 
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("temperature", [1e-50, 1e-40, 1e-30])
+def test_hardly_any_temperature_is_greedy(load, temperature, cuts):
+    """The first two are 0 in float32, where nothing may be divided by them."""
+    found = [
+        [continuation.tokens for continuation in generator_of(load(**changes)).generate(PROMPTS)]
+        for changes in ({}, {"temperature": temperature, **cuts})
+    ]
+    assert found[0] == found[1]
+
+
 def allowed_by(probabilities, top_k, top_p):
     """The definition, one token at a time."""
     order = sorted(range(len(probabilities)), key=lambda i: (-probabilities[i], i))[:top_k]

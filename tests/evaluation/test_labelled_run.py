@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,7 +24,7 @@ from mhe_jax.config import (
 from mhe_jax.data import evaluation_batches, train_batches
 from mhe_jax.data.tasks.answers import exact_match, f1
 from mhe_jax.data.tasks.table import TABLE
-from mhe_jax.evaluation import evaluate
+from mhe_jax.evaluation import evaluate, tasks
 from mhe_jax.evaluation.tasks import Run
 from mhe_jax.loading import load_json
 from mhe_jax.training.loop import train
@@ -101,6 +104,38 @@ def test_other_files_of_mnli(run_of_data):
     assert [line.split("\t")[0] for line in lines] == ["index", "0", "1"]
     with pytest.raises(InputError, match="diagnostic.tsv:2: has no 'gold_label'"):
         score("validation", "diagnostic.tsv")
+
+
+def test_no_time_goes_into_compiling(run_of_data, monkeypatch):
+    """Each length has run once before the clock starts."""
+    config, workdir = run_of_data("boolq")
+    passages = [{"idx": i, "question": "is it", "passage": "a b " * 9 * i} for i in range(9)]
+    text = "".join(json.dumps(passage) + "\n" for passage in passages)
+    (Path(config.data.directory) / "long.jsonl").write_text(text)
+    seen = []
+    make = tasks.make_eval_step
+
+    def clock():
+        seen.append("clock")
+        return time.perf_counter()
+
+    def make_noting(*arguments):
+        step = make(*arguments)
+
+        def noting(params, batch):
+            seen.append(batch["tokens"].shape)
+            return step(params, batch)
+
+        return noting
+
+    monkeypatch.setattr(tasks, "make_eval_step", make_noting)
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(perf_counter=clock))
+    evaluation = dataclasses.replace(config.evaluation, sources=("long.jsonl",))
+    result = evaluate(workdir, evaluation, devices=jax.devices()[:1])
+    assert result["examples"] == 9
+    before, timed = seen[: seen.index("clock")], seen[seen.index("clock") + 1 :]
+    assert len(set(before)) == len(before) > 2
+    assert set(before) == set(timed) - {"clock"}
 
 
 def test_squad_by_hand(run_of_data):

@@ -18,7 +18,7 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.evaluation import report
+from mhe_jax.evaluation import plots, report
 from mhe_jax.evaluation.groups import sections
 from mhe_jax.evaluation.runs import read_runs
 from mhe_jax.loading import save_json, set_field
@@ -299,6 +299,17 @@ def test_other_text_is_another_section(tmp_path):
     assert [len(section["groups"]) for section in found["sections"]] == [1, 1, 1]
     assert rows(found)["mha"]["seeds"] == 2
     assert (tmp_path / "report" / "comparison-3.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "unit"), [("lm", "nats a token"), ("regression", "squared error")]
+)
+def test_curves_name_the_unit_of_the_task(tmp_path, task, unit):
+    pytest.importorskip("matplotlib")
+    leave(tmp_path / "runs", set_field(LM, "task", task))
+    (section,) = sections(read_runs([tmp_path / "runs"], "test"), None)
+    (axes,) = plots.learning_curves(section).axes
+    assert axes.get_ylabel() == f"validation loss ({unit})"
 
 
 def test_failed_and_unfinished_runs_are_told(translations, tmp_path):

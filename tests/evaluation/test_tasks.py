@@ -65,6 +65,19 @@ def test_translation_result_and_hypotheses(translation_run, texts):
     assert len(set(written)) > 10
 
 
+def test_other_sources_leave_the_splits_files_alone(run_of, texts):
+    workdir = run_of("translation")
+    assert score(workdir, beam_size=1)["sources"] == ["pairs.tsv"]
+    before = {path: path.read_bytes() for path in workdir.iterdir() if path.is_file()}
+    lines = (texts / "pairs.tsv").read_text().splitlines()[:3]
+    (texts / "mine.tsv").write_text("\n".join(lines) + "\n")
+    result = score(workdir, beam_size=1, sources=("mine.tsv",))
+    assert (result["split"], result["sources"]) == ("test", ["mine.tsv"])
+    assert len((workdir / "mine_tsv.hypotheses.txt").read_text().splitlines()) == 3
+    assert json.loads((workdir / "eval_mine_tsv.json").read_text()) == result
+    assert {path: path.read_bytes() for path in before} == before
+
+
 @pytest.mark.parametrize(("scan_layers", "beam_size"), [(False, 1), (False, 3), (True, 3)], ids=str)
 def test_scores_are_the_models_own(run_of, texts, scan_layers, beam_size):
     run = load(run_of("translation", scan_layers=scan_layers), beam_size=beam_size)

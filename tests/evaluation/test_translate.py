@@ -129,7 +129,7 @@ def test_eval_py_translates_and_stops_at_ctrl_c(translation_run):
     assert all(line.endswith(b"\n") for line in lines)
     assert lines[1] == b"\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert output == b""
     assert b"Traceback" not in errors

@@ -2,13 +2,13 @@
 
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import pytest
+from free_ports import free_port
 
 from mhe_jax.config import (
     AttentionConfig,
@@ -177,16 +177,15 @@ def finish():
 def job(launch, finish):
     """`job(config, workdir, count)`: so many processes as one job; what `finish` gives of each.
 
-    `before={1: code}` goes before process 1, `flags={1: [...]}` are for it alone.
+    `before={1: code}` goes before process 1, `flags={1: [...]}` are for it alone. One that
+    is not heard of for `timeout` seconds is lost.
     """
 
-    def run(config, workdir, count, before=None, flags=None, **options):
+    def run(config, workdir, count, before=None, flags=None, timeout=120, **options):
         before, flags = before or {}, flags or {}
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
-        together = ["--coordinator", f"localhost:{port}", "--num_processes", str(count)]
-        together += ["--process_timeout", "60"]
+        coordinator = f"localhost:{free_port()}"
+        together = ["--coordinator", coordinator, "--num_processes", str(count)]
+        together += ["--process_timeout", str(timeout)]
         processes = [
             launch(
                 config,

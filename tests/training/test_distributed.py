@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from free_ports import free_port
 
 from mhe_jax.config import InputError
 from mhe_jax.training.distributed import Processes, meet, take_flags
@@ -43,12 +44,6 @@ def test_wrong_flags_are_one_line(flags, message):
     assert "\n" not in str(error.value)
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return free.getsockname()[1]
-
-
 def meeting(arrivals, timeout=20.0):
     """What becomes of processes (index, their count) that come to one port."""
     port, outcomes = free_port(), {}
@@ -74,10 +69,8 @@ def test_all_come():
 
 
 def test_those_that_do_not_come_are_named_to_all_that_do():
-    begin = time.monotonic()
-    told = meeting([(0, 4), (2, 4)], timeout=1.0)
-    assert told == ["processes 1, 3 of 4 did not come within 1 s"] * 2
-    assert time.monotonic() - begin < 10
+    told = meeting([(0, 4), (2, 4)], timeout=5.0)
+    assert told == ["processes 1, 3 of 4 did not come within 5 s"] * 2
 
 
 def test_nobody_at_the_coordinator():

@@ -18,6 +18,7 @@ from mhe_jax.data.blocks import TrainBlocks
 from mhe_jax.loading import set_field
 from mhe_jax.training import loop, objective, signals, tracking
 from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.optimizer import make_schedule
 from mhe_jax.training.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("cached_compilation")
@@ -202,6 +203,10 @@ def test_updates_that_are_not_finite_are_left_out_up_to_a_limit(tiny, saved, spo
     train(config)
     lines = lines_of(config)
     assert [line["skipped"] for line in lines] == [0, 1, 1, 2, 2]
+    # What was left out does not count: the rate stands still, as the optimizer's does.
+    schedule = make_schedule(config.optimizer, 5)
+    rates = [float(schedule(n)) for n in (0, 1, 1, 2, 2)]
+    assert [line["learning_rate"] for line in lines] == pytest.approx(rates)
     assert ["loss" in line for line in lines] == [True, False, True, False, True]
     assert all(np.isfinite(value) for line in lines for value in line.values() if value != "train")
     told = capsys.readouterr().err

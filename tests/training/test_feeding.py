@@ -10,7 +10,7 @@ from mhe_jax.training.feeding import feed
 
 
 def waited(condition):
-    for _ in range(500):
+    for _ in range(6000):
         if condition():
             return True
         time.sleep(0.01)

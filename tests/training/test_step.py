@@ -191,12 +191,17 @@ def test_average_follows_its_formula():
     assert_close(jax.device_get(trainer.state.ema_params), wanted, 1e-6)
 
 
-def test_learning_rate_is_that_of_the_step(tiny):
-    config = tiny("lm")
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_learning_rate_is_the_optimizers_own(tiny, name, parts):
+    config = tiny("lm", **{"optimizer.name": name, "train.num_steps": 6})
     schedule = make_schedule(config.optimizer, 6)
-    trainer = Trainer(Standin(), schedule=schedule)
-    found = [trainer.run(batch_of(0))["learning_rate"] for _ in range(4)]
-    assert found == [float(schedule(n)) for n in range(4)]
+    options = {"schedule": schedule, "accumulate_steps": parts, "skip_nonfinite": True}
+    trainer = Trainer(Standin(), make_optimizer(config), **options)
+    bad = batch_of(0) | {"weights": np.full((ROWS, LENGTH), np.inf, np.float32)}
+    batches = [batch_of(0), bad, batch_of(1), batch_of(2)]
+    found = [trainer.run(batch)["learning_rate"] for batch in batches]
+    assert found == [float(schedule(n)) for n in (0, 1, 1, 2)]
 
 
 @pytest.mark.parametrize("where", ["loss", "update"])

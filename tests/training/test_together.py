@@ -109,7 +109,8 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tiny, job, tmp_pa
 def test_a_killed_process_is_named_and_nothing_is_lost(tiny, job, saved, tmp_path, killed):
     config = tiny("mlm", **CHANGES)
     assert_ended(job(config, tmp_path / "whole", 2))
-    found = job(config, tmp_path / "killed", 2, before={killed: KILL.format(5, 9)})
+    # The other waits as long until it gives up.
+    found = job(config, tmp_path / "killed", 2, before={killed: KILL.format(5, 9)}, timeout=60)
     other = 1 - killed
     assert found[killed][0] == -9
     assert found[other][0] != 0

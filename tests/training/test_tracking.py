@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from mhe_jax.config import InputError
+from mhe_jax.config import Config, InputError
+from mhe_jax.loading import save_json
 from mhe_jax.training import tracking
 from mhe_jax.training.tracking import Tracker
 
@@ -89,6 +90,30 @@ def test_picture(tmp_path, capsys):
     assert (tmp_path / tracking.PICTURE).read_bytes().startswith(b"\x89PNG")
     assert tracking.PICTURE in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == [tracking.PICTURE, tracking.FILE]
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("translation", "loss (nats a token)"),
+        ("classification", "loss (nats an example)"),
+        ("span", "loss (nats a start or end)"),
+        ("regression", "loss (squared error)"),
+        (None, "loss"),
+    ],
+)
+def test_the_picture_names_the_unit_of_the_task(tmp_path, monkeypatch, task, name):
+    figures, new_figure = [], pytest.importorskip("matplotlib.figure").Figure
+
+    def noted(**options):
+        figures.append(new_figure(**options))
+        return figures[-1]
+
+    monkeypatch.setattr(tracking, "new_figure", noted)
+    if task:
+        save_json(Config(task=task), tmp_path / "config.json")
+    tracking.learning_curve(tmp_path)
+    assert figures[0].axes[0].get_ylabel() == name
 
 
 def test_without_matplotlib_a_line_says_so(tmp_path, monkeypatch, capsys):
