@@ -2,11 +2,12 @@
 
 | what the call asks for | `xla` | `cudnn` |
 |---|---|---|
-| device | any | NVIDIA GPU |
+| device | any | NVIDIA GPU of compute capability 8.0 or more, cuDNN |
 | type | any float | float16, bfloat16 |
 | lengths | any | even |
 | head width | any, values may differ | a multiple of 8, at most 128, values the same |
-| fewer key heads than query heads | yes | yes |
+| fewer key heads than query heads | yes | yes, where no mesh splits the heads |
+| a mesh that splits the heads | yes | into parts of whole heads |
 | causal | yes | yes, skips what nobody sees where T = S |
 | offset, padding, segments, dense mask | yes | yes, as a [B, H, T, S] bias in memory |
 | dropout, sown weights, `precision` | yes | refused |

@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from attention_cases import CASES, assert_close, normal
+from attention_cases import CASES, Case, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention import Mask
+from mhe_jax.attention import Mask, cudnn
 
 RULES = (
     ("batch", ("data", "fsdp")),
@@ -68,8 +68,33 @@ def test_names_of_the_parameters(case):
 
 @pytest.mark.parametrize("case", SHARDED, ids=str)
 def test_sharded_is_single(case):
+    check_sharded_is_single(module_of(case))
+
+
+@pytest.mark.parametrize("kind", ["mha", "skv", "el"])
+def test_sharded_is_single_on_cudnn(kind, monkeypatch):
+    """With jax's own kernel in cuDNN's place, which takes only what is split alike."""
+    attention, constrain = jax.nn.dot_product_attention, nn.with_logical_constraint
+    alike = []
+
+    def spy(x, axes):
+        alike.append((constrain(x, axes), axes))
+        return alike[-1][0]
+
+    def stand_in(*heads, implementation, **how):
+        if not jax.sharding.get_abstract_mesh().empty:
+            axes = [next(axes for y, axes in alike if x is y) for x in heads]
+            assert axes == [("batch", "length", "activation_heads", None)] * 3
+        return attention(*heads, implementation="xla", **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(nn, "with_logical_constraint", spy)
+    monkeypatch.setattr(cudnn, "refusal", lambda *call: None)
+    check_sharded_is_single(module_of(Case(kind)).clone(engine="cudnn"))
+
+
+def check_sharded_is_single(module):
     needs_eight_devices()
-    module = module_of(case)
     x = normal(1, ROWS, LENGTH, 32)
     mask = Mask.causal() & Mask.padding(normal(2, ROWS, LENGTH) > -1)
     cotangent = normal(3, ROWS, LENGTH, 32)
