@@ -240,7 +240,8 @@ class Attention(nn.Module):
 
         mask = as_mask(mask, batch)
         options = self._options(deterministic, dropout_rng, sow, batch)
-        self.start(inputs_q.shape[-2], self.dtype or inputs_q.dtype, mask, options)
+        computed = self.dtype or jnp.result_type(inputs_q.dtype, self.param_dtype)
+        self.start(inputs_q.shape[-2], jnp.dtype(computed), mask, options)
         query = self.queries(_flatten(inputs_q))
         overflow = None
         if self.decode and cache.is_filled_once(self):
