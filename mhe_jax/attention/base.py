@@ -207,7 +207,11 @@ class Attention(nn.Module):
         )
 
     def fill_cache(self, inputs_k: jax.Array, inputs_v: jax.Array | None = None) -> None:
-        """Put the keys and values of cross-attention into the cache once; no output."""
+        """Put the keys and values of cross-attention into the cache once; no output.
+
+        Raises:
+          ValueError: `decode` is False, or nothing tells the width of the queries.
+        """
         self._run(None, inputs_k, inputs_v, None, True, None, False, True)
 
     @nn.compact
@@ -235,6 +239,8 @@ class Attention(nn.Module):
         self._set_width(features, fill)
         inputs_k, inputs_v = _flatten(inputs_k), _flatten(inputs_v)
         if fill:
+            if not self.decode:
+                raise ValueError("fill_cache needs decode=True: nothing reads its cache otherwise")
             cache.fill(self, self.memory(inputs_k, inputs_v))
             return None
 
@@ -285,8 +291,13 @@ class Attention(nn.Module):
         width = self.qkv_features or features
         if fill and not self.qkv_features and "out" in self.variables.get("params", {}):
             # The width of the queries, which are not here, as `out` [H, D, M] has kept it.
-            kernel = nn.meta.unbox(self.variables["params"]["out"]["kernel"])
-            width = self.num_heads * kernel.shape[-2]
+            out = self.variables["params"]["out"]
+            if "kernel" not in out:
+                raise ValueError(
+                    "fill_cache needs qkv_features where the projections have no kernels: "
+                    f"`out` has only {', '.join(out)}, which do not tell the width of the queries"
+                )
+            width = self.num_heads * nn.meta.unbox(out["kernel"]).shape[-2]
         if width % self.num_heads:
             raise ValueError(
                 f"qkv_features={width} must be a multiple of num_heads={self.num_heads}"
