@@ -148,6 +148,8 @@ HEADS_DIFFER = Mask.array(jnp.ones((1, H, 1, 1), bool))
             "folded",
         ),
         ("mhe_add", {"engine": "cudnn"}, {}, "folded"),
+        ("mhe_add", {"engine": "xla"}, {"queries": 31}, "folded"),
+        ("mhe_add", {"engine": "pallas"}, {"queries": 31}, "shared"),
         ("mhe_add", {"normalize_qk": True}, {}, "materialized"),
         ("mhe_add", {"form": "materialized"}, {}, "materialized"),
         ("mhe_mul", {}, {}, "folded"),
@@ -196,6 +198,13 @@ def test_what_is_refused(kind, fields, message):
     module = Case(kind).module(**fields)
     with pytest.raises(ValueError, match=message):
         module.init(jax.random.key(0), normal(1, B, T, ADD.width))
+
+
+def test_an_engine_of_one_form_gives_its_own_reason():
+    if jax.default_backend() == "tpu":
+        pytest.skip("pallas is for a TPU")
+    with pytest.raises(ValueError, match="pallas: needs a TPU"):
+        ADD.module(engine="pallas").init(jax.random.key(0), normal(1, B, T, ADD.width))
 
 
 @pytest.mark.parametrize("kind", MHE)
