@@ -25,7 +25,8 @@ class AttentionInForms(Attention):
 
     Attributes beyond `Attention`:
       form: 'auto' takes the first of `forms` that does not refuse the call and is not slower for
-        it; a form asked for by name runs, or raises.
+        it; a form asked for by name runs, or raises. 'shared' has no forward-mode differentiation
+        (`jax.jvp`); 'folded' has it, and 'materialized'.
       num_groups: G shared query and key projections, H/G heads on each; 1 is one for all heads.
 
     Raises:
