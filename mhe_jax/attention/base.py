@@ -80,6 +80,8 @@ class Attention(nn.Module):
             raise ValueError(
                 f"broadcast_dropout={self.broadcast_dropout!r} is not one of True, False, 'batch'"
             )
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(f"dropout_rate={self.dropout_rate} is not in [0, 1)")
         super().__post_init__()
 
     # What a kind overrides.
@@ -189,7 +191,8 @@ class Attention(nn.Module):
           mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
           deterministic: True switches dropout off; here or as a field, not both.
           dropout_rng: key of the dropout; None takes the 'dropout' stream.
-          sow_weights: put the weights [..., H, T, S] into the 'intermediates' collection.
+          sow_weights: put the weights [..., H, T, S], of `sha` [..., 1, T, S], into the
+            'intermediates' collection.
 
         With `decode=True` the first call, with `cache` mutable, makes an empty cache of its own
         length; later calls append T ≥ 1 tokens and see all that came before. After `fill_cache` a
@@ -311,6 +314,8 @@ class Attention(nn.Module):
         if rate > 0 and dropout_rng is None:
             dropout_rng = self.make_rng("dropout")
 
+        shared = self.broadcast_dropout
+
         def sow_weights(weights):
             weights = weights.reshape(*batch, *weights.shape[1:])
             self.sow("intermediates", "attention_weights", weights)
@@ -318,7 +323,8 @@ class Attention(nn.Module):
         return engines.Options(
             dropout_rate=rate,
             dropout_rng=dropout_rng,
-            broadcast_dropout=self.broadcast_dropout,
+            # 0 and a boolean of numpy pass for False, but are not it.
+            broadcast_dropout="batch" if shared == "batch" else bool(shared),
             precision=self.precision,
             float32_softmax=self.force_fp32_for_softmax,
             sow=sow_weights if sow else None,
@@ -332,7 +338,6 @@ def _flatten(x: jax.Array) -> jax.Array:
 
 def _check_mask(mask: Mask, query: jax.Array, key: jax.Array) -> None:
     B, T, H, _ = query.shape
-    want = (B, H, T, key.shape[1])
-    for part, shape in mask.shapes(T, key.shape[1]).items():
-        if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, want, strict=True)):
-            raise ValueError(f"mask: {part} has shape {shape}, which does not broadcast to {want}")
+    misfit = mask.misfit((B, H, T, key.shape[1]))
+    if misfit is not None:
+        raise ValueError(f"mask: {misfit}")
