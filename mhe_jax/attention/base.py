@@ -80,6 +80,8 @@ class Attention(nn.Module):
             raise ValueError(
                 f"broadcast_dropout={self.broadcast_dropout!r} is not one of True, False, 'batch'"
             )
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(f"dropout_rate={self.dropout_rate} is not in [0, 1)")
         super().__post_init__()
 
     # What a kind overrides.
@@ -189,7 +191,8 @@ class Attention(nn.Module):
           mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
           deterministic: True switches dropout off; here or as a field, not both.
           dropout_rng: key of the dropout; None takes the 'dropout' stream.
-          sow_weights: put the weights [..., H, T, S] into the 'intermediates' collection.
+          sow_weights: put the weights [..., H, T, S], of `sha` [..., 1, T, S], into the
+            'intermediates' collection.
 
         With `decode=True` the first call, with `cache` mutable, makes an empty cache of its own
         length; later calls append T ≥ 1 tokens and see all that came before. After `fill_cache` a
@@ -207,7 +210,11 @@ class Attention(nn.Module):
         )
 
     def fill_cache(self, inputs_k: jax.Array, inputs_v: jax.Array | None = None) -> None:
-        """Put the keys and values of cross-attention into the cache once; no output."""
+        """Put the keys and values of cross-attention into the cache once; no output.
+
+        Raises:
+          ValueError: `decode` is False, or nothing tells the width of the queries.
+        """
         self._run(None, inputs_k, inputs_v, None, True, None, False, True)
 
     @nn.compact
@@ -235,12 +242,15 @@ class Attention(nn.Module):
         self._set_width(features, fill)
         inputs_k, inputs_v = _flatten(inputs_k), _flatten(inputs_v)
         if fill:
+            if not self.decode:
+                raise ValueError("fill_cache needs decode=True: nothing reads its cache otherwise")
             cache.fill(self, self.memory(inputs_k, inputs_v))
             return None
 
         mask = as_mask(mask, batch)
         options = self._options(deterministic, dropout_rng, sow, batch)
-        self.start(inputs_q.shape[-2], self.dtype or inputs_q.dtype, mask, options)
+        computed = self.dtype or jnp.result_type(inputs_q.dtype, self.param_dtype)
+        self.start(inputs_q.shape[-2], jnp.dtype(computed), mask, options)
         query = self.queries(_flatten(inputs_q))
         overflow = None
         if self.decode and cache.is_filled_once(self):
@@ -284,8 +294,13 @@ class Attention(nn.Module):
         width = self.qkv_features or features
         if fill and not self.qkv_features and "out" in self.variables.get("params", {}):
             # The width of the queries, which are not here, as `out` [H, D, M] has kept it.
-            kernel = nn.meta.unbox(self.variables["params"]["out"]["kernel"])
-            width = self.num_heads * kernel.shape[-2]
+            out = self.variables["params"]["out"]
+            if "kernel" not in out:
+                raise ValueError(
+                    "fill_cache needs qkv_features where the projections have no kernels: "
+                    f"`out` has only {', '.join(out)}, which do not tell the width of the queries"
+                )
+            width = self.num_heads * nn.meta.unbox(out["kernel"]).shape[-2]
         if width % self.num_heads:
             raise ValueError(
                 f"qkv_features={width} must be a multiple of num_heads={self.num_heads}"
@@ -299,6 +314,8 @@ class Attention(nn.Module):
         if rate > 0 and dropout_rng is None:
             dropout_rng = self.make_rng("dropout")
 
+        shared = self.broadcast_dropout
+
         def sow_weights(weights):
             weights = weights.reshape(*batch, *weights.shape[1:])
             self.sow("intermediates", "attention_weights", weights)
@@ -306,7 +323,8 @@ class Attention(nn.Module):
         return engines.Options(
             dropout_rate=rate,
             dropout_rng=dropout_rng,
-            broadcast_dropout=self.broadcast_dropout,
+            # 0 and a boolean of numpy pass for False, but are not it.
+            broadcast_dropout="batch" if shared == "batch" else bool(shared),
             precision=self.precision,
             float32_softmax=self.force_fp32_for_softmax,
             sow=sow_weights if sow else None,
@@ -320,7 +338,6 @@ def _flatten(x: jax.Array) -> jax.Array:
 
 def _check_mask(mask: Mask, query: jax.Array, key: jax.Array) -> None:
     B, T, H, _ = query.shape
-    want = (B, H, T, key.shape[1])
-    for part, shape in mask.shapes(T, key.shape[1]).items():
-        if len(shape) != 4 or any(n not in (1, m) for n, m in zip(shape, want, strict=True)):
-            raise ValueError(f"mask: {part} has shape {shape}, which does not broadcast to {want}")
+    misfit = mask.misfit((B, H, T, key.shape[1]))
+    if misfit is not None:
+        raise ValueError(f"mask: {misfit}")

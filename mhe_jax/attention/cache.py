@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import AxisType
 
 Memory = dict[str, jax.Array]
 
@@ -56,7 +57,7 @@ def append(module: nn.Module, memory: Memory) -> tuple[Memory, jax.Array, jax.Ar
 
     Raises:
       ValueError: the write passes the end and that is known now (T alone is too long, or the call
-        is not traced), or the arrays do not fit the cache.
+        is not traced), the arrays do not fit the cache, or they lie on a mesh with Explicit axes.
     """
     index = module.get_variable("cache", "cache_index")
     merged = {}
@@ -64,6 +65,11 @@ def append(module: nn.Module, memory: Memory) -> tuple[Memory, jax.Array, jax.Ar
     for name, array in memory.items():
         cached = module.get_variable("cache", f"cached_{name}")
         tokens, length = array.shape[1], cached.shape[1]
+        if AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types:
+            raise ValueError(
+                "decoding is not for a mesh with Explicit axes; make it of Auto axes by "
+                "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * number_of_axes)"
+            )
         if array.shape[0] != cached.shape[0] or array.shape[2:] != cached.shape[2:]:
             raise ValueError(
                 f"cached_{name} has shape {cached.shape}, which the new {array.shape} does not fit "

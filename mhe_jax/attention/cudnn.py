@@ -1,12 +1,14 @@
 """Softmax attention by cuDNN's fused kernels on an NVIDIA GPU."""
 
 import dataclasses
+import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention.mask import Mask
-from mhe_jax.attention.mesh import platform
+from mhe_jax.attention.mesh import parts_of_heads, platform
 
 
 def refusal(query, key, value, mask: Mask, options) -> str | None:
@@ -27,6 +29,27 @@ def refusal(query, key, value, mask: Mask, options) -> str | None:
         return "keeps no attention weights to sow"
     if options.precision is not None:
         return "has no precision setting"
+    H, K, parts = query.shape[2], key.shape[2], parts_of_heads()
+    if parts > 1 and (H != K or H % parts):
+        return (
+            f"needs as many key heads as query heads where a mesh splits them into {parts}, in a "
+            f"number that {parts} divides, not {H} query and {K} key heads"
+        )
+    return missing(query, key, value)
+
+
+def missing(query, key, value) -> str | None:
+    """What this machine lacks for such a call, or None."""
+    call = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    try:
+        jax.eval_shape(call, query, key, value)
+    except RuntimeError as error:
+        return f"cannot run here: {error}"
+    # Devices of a mesh that are only described are not here to be asked.
+    if jax.default_backend() == "gpu":
+        capability = jax.local_devices(backend="gpu")[0].compute_capability
+        if float(capability) < 8:
+            return f"needs a GPU of compute capability 8.0 or more, not {capability}"
     return None
 
 
@@ -39,6 +62,10 @@ def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array
     allowed = rest.to_dense(T, S)
     if allowed is not None:
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], T, S))
+    if parts_of_heads() > 1:
+        # cuDNN takes only what is split alike, and `el` cuts its keys from what is not split.
+        axes = ("batch", "length", "activation_heads", None)
+        query, key, value = (nn.with_logical_constraint(x, axes) for x in (query, key, value))
     output = jax.nn.dot_product_attention(
         query, key, value, mask=allowed, is_causal=native, implementation="cudnn"
     )

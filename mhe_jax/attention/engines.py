@@ -2,11 +2,12 @@
 
 | what the call asks for | `xla` | `cudnn` |
 |---|---|---|
-| device | any | NVIDIA GPU |
+| device | any | NVIDIA GPU of compute capability 8.0 or more, cuDNN |
 | type | any float | float16, bfloat16 |
 | lengths | any | even |
 | head width | any, values may differ | a multiple of 8, at most 128, values the same |
-| fewer key heads than query heads | yes | yes |
+| fewer key heads than query heads | yes | yes, where no mesh splits the heads |
+| a mesh that splits the heads | yes | into parts of whole heads |
 | causal | yes | yes, skips what nobody sees where T = S |
 | offset, padding, segments, dense mask | yes | yes, as a [B, H, T, S] bias in memory |
 | dropout, sown weights, `precision` | yes | refused |
@@ -26,6 +27,7 @@ Where heads share one score matrix (`attend_shared`), none takes what `shared_re
 where `auto` takes the first of `pallas`, `xla`.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.attention import cudnn, shared, tpu, xla
 from mhe_jax.attention.mask import Mask
@@ -140,6 +143,33 @@ def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
 
 
 def _first(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
+    placed = jax.typeof(call[0]).sharding
+    if AxisType.Explicit not in placed.mesh.axis_types:
+        return _first_of(ladder, engine, *call)
+    # Engines leave it to XLA how what they compute is laid out, and their output is as the queries.
+    *arrays, mask, options = call
+    ran = []
+
+    def run(arrays, mask, rng):
+        weights = []
+        sow = options.sow and weights.append
+        given = dataclasses.replace(options, dropout_rng=rng, sow=sow)
+        output, kept, name = _first_of(ladder, engine, *arrays, mask, given)
+        ran.append(name)
+        # Chosen by the output, since what comes of the mask alone is not yet where the output is.
+        return output, jnp.where(output[..., :1] > 0, kept, kept), weights
+
+    as_queries = NamedSharding(placed.mesh, PartitionSpec(*placed.spec[:3]))
+    by_heads = NamedSharding(placed.mesh, PartitionSpec(*(placed.spec[i] for i in (0, 2, 1))))
+    sown = [by_heads] if options.sow else []
+    on_auto_axes: Any = jax.sharding.auto_axes(run, out_sharding=(as_queries, as_queries, sown))
+    output, kept, weights = on_auto_axes(arrays, mask, options.dropout_rng)
+    for each in weights:
+        options.sow(each)
+    return output, kept, ran[0]
+
+
+def _first_of(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
     names = list(ladder) if engine == "auto" else [engine]
     refusals = []
     for name in names:

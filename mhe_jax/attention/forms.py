@@ -25,7 +25,8 @@ class AttentionInForms(Attention):
 
     Attributes beyond `Attention`:
       form: 'auto' takes the first of `forms` that does not refuse the call and is not slower for
-        it; a form asked for by name runs, or raises.
+        it; a form asked for by name runs, or raises. 'shared' has no forward-mode differentiation
+        (`jax.jvp`); 'folded' has it, and 'materialized'.
       num_groups: G shared query and key projections, H/G heads on each; 1 is one for all heads.
 
     Raises:
@@ -62,8 +63,10 @@ class AttentionInForms(Attention):
             return self.form
         if self.form != "auto":
             raise InputError(f"form={self.form!r} is not one of auto, {', '.join(self.forms)}")
+        # An engine of 'shared' alone gives its own reason where it cannot do the call.
+        has_others = self.engine in ("auto", *engines.LADDER)
         for form in self.forms:
-            too_short = form == "shared" and call.queries < self.shared_queries
+            too_short = form == "shared" and call.queries < self.shared_queries and has_others
             elsewhere = form == "shared" and self.engine not in ("auto", *engines.SHARED)
             if not too_short and not elsewhere and self.refusal_of(form, call) is None:
                 return form

@@ -1,5 +1,6 @@
 """Which keys a query may see, as a value that engines can read part by part."""
 
+import dataclasses
 import functools
 
 import flax.struct
@@ -35,9 +36,12 @@ class Mask:
     allowed: jax.Array | None = None
 
     @classmethod
-    def causal(cls, offset: jax.Array | None = None) -> "Mask":
-        """A query sees the keys up to its own place; `offset` [B] is the place of the first."""
-        return cls(is_causal=True, offset=offset)
+    def causal(cls, offset: jax.Array | int | None = None) -> "Mask":
+        """A query sees the keys up to its own place.
+
+        `offset` is the place of the first query: [B], or one number for all examples.
+        """
+        return cls(is_causal=True, offset=None if offset is None else jnp.atleast_1d(offset))
 
     @classmethod
     def padding(cls, key_valid: jax.Array) -> "Mask":
@@ -55,14 +59,16 @@ class Mask:
         allowed = jnp.asarray(allowed).astype(bool)
         return cls(allowed=allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape))
 
-    def __and__(self, other: "Mask") -> "Mask":
+    def __and__(self, other: "Mask | jax.Array") -> "Mask":
+        if not isinstance(other, Mask):
+            other = Mask.array(other)
         offsets = [mask.offset for mask in (self, other) if mask.is_causal]
         offset = None
         if any(o is not None for o in offsets):
             offset = functools.reduce(
                 jnp.minimum, (jnp.zeros(1, int) if o is None else o for o in offsets)
             )
-        allowed = _both(self.allowed, other.allowed)
+        allowed = _both(_of_rank_4(self.allowed), _of_rank_4(other.allowed))
         if self.segment_ids is not None and other.segment_ids is not None:
             allowed = _both(allowed, _same(*other.segment_ids))
         return Mask(
@@ -107,20 +113,22 @@ class Mask:
         key_valid = None if self.key_valid is None else _cut(self.key_valid, 1, 0, keys)
         return Mask(self.is_causal, offset, key_valid, segments, allowed)
 
-    def shapes(self, queries: int, keys: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each part that is present, as it broadcasts to [B, H, T, S]."""
-        found = {}
-        if self.offset is not None:
-            found["offset"] = (*self.offset.shape, 1, 1, 1)
-        if self.key_valid is not None:
-            found["key_valid"] = (self.key_valid.shape[0], 1, 1, *self.key_valid.shape[1:])
-        if self.segment_ids is not None:
-            of_queries, of_keys = self.segment_ids
-            found["segments of queries"] = (of_queries.shape[0], 1, *of_queries.shape[1:], 1)
-            found["segments of keys"] = (of_keys.shape[0], 1, 1, *of_keys.shape[1:])
-        if self.allowed is not None:
-            found["allowed"] = self.allowed.shape
-        return found
+    def misfit(self, heads: tuple[int, int, int, int]) -> str | None:
+        """What of the mask does not broadcast to [B, H, T, S], or None."""
+        B, _, T, S = heads
+        of_queries, of_keys = self.segment_ids or (None, None)
+        for part, array, wanted in (
+            ("offset", self.offset, (B,)),
+            ("key_valid", self.key_valid, (B, S)),
+            ("segments of queries", of_queries, (B, T)),
+            ("segments of keys", of_keys, (B, S)),
+            ("allowed", self.allowed, heads),
+        ):
+            shape = wanted if array is None else array.shape
+            fits = len(shape) == len(wanted)
+            if not fits or any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
+                return f"{part} has shape {shape}, which does not broadcast to {wanted}"
+        return None
 
     def to_dense(self, queries: int, keys: int) -> jax.Array | None:
         """Booleans of rank 4 that broadcast to [B, H, T, S]; None where all is allowed."""
@@ -136,6 +144,10 @@ class Mask:
         if self.segment_ids is not None:
             allowed = _both(allowed, _same(*self.segment_ids))
         return allowed
+
+
+def _of_rank_4(allowed: jax.Array | None) -> jax.Array | None:
+    return None if allowed is None else Mask.array(allowed).allowed
 
 
 def _both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
@@ -164,7 +176,7 @@ def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
     if mask is None:
         return Mask()
     if isinstance(mask, Mask):
-        return mask
+        return dataclasses.replace(mask, allowed=_of_rank_4(mask.allowed))
     allowed = jnp.asarray(mask)
     if allowed.ndim > len(batch) + 3:
         raise ValueError(

@@ -40,11 +40,10 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Arr
         output = run(q[:, :, 0], k[:, :, 0], v, b, parts)
         return output.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
 
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not nn.get_logical_axis_rules() or AxisType.Manual in mesh.axis_types:
+    mesh, batch, heads = _mesh_axes()
+    if mesh is None:
         return local(query, key, value, key_bias, parts)
     (B, _, G, _), H, K = query.shape, key_bias.shape[2], value.shape[2]
-    batch, heads = nn.logical_to_mesh_axes(("batch", "activation_heads")) or (None, None)
     batch = _if_divides(mesh, batch, B)
     heads = _if_divides(mesh, heads, H if G == 1 else G)
     grouped = PartitionSpec(batch, None, heads if G > 1 else None, None)
@@ -65,11 +64,29 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Arr
     )(query, key, value, key_bias, parts)
 
 
+def parts_of_heads() -> int:
+    """Into how many parts the mesh splits the heads of a call."""
+    mesh, _, heads = _mesh_axes()
+    return 1 if mesh is None else _size(mesh, heads)
+
+
+def _mesh_axes():
+    """The mesh, and its axes that split examples and heads; None where nothing is split."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not nn.get_logical_axis_rules() or AxisType.Manual in mesh.axis_types:
+        return None, None, None
+    return mesh, *(nn.logical_to_mesh_axes(("batch", "activation_heads")) or (None, None))
+
+
 def _rows(x):
     """[B, T, G, ...] to [B·G, T, ...]."""
     return x.swapaxes(1, 2).reshape(-1, x.shape[1], *x.shape[3:])
 
 
 def _if_divides(mesh, axes, size: int):
+    return axes if size % _size(mesh, axes) == 0 else None
+
+
+def _size(mesh, axes) -> int:
     names = (axes,) if isinstance(axes, str) else axes or ()
-    return axes if size % math.prod(mesh.shape[name] for name in names) == 0 else None
+    return math.prod(mesh.shape[name] for name in names)

@@ -174,12 +174,17 @@ def _inputs(sizes, q, k, v, w, columns, seen):
     mask = seen.mask
     key_valid, of_queries, of_keys = mask.key_valid, *(mask.segment_ids or (None, None))
     marks = tpu_kernels.Marks(
-        None if key_valid is None else _pad(key_valid.astype(jnp.int32), S)[:, None],
-        None if of_queries is None else _pad(of_queries.astype(jnp.int32), T)[..., None],
-        None if of_keys is None else _pad(of_keys.astype(jnp.int32), S)[:, None],
+        None if key_valid is None else _marks(key_valid, sizes.keys, S)[:, None],
+        None if of_queries is None else _marks(of_queries, q.shape[1], T)[..., None],
+        None if of_keys is None else _marks(of_keys, sizes.keys, S)[:, None],
     )
     scaled = q * jnp.asarray(_static(q).scale, q.dtype)
     return _pad(scaled, T, D), _pad(k, S, D), _pad(columns, S), marks
+
+
+def _marks(x, length, padded):
+    """Part of a mask, [N, length] or one mark for the whole length, to integers [N, padded]."""
+    return _pad(jnp.broadcast_to(x.astype(jnp.int32), (len(x), length)), padded)
 
 
 def _parts(x):

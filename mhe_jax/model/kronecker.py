@@ -152,7 +152,8 @@ class KroneckerDense(nn.Module):
       factors: sizes of A and B; None takes `balanced`.
 
     Parameters: `a [r, m1, n1]`, `b [r, m2, n2]`, `bias`. A and B are drawn from normal(0, σ) with
-    r·σ⁴ the variance of what `kernel_init` draws.
+    r·σ⁴ the variance of what `kernel_init` draws. Where that is 0 only B is: with A = B = 0 both
+    gradients were 0 for ever.
 
     Raises:
       ValueError: factors that are too small for the kernel.
@@ -181,12 +182,17 @@ class KroneckerDense(nn.Module):
         f = check_factors(self.factors, m, n)
         rank = min(self.rank, f.full_rank)
 
-        def scaled(key, shape, dtype):
-            variance = jnp.var(self.kernel_init(key, (m, n), jnp.float32))
-            return (variance / rank) ** 0.25 * jax.random.normal(key, shape, dtype)
+        def scaled(instead_of_0):
+            def init(key, shape, dtype):
+                variance = jnp.var(self.kernel_init(key, (m, n), jnp.float32))
+                variance = jnp.where(variance > 0, variance, instead_of_0)
+                scale = (variance / rank) ** 0.25
+                return scale.astype(dtype) * jax.random.normal(key, shape, dtype)
 
-        a = self.param("a", named(scaled, NAMES), (rank, f.m1, f.n1), self.param_dtype)
-        b = self.param("b", named(scaled, NAMES), (rank, f.m2, f.n2), self.param_dtype)
+            return named(init, NAMES)
+
+        a = self.param("a", scaled(1 / m), (rank, f.m1, f.n1), self.param_dtype)
+        b = self.param("b", scaled(0), (rank, f.m2, f.n2), self.param_dtype)
         bias = None
         if self.use_bias:
             bias_init = flat_bias(self.bias_init)

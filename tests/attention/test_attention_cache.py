@@ -25,6 +25,7 @@ from attention_cases import (
 )
 
 from mhe_jax.attention import Mask
+from mhe_jax.model.kronecker import KroneckerProjection
 
 LENGTH = S
 
@@ -257,6 +258,23 @@ def test_a_cache_filled_from_another_width(kind):
     wanted = full.apply(params, q, memory)
     _, state = step.apply(params, memory, method="fill_cache", mutable=["cache"])
     assert_close(step.apply(params | state, q), wanted)
+
+
+def test_filling_a_cache_that_nothing_reads_is_refused():
+    module, x = Case("mhe_mul").module(), normal(3, B, S, 33)
+    params = {"params": random_parameters(module, x)}
+    with pytest.raises(ValueError, match="fill_cache needs decode=True"):
+        module.apply(params, x, method="fill_cache", mutable=["cache"])
+
+
+def test_filling_a_cache_needs_the_width_of_the_queries():
+    fields = {"projection": KroneckerProjection(2), "use_bias": False, "decode": True}
+    module, x = Case("mha").module(qkv_features=None, **fields), normal(3, B, S, 33)
+    params = module.init(jax.random.key(0), x)
+    call = {"method": "fill_cache", "mutable": ["cache"]}
+    with pytest.raises(ValueError, match="needs qkv_features .* `out` has only a, b"):
+        module.apply({"params": params["params"]}, x, **call)
+    module.clone(qkv_features=33).apply({"params": params["params"]}, x, **call)
 
 
 @every_kind

@@ -5,6 +5,7 @@ import dataclasses
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from attention_cases import MHE, B, Case, H, S, T, every_case, every_kind, normal
 
@@ -141,9 +142,43 @@ def test_masks_of_the_wrong_shape(case, name):
         start(case.module(), q, k, mask=BAD_MASKS[name])
 
 
-def test_an_offset_without_a_batch_axis_is_named():
-    with pytest.raises(ValueError, match="mask: offset"):
-        start(Case("mha").module(), X, mask=Mask.causal(jnp.int32(2)))
+def test_parts_of_a_mask_are_named_with_their_own_shape():
+    for mask, message in (
+        (Mask.causal(jnp.zeros((B, 1), int)), rf"offset has shape \({B}, 1\).* to \({B},\)"),
+        (Mask.padding(jnp.ones((B, T + 1), bool)), rf"key_valid has shape \({B}, {T + 1}\)"),
+        (Mask.segments(jnp.ones(T, int)), rf"segments of queries has shape \({T},\)"),
+    ):
+        with pytest.raises(ValueError, match=f"mask: {message}"):
+            start(Case("mha").module(), X, mask=mask)
+
+
+@pytest.mark.parametrize("offset", [2, jnp.array(2), jnp.array([2])], ids=["int", "0-d", "1-d"])
+def test_an_offset_may_be_one_number(offset):
+    wanted = jnp.arange(S)[None, :] <= jnp.arange(T)[:, None] + 2
+    assert (Mask.causal(offset).to_dense(T, S) == wanted[None, None]).all()
+    start(Case("mha").module(), X, Y, mask=Mask.causal(offset))
+
+
+def test_a_mask_and_an_array():
+    tril = jnp.tril(jnp.ones((T, T)))
+    for mask in (Mask() & tril, Mask.causal() & tril, Mask(allowed=tril) & Mask()):
+        assert (mask.to_dense(T, T) == tril[None, None]).all()
+    start(Case("mha").module(), X, mask=Mask(allowed=tril))
+
+
+@every_kind
+@pytest.mark.parametrize("rate", [-0.1, 1, 1.5, float("nan")])
+def test_dropout_rate(case, rate):
+    with pytest.raises(ValueError, match=rf"dropout_rate={rate} is not in \[0, 1\)"):
+        case.module(dropout_rate=rate)
+
+
+@pytest.mark.parametrize("no", [np.bool_(False), 0])
+def test_any_false_is_a_dropout_mask_for_each_head(no):
+    """The form `shared` refuses it."""
+    module = Case("mhe_add", "shared").module(dropout_rate=0.1, broadcast_dropout=no)
+    with pytest.raises(ValueError, match="dropout differs from head to head"):
+        start(module, X, deterministic=False)
 
 
 def test_leading_axes_of_a_mask_are_named():

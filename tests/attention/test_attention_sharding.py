@@ -1,15 +1,16 @@
 """On a mesh of 2 x 2 x 2 simulated devices: parameters carry names, results are those of one."""
 
+import contextlib
 import functools
 
 import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from attention_cases import CASES, assert_close, normal
+from attention_cases import CASES, Case, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention import Mask
+from mhe_jax.attention import Mask, cudnn
 
 RULES = (
     ("batch", ("data", "fsdp")),
@@ -68,8 +69,33 @@ def test_names_of_the_parameters(case):
 
 @pytest.mark.parametrize("case", SHARDED, ids=str)
 def test_sharded_is_single(case):
+    check_sharded_is_single(module_of(case))
+
+
+@pytest.mark.parametrize("kind", ["mha", "skv", "el"])
+def test_sharded_is_single_on_cudnn(kind, monkeypatch):
+    """With jax's own kernel in cuDNN's place, which takes only what is split alike."""
+    attention, constrain = jax.nn.dot_product_attention, nn.with_logical_constraint
+    alike = []
+
+    def spy(x, axes):
+        alike.append((constrain(x, axes), axes))
+        return alike[-1][0]
+
+    def stand_in(*heads, implementation, **how):
+        if not jax.sharding.get_abstract_mesh().empty:
+            axes = [next(axes for y, axes in alike if x is y) for x in heads]
+            assert axes == [("batch", "length", "activation_heads", None)] * 3
+        return attention(*heads, implementation="xla", **how)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(nn, "with_logical_constraint", spy)
+    monkeypatch.setattr(cudnn, "refusal", lambda *call: None)
+    check_sharded_is_single(module_of(Case(kind)).clone(engine="cudnn"))
+
+
+def check_sharded_is_single(module):
     needs_eight_devices()
-    module = module_of(case)
     x = normal(1, ROWS, LENGTH, 32)
     mask = Mask.causal() & Mask.padding(normal(2, ROWS, LENGTH) > -1)
     cotangent = normal(3, ROWS, LENGTH, 32)
@@ -99,6 +125,72 @@ def test_sharded_is_single(case):
     kernel = params["params"]["out"]["kernel"]
     assert kernel.sharding.shard_shape(kernel.shape) == (2, 8, 16)
     assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mhe_add", "mva"])
+def test_explicit_axes(kind, is_set):
+    """The default of `jax.make_mesh`: eagerly and in jit, forward and gradient."""
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices, see tests/conftest.py")
+    default = jax.make_mesh((2,), ("data",))
+    assert default.axis_types == (AxisType.Explicit,)
+    module = module_of(Case(kind))
+    x = normal(1, ROWS, 32, 32)  # as many queries as `shared` needs
+    mask = Mask.causal() & Mask.padding(normal(2, ROWS, 32) > -1)
+    params = jax.jit(module.init)(jax.random.key(0), x)
+
+    def loss(params, x):
+        return (module.apply(params, x, mask=mask) ** 2).sum()
+
+    wanted = jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x)
+    with jax.set_mesh(default) if is_set else contextlib.nullcontext():
+        placed = (
+            jax.device_put(params, NamedSharding(default, PartitionSpec())),
+            jax.device_put(x, NamedSharding(default, PartitionSpec("data"))),
+        )
+        assert_close(jax.jit(jax.value_and_grad(loss, (0, 1)))(*placed), wanted)
+        # Without `jax.set_mesh` jax itself takes no gradient eagerly.
+        eager = jax.value_and_grad(loss, (0, 1))(*placed) if is_set else (loss(*placed), wanted[1])
+        assert_close(eager, wanted)
+
+
+def test_sown_weights_and_dropout_on_explicit_axes():
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices, see tests/conftest.py")
+    default = jax.make_mesh((2,), ("data",))
+    module = Case("mhe_mul").module(num_heads=4, qkv_features=32, dropout_rate=0.5)
+    x = normal(1, ROWS, LENGTH, 32)
+    params = jax.jit(module.init, static_argnames="deterministic")(
+        jax.random.key(0), x, deterministic=True
+    )
+
+    @jax.jit
+    def run(params, x):
+        call = {"deterministic": False, "sow_weights": True, "rngs": {"dropout": jax.random.key(1)}}
+        output, state = module.apply(params, x, mutable=["intermediates"], **call)
+        return output, jax.tree.map(lambda w: w * x[:, :1, :1, None], state)
+
+    wanted = run(params, x)
+    with jax.set_mesh(default):
+        got = run(
+            jax.device_put(params, NamedSharding(default, PartitionSpec())),
+            jax.device_put(x, NamedSharding(default, PartitionSpec("data"))),
+        )
+    assert_close(got, wanted)
+
+
+def test_decoding_on_explicit_axes_is_refused():
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices, see tests/conftest.py")
+    default = jax.make_mesh((2,), ("data",))
+    module = Case("mha").module(num_heads=4, qkv_features=32, decode=True)
+    x = normal(1, ROWS, LENGTH, 32)
+    variables = jax.jit(module.init)(jax.random.key(0), x)
+    placed = jax.device_put(variables, NamedSharding(default, PartitionSpec()))
+    token = jax.device_put(x[:, :1], NamedSharding(default, PartitionSpec("data")))
+    with pytest.raises(ValueError, match="decoding is not for a mesh with Explicit axes; .*Auto"):
+        module.apply(placed, token, mutable=["cache"])
 
 
 def test_the_initial_parameters_do_not_depend_on_the_mesh():

@@ -1,20 +1,26 @@
 """The ladder of engines and its support table, row by row; `cudnn` without a GPU."""
 
 import logging
+import types
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import B, every_kind, normal, random_parameters
+from jax.sharding import AxisType
 
 from mhe_jax.attention import Mask, choices, cudnn, engines, xla
 from mhe_jax.attention.engines import Options
+
+HEADS_ON_TENSOR = (("batch", "data"), ("length", None), ("activation_heads", "tensor"))
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(cudnn, "missing", lambda *a: None)
 
 
 def arrays(T=8, S=8, H=4, K=4, D=64, E=64, dtype=jnp.bfloat16):
@@ -84,6 +90,19 @@ class TestTableOfCudnn:
     def test_odd_lengths(self, T, S):
         assert "length" in (refusal(T=T, S=S) or "")
 
+    def test_heads_that_a_mesh_splits(self, monkeypatch):
+        if len(jax.devices()) < 2:
+            pytest.skip("needs two devices, see tests/conftest.py")
+        mesh = jax.make_mesh((1, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+        monkeypatch.setattr(cudnn, "platform", lambda: "gpu")
+        with jax.set_mesh(mesh), nn.logical_axis_rules(HEADS_ON_TENSOR):
+            assert refusal() is None
+            assert "not 4 query and 2 key heads" in refusal(K=2)
+            assert "not 1 query and 1 key heads" in refusal(H=1, K=1)
+            assert engines.attend(*arrays(K=2), Mask(), Options())[2] == "xla"
+        with jax.set_mesh(mesh), nn.logical_axis_rules([("batch", "data")]):
+            assert refusal(K=2) is None
+
     def test_auto_takes_cudnn_first_and_xla_where_that_refuses(self, monkeypatch):
         taken = object(), object()
         monkeypatch.setattr(cudnn, "attend", lambda *a: taken)
@@ -91,6 +110,35 @@ class TestTableOfCudnn:
         assert engines.attend(q, k, v, Mask(), Options()) == (*taken, "cudnn")
         q, k, v = arrays(dtype=jnp.float32)
         assert engines.attend(q, k, v, Mask(), Options())[2] == "xla"
+
+
+class TestMachine:
+    """What cuDNN needs beside a GPU."""
+
+    @pytest.fixture(autouse=True)
+    def machine(self, monkeypatch):
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **how: q)
+
+    def test_cudnn(self, monkeypatch):
+        def absent(*args, **how):
+            raise RuntimeError("cuDNN is not detected.")
+
+        monkeypatch.setattr(jax.nn, "dot_product_attention", absent)
+        assert refusal() == "cannot run here: cuDNN is not detected."
+        assert engines.attend(*arrays(), Mask(), Options())[2] == "xla"
+
+    @pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0", "10.3"])
+    def test_compute_capability(self, capability, monkeypatch):
+        device = types.SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(jax, "local_devices", lambda **how: [device])
+        old = "needs a GPU of compute capability 8.0 or more, not 7.5"
+        assert refusal() == (old if capability == "7.5" else None)
+
+    def test_described_devices_are_not_asked(self, monkeypatch):
+        monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+        monkeypatch.setattr(cudnn, "platform", lambda: "gpu")
+        assert refusal() is None
 
 
 MASKS = {

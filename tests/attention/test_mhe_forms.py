@@ -18,7 +18,7 @@ from attention_cases import (
     random_parameters,
 )
 
-from mhe_jax.attention import KINDS, Mask
+from mhe_jax.attention import KINDS, Mask, choices
 from mhe_jax.attention.engines import Options
 from mhe_jax.attention.forms import Call
 
@@ -148,6 +148,8 @@ HEADS_DIFFER = Mask.array(jnp.ones((1, H, 1, 1), bool))
             "folded",
         ),
         ("mhe_add", {"engine": "cudnn"}, {}, "folded"),
+        ("mhe_add", {"engine": "xla"}, {"queries": 31}, "folded"),
+        ("mhe_add", {"engine": "pallas"}, {"queries": 31}, "shared"),
         ("mhe_add", {"normalize_qk": True}, {}, "materialized"),
         ("mhe_add", {"form": "materialized"}, {}, "materialized"),
         ("mhe_mul", {}, {}, "folded"),
@@ -161,6 +163,23 @@ HEADS_DIFFER = Mask.array(jnp.ones((1, H, 1, 1), bool))
 def test_auto_takes_the_first_form_that_can_do_the_call(kind, fields, call, form):
     given = {"queries": 32, "dtype": jnp.dtype("float32"), "mask": Mask(), "options": Options()}
     assert Case(kind).module(**fields).resolve(Call(**(given | call))) == form
+
+
+@pytest.mark.parametrize(
+    ("fields", "inputs", "form"),
+    [
+        ({"dtype": "float16"}, "float32", "folded"),
+        ({"dtype": "bfloat16"}, "float16", "shared"),
+        ({}, "float16", "shared"),
+        ({"param_dtype": "float16"}, "float16", "folded"),
+    ],
+    ids=str,
+)
+def test_the_type_of_the_computation_decides(fields, inputs, form):
+    module = Case("mhe_add").module(**fields)
+    x = jnp.zeros((B, 32, ADD.width), inputs)
+    jax.eval_shape(module.init, jax.random.key(0), x)
+    assert choices()["mhe_add"].startswith(form)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +198,13 @@ def test_what_is_refused(kind, fields, message):
     module = Case(kind).module(**fields)
     with pytest.raises(ValueError, match=message):
         module.init(jax.random.key(0), normal(1, B, T, ADD.width))
+
+
+def test_an_engine_of_one_form_gives_its_own_reason():
+    if jax.default_backend() == "tpu":
+        pytest.skip("pallas is for a TPU")
+    with pytest.raises(ValueError, match="pallas: needs a TPU"):
+        ADD.module(engine="pallas").init(jax.random.key(0), normal(1, B, T, ADD.width))
 
 
 @pytest.mark.parametrize("kind", MHE)

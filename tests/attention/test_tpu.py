@@ -99,6 +99,10 @@ def masks(queries, keys):
         "segments": segments,
         "segments of all": one_for_all & Mask.causal(),
         "everything": Mask.causal() & valid & segments,
+        # One mark for the whole length.
+        "valid [B, 1]": Mask.padding(jnp.array([[True], [False]])),
+        "segments of queries [B, 1]": Mask.segments(jnp.ones((B, 1), int), segments.segment_ids[1]),
+        "segments of keys [B, 1]": Mask.segments(segments.segment_ids[0], jnp.ones((B, 1), int)),
     }
 
 

@@ -17,6 +17,7 @@ from mhe_jax.model.kronecker import Factors, KroneckerDense, KroneckerEmbed, bal
 
 # Primes, ones, products of few and of many primes.
 SHAPES = [(12, 20), (16, 16), (7, 13), (97, 11), (1, 5), (6, 1), (30, 64), (101, 24)]
+RNG = jax.random.key(0)
 GIVEN = Factors(4, 3, 4, 9)  # for a [13, 26]: padded on both sides
 
 
@@ -120,6 +121,29 @@ def test_the_variance_at_the_start_is_that_of_a_dense_matrix():
     table = KroneckerEmbed(1000, 64, stddev=0.125, rank=32)
     rows = table.init_with_output(jax.random.key(0), jnp.arange(1000))[0]
     assert rows.std() == pytest.approx(0.125, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_parameters_are_of_their_type(dtype):
+    init = jax.nn.initializers.lecun_normal()
+    module = KroneckerDense(init, jax.nn.initializers.zeros, use_bias=True, param_dtype=dtype)
+    shapes = jax.eval_shape(lambda k: module.init(k, jnp.ones((2, 6)), (4,), (None,) * 2), RNG)
+    assert {x.dtype.name for x in jax.tree.leaves(shapes)} == {dtype}
+
+
+def test_a_matrix_of_zeros_learns():
+    zeros = jax.nn.initializers.zeros
+    module = KroneckerDense(zeros, zeros, use_bias=False, rank=2)
+    x, call = jnp.ones((3, 12)), ((20,), (None, None))
+    params = module.init(RNG, x, *call)
+
+    def loss(params):
+        return ((module.apply(params, x, *call) - 1) ** 2).sum()
+
+    assert loss(params) == 3 * 20
+    gradients = jax.grad(loss)(params)
+    assert abs(gradients["params"]["b"]).max() > 0
+    assert loss(jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients)) < 3 * 20
 
 
 def test_fields_and_errors():
