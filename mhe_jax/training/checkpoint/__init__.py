@@ -7,11 +7,12 @@
                                     needs
 
 A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. What
-cannot be read moves to `checkpoints_unreadable`, beside, where nothing looks. Every array comes
-back laid over the mesh of the day, whatever mesh wrote it.
+cannot be read moves to `checkpoints_unreadable`, and what belongs to another way from here to
+`checkpoints_best_left`, beside, where nothing looks. Every array comes back laid over the mesh of
+the day, whatever mesh wrote it.
 
 writing.py   the checkpoints of a run that trains      reading.py   parameters of a finished one
-store.py     what is done with Orbax itself
+store.py     what is done with Orbax itself            quiet.py     and what it prints
 """
 
 from mhe_jax.training.checkpoint.reading import restore_params
