@@ -43,14 +43,9 @@ class Run:
         ran, asked = (
             leaves(to_dict(config)) for config in (load_json(self.workdir / CONFIG), self.config)
         )
-        same = all(
-            ran[name] == value or _left_to_data(name, value) for name, value in asked.items()
-        )
+        differing = {name for name, value in asked.items() if ran[name] != value}
+        same = all(name in OF_DATA and not asked[name] for name in differing)
         return result if same else None
-
-
-def _left_to_data(name: str, value: Any) -> bool:
-    return name in OF_DATA and not value
 
 
 @dataclass(frozen=True)
