@@ -14,13 +14,15 @@ def refuse(name: str, value: Any, allowed: str) -> InputError:
     return InputError(f"{name} is {value!r}: {allowed}")
 
 
-# name -> (what is allowed, in words; the test). None means not given, and passes.
+# What float32 holds.
+LARGEST = (2 - 2**-23) * 2.0**127
 
+# name -> (what is allowed, in words; the test). None means not given, and passes.
 
 AT_LEAST_1 = ("takes 1 or more", lambda x: x >= 1)
 AT_LEAST_0 = ("takes 0 or more", lambda x: x >= 0)
-POSITIVE = ("takes a finite number above 0", lambda x: 0 < x < math.inf)
-NOT_NEGATIVE = ("takes a finite number, 0 or more", lambda x: 0 <= x < math.inf)
+POSITIVE = ("takes a finite number above 0 of float32", lambda x: 0 < x <= LARGEST)
+NOT_NEGATIVE = ("takes a finite number of float32, 0 or more", lambda x: 0 <= x <= LARGEST)
 SHARE = ("takes a number from 0 to below 1", lambda x: 0 <= x < 1)
 SEED = ("takes 0 or more, below 2**63", lambda x: 0 <= x < 1 << 63)
 INSIDE_0_1 = ("takes a number above 0 and below 1", lambda x: 0 < x < 1)

@@ -106,7 +106,12 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
         # 4. The steps.
         c = config.train
         with Tracker(
-            workdir, c.num_steps, start, tensorboard=c.tensorboard, writes=writes
+            workdir,
+            c.num_steps,
+            start,
+            task=config.task,
+            tensorboard=c.tensorboard,
+            writes=writes,
         ) as tracker:
             about = summary.about(config, mesh, abstract.params)
             for line in (about, batches.describe(), *changed, *checkpoints.notes):

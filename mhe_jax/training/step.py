@@ -87,15 +87,17 @@ def make_train_step(
             & jnp.isfinite(optax.tree.norm(updates))
         )
         metrics = {**sums, "gradient_norm": gradient_norm, "finite": finite}
+        updates_before = state.step
         if schedule is not None:
-            # Not state.step, which also counts updates that were left out.
+            # state.step also counts updates that were left out.
             used = optax.tree_utils.tree_get(state.opt_state, "ScaleByScheduleState")
-            metrics["learning_rate"] = schedule(used.count)
+            updates_before = used.count
+            metrics["learning_rate"] = schedule(updates_before)
         new = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            ema_params=average(state.ema_params, params, state.step, ema_decay),
+            ema_params=average(state.ema_params, params, updates_before, ema_decay),
             key=state.key,
         )
         if skip_nonfinite:
@@ -151,8 +153,8 @@ def make_eval_step(
     )
 
 
-def average(ema: Any, params: Any, step: jax.Array, decay: float | None) -> Any:
-    """`d · ema + (1 - d) · params` with d = min(decay, (1 + n) / (10 + n)) after n updates.
+def average(ema: Any, params: Any, n: jax.Array, decay: float | None) -> Any:
+    """`d · ema + (1 - d) · params` with d = min(decay, (1 + n) / (10 + n)), n updates before.
 
     The smaller d of the first steps lets go of the initial parameters. None stays None.
     """
@@ -160,7 +162,7 @@ def average(ema: Any, params: Any, step: jax.Array, decay: float | None) -> Any:
         return None
     if decay is None:
         raise ValueError("the state has averaged parameters, but ema_decay is None")
-    d = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    d = jnp.minimum(decay, (1.0 + n) / (10.0 + n))
     return jax.tree.map(lambda e, p: d * e + (1 - d) * p, ema, params)
 
 

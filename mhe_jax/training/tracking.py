@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mhe_jax.config import LABELLED, InputError, not_installed
-from mhe_jax.fields import load_json, write_whole
-from mhe_jax.training import resume
+from mhe_jax.fields import write_whole
 
 FILE = "metrics.jsonl"
 PICTURE = "learning_curve.png"
@@ -30,6 +29,7 @@ class Tracker:
     Args:
       workdir: where files go.
       num_steps: of the whole run.
+      task: names the unit of the loss in the picture.
       start_step: the step that training goes on from; what an earlier process logged after it is
         dropped, since it comes again.
       tensorboard: also write event files.
@@ -42,10 +42,11 @@ class Tracker:
         num_steps: int,
         start_step: int = 0,
         *,
+        task: str | None = None,
         tensorboard: bool = False,
         writes: bool = True,
     ):
-        self.workdir, self.writes = Path(workdir), writes
+        self.workdir, self.task, self.writes = Path(workdir), task, writes
         self._console = Console(stderr=True)
         self._events = self._file = self._progress = None
         if not writes:
@@ -105,7 +106,7 @@ class Tracker:
     def draw(self) -> None:
         """The learning curve of the whole run, from metrics.jsonl."""
         if self.writes:
-            self.note(learning_curve(self.workdir))
+            self.note(learning_curve(self.workdir, self.task))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -143,12 +144,10 @@ def truncate(path: Path, step: int) -> None:
     write_whole(path, "".join(kept))
 
 
-def learning_curve(workdir: Path) -> str:
-    """Draw training and validation loss by step; returns the line to tell people."""
+def learning_curve(workdir: Path, task: str | None) -> str:
+    """Draw training and validation loss of a task by step; returns the line to tell people."""
     try:
         figure = new_figure(figsize=(7, 4.5))
-        config = workdir / resume.FILE
-        name = loss_name(load_json(config).task) if config.exists() else "loss"
     except InputError as error:
         return f"no {PICTURE}: {error}"
     axes = figure.subplots()
@@ -159,7 +158,7 @@ def learning_curve(workdir: Path) -> str:
         if points:
             axes.plot(*zip(*points, strict=True), style, label=split, markersize=4)
             axes.legend()
-    axes.set(xlabel="step", ylabel=name, title=workdir.name)
+    axes.set(xlabel="step", ylabel=loss_name(task), title=workdir.name)
     axes.grid(alpha=0.3)
     draft = workdir / f".{PICTURE}.{os.getpid()}"
     figure.savefig(draft, format="png", dpi=120)
@@ -167,12 +166,14 @@ def learning_curve(workdir: Path) -> str:
     return f"learning curve: {workdir / PICTURE}"
 
 
-def loss_name(task: str) -> str:
-    """The loss with its unit.
+def loss_name(task: str | None) -> str:
+    """The loss with its unit, where the task is known.
 
     >>> loss_name("regression"), loss_name("lm")
     ('loss (squared error)', 'loss (nats a token)')
     """
+    if task is None:
+        return "loss"
     units: dict[str, str] = dict.fromkeys(LABELLED, "nats an example")
     units |= {"regression": "squared error", "span": "nats a start or end"}
     return f"loss ({units.get(task, 'nats a token')})"

@@ -22,6 +22,7 @@ FIELDS = {
     "--data.batch_size": r"--data\.batch_size has no value: takes a whole number$",
     "--data.batch_size -8": r"data\.batch_size is -8: takes 1 or more$",
     "--optimizer.learning_rate nan": r"optimizer\.learning_rate is nan: takes a finite number",
+    "--optimizer.learning_rate 1e39": r"optimizer\.learning_rate is 1e\+39: takes a finite number",
     "--optimizer.learning_rate inf": r"optimizer\.learning_rate is inf: takes a finite number",
     "--model.remat yes": r"--model\.remat is 'yes': takes True or False$",
     "--model.attention.num_heads 3": r"model\.attention\.num_heads is 3: must divide model\.fea",
@@ -243,7 +244,7 @@ def test_sweeping(refused, flags, says):
         (f"{SCORE} --sources tfds:x:y", r"tfds:x:y: TFDS knows no data set 'x', prepared or not$"),
         (
             f"{SCORE} --length_penalty nan",
-            r"evaluation\.length_penalty is nan: takes a finite number, 0",
+            r"evaluation\.length_penalty is nan: takes a finite number of float32, 0",
         ),
         (f"{SCORE} --translate", r"runs/lm is a run of task lm: only translation translates$"),
         (f"{SCORE} --translate --generate", r"--translate and --generate: one of both$"),
@@ -254,6 +255,10 @@ def test_sweeping(refused, flags, says):
         (
             f"{SCORE} --generate --temperature 1 --top_p 2",
             r"evaluation\.top_p is 2\.0: takes a number a",
+        ),
+        (
+            f"{SCORE} --generate --temperature 1e39",
+            r"evaluation\.temperature is 1e\+39: takes a finite number of float32",
         ),
         (
             f"{SCORE} --generate --temperature -1",

@@ -191,6 +191,20 @@ def test_average_follows_its_formula():
     assert_close(jax.device_get(trainer.state.ema_params), wanted, 1e-6)
 
 
+def test_average_counts_no_update_that_was_left_out():
+    schedule = lambda n: 0.1 / (1 + n)  # noqa: E731
+    bad = batch_of(0) | {"weights": np.full((ROWS, LENGTH), np.inf, np.float32)}
+    found = []
+    for batches in ([batch_of(0), batch_of(1)], [batch_of(0), bad, bad, batch_of(1)]):
+        trainer = Trainer(
+            Standin(), optax.adamw(schedule), schedule=schedule, ema=0.9, skip_nonfinite=True
+        )
+        for batch in batches:
+            trainer.run(batch)
+        found.append(jax.device_get(trainer.state.ema_params))
+    assert_close(*found, 0)
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_learning_rate_is_the_optimizers_own(tiny, name, parts):

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from mhe_jax.config import Config, InputError
-from mhe_jax.loading import save_json
+from mhe_jax.config import InputError
 from mhe_jax.training import tracking
 from mhe_jax.training.tracking import Tracker
 
@@ -110,9 +109,8 @@ def test_the_picture_names_the_unit_of_the_task(tmp_path, monkeypatch, task, nam
         return figures[-1]
 
     monkeypatch.setattr(tracking, "new_figure", noted)
-    if task:
-        save_json(Config(task=task), tmp_path / "config.json")
-    tracking.learning_curve(tmp_path)
+    with Tracker(tmp_path, 10, task=task) as tracker:
+        tracker.draw()
     assert figures[0].axes[0].get_ylabel() == name
 
 
