@@ -202,7 +202,8 @@ def test_training_on_while_it_is_written_does_not_change_what_is_written(tmp_pat
     assert restore_params(tmp_path, "best", target.params)[0]["a"][0, 0] in (0.0, 5.0)
 
 
-def test_reads_that_fail_together_say_so_once(caplog):
+@pytest.mark.parametrize("gathered", [False, True])
+def test_reads_that_fail_together_say_so_once(caplog, gathered):
     """Orbax reads all arrays at once, and leaves its loop when the first cannot be read."""
 
     async def fail(after):
@@ -211,6 +212,8 @@ def test_reads_that_fail_together_say_so_once(caplog):
 
     async def together():
         tasks = [asyncio.ensure_future(fail(after)) for after in (0, 60)]
+        if gathered:  # and nobody asks for the outcome
+            asyncio.gather(*tasks)
         await asyncio.wait(tasks, return_when="FIRST_EXCEPTION")
         raise ValueError("one of both")
 

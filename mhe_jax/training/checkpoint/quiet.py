@@ -12,7 +12,7 @@ def quiet_orbax() -> None:
     """For this process: of many reads or writes at once, the first that fails tells of it alone."""
     if not isinstance(sys.unraisablehook, _NotOfOrbax):
         sys.unraisablehook = _NotOfOrbax(sys.unraisablehook)
-    logging.getLogger("asyncio").addFilter(_no_task)
+    logging.getLogger("asyncio").addFilter(_no_left_over)
     logging.getLogger("absl").addFilter(_no_traceback)
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
@@ -29,9 +29,12 @@ class _NotOfOrbax:
             self._hook(unraisable)
 
 
-def _no_task(record: logging.LogRecord) -> bool:
+def _no_left_over(record: logging.LogRecord) -> bool:
     """Drops what asyncio says of reads and writes that were under way when the first failed."""
-    return not record.getMessage().startswith(("Task ", "Future "))
+    message = record.getMessage().partition("\n")[0]
+    return not message.endswith(
+        ("exception was never retrieved", "was destroyed but it is pending!")
+    )
 
 
 def _no_traceback(record: logging.LogRecord) -> bool:
