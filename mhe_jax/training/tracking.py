@@ -29,7 +29,7 @@ class Tracker:
     Args:
       workdir: where files go.
       num_steps: of the whole run.
-      task: names the unit of the loss in the picture.
+      task: names the unit of the loss in the picture; None leaves it unnamed.
       start_step: the step that training goes on from; what an earlier process logged after it is
         dropped, since it comes again.
       tensorboard: also write event files.
@@ -42,7 +42,7 @@ class Tracker:
         num_steps: int,
         start_step: int = 0,
         *,
-        task: str | None = None,
+        task: str | None,
         tensorboard: bool = False,
         writes: bool = True,
     ):
