@@ -1,0 +1,275 @@
+"""The experiments of docs/experiments.md: every run of each, with the scores it is told by.
+
+    python benchmarks/experiments.py translation
+    python benchmarks/experiments.py encoders
+    python benchmarks/experiments.py hashes
+    python benchmarks/experiments.py matrices     # starts from runs of translation
+    python eval.py compare runs/translation --choose optimizer.learning_rate --out report
+
+Data lies in data/multi30k, data/wikitext-2, data/glue/SST-2 and data/glue/CoLA, or below another
+`--data.directory`. Each run is a `train.py` or `eval.py` with the flags below, on one core unless
+`--jobs 1`. A run that is done is not repeated, one that was interrupted goes on. Where one fails
+its case ends, the other cases go on, and the exit status is 1.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import timing
+from mhe_jax.command_line import parse_train_arguments
+from mhe_jax.config import InputError
+from mhe_jax.sweep import plan
+
+ROOT = Path(__file__).parents[1]
+# A command line is parsed in one thread at a time, and standard error is caught meanwhile.
+PARSING = threading.Lock()
+
+SEEDS = ("0", "1", "2")
+RATES = ("1e-3", "2e-3", "4e-3")
+MULTI30K = ("multi30k.py:small", "multi30k")
+# Fields of `model.attention`; those of mva take half the width of the model for its scores.
+TRANSLATION = {
+    "mha": {"kind": "mha"},
+    "mhe_mul": {"kind": "mhe_mul"},
+    "mhe_add": {"kind": "mhe_add"},
+    "mva": {"kind": "mva", "score_features": "128"},
+    "sha": {"kind": "sha"},
+    "mqa": {"kind": "mqa"},
+    "gqa": {"kind": "gqa", "num_kv_heads": "2"},
+    "skv": {"kind": "skv"},
+    "el": {"kind": "el"},
+    "mhe_add-2-groups": {"kind": "mhe_add", "num_groups": "2"},
+    "mhe_add-2-score-groups": {"kind": "mhe_add", "score_groups": "2"},
+}
+SEVERAL_SEEDS = ("mha", "mhe_mul", "mhe_add", "mva")
+ENCODERS = {
+    "mha": {"kind": "mha"},
+    "mhe_mul": {"kind": "mhe_mul"},
+    "mhe_add": {"kind": "mhe_add"},
+    "mva": {"kind": "mva", "score_features": "64"},
+    "sha": {"kind": "sha"},
+    "mqa": {"kind": "mqa"},
+}
+WIKITEXT = ("wikitext2_mlm.py", "wikitext-2")
+# Each task's config, its data, and its files as they are distributed.
+TASKS = {
+    "sst2": ("glue.py:sst2", "glue/SST-2", ["train.tsv.xz"], ["dev.tsv.xz"]),
+    "cola": (
+        "glue.py:cola",
+        "glue/CoLA",
+        ["in_domain_train.tsv.xz"],
+        ["in_domain_dev.tsv.xz", "out_of_domain_dev.tsv.xz"],
+    ),
+}
+TASK_STEPS = {"sst2": "2000", "cola": "1600"}
+TABLE = ["--optimizer.learning_rate", "5e-4", "--data.batch_size", "32", "--train.num_steps"]
+HASHES = ("md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj")
+NOISE = ("0.1", "0.2")
+# Terms in attention, MLP and embedding.
+RANKS = {"4-8-32": ("4", "8", "32"), "8-16-64": ("8", "16", "64"), "16-32-128": ("16", "32", "128")}
+WARM_RANKS = ("16", "32", "64", "128", "1000")
+
+
+class Failed(Exception):
+    """A command ended with another exit status than 0."""
+
+
+class Workplace:
+    """Calls train.py and eval.py for runs below one directory, unless they are done."""
+
+    def __init__(self, directory: Path, data: Path, jobs: int):
+        self.directory, self.data = directory, data
+        self.locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)  # one case a run
+        self.interrupted = False
+        self.environment = dict(os.environ)
+        if jobs > 1:
+            flags = os.environ.get("XLA_FLAGS", ""), "--xla_cpu_multi_thread_eigen=false"
+            self.environment["XLA_FLAGS"] = " ".join(flags).strip()
+
+    def train(self, name: str, config: str, data: str, *flags: str) -> Path:
+        """The finished run `name` of configs/`config` with the data in `data`."""
+        run = self.directory / name
+        arguments = [str(ROOT / "configs" / config), "--workdir", str(run)]
+        arguments += ["--data.directory", str(self.data / data), *flags]
+        with PARSING:
+            asked = plan.Run(name, parse_train_arguments(arguments), arguments, {})
+        with self.locks[run]:
+            if asked.result() is None:
+                self.call(run, str(ROOT / "train.py"), *arguments)
+        return run
+
+    def evaluate(self, run: Path, split: str, *flags: str, name: str = "") -> None:
+        """Leaves the scores of a run in its eval_SPLIT.json, or moves them to `name`."""
+        scores = run / f"eval_{split}.json"
+        with self.locks[run]:
+            if not (kept := run / (name or scores.name)).exists():
+                self.call(run, str(ROOT / "eval.py"), str(run), "--split", split, *flags)
+                scores.rename(kept)
+
+    def call(self, run: Path, *command: str) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        note(f"{run}: {Path(command[0]).name}")
+        log = run.with_name(f"{run.name}.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as output:
+            status = subprocess.call(
+                [sys.executable, *command], stdout=output, stderr=output, env=self.environment
+            )
+        if status == 130:  # Ctrl-C reaches the run as well, which saves
+            self.interrupted = True
+            raise KeyboardInterrupt
+        if status:
+            reason = log.read_text().rstrip().rpartition("\n")[2].removeprefix("error: ")
+            raise Failed(f"{run}: exit status {status}: {reason} (see {log})")
+
+
+def note(line: str) -> None:
+    with PARSING:
+        print(line, file=sys.stderr, flush=True)
+
+
+def attention(fields: dict[str, str]) -> list[str]:
+    return [part for name, value in fields.items() for part in (f"--model.attention.{name}", value)]
+
+
+def loss(run: Path) -> float:
+    return json.loads((run / plan.RESULT).read_text())["best_validation_loss"]
+
+
+def translation(at: Workplace, name: str, seeds: tuple[str, ...] | None = None) -> tuple[Path, str]:
+    """One attention: the learning rate by validation loss of the first seed, then the others.
+
+    Returns the run of the first seed at that rate, and the rate.
+    """
+
+    def run(rate: str, seed: str) -> Path:
+        flags = ["--optimizer.learning_rate", rate, "--train.seed", seed]
+        where = f"translation/{name},{rate},seed={seed}"
+        return at.train(where, *MULTI30K, *attention(TRANSLATION[name]), *flags)
+
+    if seeds is None:
+        seeds = SEEDS if name in SEVERAL_SEEDS else SEEDS[:1]
+    runs = {rate: run(rate, SEEDS[0]) for rate in RATES}
+    rate = min(runs, key=lambda rate: loss(runs[rate]))
+    for seed in seeds:
+        at.evaluate(run(rate, seed), "test")
+    return runs[rate], rate
+
+
+def tune(at: Workplace, name: str, task: str, *flags: str, noise: tuple[str, ...] = ()) -> None:
+    """A task's run, and its scores: first where words are misspelt, at last as they stand."""
+    config, data, training, validation = TASKS[task]
+    files = ["--data.train", *training, "--data.validation", *validation, "--data.test"]
+    run = at.train(name, config, data, *files, "--train.num_steps", TASK_STEPS[task], *flags)
+    for rate in noise:
+        at.evaluate(run, "validation", "--spelling_noise", rate, name=f"noise_{rate}.json")
+    at.evaluate(run, "validation")
+
+
+def encoder(at: Workplace, name: str) -> None:
+    """One attention: MLM, then each task from it with all seeds, and from nothing with one."""
+    shape = attention(ENCODERS[name])
+    start = at.train(f"mlm/{name}", *WIKITEXT, *shape)
+    at.evaluate(start, "test")
+    for task in TASKS:
+        for seed in SEEDS:
+            flags = ("--train.init_from", str(start), "--train.seed", seed)
+            tune(at, f"{task}/{name},seed={seed}", task, *flags)
+        tune(at, f"{task}/{name},nothing,seed=0", task, *shape)
+
+
+def hashed(at: Workplace, name: str) -> None:
+    """One embedding: pre-training with context and without, tasks, and tasks misspelt."""
+    flags = ["--model.hashing", name]
+    if name == "pieces":
+        flags = ["--model.hashing", "None", "--model.vocabulary_size", "4000"]
+    elif name.endswith("_emb"):
+        flags += [*TABLE, "4000"]
+    start = at.train(f"hashes/{name}", "hashformer.py", "wikitext-2", *flags)
+    flags += ["--model.context", "token"]
+    alone = at.train(f"hashes/{name},alone", "hashformer.py", "wikitext-2", *flags)
+    for run in (start, alone):
+        at.evaluate(run, "test")
+    for task in TASKS:
+        tune(at, f"{task}/{name}", task, "--train.init_from", str(start), noise=NOISE)
+
+
+def matrices(at: Workplace, name: str) -> None:
+    """Multi30k with factors, at the learning rate of the dense `mha` or `mhe_mul`."""
+    kind = "mhe_mul" if name.endswith("mhe_mul") else "mha"
+    _, rate = translation(at, kind, seeds=("0",))
+    terms = zip(("attention", "mlp", "embedding"), RANKS[name.split(",")[0]], strict=True)
+    flags = [part for role, rank in terms for part in (f"--model.kronecker.{role}", rank)]
+    flags += ["--optimizer.learning_rate", rate, *attention(TRANSLATION[kind])]
+    at.evaluate(at.train(f"matrices/{name}", *MULTI30K, *flags), "test")
+
+
+def warm(at: Workplace, rank: str) -> None:
+    """The dense `mha` factorized at one rank, its embeddings left alone; then trained a little."""
+    dense, _ = translation(at, "mha", seeds=("0",))
+    run, terms = at.directory / f"warm/{rank}", ("--attention", rank, "--mlp", rank)
+    if not (run / plan.CONFIG).exists():
+        at.call(run, "-m", "mhe_jax.training.factorize", str(dense), str(run), *terms)
+    at.evaluate(run, "test", "--checkpoint", "last", name="before.json")
+    flags = ["--train.num_steps", "300", "--optimizer.warmup_steps", "30"]
+    flags += ["--optimizer.learning_rate", "5e-4", *attention(TRANSLATION["mha"])]
+    flags += [part for role in terms[::2] for part in (f"--model.kronecker.{role[2:]}", rank)]
+    at.evaluate(at.train(f"warm/{rank}", *MULTI30K, *flags), "test")
+
+
+Case = Callable[[Workplace], object]
+# By experiment: what runs side by side.
+CASES: dict[str, list[Case]] = {
+    "translation": [partial(translation, name=name) for name in TRANSLATION],
+    "encoders": [partial(encoder, name=name) for name in ENCODERS],
+    "hashes": [partial(hashed, name=name) for name in ("pieces", *HASHES)],
+    "matrices": [
+        *(partial(matrices, name=name) for name in (*RANKS, "8-16-64,mhe_mul")),
+        *(partial(warm, rank=rank) for rank in WARM_RANKS),
+    ],
+}
+
+
+def main() -> None:
+    args = parse()
+    at = Workplace(args.workdir, args.directory, args.jobs)
+
+    def succeeds(case: Case) -> bool:
+        try:
+            case(at)
+        except (Failed, InputError) as error:
+            note(f"error: {error}")
+            return False
+        return True
+
+    try:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            done = list(pool.map(succeeds, CASES[args.experiment]))
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on")
+    sys.exit(not all(done))
+
+
+def parse() -> argparse.Namespace:
+    parser = timing.PlainParser(__doc__)
+    parser.add_argument("experiment", choices=CASES)
+    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
+    parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
+    parser.add_argument("--jobs", type=timing.positive, default=2, help="cases at a time")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

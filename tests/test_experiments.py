@@ -1,0 +1,110 @@
+"""What benchmarks/experiments.py runs, by a stand-in for train.py and eval.py."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import experiments
+from mhe_jax.command_line import parse_train_arguments
+from mhe_jax.fields import save_json
+from mhe_jax.sweep.plan import CONFIG, RESULT
+
+NAMES = ("mhe_mul", "sha", "mqa")
+LOSSES = {1e-3: 2.5, 2e-3: 2.0, 4e-3: 3.0}
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[tuple[str, str]]:
+    """(command, experiment/run) of each call; one training run fails. Few cases of each kind."""
+    found: list[tuple[str, str]] = []
+
+    def stand_in(command, stdout, **_):
+        _, program, *arguments = command
+        if program == "-m":
+            name, run = "factorize", Path(arguments[2])
+        elif Path(program).name == "train.py":
+            name, run = "train", Path(arguments[arguments.index("--workdir") + 1])
+        else:
+            name, run = "eval", Path(arguments[0])
+        found.append((name, f"{run.parent.name}/{run.name}"))
+        if run.name == "sha,1e-3,seed=0":
+            stdout.write("training\nerror: no such luck\n")
+            stdout.flush()
+            return 1
+        run.mkdir(parents=True, exist_ok=True)
+        if name == "train":
+            with experiments.PARSING:
+                config = parse_train_arguments(arguments)
+            save_json(config, run / CONFIG)
+            loss = LOSSES.get(config.optimizer.learning_rate)
+            done = {"steps": config.train.num_steps, "best_validation_loss": loss}
+            (run / RESULT).write_text(json.dumps(done))
+        elif name == "factorize":
+            (run / CONFIG).write_text("{}")
+        else:
+            split = arguments[arguments.index("--split") + 1]
+            (run / f"eval_{split}.json").write_text(json.dumps(arguments))
+        return 0
+
+    monkeypatch.setattr(experiments.subprocess, "call", stand_in)
+    for experiment, count in (("encoders", 1), ("hashes", 1), ("matrices", 5)):
+        monkeypatch.setitem(experiments.CASES, experiment, experiments.CASES[experiment][:count])
+    few = [case for case in experiments.CASES["translation"] if case.keywords["name"] in NAMES]
+    monkeypatch.setitem(experiments.CASES, "translation", few)
+    return found
+
+
+def run(tmp_path: Path, monkeypatch, experiment: str) -> int:
+    command = ["experiments.py", experiment, "--workdir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stop:
+        experiments.main()
+    return int(stop.value.code or 0)
+
+
+def test_translation(calls, tmp_path, monkeypatch, capsys):
+    """The rate by validation loss, then its seeds and scores; a failure stops no other case."""
+    assert run(tmp_path, monkeypatch, "translation") == 1
+    assert "sha,1e-3,seed=0: exit status 1: no such luck (see " in capsys.readouterr().err
+    rates = [f"translation/mhe_mul,{rate},seed=0" for rate in experiments.RATES]
+    seeds = [f"translation/mhe_mul,2e-3,seed={seed}" for seed in "12"]
+    mine = [call for call in calls if "mhe_mul," in call[1]]
+    assert [run for name, run in mine if name == "train"] == rates + seeds
+    assert [run for name, run in mine if name == "eval"] == [rates[1], *seeds]
+    assert ("eval", "translation/mqa,2e-3,seed=0") in calls
+    assert ("train", "translation/mqa,2e-3,seed=1") not in calls
+    done = len(calls)
+    assert done == (5 + 3) + (3 + 1) + 1
+    assert run(tmp_path, monkeypatch, "translation") == 1
+    assert calls[done:] == [("train", "translation/sha,1e-3,seed=0")]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "trainings"),
+    # MLM, two tasks with three seeds and from nothing; two pre-trainings and two tasks; `mha` at
+    # three rates, three ranks, `mhe_mul` at three rates and one rank, one retrained.
+    [("encoders", 1 + 2 * 4), ("hashes", 2 + 2), ("matrices", 3 + 3 + 3 + 1 + 1)],
+)
+def test_what_is_done_is_not_repeated(calls, tmp_path, monkeypatch, experiment, trainings):
+    assert run(tmp_path, monkeypatch, experiment) == 0
+    done = len(calls)
+    assert len([call for call in calls if call[0] == "train"]) == trainings
+    assert run(tmp_path, monkeypatch, experiment) == 0
+    assert len(calls) == done
+    for file in tmp_path.glob("*/*/noise_*.json"):
+        assert json.loads(file.read_text())[-1] == file.stem.removeprefix("noise_")
+        assert "--spelling_noise" not in file.with_name("eval_validation.json").read_text()
+
+
+def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
+    """What train.py says of Ctrl-C, which reaches every process of a terminal."""
+    monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: calls.append(()) or 130)
+    command = ["experiments.py", "translation", "--workdir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="the same command goes on"):
+        experiments.main()
+    assert len(calls) <= 2
