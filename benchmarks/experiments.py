@@ -77,7 +77,7 @@ TABLE = ["--optimizer.learning_rate", "5e-4", "--data.batch_size", "32", "--trai
 HASHES = ("md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj")
 NOISE = ("0.1", "0.2")
 # Terms in attention, MLP and embedding.
-RANKS = {"4-8-32": ("4", "8", "32"), "8-16-64": ("8", "16", "64"), "16-32-128": ("16", "32", "128")}
+RANKS = ("2-4-32", "8-16-128", "16-32-256")
 WARM_RANKS = ("16", "32", "64", "128", "1000")
 
 
@@ -210,7 +210,7 @@ def matrices(at: Workplace, name: str) -> None:
     """Multi30k with factors, at the learning rate of the dense `mha` or `mhe_mul`."""
     kind = "mhe_mul" if name.endswith("mhe_mul") else "mha"
     _, rate = translation(at, kind, seeds=("0",))
-    terms = zip(("attention", "mlp", "embedding"), RANKS[name.split(",")[0]], strict=True)
+    terms = zip(("attention", "mlp", "embedding"), name.partition(",")[0].split("-"), strict=True)
     flags = [part for role, rank in terms for part in (f"--model.kronecker.{role}", rank)]
     flags += ["--optimizer.learning_rate", rate, *attention(TRANSLATION[kind])]
     at.evaluate(at.train(f"matrices/{name}", *MULTI30K, *flags), "test")
@@ -236,7 +236,7 @@ CASES: dict[str, list[Case]] = {
     "encoders": [partial(encoder, name=name) for name in ENCODERS],
     "hashes": [partial(hashed, name=name) for name in ("pieces", *HASHES)],
     "matrices": [
-        *(partial(matrices, name=name) for name in (*RANKS, "8-16-64,mhe_mul")),
+        *(partial(matrices, name=name) for name in (*RANKS, "8-16-128,mhe_mul")),
         *(partial(warm, rank=rank) for rank in WARM_RANKS),
     ],
 }
@@ -258,7 +258,8 @@ def main() -> None:
         with ThreadPoolExecutor(args.jobs) as pool:
             done = list(pool.map(succeeds, CASES[args.experiment]))
     except KeyboardInterrupt:
-        sys.exit("stopped; the same command goes on")
+        note("stopped; the same command goes on")
+        sys.exit(130)
     sys.exit(not all(done))
 
 

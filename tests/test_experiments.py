@@ -103,8 +103,5 @@ def test_what_is_done_is_not_repeated(calls, tmp_path, monkeypatch, experiment, 
 def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
     """What train.py says of Ctrl-C, which reaches every process of a terminal."""
     monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: calls.append(()) or 130)
-    command = ["experiments.py", "translation", "--workdir", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit, match="the same command goes on"):
-        experiments.main()
+    assert run(tmp_path, monkeypatch, "translation") == 130
     assert len(calls) <= 2
