@@ -335,6 +335,13 @@ def test_runs_are_found_below_and_each_once(translations):
     assert len(sections(found, None)[0].groups) == 3
 
 
+def test_records_of_the_docs_can_be_read():
+    """The tables of docs/experiments.md can be made again."""
+    runs = read_runs([Path(__file__).parents[2] / "docs/records"], "test")
+    assert {run.status for run in runs} == {"done"}
+    assert sections(runs, None, ("optimizer.learning_rate",))
+
+
 def test_memory_of_each_kind(translations, tmp_path):
     found = compare(tmp_path, translations, lengths=(8, 32))
     groups = rows(found)
