@@ -8,9 +8,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import experiments
+from benchmarks import experiment_tables, experiments
 from mhe_jax.command_line import parse_train_arguments
 from mhe_jax.fields import save_json
+from mhe_jax.loading import load_config
 from mhe_jax.sweep.plan import CONFIG, RESULT
 
 NAMES = ("mhe_mul", "sha", "mqa")
@@ -105,3 +106,29 @@ def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: calls.append(()) or 130)
     assert run(tmp_path, monkeypatch, "translation") == 130
     assert len(calls) <= 2
+
+
+def test_tables(tmp_path, monkeypatch, capsys):
+    """Numbers of each run in its row; what is not there is told."""
+    for run, file, scores in [
+        ("hashes/md_proj", "eval_test.json", {"auc": 0.75, "loss": 0.5, "accuracy": 0.875}),
+        ("hashes/md_proj,alone", "eval_test.json", {"loss": 0.625, "accuracy": 0.8125}),
+        ("sst2-hashes/md_proj", "eval_validation.json", {"score": 60.0}),
+        ("sst2-hashes/md_proj", "noise_0.2.json", {"score": 55.0}),
+        ("sst2-hashes/pieces", "eval_validation.json", {"score": 80.0}),
+        ("warm/64", "before.json", {"bleu": 10.0, "parameters": {"total": 1234}}),
+    ]:
+        (tmp_path / run).mkdir(parents=True, exist_ok=True)
+        (tmp_path / run / file).write_text(json.dumps(scores))
+    root = Path(__file__).parents[1]
+    hashformer = load_config(str(root / "configs/hashformer.py"))
+    save_json(hashformer, tmp_path / "hashes/md_proj" / CONFIG)
+    monkeypatch.setattr(sys, "argv", ["experiment_tables.py", str(tmp_path)])
+    experiment_tables.main()
+    rows = capsys.readouterr().out.splitlines()
+    # The projection of 128 bits to 128 numbers, and a row for each type of token.
+    size = f"{128 * 128 + 6 * 128:,}"
+    assert f"| md_proj | {size} | 0.750 | 0.5000 | 87.50 | 0.6250 | 81.25 |" in rows
+    assert "| md_proj | 60.00 | 75.0 | - | 55.00 |" in rows
+    assert "| pieces | 80.00 | 100.0 | - | - |" in rows
+    assert "| 64 | 1,234 | 10.00 | - |" in rows

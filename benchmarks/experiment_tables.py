@@ -1,0 +1,113 @@
+"""Tables of docs/experiments.md that `eval.py compare` does not make, from the runs themselves.
+
+    python benchmarks/experiment_tables.py runs
+    python benchmarks/experiment_tables.py docs/records
+
+Hashed words: pre-training, with the same model without context beside it, and tasks, also with a
+tenth and a fifth of the words misspelt. Small matrices: a trained model factorized, before and
+after a little more training. What is not there is "-".
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import experiments, timing
+from mhe_jax.config import InputError
+from mhe_jax.evaluation.tables import Column, Table
+from mhe_jax.fields import load_json
+from mhe_jax.model import count_parameters, make_model
+from mhe_jax.training.objective import make_initializer
+
+EMBEDDINGS = (*experiments.HASHES, "pieces")
+
+
+def read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def embedding_parameters(run: Path) -> int | None:
+    """Numbers of what makes a vector of a token, without positions."""
+    if not (run / "config.json").exists():
+        return None
+    config = load_json(run / "config.json")
+    initialize = make_initializer(config.task, make_model(config.task, config.model), 2)
+    params = jax.eval_shape(initialize, jax.random.key(0))
+    return count_parameters(params["embeddings"]["token"])["total"]
+
+
+def pretraining(runs: Path) -> Table:
+    columns = [Column("embedding"), Column("its parameters", 0), Column("AUC", 3)]
+    columns += [Column("nats", 4), Column("accuracy", 2)]
+    columns += [Column("nats without context", 4), Column("accuracy without context", 2)]
+    rows = []
+    for name in EMBEDDINGS:
+        run = runs / "hashes" / name
+        found, alone = (
+            read(one / "eval_test.json") for one in (run, run.with_name(f"{name},alone"))
+        )
+        row = [name, embedding_parameters(run), found.get("auc")]
+        for scores in (found, alone):
+            row += [scores.get("loss"), percent(scores.get("accuracy"))]
+        rows.append(row)
+    return Table("hashes", "Hashed words: original, moved or random", columns, rows)
+
+
+def tasks(runs: Path) -> Iterator[Table]:
+    noises = [f"noise_{rate}.json" for rate in experiments.NOISE]
+    columns = [Column("embedding"), Column("score", 2), Column("% of pieces", 1)]
+    columns += [Column(f"{float(rate):.0%} of words misspelt", 2) for rate in experiments.NOISE]
+    for task in experiments.TASKS:
+        where = runs / f"{task}-hashes"
+        found = {
+            name: [
+                read(where / name / file).get("score") for file in ("eval_validation.json", *noises)
+            ]
+            for name in EMBEDDINGS
+        }
+        pieces = found["pieces"][0]
+        rows = [
+            [name, score, 100 * score / pieces if score and pieces else None, *noisy]
+            for name, (score, *noisy) in found.items()
+        ]
+        yield Table(task, f"Hashed words: {task}", columns, rows)
+
+
+def warm(runs: Path) -> Table:
+    columns = [Column("terms", 0), Column("parameters", 0), Column("BLEU at once", 2)]
+    columns += [Column("after 300 steps", 2)]
+    rows = []
+    for rank in experiments.WARM_RANKS:
+        before, after = (
+            read(runs / "warm" / rank / file) for file in ("before.json", "eval_test.json")
+        )
+        total = before.get("parameters", {}).get("total")
+        rows.append([int(rank), total, before.get("bleu"), after.get("bleu")])
+    return Table("warm", "A trained model factorized", columns, rows)
+
+
+def main() -> None:
+    parser = timing.PlainParser(__doc__)
+    parser.add_argument("runs", type=Path, help="--workdir of benchmarks/experiments.py")
+    runs = parser.parse_args().runs
+    if not runs.is_dir():
+        parser.error(f"there is no {runs}")
+    try:
+        for table in (pretraining(runs), *tasks(runs), warm(runs)):
+            print(table.markdown(), end="\n\n")
+    except (InputError, ValueError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
