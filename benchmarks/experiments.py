@@ -53,14 +53,8 @@ TRANSLATION = {
     "mhe_add-2-score-groups": {"kind": "mhe_add", "score_groups": "2"},
 }
 SEVERAL_SEEDS = ("mha", "mhe_mul", "mhe_add", "mva")
-ENCODERS = {
-    "mha": {"kind": "mha"},
-    "mhe_mul": {"kind": "mhe_mul"},
-    "mhe_add": {"kind": "mhe_add"},
-    "mva": {"kind": "mva", "score_features": "64"},
-    "sha": {"kind": "sha"},
-    "mqa": {"kind": "mqa"},
-}
+ENCODERS = {name: TRANSLATION[name] for name in ("mha", "mhe_mul", "mhe_add", "sha", "mqa")}
+ENCODERS["mva"] = {"kind": "mva", "score_features": "64"}
 # Neighbours, which tell most, are found much sooner than by learned positions.
 POSITIONS = ("--model.positions", "sinusoidal")
 # Each task's config, its data, and its files as they are distributed.
