@@ -171,7 +171,7 @@ def tune(at: Workplace, name: str, task: str, *flags: str, noise: tuple[str, ...
 
 
 def encoder(at: Workplace, name: str) -> None:
-    """One attention: MLM, then each task from it with all seeds, and from nothing with one."""
+    """One attention: MLM, each task from it with all seeds, and from nothing but its pieces."""
     shape = (*attention(ENCODERS[name]), *POSITIONS)
     start = at.train(f"mlm/{name}", "wikitext2_mlm.py", "wikitext-2", *shape)
     at.evaluate(start, "test")
@@ -179,7 +179,8 @@ def encoder(at: Workplace, name: str) -> None:
         for seed in SEEDS:
             flags = ("--train.init_from", str(start), "--train.seed", seed)
             tune(at, f"{task}/{name},seed={seed}", task, *flags)
-        tune(at, f"{task}/{name},nothing,seed=0", task, *shape)
+        pieces = ("--data.tokenizer", str((start / "tokenizer.model").resolve()))
+        tune(at, f"{task}/{name},nothing,seed=0", task, *shape, *pieces)
 
 
 def hashed(at: Workplace, name: str) -> None:
