@@ -3,12 +3,14 @@
     python benchmarks/experiment_tables.py runs
     python benchmarks/experiment_tables.py docs/records
 
-Hashed words: pre-training, with the same model without context beside it, and tasks, also with a
-tenth and a fifth of the words misspelt. Small matrices: a trained model factorized, before and
-after a little more training. What is not there is "-".
+Encoders: pre-training, and each task from it (mean over seeds) and from nothing. Hashed words:
+pre-training, with the same model without context beside it, and tasks, also with a tenth and a
+fifth of the words misspelt. Small matrices: a trained model factorized, before and after a little
+more training. What is not there is "-".
 """
 
 import json
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,10 @@ def read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
+def score_of(run: Path, file: str = "eval_validation.json") -> float | None:
+    return read(run / file).get("score")
+
+
 def percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
@@ -44,6 +50,27 @@ def embedding_parameters(run: Path) -> int | None:
     initialize = make_initializer(config.task, make_model(config.task, config.model), 2)
     params = jax.eval_shape(initialize, jax.random.key(0))
     return count_parameters(params["embeddings"]["token"])["total"]
+
+
+def encoders(runs: Path) -> Table:
+    columns = [Column("attention"), Column("its parameters", 0), Column("MLM perplexity", 1)]
+    for task in experiments.TASKS:
+        columns += [Column(task, 2), Column(f"± of {task}", 2), Column(f"{task} from nothing", 2)]
+    rows = []
+    for name in experiments.ENCODERS:
+        found = read(runs / "mlm" / name / "eval_test.json")
+        row = [name, found.get("parameters", {}).get("attention"), found.get("perplexity")]
+        for task in experiments.TASKS:
+            scores = [
+                score
+                for seed in experiments.SEEDS
+                if (score := score_of(runs / task / f"{name},seed={seed}")) is not None
+            ]
+            row.append(statistics.fmean(scores) if scores else None)
+            row.append(statistics.stdev(scores) if len(scores) > 1 else None)
+            row.append(score_of(runs / task / f"{name},nothing,seed=0"))
+        rows.append(row)
+    return Table("encoders", "Encoders", columns, rows)
 
 
 def pretraining(runs: Path) -> Table:
@@ -70,9 +97,7 @@ def tasks(runs: Path) -> Iterator[Table]:
     for task in experiments.TASKS:
         where = runs / f"{task}-hashes"
         found = {
-            name: [
-                read(where / name / file).get("score") for file in ("eval_validation.json", *noises)
-            ]
+            name: [score_of(where / name, file) for file in ("eval_validation.json", *noises)]
             for name in EMBEDDINGS
         }
         pieces = found["pieces"][0]
@@ -103,7 +128,7 @@ def main() -> None:
     if not runs.is_dir():
         parser.error(f"there is no {runs}")
     try:
-        for table in (pretraining(runs), *tasks(runs), warm(runs)):
+        for table in (encoders(runs), pretraining(runs), *tasks(runs), warm(runs)):
             print(table.markdown(), end="\n\n")
     except (InputError, ValueError) as error:
         parser.error(str(error))

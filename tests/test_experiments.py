@@ -111,6 +111,10 @@ def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
 def test_tables(tmp_path, monkeypatch, capsys):
     """Numbers of each run in its row; what is not there is told."""
     for run, file, scores in [
+        ("mlm/sha", "eval_test.json", {"parameters": {"attention": 67584}, "perplexity": 90.25}),
+        ("sst2/sha,seed=0", "eval_validation.json", {"score": 80.0}),
+        ("sst2/sha,seed=2", "eval_validation.json", {"score": 82.0}),
+        ("cola/sha,nothing,seed=0", "eval_validation.json", {"score": -1.5}),
         ("hashes/md_proj", "eval_test.json", {"auc": 0.75, "loss": 0.5, "accuracy": 0.875}),
         ("hashes/md_proj,alone", "eval_test.json", {"loss": 0.625, "accuracy": 0.8125}),
         ("sst2-hashes/md_proj", "eval_validation.json", {"score": 60.0}),
@@ -126,6 +130,7 @@ def test_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["experiment_tables.py", str(tmp_path)])
     experiment_tables.main()
     rows = capsys.readouterr().out.splitlines()
+    assert "| sha | 67,584 | 90.2 | 81.00 | 1.41 | - | - | - | -1.50 |" in rows
     # The projection of 128 bits to 128 numbers, and a row for each type of token.
     size = f"{128 * 128 + 6 * 128:,}"
     assert f"| md_proj | {size} | 0.750 | 0.5000 | 87.50 | 0.6250 | 81.25 |" in rows
