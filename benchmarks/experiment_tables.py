@@ -91,7 +91,7 @@ def pretraining(runs: Path) -> Table:
 
 
 def tasks(runs: Path) -> Iterator[Table]:
-    noises = [f"noise_{rate}.json" for rate in experiments.NOISE]
+    noises = [f"eval_{experiments.misspelt(rate)}.json" for rate in experiments.NOISE]
     columns = [Column("embedding"), Column("score", 2), Column("% of pieces", 1)]
     columns += [Column(f"{float(rate):.0%} of words misspelt", 2) for rate in experiments.NOISE]
     for task in experiments.TASKS:

@@ -103,11 +103,15 @@ class Workplace:
                 self.call(run, str(ROOT / "train.py"), *arguments)
         return run
 
-    def evaluate(self, run: Path, split: str, *flags: str, name: str = "") -> None:
-        """Leaves the scores of a run in its eval_SPLIT.json, or moves them to `name`."""
-        scores = run / f"eval_{split}.json"
+    def evaluate(self, run: Path, what: str, *flags: str, name: str = "") -> None:
+        """Leaves the scores of a run in eval_WHAT.json, where WHAT begins with the split.
+
+        With `name` they move from there to a file of that name.
+        """
+        scores = run / f"eval_{what}.json"
         with self.locks[run]:
             if not (kept := run / (name or scores.name)).exists():
+                split = what.partition("_")[0]
                 self.call(run, str(ROOT / "eval.py"), str(run), "--split", split, *flags)
                 scores.rename(kept)
 
@@ -160,13 +164,18 @@ def translation(at: Workplace, name: str, seeds: tuple[str, ...] = SEEDS[:1]) ->
     return runs[rate], rate
 
 
+def misspelt(rate: str) -> str:
+    """How eval.py calls the validation split with this share of its words misspelt, by seed 0."""
+    return f"validation_misspelt_{rate}_0"
+
+
 def tune(at: Workplace, name: str, task: str, *flags: str, noise: tuple[str, ...] = ()) -> None:
-    """A task's run, and its scores: first where words are misspelt, at last as they stand."""
+    """A task's run and its scores, also where words are misspelt."""
     config, data, training, validation = TASKS[task]
     files = ["--data.train", *training, "--data.validation", *validation, "--data.test"]
     run = at.train(name, config, data, *files, "--train.num_steps", TASK_STEPS[task], *flags)
     for rate in noise:
-        at.evaluate(run, "validation", "--spelling_noise", rate, name=f"noise_{rate}.json")
+        at.evaluate(run, misspelt(rate), "--spelling_noise", rate)
     at.evaluate(run, "validation")
 
 

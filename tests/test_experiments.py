@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import experiment_tables, experiments
 from mhe_jax.command_line import parse_train_arguments
+from mhe_jax.config import EvaluationConfig
+from mhe_jax.evaluation.tasks import name_of
 from mhe_jax.fields import save_json
 from mhe_jax.loading import load_config
 from mhe_jax.sweep.plan import CONFIG, RESULT
@@ -47,8 +49,10 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
         elif name == "factorize":
             (run / CONFIG).write_text("{}")
         else:
-            split = arguments[arguments.index("--split") + 1]
-            (run / f"eval_{split}.json").write_text(json.dumps(arguments))
+            asked = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+            noise = float(asked.get("--spelling_noise", 0))
+            what = name_of(EvaluationConfig(split=asked["--split"], spelling_noise=noise))
+            (run / f"eval_{what}.json").write_text(json.dumps(arguments))
         return 0
 
     monkeypatch.setattr(experiments.subprocess, "call", stand_in)
@@ -96,9 +100,11 @@ def test_what_is_done_is_not_repeated(calls, tmp_path, monkeypatch, experiment, 
     assert len([call for call in calls if call[0] == "train"]) == trainings
     assert run(tmp_path, monkeypatch, experiment) == 0
     assert len(calls) == done
-    for file in tmp_path.glob("*/*/noise_*.json"):
-        assert json.loads(file.read_text())[-1] == file.stem.removeprefix("noise_")
-        assert "--spelling_noise" not in file.with_name("eval_validation.json").read_text()
+    for run_of_task in tmp_path.glob("*-hashes/*/"):
+        for rate in experiments.NOISE:
+            scores = run_of_task / f"eval_{experiments.misspelt(rate)}.json"
+            assert json.loads(scores.read_text())[-1] == rate
+        assert "--spelling_noise" not in (run_of_task / "eval_validation.json").read_text()
 
 
 def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
@@ -118,7 +124,7 @@ def test_tables(tmp_path, monkeypatch, capsys):
         ("hashes/md_proj", "eval_test.json", {"auc": 0.75, "loss": 0.5, "accuracy": 0.875}),
         ("hashes/md_proj,alone", "eval_test.json", {"loss": 0.625, "accuracy": 0.8125}),
         ("sst2-hashes/md_proj", "eval_validation.json", {"score": 60.0}),
-        ("sst2-hashes/md_proj", "noise_0.2.json", {"score": 55.0}),
+        ("sst2-hashes/md_proj", "eval_validation_misspelt_0.2_0.json", {"score": 55.0}),
         ("sst2-hashes/pieces", "eval_validation.json", {"score": 80.0}),
         ("warm/64", "before.json", {"bleu": 10.0, "parameters": {"total": 1234}}),
     ]:
