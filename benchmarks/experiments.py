@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 from benchmarks import timing
 from mhe_jax.command_line import parse_train_arguments
 from mhe_jax.config import InputError
+from mhe_jax.data import open_train, train_tokenizer
+from mhe_jax.data.tasks import text_of
 from mhe_jax.sweep import plan
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +40,7 @@ PARSING = threading.Lock()
 SEEDS = ("0", "1", "2")
 RATES = ("1e-3", "2e-3", "4e-3")
 MULTI30K = ("multi30k.py:small", "multi30k")
+MLM = ("wikitext2_mlm.py", "wikitext-2")
 # Fields of `model.attention`; those of mva take half the width of the model for its scores.
 TRANSLATION = {
     "mha": {"kind": "mha"},
@@ -68,6 +71,8 @@ TASKS = {
     ),
 }
 TASK_STEPS = {"sst2": "2000", "cola": "1600"}
+# Of the encoders; in those of WikiText-2 alone words of reviews fall to pieces.
+VOCABULARY_SIZE = 8000
 HASHES = ("md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj")
 NOISE = ("0.1", "0.2")
 # Terms in attention, MLP and embedding.
@@ -94,14 +99,17 @@ class Workplace:
     def train(self, name: str, config: str, data: str, *flags: str) -> Path:
         """The finished run `name` of configs/`config` with the data in `data`."""
         run = self.directory / name
-        arguments = [str(ROOT / "configs" / config), "--workdir", str(run)]
-        arguments += ["--data.directory", str(self.data / data), *flags]
+        arguments = self.arguments(config, data, "--workdir", str(run), *flags)
         with PARSING:
             asked = plan.Run(name, parse_train_arguments(arguments), arguments, {})
         with self.locks[run]:
             if asked.result() is None:
                 self.call(run, str(ROOT / "train.py"), *arguments)
         return run
+
+    def arguments(self, config: str, data: str, *flags: str) -> list[str]:
+        directory = str(self.data / data)
+        return [str(ROOT / "configs" / config), "--data.directory", directory, *flags]
 
     def evaluate(self, run: Path, what: str, *flags: str, name: str = "") -> None:
         """Leaves the scores of a run in eval_WHAT.json, where WHAT begins with the split.
@@ -164,6 +172,13 @@ def translation(at: Workplace, name: str, seeds: tuple[str, ...] = SEEDS[:1]) ->
     return runs[rate], rate
 
 
+def of_task(task: str) -> list[str]:
+    """Config, data and files."""
+    config, data, training, validation = TASKS[task]
+    files = ["--data.train", *training, "--data.validation", *validation, "--data.test"]
+    return [config, data, *files]
+
+
 def misspelt(rate: str) -> str:
     """How eval.py calls the validation split with this share of its words misspelt, by seed 0."""
     return f"validation_misspelt_{rate}_0"
@@ -171,25 +186,38 @@ def misspelt(rate: str) -> str:
 
 def tune(at: Workplace, name: str, task: str, *flags: str, noise: tuple[str, ...] = ()) -> None:
     """A task's run and its scores, also where words are misspelt."""
-    config, data, training, validation = TASKS[task]
-    files = ["--data.train", *training, "--data.validation", *validation, "--data.test"]
-    run = at.train(name, config, data, *files, "--train.num_steps", TASK_STEPS[task], *flags)
+    run = at.train(name, *of_task(task), "--train.num_steps", TASK_STEPS[task], *flags)
     for rate in noise:
         at.evaluate(run, misspelt(rate), "--spelling_noise", rate)
     at.evaluate(run, "validation")
 
 
+def pieces(at: Workplace) -> Path:
+    """A tokenizer of the training texts of WikiText-2 and of the tasks."""
+    path = at.directory.resolve() / "mlm" / "tokenizer.model"
+    with at.locks[path]:
+        if not path.exists():
+            note(f"{path}: train_tokenizer")
+            with PARSING:
+                wikitext, *tasks = [
+                    parse_train_arguments(at.arguments(*one)) for one in (MLM, *map(of_task, TASKS))
+                ]
+            texts = [(text_of(task), 1.0) for task in tasks]
+            train_tokenizer([*open_train(wikitext), *texts], VOCABULARY_SIZE).save(path)
+    return path
+
+
 def encoder(at: Workplace, name: str) -> None:
-    """One attention: MLM, each task from it with all seeds, and from nothing but its pieces."""
-    shape = (*attention(ENCODERS[name]), *POSITIONS)
-    start = at.train(f"mlm/{name}", "wikitext2_mlm.py", "wikitext-2", *shape)
+    """One attention: MLM, then each task from it with all seeds, and from nothing with one."""
+    shape = (*attention(ENCODERS[name]), *POSITIONS, "--data.tokenizer", str(pieces(at)))
+    shape += ("--model.vocabulary_size", str(VOCABULARY_SIZE))
+    start = at.train(f"mlm/{name}", *MLM, *shape)
     at.evaluate(start, "test")
     for task in TASKS:
         for seed in SEEDS:
             flags = ("--train.init_from", str(start), "--train.seed", seed)
             tune(at, f"{task}/{name},seed={seed}", task, *flags)
-        pieces = ("--data.tokenizer", str((start / "tokenizer.model").resolve()))
-        tune(at, f"{task}/{name},nothing,seed=0", task, *shape, *pieces)
+        tune(at, f"{task}/{name},nothing,seed=0", task, *shape)
 
 
 def hashed(at: Workplace, name: str) -> None:

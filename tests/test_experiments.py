@@ -1,6 +1,7 @@
 """What benchmarks/experiments.py runs, by a stand-in for train.py and eval.py."""
 
 import json
+import lzma
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 from benchmarks import experiment_tables, experiments
 from mhe_jax.command_line import parse_train_arguments
 from mhe_jax.config import EvaluationConfig
+from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.evaluation.tasks import name_of
 from mhe_jax.fields import save_json
 from mhe_jax.loading import load_config
@@ -56,6 +58,7 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
         return 0
 
     monkeypatch.setattr(experiments.subprocess, "call", stand_in)
+    monkeypatch.setattr(experiments, "pieces", lambda at: at.directory / "tokenizer.model")
     for experiment, count in (("encoders", 1), ("hashes", 1), ("matrices", 5)):
         monkeypatch.setitem(experiments.CASES, experiment, experiments.CASES[experiment][:count])
     few = [case for case in experiments.CASES["translation"] if case.keywords["name"] in NAMES]
@@ -105,6 +108,24 @@ def test_what_is_done_is_not_repeated(calls, tmp_path, monkeypatch, experiment, 
             scores = run_of_task / f"eval_{experiments.misspelt(rate)}.json"
             assert json.loads(scores.read_text())[-1] == rate
         assert "--spelling_noise" not in (run_of_task / "eval_validation.json").read_text()
+
+
+def test_pieces(tmp_path, monkeypatch):
+    """Of all texts, trained once."""
+    monkeypatch.setattr(experiments, "VOCABULARY_SIZE", 280)
+    files = {
+        "wikitext-2/train.txt.xz": "a wiki wiki wiki\n",
+        "glue/SST-2/train.tsv.xz": "sentence\tlabel\nmovie movie movie\t1\n",
+        "glue/CoLA/in_domain_train.tsv.xz": "ks08\t1\t\twhither whither whither\n",
+    }
+    for name, text in files.items():
+        (file := tmp_path / name).parent.mkdir(parents=True)
+        file.write_bytes(lzma.compress(text.encode()))
+    at = experiments.Workplace(tmp_path / "runs", tmp_path, 2)
+    tokenizer = Tokenizer.load(path := experiments.pieces(at))
+    assert all(len(tokenizer.encode(word)) < 5 for word in ("wiki", "movie", "whither"))
+    path.write_text("as it was")
+    assert experiments.pieces(at).read_text() == "as it was"
 
 
 def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
