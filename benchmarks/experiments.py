@@ -194,7 +194,7 @@ def tune(at: Workplace, name: str, task: str, *flags: str, noise: tuple[str, ...
 
 def pieces(at: Workplace) -> Path:
     """A tokenizer of the training texts of WikiText-2 and of the tasks."""
-    path = at.directory.resolve() / "mlm" / "tokenizer.model"
+    path = at.directory / "mlm" / "tokenizer.model"
     with at.locks[path]:
         if not path.exists():
             note(f"{path}: train_tokenizer")
@@ -209,15 +209,22 @@ def pieces(at: Workplace) -> Path:
 
 def encoder(at: Workplace, name: str) -> None:
     """One attention: MLM, then each task from it with all seeds, and from nothing with one."""
-    shape = (*attention(ENCODERS[name]), *POSITIONS, "--data.tokenizer", str(pieces(at)))
+    tokenizer = pieces(at).resolve()
+    shape = (*attention(ENCODERS[name]), *POSITIONS)
     shape += ("--model.vocabulary_size", str(VOCABULARY_SIZE))
-    start = at.train(f"mlm/{name}", *MLM, *shape)
+
+    def shape_from(data: str) -> tuple[str, ...]:
+        # From the data to the run, so that a record holds wherever both lie together.
+        there = os.path.relpath(tokenizer, (at.data / data).resolve())
+        return (*shape, "--data.tokenizer", there)
+
+    start = at.train(f"mlm/{name}", *MLM, *shape_from(MLM[1]))
     at.evaluate(start, "test")
     for task in TASKS:
         for seed in SEEDS:
             flags = ("--train.init_from", str(start), "--train.seed", seed)
             tune(at, f"{task}/{name},seed={seed}", task, *flags)
-        tune(at, f"{task}/{name},nothing,seed=0", task, *shape)
+        tune(at, f"{task}/{name},nothing,seed=0", task, *shape_from(TASKS[task][1]))
 
 
 def hashed(at: Workplace, name: str) -> None:

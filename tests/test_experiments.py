@@ -110,6 +110,16 @@ def test_what_is_done_is_not_repeated(calls, tmp_path, monkeypatch, experiment, 
         assert "--spelling_noise" not in (run_of_task / "eval_validation.json").read_text()
 
 
+def test_pieces_are_named_from_the_data(calls, tmp_path, monkeypatch):
+    """So that a record holds where data and runs lie together, wherever that is."""
+    assert run(tmp_path, monkeypatch, "encoders") == 0
+    for name in ("mlm/mha", "sst2/mha,nothing,seed=0", "cola/mha,nothing,seed=0"):
+        data = json.loads((tmp_path / name / CONFIG).read_text())["data"]
+        assert data["tokenizer"].startswith("..")
+        there = Path(data["directory"]).resolve() / data["tokenizer"]
+        assert there.resolve() == tmp_path / "tokenizer.model"
+
+
 def test_pieces(tmp_path, monkeypatch):
     """Of all texts, trained once."""
     monkeypatch.setattr(experiments, "VOCABULARY_SIZE", 280)
