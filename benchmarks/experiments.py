@@ -234,7 +234,7 @@ def hashed(at: Workplace, name: str) -> None:
         embedding = ["--model.hashing", "None", "--model.vocabulary_size", "4000"]
     # A table learns nothing of rare words by large steps.
     rate = "5e-4" if name.endswith("_emb") else "2e-3"
-    flags = [*embedding, "--optimizer.learning_rate", rate, "--data.batch_size", "32"]
+    flags = [*embedding, "--optimizer.learning_rate", rate]
     start = at.train(f"hashes/{name}", "hashformer.py", "wikitext-2", *flags)
     flags += ["--model.context", "token"]
     alone = at.train(f"hashes/{name},alone", "hashformer.py", "wikitext-2", *flags)
