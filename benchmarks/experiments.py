@@ -55,7 +55,7 @@ TRANSLATION = {
     "mhe_add-2-groups": {"kind": "mhe_add", "num_groups": "2"},
     "mhe_add-2-score-groups": {"kind": "mhe_add", "score_groups": "2"},
 }
-SEVERAL_SEEDS = ("mha", "mhe_mul", "mhe_add", "mva")
+SEVERAL_SEEDS = ("mha", "mhe_mul", "mhe_add", "mhe_add-2-groups", "mva", "sha")
 ENCODERS = {name: TRANSLATION[name] for name in ("mha", "mhe_mul", "mhe_add", "sha", "mqa")}
 ENCODERS["mva"] = {"kind": "mva", "score_features": "64"}
 # Neighbours, which tell most, are found much sooner than by learned positions.

@@ -16,11 +16,11 @@ MNLI is validated on its matched part. The mismatched one is scored by
 which has no labels, `python eval.py runs/mnli --split test --sources diagnostic.tsv` writes
 predictions.
 
-Expected time: 2 minutes on one CPU core for SST-2 by `--train.num_steps 2000`, as for CoLA by 1600
-(AMD EPYC, jax 0.10.2, 2026-11-22); as the config stands, not measured.
-Expected score: on dev, of the pre-trained mhe_mul of docs/experiments.md with these steps, accuracy
-81.1 % on SST-2 (from nothing 79.8) and Matthews correlation 12.6 on CoLA (9.9). Other tasks: not
-measured.
+Expected time: 2 minutes on one CPU core for CoLA, and for SST-2 by `--train.num_steps 2000` (AMD
+EPYC, jax 0.10.2, 2026-11-22).
+Expected score: of mhe_mul with these steps, pre-trained as docs/experiments.md tells (other pieces
+and positions than the commands above): accuracy 81.1 % on the dev set of SST-2 (from nothing 79.8),
+Matthews correlation 12.6 on that of CoLA (9.9). Else not measured.
 
 `configs/glue.py:local` is a tiny model on sst2.
 """
