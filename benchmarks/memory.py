@@ -113,6 +113,8 @@ def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str,
             )
             for length in args.lengths:
                 for run, gradients in RUNS.items():
+                    what = f"{name}, T = {length}, {run}"
+                    print(what, file=sys.stderr, flush=True)
                     try:
                         size = layer_memory(
                             module,
@@ -123,7 +125,7 @@ def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str,
                             mesh=mesh,
                         )
                     except Exception as error:  # a compiler may fail in its own way
-                        left_out.add(f"{name}, T = {length}, {run}", error)
+                        left_out.add(what, error)
                         continue
                     results.append(
                         {

@@ -56,9 +56,12 @@ def interrupt(monkeypatch, step, *signals):
 
 
 @pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
-def test_a_run_from_beginning_to_end(tiny, task, capsys):
+def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
+    drawn, draw = [], tracking.learning_curve
+    monkeypatch.setattr(tracking, "learning_curve", lambda *a: drawn.append(a) or draw(*a))
     config = tiny(task, **{"optimizer.ema_decay": 0.9, "optimizer.label_smoothing": 0.1})
     result = train(config)
+    assert set(drawn) == {(Path(config.workdir), task)}
     assert json.loads(json.dumps(result)) == result
     assert result["task"] == task
     assert result["kind"] == "mhe_mul"
