@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,9 @@ def sections(runs: Sequence[Run], metric: str | None, choose: Sequence[str] = ()
     known = {name for run in runs for name in run.fields}
     for field in choose:
         if known and field not in known:
-            raise InputError(f"--choose {field}: no such field{_near(field, known)}")
+            near = did_you_mean(nearest(field, sorted(known)))
+            reason = near or "; fields are dotted, such as optimizer.learning_rate"
+            raise InputError(f"--choose {field}: no such field{reason}")
     found = []
     for text, members in by_text.items():
         task = text[0]
@@ -152,13 +154,10 @@ def sections(runs: Sequence[Run], metric: str | None, choose: Sequence[str] = ()
             Section(title, task, groups, members, _metric(members, task, metric), tuple(choose))
         )
     if metric and not any(s.metric == metric for s in found):
-        names = {name for run in runs for name in score_names([run])}
-        raise InputError(f"--metric {metric}: no run has it{_near(metric, names)}")
+        names = sorted({name for run in runs for name in score_names([run])})
+        reason = f"; takes one of {', '.join(names)}" if names else ""
+        raise InputError(f"--metric {metric}: no run has it{reason}")
     return found
-
-
-def _near(name: str, names: Iterable[str]) -> str:
-    return did_you_mean(nearest(name, sorted(names)) or sorted(names)[:8])
 
 
 def _text(run: Run) -> tuple:

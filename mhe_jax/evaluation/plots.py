@@ -9,7 +9,7 @@ from mhe_jax.evaluation import paper
 from mhe_jax.evaluation.groups import Section, lower_is_better
 from mhe_jax.training.tracking import loss_name, new_figure
 
-MARKS = "osD^vP*X<>"
+MARKS = "osD^vP*X<>p"  # one more than there are colours: the first 110 groups all look different
 
 
 def svg(figure: Any) -> str:

@@ -284,7 +284,7 @@ def test_sweeping(refused, flags, says):
         ("eval.py compare", r"no runs given; usage: eval\.py compare RUNS"),
         ("eval.py compare --out x", r"no runs given; usage: eval\.py compare RUNS"),
         ("eval.py compare runs --metric blue", r"--metric blue: no run has it"),
-        ("eval.py compare runs --choose lr", r"--choose lr: no such field"),
+        ("eval.py compare runs --choose lr", r"--choose lr: no such field; fields are dotted"),
         ("eval.py compare runs --lengths 0", r"--lengths is \(0,\): takes 1 or more$"),
         ("eval.py compare runs --split dev", r"--split is 'dev': takes one of validation, test$"),
         ("eval.py compare runs --output x", r"unknown field --output"),

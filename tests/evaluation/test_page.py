@@ -95,3 +95,9 @@ def test_in_a_browser(tmp_path):
     ]
     assert "\u25bc" in found["arrow"]
     assert not found["wide"]
+
+
+def test_many_groups_look_different():
+    lines = {f"group {number}": {128: 1.0, 256: 2.0} for number in range(40)}
+    drawn = plots.memory_figure({"forward": lines}).axes[0].get_lines()
+    assert len({(line.get_color(), line.get_marker()) for line in drawn}) == len(lines)
