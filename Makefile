@@ -1,6 +1,7 @@
 # make demo    install, train and score the demo, show translations and a picture
 # make test    install, run the tests
 # make slow    the tests that take minutes
+# make mutants puts bugs in, and says which ones no test sees; takes long
 # make lint    ruff and pyright
 # make clean   remove .venv and the demo's runs
 #
@@ -17,7 +18,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -46,6 +47,9 @@ test: $(INSTALLED)
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m slow
+
+mutants: $(INSTALLED)
+	$(BIN)/python tests/mutants.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -4,21 +4,17 @@ See `eval.py --help`, `eval.py RUN --help` and `eval.py compare --help`.
 """
 
 import json
+import signal
 import sys
-
-from mhe_jax.command_line import (
-    output,
-    parse_compare_arguments,
-    parse_evaluation_arguments,
-    run_entry_point,
-)
-from mhe_jax.config import InputError
-from mhe_jax.training.distributed import joined, take_flags
 
 
 def main() -> None:
     """Ends with a line of results as JSON: on standard output, or error where that has text."""
     # Imported when they are needed: jax starts slowly, and a typing error must not wait for it.
+    from mhe_jax.command_line import output, parse_compare_arguments, parse_evaluation_arguments
+    from mhe_jax.config import InputError
+    from mhe_jax.training.distributed import joined, take_flags
+
     command, *arguments = sys.argv[1:] or [""]
     if command == "paper":
         if arguments:
@@ -36,7 +32,7 @@ def main() -> None:
     processes, arguments = take_flags(sys.argv[1:])
     run, evaluation, action = parse_evaluation_arguments(arguments)
     with joined(processes) as writes:
-        from mhe_jax.evaluation import evaluate, generate, input_lines, translate
+        from mhe_jax.evaluation import evaluate, generate, input_lines, translate, usable
 
         if action == "score":
             result = evaluate(run, evaluation)
@@ -45,11 +41,17 @@ def main() -> None:
             return
         if sys.stdin is None:
             raise InputError("standard input is closed: takes the lines to read")
-        lines = input_lines(sys.stdin.buffer)
+        keep = usable(run) if action == "translate" else None
+        lines = input_lines(sys.stdin.buffer, keep=keep)
         chunk = 1 if sys.stdin.isatty() else None
         answer = translate if action == "translate" else generate
         print(json.dumps(answer(run, evaluation, lines, output, chunk=chunk)), file=sys.stderr)
 
 
 if __name__ == "__main__":
+    # Ctrl-C while modules load ends without a traceback; run_entry_point takes it back.
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from mhe_jax.command_line import run_entry_point
+
     run_entry_point(main)

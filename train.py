@@ -6,14 +6,15 @@ The last line on standard output is one JSON object with the result; all else is
 """
 
 import json
+import signal
 import sys
-
-from mhe_jax import sweep
-from mhe_jax.command_line import output, parse_target, parse_train_arguments, run_entry_point
-from mhe_jax.training.distributed import joined, take_flags
 
 
 def main() -> None:
+    from mhe_jax import sweep
+    from mhe_jax.command_line import output, parse_target, parse_train_arguments
+    from mhe_jax.training.distributed import joined, take_flags
+
     if sweep.is_sweep(sys.argv[1:]):
         found = sweep.run(sweep.parse(sys.argv[1:]), __file__)
         print(sweep.table(found["runs"]), file=sys.stderr)
@@ -38,4 +39,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # Ctrl-C while modules load ends without a traceback; run_entry_point takes it back.
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from mhe_jax.command_line import run_entry_point
+
     run_entry_point(main)

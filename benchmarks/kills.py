@@ -3,10 +3,11 @@
     python benchmarks/kills.py                          # 50 kills, two processes
     python benchmarks/kills.py --kills 10 --processes 4 --seed 1
 
-One run goes through without a kill. Others of the same config lose a random process a random time
-after a random step, every second one while a checkpoint is being written; all processes of the job
-must then end by themselves, and the job is started again. Final parameters, optimizer, average and
-key must be equal to the first run's to the bit, and so must all that was logged.
+One run goes through without a kill. Others of the same config, with packed rows, accumulation and
+an average, lose a random process a random time after a random step, every second one while a
+checkpoint is being written, and every second one in the last third of the run; all processes of
+the job must then end by themselves, and the job is started again. Final parameters, optimizer,
+average and key must be equal to the first run's to the bit, and so must all that was logged.
 """
 
 import argparse
@@ -90,14 +91,14 @@ def measure(args: argparse.Namespace, directory: Path) -> dict:
     begin = time.monotonic()
     lives(config, directory / "whole", args.processes, None)
     wanted = contents(directory / "whole")
-    found = {"kills": 0, "while_saving": 0, "hung": 0, "runs": 0, "equal_runs": 0}
+    found = dict.fromkeys(("kills", "while_saving", "last_third", "hung", "runs", "equal_runs"), 0)
+    late = 2 * args.steps // 3
     while found["kills"] < args.kills:
         workdir = directory / f"run_{found['runs']}"
         while True:
             kill = None
-            if found["kills"] < args.kills:
+            if step := next_step(args, found, last_step(workdir), late, draw):
                 saving = found["kills"] % 2 == 1
-                step = last_step(workdir) + draw.randint(1, 12)
                 delay = draw.uniform(0, 0.02 if saving else 0.3)
                 kill = draw.randrange(args.processes), (step, saving, delay)
             states = lives(config, workdir, args.processes, kill)
@@ -107,14 +108,29 @@ def measure(args: argparse.Namespace, directory: Path) -> dict:
                 raise RuntimeError(f"{workdir}: processes ended with {states}")
             found["kills"] += 1
             found["while_saving"] += kill[1][1]
+            reached = steps_done(workdir)
+            found["last_third"] += reached > late
             found["hung"] += sum(state is None for state in states)
-            print(f"kill {found['kills']}: process {kill[0]} near step {kill[1][0]}, {states}")
+            print(f"kill {found['kills']}: process {kill[0]} after step {reached}, {states}")
         found["runs"] += 1
         equal = contents(workdir) == wanted
         found["equal_runs"] += equal
         print(f"{workdir.name}: {'equal' if equal else 'NOT EQUAL'}", flush=True)
     seconds = round(time.monotonic() - begin)
     return {"processes": args.processes, "seed": args.seed, **found, "seconds": seconds}
+
+
+def next_step(args, found: dict, last: int, late: int, draw: random.Random) -> int | None:
+    """After which step of a run that goes on from `last` to kill; None to let it finish.
+
+    A few in the first two thirds, as many in the last, then the next run.
+    """
+    left, ahead = args.kills - found["kills"], found["kills"] - 2 * found["last_third"]
+    if left and last < late and ahead < min(4, left):
+        return last + draw.randint(1, 12)
+    if left and ahead > 0 and max(last, late) < args.steps - 1:
+        return draw.randint(max(last, late) + 1, args.steps - 1)
+    return None
 
 
 def lives(config: Path, workdir: Path, count: int, kill) -> list[int | None]:
@@ -179,8 +195,9 @@ def write_experiment(directory: Path, steps: int) -> Path:
             cache_directory=str(directory / "cache"),
             sequence_length=16,
             batch_size=8,
+            packing=True,
         ),
-        optimizer=OptimizerConfig(warmup_steps=3, ema_decay=0.9),
+        optimizer=OptimizerConfig(warmup_steps=3, ema_decay=0.9, accumulate_steps=2),
         train=TrainConfig(
             num_steps=steps, eval_every=6, checkpoint_every=4, keep_checkpoints=2, log_every=1
         ),
@@ -197,6 +214,11 @@ def write_experiment(directory: Path, steps: int) -> Path:
 def last_step(workdir: Path) -> int:
     steps = (workdir / "checkpoints").glob("*")
     return max((int(path.name) for path in steps if path.name.isdecimal()), default=0)
+
+
+def steps_done(workdir: Path) -> int:
+    """Of the life that has just ended, as far as its log tells."""
+    return max((line["step"] for line in tracking.read(workdir / tracking.FILE)), default=0)
 
 
 def contents(workdir: Path) -> tuple:

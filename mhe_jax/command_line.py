@@ -9,13 +9,14 @@ import contextlib
 import dataclasses
 import io
 import os
+import signal
 import sys
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from mhe_jax.checks import check
+from mhe_jax.checks import check, check_files
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.fields import allowed_values, hints_of, load_json, unknown_field
 from mhe_jax.loading import load_config, neighbours
@@ -137,6 +138,9 @@ class _EvaluationArguments(EvaluationConfig):
     translate: bool = False
     # Continue the lines of standard input to standard output instead of scoring.
     generate: bool = False
+    # Directories in which files that the run names may lie, beside the run itself: it may be from
+    # somebody else. What --sources names by its whole path is read wherever it lies.
+    trust: tuple[str, ...] = (".",)
 
 
 Action = typing.Literal["score", "translate", "generate"]
@@ -146,6 +150,10 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
     """Run directory, settings and what to do, of `eval.py RUN [--field value ...]`.
 
     What is not given is as in the run's own config.
+
+    Raises:
+      InputError: no run, a field or value that is not allowed, or a file that the run names and
+        the command line does not trust.
     """
     if not arguments:
         raise InputError(f"no run given; usage: {EVALUATION_USAGE}")
@@ -171,12 +179,21 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
     )
     values = dataclasses.asdict(parsed)
+    trusted = values.pop("trust")
     flags = {action: values.pop(action) for action in ("translate", "generate")}
     if all(flags.values()):
         raise InputError("--translate and --generate: one of both")
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation))
     action = "translate" if flags["translate"] else "generate" if flags["generate"] else "score"
+    names = evaluation.sources or getattr(config.data, evaluation.split)
+    check_files(
+        run,
+        config.data.directory,
+        names if action == "score" else (),
+        trusted,
+        by_user="sources" in map(_name_of, options_of(rest)),
+    )
     return run, evaluation, action
 
 
@@ -306,30 +323,60 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
 
     What the operating system refuses, and nobody foresaw, is such a line with the file's name; so
-    is a device without enough memory. With MHE_JAX_TRACEBACK=1 in the environment every exception
-    shows its traceback.
+    is a device without enough memory, and a name that is not UTF-8. With MHE_JAX_TRACEBACK=1 in the
+    environment every exception shows its traceback.
     """
-    _ask_for_huge_pages()
+    if sys.stderr is None:  # closed by who started us: print would take standard output instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see train.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _ask_for_huge_pages()
+        _check_names()
         main()
         output("")
     except BrokenPipeError:  # the reader, such as `head`, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except (InputError, KeyboardInterrupt, OSError) as error:
+    except (InputError, KeyboardInterrupt, OSError, UnicodeEncodeError) as error:
         if os.environ.get("MHE_JAX_TRACEBACK") == "1":
             raise
         if isinstance(error, KeyboardInterrupt):
             sys.exit(130)
-        what = str(error)
-        if isinstance(error, OSError) and error.strerror:
-            what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-        print(f"error: {' '.join(what.split())}", file=sys.stderr)
+        _tell(_line_of(error))
         sys.exit(2)
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) or os.environ.get("MHE_JAX_TRACEBACK") == "1":
             raise
         reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
-        print(f"error: {reason}. {LESS_MEMORY}", file=sys.stderr)
+        _tell(f"{reason}. {LESS_MEMORY}")
         sys.exit(1)
     sys.exit(0)
+
+
+def _check_names() -> None:
+    """Raises InputError where a name is given that most libraries cannot even pass on."""
+    for name in (*sys.argv[1:], os.environ.get("MHE_JAX_CACHE", ""), _here()):
+        name.encode()
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it is deleted, or closed to us; whoever needs it says so
+        return ""
+
+
+def _line_of(error: BaseException) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:300]!a}: is not UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    return str(error)
+
+
+def _tell(what: str) -> None:
+    """One line for people, as far as there are any."""
+    with contextlib.suppress(OSError):
+        print(f"error: {' '.join(what.split())}", file=sys.stderr, flush=True)

@@ -8,16 +8,18 @@ import contextlib
 import dataclasses
 import difflib
 import json
-import os
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.files import write_whole
 
 T = TypeVar("T")
+# Far above what we write.
+LARGEST_JSON, DEEPEST_JSON = 1 << 26, 30
 
 
 def nearest(name: str, names: Sequence[str], count: int = 3) -> list[str]:
@@ -88,7 +90,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
         if isinstance(value, hint):
             return value
         if not isinstance(value, dict):
-            raise InputError(f"{name} is {value!r}: takes a dictionary of its fields")
+            raise InputError(f"{name} is {shown(value)}: takes a dictionary of its fields")
         return _build(hint, value, f"{name}.")
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -106,10 +108,20 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
             if all(fits for fits, _ in parts):
                 return tuple(part for _, part in parts)
     elif hint is float and type(value) in (int, float):
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     elif type(value) is hint and (hint is not str or "\0" not in value):  # ends a file's name
         return value
-    raise InputError(f"{name} is {value!r}: takes {allowed_values(hint)}")
+    raise InputError(f"{name} is {shown(value)}: takes {allowed_values(hint)}")
+
+
+def shown(value: Any) -> str:
+    """A value as messages have it: of a long one the beginning."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = type(value).__name__
+    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 def _try(value: Any, hint: Any, name: str) -> tuple[bool, Any]:
@@ -162,31 +174,44 @@ def save_json(config: Config, path: str | Path) -> None:
     write_whole(Path(path), json.dumps(to_dict(config), indent=2) + "\n")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file that appears whole or not at all.
+def parse_json(path: Path) -> Any:
+    """Reads a JSON file that we wrote, or somebody else.
 
     Raises:
-      InputError: it cannot be written.
+      OSError: it cannot be read.
+      ValueError: it is no JSON, or none that we would write: over `LARGEST_JSON` bytes, or deep.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    if not path.is_file():
+        path.stat()  # says that there is nothing
+        raise ValueError("is no file")
+    if path.stat().st_size > LARGEST_JSON:
+        raise ValueError(f"has over {LARGEST_JSON:,} bytes")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    level = [found]
+    for _ in range(DEEPEST_JSON):
+        level = [part for value in level for part in _parts(value)]
+    if level:
+        raise ValueError(f"is nested more than {DEEPEST_JSON} deep")
+    return found
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def load_json(path: str | Path) -> Config:
     """Reads what `save_json` wrote."""
     path = Path(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise InputError(f"{path}: not a config: takes a dictionary of fields")

@@ -14,5 +14,14 @@ missing = [flag for flag in FLAGS if flag.split("=")[0] not in given]
 os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Where evaluation keeps indices: not in the home of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MHE_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

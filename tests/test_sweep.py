@@ -69,6 +69,8 @@ def main():
         result = {"steps": config.train.num_steps, "best_validation_loss": 1.5,
                   "training_seconds": 2.0}
         (workdir / "result.json").write_text(json.dumps(result))
+    if does == "late":
+        raise InputError("cannot draw the curve")
 
 run_entry_point(main)
 """
@@ -215,6 +217,7 @@ def test_finished_runs_are_not_repeated_and_later_ones_are_added(place):
         ("crash", "RuntimeError: out of paper"),
         ("kill", "ended by SIGKILL"),
         ("nothing", "left no result.json that fits its config"),
+        ("late", "cannot draw the curve"),
     ],
 )
 def test_a_run_that_fails_stands_in_the_table_and_the_others_go_on(place, does, reason):
@@ -224,9 +227,9 @@ def test_a_run_that_fails_stands_in_the_table_and_the_others_go_on(place, does, 
     assert found["runs"][0]["reason"] == reason
     assert f"| {MHA} | failed: {reason.replace('|', '/')} |" in sweep.table(found["runs"])
     assert sweep.read(place / "sweep") == found["runs"]
-    # It is tried again, the other is not.
+    # It is tried again, the other is not; what has left a result is finished after all.
     found, calls = run(place, *KINDS)
-    assert (calls, found["failed"]) == ([MHA], 0)
+    assert (calls, found["failed"]) == ([] if does == "late" else [MHA], 0)
 
 
 def test_tokenizers_are_shared_where_they_must_be_the_same(place):
@@ -340,3 +343,27 @@ def test_a_finished_run_of_a_labelled_task_is_seen(place):
         first.config, data=dataclasses.replace(first.config.data, labels=("a", "b"))
     )
     assert dataclasses.replace(first, config=other).result() is None
+
+
+def test_the_result_of_before_a_run_was_lengthened_is_none(place):
+    """train.py saves the longer config first, and result.json at the end."""
+    run(place, *KINDS)
+    (mha, sha) = parse(place, *KINDS, "--train.num_steps", "9").runs
+    for one in (mha, sha):
+        save_json(one.config, one.workdir / "config.json")
+    assert (mha.result(), sha.result()) == (None, None)
+    result = {"steps": 9, "best_validation_loss": 1.25}
+    mha.workdir.joinpath("result.json").write_text(json.dumps(result))
+    assert (mha.result(), sha.result()) == (result, None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[4]", '{"steps": "4"}', '{"steps": 4, "best_validation_loss": "low"}', "[" * 9999]
+)
+def test_a_result_that_is_none_is_made_again(place, text):
+    run(place, *KINDS)
+    place.joinpath("sweep", SHA, "result.json").write_text(text)
+    found, calls = run(place, *KINDS)
+    assert calls == [SHA]
+    assert found["done"] == 2
+    assert f"| {SHA} | done | 1.5000 | 2.0 |" in sweep.table(found["runs"])

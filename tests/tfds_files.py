@@ -76,6 +76,16 @@ def write_records(path, records):
             file.write(length + masked(length) + record + masked(record))
 
 
+def records_of(data):
+    """What the records of a tfrecord file hold."""
+    found = []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        found.append(data[12 : 12 + length])
+        data = data[16 + length :]
+    return found
+
+
 def prepare_in_tfrecord(path, builder, examples=None):
     """The directory of the same as TFDS's default format has it, in two shards."""
     examples = examples or [{"de": german, "en": english} for german, english in PAIRS]

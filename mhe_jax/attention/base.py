@@ -69,7 +69,7 @@ class Attention(nn.Module):
     projection: Callable[..., nn.Module] = Projection
 
     kind: ClassVar[str]
-    # Keys and values come from one input; another `inputs_v` is refused.
+    # Keys and values are one array unless `inputs_v` is given; a cache then takes `inputs_k` only.
     one_source: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -90,8 +90,12 @@ class Attention(nn.Module):
         """[B, T, M] to queries [B, T, H, D] of the engine."""
         return self.normalized("query_ln", self.project_heads("query", x, self.num_heads))
 
-    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array) -> cache.Memory:
-        """Key and value inputs [B, S, M] to the arrays [B, S, ...] that a cache keeps."""
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None) -> cache.Memory:
+        """Key and value inputs [B, S, M] to the arrays [B, S, ...] that a cache keeps.
+
+        `inputs_v` is None only for a kind with `one_source`, where the caller gave none.
+        """
+        assert inputs_v is not None
         return {
             "key": self.normalized("key_ln", self.project_heads("key", inputs_k, self.kv_heads)),
             "value": self.project_heads("value", inputs_v, self.kv_heads),
@@ -177,6 +181,7 @@ class Attention(nn.Module):
         inputs_k: jax.Array | None = None,
         inputs_v: jax.Array | None = None,
         *,
+        inputs_kv: None = None,
         mask: jax.Array | Mask | None = None,
         deterministic: bool | None = None,
         dropout_rng: jax.Array | None = None,
@@ -188,15 +193,17 @@ class Attention(nn.Module):
           inputs_q: what asks.
           inputs_k: what keys are made of; None for `inputs_q` (self-attention).
           inputs_v: what values are made of; None for `inputs_k`.
+          inputs_kv: refused; deprecated in Flax.
           mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
           deterministic: True switches dropout off; here or as a field, not both.
           dropout_rng: key of the dropout; None takes the 'dropout' stream.
           sow_weights: put the weights [..., H, T, S], of `sha` [..., 1, T, S], into the
             'intermediates' collection.
 
-        With `decode=True` the first call, with `cache` mutable, makes an empty cache of its own
-        length; later calls append T ≥ 1 tokens and see all that came before. After `fill_cache` a
-        call reads what that put down.
+        With `decode=True` a call is self-attention unless `fill_cache` has filled the cache: the
+        first call, with `cache` mutable, makes an empty cache of its own length, and later calls
+        append T ≥ 1 tokens and see all that came before. After `fill_cache` a call is
+        cross-attention: it reads what that put down, and takes nothing from `inputs_k`.
 
         Returns:
           [..., T, out_features].
@@ -205,6 +212,8 @@ class Attention(nn.Module):
           ValueError: a width that the heads do not divide, a mask of the wrong shape, a write past
             the end of the cache, a call that the engine or form asked for cannot do.
         """
+        if inputs_kv is not None:
+            raise ValueError("inputs_kv is refused, deprecated in Flax: pass inputs_k and inputs_v")
         return self._run(
             inputs_q, inputs_k, inputs_v, mask, deterministic, dropout_rng, sow_weights, False
         )
@@ -213,7 +222,8 @@ class Attention(nn.Module):
         """Put the keys and values of cross-attention into the cache once; no output.
 
         Raises:
-          ValueError: `decode` is False, or nothing tells the width of the queries.
+          ValueError: `decode` is False, nothing tells the width of the queries, or the cache is
+            one of self-attention.
         """
         self._run(None, inputs_k, inputs_v, None, True, None, False, True)
 
@@ -223,24 +233,27 @@ class Attention(nn.Module):
     ) -> Any:
         if inputs_k is None and inputs_v is not None:
             raise ValueError("inputs_v is given without inputs_k")
-        cross = inputs_k is not None and inputs_k is not inputs_q
         inputs_k = inputs_q if inputs_k is None else inputs_k
-        inputs_v = inputs_k if inputs_v is None else inputs_v
-        if self.one_source and inputs_v is not inputs_k:
+        if self.one_source and self.decode and inputs_v is not None:
             raise ValueError(
-                f"{self.kind} makes keys and values of one input: leave inputs_v out, or pass the "
-                "very array that inputs_k is"
+                f"{self.kind} keeps one array for keys and values in its cache: leave inputs_v out"
             )
+        if inputs_v is None and not self.one_source:
+            inputs_v = inputs_k
         asks = inputs_k if fill else inputs_q
         batch, features = asks.shape[:-2], asks.shape[-1]
         for name, array in (("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+            if array is None:
+                continue
             if array.shape[:-2] != batch or array.shape[-2] != inputs_k.shape[-2]:
+                by_name = "; a mask is passed as mask=..." if name == "inputs_v" else ""
                 raise ValueError(
                     f"{name} has shape {array.shape}: its batch axes must be {batch}, as those of "
-                    f"inputs_q, and its length {inputs_k.shape[-2]}, as that of inputs_k"
+                    f"inputs_q, and its length {inputs_k.shape[-2]}, as that of inputs_k{by_name}"
                 )
         self._set_width(features, fill)
-        inputs_k, inputs_v = _flatten(inputs_k), _flatten(inputs_v)
+        inputs_k = _flatten(inputs_k)
+        inputs_v = None if inputs_v is None else _flatten(inputs_v)
         if fill:
             if not self.decode:
                 raise ValueError("fill_cache needs decode=True: nothing reads its cache otherwise")
@@ -255,8 +268,6 @@ class Attention(nn.Module):
         overflow = None
         if self.decode and cache.is_filled_once(self):
             memory = cache.read(self)
-        elif self.decode and cross:
-            raise ValueError("cross-attention decodes from a cache that `fill_cache` has filled")
         else:
             memory = self.memory(inputs_k, inputs_v)
             if self.decode and cache.exists(self):

@@ -84,47 +84,64 @@ class MultiQueryAttention(Attention):
 class SharedKeyValueAttention(Attention):
     """SKV: as MHA, and keys and values are one projection, `K_h = V_h = X W_kv[h]`.
 
-    W_q, W_kv [M, H, D], W_o [H, D, M]. Parameters 3M², cached numbers a token HD. An `inputs_v`
-    other than `inputs_k` is refused. Xue & Aletras 2023, section 4.
+    W_q, W_kv [M, H, D], W_o [H, D, M]. Parameters 3M², cached numbers a token HD. Where `inputs_v`
+    is given, values are its projection by the same W_kv; with `decode`, whose cache has one array
+    for both, it is refused. Xue & Aletras 2023, section 4.
     """
 
     kind: ClassVar[str] = "skv"
     one_source: ClassVar[bool] = True
 
-    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array) -> dict[str, jax.Array]:
-        return {"key_value": self.project_heads("key_value", inputs_k, self.num_heads)}
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None) -> dict[str, jax.Array]:
+        if inputs_v is None:
+            return {"key_value": self.project_heads("key_value", inputs_k, self.num_heads)}
+        if inputs_v.shape[-1] != inputs_k.shape[-1]:
+            raise ValueError(
+                f"skv projects keys and values by one matrix: inputs_v is {inputs_v.shape[-1]} "
+                f"wide and must be as wide as inputs_k, {inputs_k.shape[-1]}"
+            )
+        both = jnp.concatenate([inputs_k, inputs_v], 1)
+        key, value = jnp.split(self.project_heads("key_value", both, self.num_heads), 2, 1)
+        return {"key_value": key, "value": value}
 
     def expand(self, memory: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return self.normalized("key_ln", memory["key_value"]), memory["key_value"]
+        key = memory["key_value"]
+        return self.normalized("key_ln", key), memory.get("value", key)
 
 
 class ELAttention(Attention):
     """EL: `K_h = V_h = X[:, hD:(h+1)D]`, the hidden states themselves, cut into H slices.
 
     W_q [M, H, D], W_o [H, D, M]; no key and no value projection. Parameters 2M², cached numbers a
-    token HD. Keys and values must be H·D wide, and `inputs_v` may not differ from `inputs_k`.
+    token HD. Keys and values must be H·D wide. Where `inputs_v` is given, its slices are the
+    values; with `decode`, whose cache has one array for both, it is refused.
     Yan et al. 2021, in the form that Xue & Aletras 2023 count.
 
     Raises:
-      ValueError: the width of `inputs_k` is not `qkv_features`.
+      ValueError: the width of `inputs_k` or `inputs_v` is not `qkv_features`.
     """
 
     kind: ClassVar[str] = "el"
     one_source: ClassVar[bool] = True
 
-    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array) -> dict[str, jax.Array]:
-        width = self.num_heads * self.head_features
-        if inputs_k.shape[-1] != width:
-            raise ValueError(
-                f"el cuts the hidden states into heads: their width {inputs_k.shape[-1]} must be "
-                f"qkv_features={width}"
-            )
-        heads = (self.num_heads, self.head_features)
-        # Without this, XLA's partitioner gave wrong gradients of inputs that are cut into heads on
-        # one side and projected on the other.
-        inputs_k = nn.with_logical_constraint(inputs_k, ("batch", "length", None))
-        hidden = inputs_k.reshape(*inputs_k.shape[:-1], *heads)
-        return {"hidden": hidden if self.dtype is None else hidden.astype(self.dtype)}
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None) -> dict[str, jax.Array]:
+        memory = {"hidden": self._slices(inputs_k)}
+        return memory if inputs_v is None else memory | {"value": self._slices(inputs_v)}
 
     def expand(self, memory: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return self.normalized("key_ln", memory["hidden"]), memory["hidden"]
+        hidden = memory["hidden"]
+        return self.normalized("key_ln", hidden), memory.get("value", hidden)
+
+    def _slices(self, x: jax.Array) -> jax.Array:
+        """[B, S, H·D] to [B, S, H, D]."""
+        width = self.num_heads * self.head_features
+        if x.shape[-1] != width:
+            raise ValueError(
+                f"el cuts the hidden states into heads: their width {x.shape[-1]} must be "
+                f"qkv_features={width}"
+            )
+        # Without this, XLA's partitioner gave wrong gradients of inputs that are cut into heads on
+        # one side and projected on the other.
+        x = nn.with_logical_constraint(x, ("batch", "length", None))
+        x = x.reshape(*x.shape[:-1], self.num_heads, self.head_features)
+        return x if self.dtype is None else x.astype(self.dtype)

@@ -90,18 +90,17 @@ def product(static: Static, letters: str, a, b):
     return jnp.einsum(letters, a, b, precision=static.precision, preferred_element_type=wide)
 
 
-def scores(static: Static, q, k):
-    """`q·k / √D`: [N, t, D] and [N, s, D] to [N, t, s]."""
-    return product(static, "ntd,nsd->nts", q * jnp.asarray(static.scale, q.dtype), k)
+def exponential(logits, seen: Seen, block: Block, scale: float = 1.0):
+    """`exp(scale (logits - m))`, m the maximum over the keys that a query sees; 0 at other keys.
 
-
-def exponential(logits, seen: Seen, block: Block):
-    """`exp(logits - m)` with m the maximum over the keys that a query sees, 0 at other keys."""
+    Scaled after the difference: a compiler may round `scale · logits` in two ways, once for the
+    maximum and once for the logits it is subtracted from, and large ones then differ by over 1.
+    """
     allowed = seen.mask.block(*block).to_dense(block.size, block.keys)
     if allowed is not None:
         logits = jnp.where(allowed[:, 0], logits, -jnp.inf)
     highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-    return jnp.exp(logits - jnp.where(highest == -jnp.inf, 0, highest))
+    return jnp.exp(scale * (logits - jnp.where(highest == -jnp.inf, 0, highest)))
 
 
 def dropout(static: Static, x, seen: Seen, block: Block):

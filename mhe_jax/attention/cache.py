@@ -33,7 +33,15 @@ def create(module: nn.Module, memory: Memory) -> None:
 
 
 def fill(module: nn.Module, memory: Memory) -> None:
-    """Put the whole `memory` down once, to be read by every later call."""
+    """Put the whole `memory` down once, to be read by every later call.
+
+    Raises:
+      ValueError: the cache has been begun by a call, as that of self-attention.
+    """
+    if exists(module):
+        raise ValueError(
+            "fill_cache: the cache is one of self-attention, which a call without fill_cache began"
+        )
     for name, array in memory.items():
         module.variable("cache", f"cached_{name}", jnp.zeros_like, array).value = array
 

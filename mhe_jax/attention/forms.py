@@ -25,8 +25,10 @@ class AttentionInForms(Attention):
 
     Attributes beyond `Attention`:
       form: 'auto' takes the first of `forms` that does not refuse the call and is not slower for
-        it; a form asked for by name runs, or raises. 'shared' has no forward-mode differentiation
-        (`jax.jvp`); 'folded' has it, and 'materialized'.
+        it; a form asked for by name runs, or raises. 'shared', which 'auto' takes for mva, and for
+        mhe_add from 32 queries on, has reverse mode only: `jax.jvp`, `jax.jacfwd` and
+        `jax.linearize` of it raise TypeError. `jax.grad` works, and so does each mode of a gradient
+        (`jax.hessian`). 'folded' and 'materialized' have all of them.
       num_groups: G shared query and key projections, H/G heads on each; 1 is one for all heads.
 
     Raises:

@@ -14,7 +14,6 @@ from mhe_jax.attention.blocks import (
     exponential,
     over_blocks,
     product,
-    scores,
 )
 
 
@@ -62,7 +61,8 @@ def _of_block(static, q, k, v, b, seen, head, block):
     """One head's attention in one block, and what it is to be called with."""
 
     def run(q, k, v, b):
-        e = exponential(scores(static, q, k) + b[:, None], seen, block)
+        logits = product(static, "ntd,nsd->nts", q.astype(b.dtype) * static.scale, k)
+        e = exponential(logits + b[:, None], seen, block)
         total = e.sum(-1, keepdims=True)
         weights = dropout(static, e / jnp.where(total > 0, total, 1), seen, block)
         return product(static, "nts,nse->nte", weights.astype(v.dtype), v).astype(v.dtype)

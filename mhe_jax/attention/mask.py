@@ -87,6 +87,8 @@ class Mask:
 
     def row_has_key(self, queries: int, keys: int, dtype) -> jax.Array:
         """1 where a query may see a key, else 0: something that broadcasts to [B, T, H, 1]."""
+        if keys == 0:
+            return jnp.zeros((1, 1, 1, 1), dtype)
         allowed = self.to_dense(queries, keys) if self.may_empty_a_row else None
         if allowed is None:
             return jnp.ones((1, 1, 1, 1), dtype)

@@ -33,6 +33,8 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Arr
 
     def local(query, key, value, key_bias, parts):
         (B, T, G, _), S, H = query.shape, key.shape[1], key_bias.shape[2]
+        if 0 in (B, T, S):
+            return jnp.zeros((B, T, H, value.shape[-1]), query.dtype)
         q, k, v = (_rows(x.reshape(*x.shape[:2], G, -1, x.shape[-1])) for x in (query, key, value))
         b = _rows(key_bias.reshape(B, S, G, -1))
         if G > 1:

@@ -99,7 +99,7 @@ class MultipleHeadEmbeddingAttention(AttentionInForms):
         B, T, G, D = x.shape
         factors = factors.reshape(G, -1, D)
         heads = jnp.einsum("btgd,grd->btgrd", x, factors, precision=self.precision)
-        return heads.reshape(B, T, -1, D)
+        return heads.reshape(B, T, self.num_heads, D)
 
     def _embedding(self, role: str, dtype) -> jax.Array:
         """[H, D] of the role."""
@@ -179,7 +179,7 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
             precision=self.precision,
             preferred_element_type=jnp.promote_types(key.dtype, jnp.float32),
         )
-        return bias.reshape(B, S, -1) * D**-0.5
+        return bias.reshape(B, S, self.num_heads) * D**-0.5
 
 
 class MHEMulAttention(MultipleHeadEmbeddingAttention):

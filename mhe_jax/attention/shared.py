@@ -9,11 +9,17 @@ so that all outputs are one matrix product of E with H·E columns `w[h] ⊙ v[h]
 one with H columns w. m[t] is the maximum over the keys that query t sees, c[h] over the keys that
 any query sees; both cancel, and no gradient goes through them.
 
-What is guaranteed. Let the spread be the largest `max_j b[h, j] - min_j b[h, j]` over keys that
-some query sees. Where it is at most `factored.MAX_SPREAD` = 60, a query with a key has a
-denominator of at least e^-60, and a factor that float32 flushes to zero (below e^-87) stood for a
-weight below e^(60-87), about 2e-12. Where it is more, or not a number, the same call goes head by
-head, in blocks of queries: as exact as attention always is, and about as slow. The choice is made
+What is guaranteed. Values and cotangents are divided by powers of two, each feature by its own, so
+that their size does not matter (see `factored`). Let the spread of a head be
+`max_j b[h, j] - min_j b[h, j]` plus the logarithm of the largest `max_e |v[j, h, e]|` over the
+smallest that is not 0, over keys that some query sees. Where it is at most `factored.MAX_SPREAD` =
+60 for every head, a query with a key has a denominator of at least e^-60, no product overflows, and
+a factor that float32 flushes to zero (below e^-87) stood for a share of the output below e^(60-87),
+about 2e-12. Where it is more, or not a number, the same call goes head by head, in blocks of
+queries: as exact as attention always is, and about as slow. So output and gradients are finite
+wherever an ordinary softmax's are, and right to the largest feature of a head; gradients of queries
+that give all their weight to one key are 0 but for sums of float32 that cancel, which takes the
+output in float32 until then. The choice is made
 on the device, for each call; it lies inside the custom gradient, so that a gradient goes the way of
 its forward pass.
 
@@ -72,29 +78,33 @@ def _output(static, q, k, v, b, seen) -> jax.Array:
 
 
 def _forward(static, q, k, v, b, seen):
-    def factored_softmax(*args):
-        return factored.forward(static, *args)
+    def factored_softmax(q, k, v, values, b, seen):
+        return factored.forward(static, q, k, values, b, seen)
 
-    def one_by_one(*args):
-        output = head_by_head.forward(static, *args)
+    def one_by_one(q, k, v, values, b, seen):
+        output = head_by_head.forward(static, q, k, v, b, seen).astype(b.dtype)
         return output, jnp.ones(output.shape[:-1], b.dtype)
 
-    fits = factored.fits(q, b, seen)
-    found = _choose(fits, factored_softmax, one_by_one, q, k, v, b, seen)
+    values = factored.values_of(q, v, b, seen)
+    fits = factored.fits(static, q, v, values, b, seen)
+    found = _choose(fits, factored_softmax, one_by_one, q, k, v, values, b, seen)
     output, denominator = checkpoint_name(found, KEPT)
-    return output, (q, k, v, b, seen, output, denominator, fits)
+    return output.astype(q.dtype), (q, k, v, b, seen, output, denominator, fits)
 
 
 def _backward(static, residuals, cotangent):
-    *residuals, fits = residuals
+    q, k, v, *residuals, fits = residuals
 
-    def factored_softmax(*args):
-        return factored.gradient(static, *args)
+    def factored_softmax(q, k, v, values, *args):
+        return factored.gradient(static, q, k, values, *args)
 
-    def one_by_one(q, k, v, b, seen, output, denominator, cotangent):
+    def one_by_one(q, k, v, values, b, seen, output, denominator, cotangent):
         return head_by_head.gradient(static, q, k, v, b, seen, cotangent)
 
-    return *_choose(fits, factored_softmax, one_by_one, *residuals, cotangent), None
+    b, seen, *_ = residuals
+    values = factored.values_of(q, v, b, seen)
+    call = q, k, v, values, *residuals, cotangent
+    return *_choose(fits, factored_softmax, one_by_one, *call), None
 
 
 def _choose(fits, fast, sure, q, *args):

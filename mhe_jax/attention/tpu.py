@@ -100,24 +100,27 @@ def _output(sizes, q, k, v, b, seen) -> jax.Array:
 
 
 def _forward(sizes, q, k, v, b, seen):
-    def one_by_one(q, k, v, b, seen):
+    def one_by_one(q, k, v, values, b, seen):
         rows = q.shape[0] * sizes.groups, _up(q.shape[1], sizes.block_queries), sizes.weights
         return head_by_head.forward(_static(q), q, k, v, b, seen), jnp.zeros(rows, b.dtype)
 
-    fits = factored.fits(q, b, seen)
+    values = factored.values_of(q, v, b, seen)
+    fits = factored.fits(_static(q), q, v, values, b, seen)
     kernel = functools.partial(_kernel_forward, sizes)
-    found = jax.lax.cond(fits, kernel, one_by_one, q, k, v, b, seen)
+    found = jax.lax.cond(fits, kernel, one_by_one, q, k, v, values, b, seen)
     output, saved = checkpoint_name(found, KEPT)
     return output, (q, k, v, b, seen, output, saved, fits)
 
 
 def _backward(sizes, residuals, cotangent):
-    def one_by_one(q, k, v, b, seen, output, saved, cotangent):
+    def one_by_one(q, k, v, values, b, seen, output, saved, cotangent):
         return head_by_head.gradient(_static(q), q, k, v, b, seen, cotangent)
 
-    *residuals, fits = residuals
+    q, k, v, b, seen, *residuals, fits = residuals
+    values = factored.values_of(q, v, b, seen)
     kernels = functools.partial(_kernel_gradient, sizes)
-    return *jax.lax.cond(fits, kernels, one_by_one, *residuals, cotangent), None
+    call = q, k, v, values, b, seen, *residuals, cotangent
+    return *jax.lax.cond(fits, kernels, one_by_one, *call), None
 
 
 _shared = jax.custom_vjp(_output, nondiff_argnums=(0,))
@@ -128,39 +131,42 @@ def _static(q):
     return Static(q.shape[2] ** -0.5, 1.0, None)
 
 
-def _kernel_forward(sizes, q, k, v, b, seen):
+def _kernel_forward(sizes, q, k, v, values, b, seen):
     """The output [N, T, R, E], and what the kernel saves."""
-    w, columns = factored.columns_of(v, b, factored.seen_keys(q, b, seen))
+    w, columns = factored.columns_of(values, b, factored.seen_keys(q, b, seen))
     output, saved = tpu_kernels.forward(sizes, *_inputs(sizes, q, k, v, w, columns, seen))
-    return _heads_of(sizes, output, q.shape[1], b.shape[2], v.shape[3]), saved
+    output = _heads_of(sizes, output, q.shape[1], b.shape[2], v.shape[3])
+    return factored.multiplied(values, output).astype(v.dtype), saved
 
 
-def _kernel_gradient(sizes, q, k, v, b, seen, output, saved, cotangent):
+def _kernel_gradient(sizes, q, k, v, values, b, seen, output, saved, cotangent):
     """Gradients of q, k, v and b; see `factored.gradient`."""
     (N, T, _), (_, S, R), E = q.shape, b.shape, v.shape[3]
-    static = _static(q)
-    w, columns = factored.columns_of(v, b, factored.seen_keys(q, b, seen))
+    w, columns = factored.columns_of(values, b, factored.seen_keys(q, b, seen))
     inputs = _inputs(sizes, q, k, v, w, columns, seen)
+    into, back = factored.cotangent_powers(values, cotangent)
 
     def of_part(x, part, length):
         return _heads_of(sizes, x[:, :, part * sizes.heads :], length, R, 1)[..., 0]
 
     denominator = of_part(saved, 0, T) + of_part(saved, 1, T)
     denominator = jnp.where(denominator > 0, denominator, 1)
-    of_n = cotangent / denominator[..., None]
-    of_d = -(of_n * output).sum(-1)
+    of_n = factored.times_any_power(cotangent, into) / denominator[..., None]
+    of_d = -(of_n * factored.divided(values, output)).sum(-1)
     first, second = _parts(of_d)
     dsums = _side_by_side(sizes, of_n, [first, first, second, second], v.dtype)
     inputs = *inputs, saved, _pad(dsums, saved.shape[1])
 
     dq = tpu_kernels.gradient_of_queries(sizes, *inputs)[:, :T].reshape(N, sizes.groups, T, -1)
-    dq = static.scale * dq.sum(1)[..., : q.shape[2]]
+    dq = dq.sum(1)[..., : q.shape[2]]
     dk, dcolumns = tpu_kernels.gradient_of_keys(sizes, *inputs)
     dk = dk[:, :S].reshape(N, sizes.groups, S, -1).sum(1)[..., : k.shape[2]]
     of_weights = dcolumns[..., sizes.values :]
     dw = of_part(of_weights, 0, S) + of_part(of_weights, 2, S)
     dcolumns = _heads_of(sizes, dcolumns, S, R, E)
-    dv, db = factored.columns_gradient(static, v, w, dw, dcolumns)
+    dv, db = factored.columns_gradient(values, w, columns, dw, dcolumns, into, back)
+    dq = factored.times_any_power(_static(q).scale * dq, back[..., 0])
+    dk = factored.times_any_power(dk, back[..., 0])
     return dq.astype(q.dtype), dk.astype(k.dtype), dv, db
 
 

@@ -30,13 +30,14 @@ def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array
     if allowed is not None:
         logits = jnp.where(allowed, logits, jnp.finfo(dtype).min)
     if options.float32_softmax:
-        logits = logits.astype(jnp.float32)
-    weights = jax.nn.softmax(logits).astype(dtype)
+        logits = logits.astype(jnp.promote_types(dtype, jnp.float32))
+    weights = jax.nn.softmax(logits)
     if allowed is not None and mask.may_empty_a_row:
         # The softmax of a row without keys is uniform; 0 is what such a row means.
-        weights *= allowed.any(-1, keepdims=True).astype(dtype)
+        weights *= allowed.any(-1, keepdims=True).astype(weights.dtype)
     if options.sow is not None:
         options.sow(weights)
+    weights = weights.astype(dtype)
 
     if options.dropout_rate > 0:
         shape = {True: (B, 1, T, S), "batch": (1, 1, T, S), False: weights.shape}

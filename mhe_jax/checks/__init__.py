@@ -5,6 +5,7 @@ Each broken rule is one line: the dotted name of a field, its value, and what is
 ranges.py      one field by itself              model.py     attention, and what some models have
 data.py        what is trained on               roles.py     what each task is made of
 evaluation.py  how a run is scored              devices.py   the mesh, and what it divides
+trust.py       files that a run names         results.py   what train.py and eval.py leave
 """
 
 from mhe_jax.checks.data import check_data, training_sources
@@ -13,9 +14,17 @@ from mhe_jax.checks.evaluation import check_evaluation
 from mhe_jax.checks.model import check_attention, check_encoder
 from mhe_jax.checks.ranges import check_ranges
 from mhe_jax.checks.roles import ROLES
+from mhe_jax.checks.trust import check_files
 from mhe_jax.config import Config
 
-__all__ = ["ROLES", "check", "check_devices", "mesh_shape", "training_sources"]
+__all__ = [
+    "ROLES",
+    "check",
+    "check_devices",
+    "check_files",
+    "mesh_shape",
+    "training_sources",
+]
 
 
 def check(config: Config) -> None:

@@ -97,6 +97,8 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
     for weight in data.train_weights:
         if not 0 < weight < math.inf:
             raise refuse("data.train_weights", data.train_weights, "takes finite numbers above 0")
+    if not sum(data.train_weights) < math.inf:
+        raise refuse("data.train_weights", data.train_weights, "their sum is not finite")
     sources, names = [], list(data.train)
     while names:
         alone = config.task != "translation" or _is_whole(names[0])

@@ -2,7 +2,7 @@
 
 import functools
 
-from mhe_jax.checks.ranges import ATTENTION_RANGES, refuse
+from mhe_jax.checks.ranges import ATTENTION_LIMITS, ATTENTION_RANGES, refuse
 from mhe_jax.checks.roles import ROLES
 from mhe_jax.config import (
     FIELDS_OF_KINDS,
@@ -38,6 +38,8 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
         value = getattr(attention, field)
         if value is not None and not fits(value):
             raise refuse(named(field), value, allowed)
+        if value is not None and value > ATTENTION_LIMITS.get(field, value):
+            raise refuse(named(field), value, f"takes at most {ATTENTION_LIMITS[field]:,}")
     kind, heads, width = attention.kind, attention.num_heads, attention.qkv_features or features
     if width % heads:
         name = "model.features" if attention.qkv_features is None else named("qkv_features")

@@ -83,6 +83,49 @@ RANGES = {
     "evaluation.answer_length": AT_LEAST_1,
     "evaluation.no_answer_threshold": ("takes a finite number", math.isfinite),
 }
+# name -> the largest that is taken, far above what any machine holds: nothing larger is ever made.
+STEPS, TOKENS, VOCABULARY, LENGTH = 2**31 - 1, 2**28, 2**27, 2**24
+ROWS, WIDTH, LAYERS = 2**20, 2**20, 2**13
+LIMITS = {
+    "model.vocabulary_size": VOCABULARY,
+    "model.vocabulary_multiple": VOCABULARY,
+    "model.features": WIDTH,
+    "model.mlp_features": WIDTH,
+    "model.num_layers": LAYERS,
+    "model.num_decoder_layers": LAYERS,
+    "model.max_length": LENGTH,
+    "model.num_token_types": WIDTH,
+    "model.kronecker.attention": WIDTH,
+    "model.kronecker.mlp": WIDTH,
+    "model.kronecker.embedding": WIDTH,
+    "data.sequence_length": LENGTH,
+    "data.batch_size": ROWS,
+    "data.tokens_per_batch": TOKENS,
+    "data.row_multiple": ROWS,
+    "data.lsh_pieces": VOCABULARY,
+    "data.window_stride": LENGTH,
+    "data.question_length": LENGTH,
+    "model.num_classes": WIDTH,
+    "model.num_spans": LAYERS,
+    "optimizer.warmup_steps": STEPS,
+    "optimizer.accumulate_steps": ROWS,
+    "train.num_steps": STEPS,
+    "train.eval_every": STEPS,
+    "train.eval_batches": STEPS,
+    "train.checkpoint_every": STEPS,
+    "train.keep_checkpoints": STEPS,
+    "train.log_every": STEPS,
+    "train.skip_nonfinite": STEPS,
+    "evaluation.average_checkpoints": STEPS,
+    "evaluation.batch_size": ROWS,
+    "evaluation.beam_size": LAYERS,
+    "evaluation.extra_length": LENGTH,
+    "evaluation.stride": LENGTH,
+    "evaluation.top_k": STEPS,
+    "evaluation.answer_length": LENGTH,
+}
+# Parameters of a model, about.
+PARAMETERS = 2**40
 ATTENTION_RANGES = {
     "num_heads": AT_LEAST_1,
     "num_kv_heads": AT_LEAST_1,
@@ -93,18 +136,55 @@ ATTENTION_RANGES = {
     "head_embedding_stddev": NOT_NEGATIVE,
     "dropout_rate": SHARE,
 }
+ATTENTION_LIMITS: dict[str, int] = dict.fromkeys(
+    ("num_heads", "score_features", "qkv_features"), WIDTH
+)
 
 
 def check_ranges(config: Config) -> None:
     """Every field of `RANGES`, and those of which only some values mean something."""
     for name, (allowed, fits) in RANGES.items():
-        value = functools.reduce(getattr, name.split("."), config)
+        value: Any = functools.reduce(getattr, name.split("."), config)
         if value is not None and not fits(value):
             raise refuse(name, value, allowed)
+        if value is not None and value > LIMITS.get(name, value):
+            raise refuse(name, value, f"takes at most {LIMITS[name]:,}")
     if config.model.positions == "sinusoidal" and config.model.features % 2:
         raise refuse("model.features", config.model.features, "sinusoidal positions take even ones")
     steps = config.train.profile_steps
     if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):
         raise refuse("train.profile_steps", steps, "takes a first and a last step, or nothing")
+    _check_products(config)
     if not config.workdir:
         raise InputError("workdir is empty: takes a directory")
+
+
+def _check_products(config: Config) -> None:
+    """Sizes that may be each alone, and not all together."""
+    model, data, evaluation = config.model, config.data, config.evaluation
+    layers = model.num_layers + (model.num_decoder_layers or 0)
+    rows = model.padded_vocabulary_size + model.max_length + layers * model.mlp_features
+    if rows * model.features > PARAMETERS:
+        raise InputError(
+            f"model is too large: (vocabulary_size {model.padded_vocabulary_size:,} + max_length "
+            f"{model.max_length:,} + layers {layers:,} · mlp_features {model.mlp_features:,}) · "
+            f"features {model.features:,} must be at most {PARAMETERS:,}"
+        )
+    own = "row_multiple" if config.task == "translation" else "batch_size"
+    for name, count, other, size in (
+        (f"data.{own}", getattr(data, own), "data.sequence_length", data.sequence_length),
+        (
+            "evaluation.batch_size",
+            evaluation.batch_size,
+            "data.sequence_length",
+            data.sequence_length,
+        ),
+        (
+            "evaluation.batch_size",
+            evaluation.batch_size,
+            "evaluation.beam_size",
+            evaluation.beam_size,
+        ),
+    ):
+        if count * size > TOKENS:
+            raise refuse(name, count, f"times {other}={size} must be at most {TOKENS:,}")

@@ -64,6 +64,7 @@ __all__ = [
     "open_split",
     "open_train",
     "resolve",
+    "tokenizer_file",
     "train_batches",
     "train_tokenizer",
 ]
@@ -88,7 +89,7 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
             open_split(config, split)
     if config.task == "shuffle_random":
         tasks.scores.require_sklearn("task shuffle_random needs")
-    if _tokenizer_file(config) is not None and not (Path(config.workdir) / TOKENIZER).exists():
+    if tokenizer_file(config) is not None and not (Path(config.workdir) / TOKENIZER).exists():
         _given_tokenizer(config)
 
 
@@ -106,7 +107,7 @@ def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
     path = Path(path)
     if path.exists() or not config.model.has_pieces:
         return load_tokenizer(config, path)
-    if _tokenizer_file(config) is not None:
+    if tokenizer_file(config) is not None:
         tokenizer = _given_tokenizer(config)
     else:
         labelled = config.task in LABELLED
@@ -132,7 +133,8 @@ def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
     return tokenizer
 
 
-def _tokenizer_file(config: Config) -> Path | None:
+def tokenizer_file(config: Config) -> Path | None:
+    """The model that a new run is told to take; None where it trains its own or needs none."""
     if not config.model.has_pieces:
         return None
     if config.train.init_from is not None:
@@ -143,7 +145,7 @@ def _tokenizer_file(config: Config) -> Path | None:
 
 
 def _given_tokenizer(config: Config) -> Pieces:
-    path = _tokenizer_file(config) or ""
+    path = tokenizer_file(config) or ""
     if config.model.hashing is not None:
         return Pieces.load(path)
     tokenizer = Tokenizer.load(path)

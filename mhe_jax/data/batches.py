@@ -49,9 +49,13 @@ class Batches:
 
 
 class TrainBatches(Batches):
-    """Endless. `steps_per_epoch` batches see all the text once; it need not be whole."""
+    """Endless. `steps_per_epoch` batches see all the text once; it need not be whole.
+
+    `text` is a key of what that text holds: the same wherever it lies, and however it is packed.
+    """
 
     steps_per_epoch: float
+    text: str
 
 
 class TrainRows(TrainBatches):

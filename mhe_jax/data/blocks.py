@@ -78,6 +78,7 @@ class TrainBlocks(TrainRows):
     ):
         super().__init__(config.data.batch_size, process_index, process_count)
         self.config, self.tokenizer, self.source = config, tokenizer, source
+        self.text = source.key
         self._wanted = tokens_per_row(config)
         self.num_tokens, self._bytes_per_token = Density.measure(self.source, tokenizer)
         # Rows in an epoch. A single one starts at the beginning and may end before it is full.

@@ -1,14 +1,16 @@
-"""What is built once and kept: where it lies, under which name, and how it appears all at once."""
+"""Files that are built once and kept: where they lie, their names, and when they are built anew."""
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mhe_jax.config import InputError
+from mhe_jax.files import publish
+
+TICK = 0.02  # seconds between two times that a file system can tell apart, at most
 
 
 def cache_directory(configured: str | None = None) -> Path:
@@ -39,31 +41,39 @@ def key_of(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-@contextlib.contextmanager
-def publish(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` when the block ends well, and vanishes when not.
+def key_of_all(parts: Iterable[object]) -> str:
+    """`key_of` of more parts than should be in memory as JSON at once."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(json.dumps(part).encode() + b"\n")
+    return digest.hexdigest()[:32]
 
-    Nobody ever sees half a file, and of two processes that build the same one, both are right.
+
+def identity(path: Path) -> tuple[str | int, ...]:
+    """Values of which one changes whenever a file does.
+
+    A time of change can be set back (`cp -p`, `touch -r`, `rsync -t`), that of the inode cannot.
+    What is written in one tick of the clock has one time: a file that is as new as that is read
+    when the tick is over.
+    """
+    stat = path.stat()
+    if time.time() - stat.st_ctime < TICK:
+        time.sleep(TICK)
+    return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def kept(path: Path, build: Callable[[Path], None]) -> Path:
+    """The file that `build` writes, built anew where it is not there or damaged.
+
+    Its name is `path` and its size, so that one that lost its end is not taken for whole.
 
     Raises:
       InputError: it cannot be written.
     """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner reads
-        temporary.replace(path)
-    except OSError as error:
-        # A disk that fills up names no file; another file is what the block reads.
-        if temporary is None or error.filename in (None, str(temporary)):
-            raise InputError(f"cannot write {path}: {error.strerror}") from error
-        raise
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    for found in path.parent.glob(f"{path.name}.*"):
+        if found.name == f"{path.name}.{found.stat().st_size}":
+            return found
+    with publish(path, with_size=True) as temporary:
+        build(temporary)
+        size = temporary.stat().st_size
+    return path.with_name(f"{path.name}.{size}")

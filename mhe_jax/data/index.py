@@ -1,19 +1,23 @@
 """Files made ready for random access: unpacked once, checked once, their lines indexed once.
 
-The index of a file is the int64 byte offset of each line and, last, the file's size. It is built
-in chunks while the same pass checks the file, and remembered under the file's path, size and time
-of change, so that a second run neither reads nor checks anything. Offsets are mapped, not loaded.
+The index of a file is the int64 byte offset of each line, the file's size, and the SHA-256 of all
+bytes. It is built in chunks while the same pass checks the file, and remembered under the file's
+path, inode, size and times, so that a second run neither reads nor checks anything. Offsets are
+mapped, not loaded. What is made of a text has a key of its content: a file that was only touched,
+moved or packed anew is read once more, and is still the same text. Of a packed file there is one
+unpacked copy: a new one takes the place of the old.
 """
 
 import codecs
+import contextlib
 import gzip
+import hashlib
 import json
 import lzma
 import os
-import shutil
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -21,20 +25,31 @@ from typing import BinaryIO
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import key_of, publish
+from mhe_jax.data.cache import identity, kept, key_of
 
 CHUNK = 8 << 20
 PACKED = (".gz", ".xz")
+XZ = b"\xfd7zXZ\0"  # how each stream begins
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-VERSION = 1  # of the index; part of every key
+LONGEST = 16 << 20  # bytes of a line that is read whole; running text may have longer ones
+VERSION = 2  # of the index; part of every key
+DIGEST = 4  # numbers at the end of an index: 256 bits
+# The most bytes that a file may unpack to. Without it they are so many times what was read of it so
+# far: text packs to a fifth or a tenth, and what stops early fills no disk.
+LIMIT = "MHE_JAX_UNPACKED_LIMIT"
+RATIO, ALWAYS = 100, 64 << 20
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What each line must be: UTF-8, with `columns` columns, or JSON with string `fields`."""
+    """Requires of each line: UTF-8, with `columns` columns, or JSON with string `fields`.
+
+    A line that is `whole`, as one of JSON always is, has at most `LONGEST` bytes.
+    """
 
     columns: int | None = None
     fields: tuple[str, ...] | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +59,7 @@ class LineFile:
     name: str  # what the user called it, for messages
     path: Path  # plain bytes: the file itself, or what was unpacked from it
     offsets: np.ndarray  # [lines + 1], int64
-    key: str  # changes when the file does
+    key: str  # of what it holds, wherever it lies
 
 
 def file_format(path: Path) -> str:
@@ -57,8 +72,15 @@ def file_format(path: Path) -> str:
 
 
 def file_path(directory: str, name: str) -> Path:
-    """The file that a config names: relative to `directory`, in both `~` is the user's home."""
-    return Path(os.path.expanduser(directory)) / os.path.expanduser(name)
+    """The file that a config names: relative to `directory`, in both `~` is the user's home.
+
+    Raises:
+      InputError: the name is not UTF-8; no log or table could show it.
+    """
+    path = Path(os.path.expanduser(directory)) / os.path.expanduser(name)
+    if is_broken(str(path)):
+        raise InputError(f"{str(path)!r}: the name of this file is not UTF-8")
+    return path
 
 
 def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
@@ -72,63 +94,125 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     try:
         # Path.resolve makes another error of links that go round in circles.
         path = Path(os.path.realpath(path, strict=True))
-        stat = path.stat()
+        size = path.stat().st_size
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise InputError(f"{name}: {reason}") from None
     if path.is_dir():
         raise InputError(f"{name}: is a directory, not a file")
-    if stat.st_size == 0:
+    if size == 0:
         raise InputError(f"{name}: is empty")
-    file_key = key_of(VERSION, packed, str(path), stat.st_size, stat.st_mtime_ns)
     try:
+        known = identity(path)
         if packed:
-            path = _unpack(name, path, packed, cache / "unpacked" / file_key)
-        key = key_of(file_key, rule.columns, rule.fields)
-        index = cache / "index" / f"{key}.int64"
-        if not _complete(index, path):
-            with publish(index) as temporary, path.open("rb") as file, temporary.open("wb") as out:
-                scan = _scan_lines if rule.fields is None else _scan_json
-                for offsets in scan(name, file, rule):
-                    out.write(offsets)
-        return LineFile(name, path, np.memmap(index, np.int64, "r"), key)
+            unpacked = cache / "unpacked" / key_of(str(path)) / key_of(VERSION, packed, *known)
+            copy = kept(unpacked, lambda temporary: _unpack(name, path, packed, temporary))
+            _drop_earlier(copy, path)
+            path = copy
+        key = key_of(VERSION, packed, *known, rule.columns, rule.fields, rule.whole)
+        index = kept(
+            cache / "index" / f"{key}.int64", lambda temporary: _index(name, path, rule, temporary)
+        )
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
+    numbers = np.memmap(index, np.int64, "r")
+    content = numbers[-DIGEST:].tolist()
+    return LineFile(name, path, numbers[:-DIGEST], key_of(content, rule.columns, rule.fields))
 
 
-def _complete(index: Path, path: Path) -> bool:
-    """Whether an index is there and ends where the file does."""
-    if not index.exists() or index.stat().st_size < 16:
-        return False
-    return int(np.fromfile(index, np.int64, offset=index.stat().st_size - 8)[0]) == (
-        path.stat().st_size
-    )
+def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
+    """Checks a file, and writes the offsets of its lines and the SHA-256 of all."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file, index.open("wb") as out:
+        before = os.fstat(file.fileno())
+        scan = _scan_lines if rule.fields is None else _scan_json
+        for offsets in scan(name, file, rule, digest.update):
+            out.write(offsets)
+        out.write(digest.digest())
+        after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise InputError(f"{name}: has changed while it was read")
 
 
-def _unpack(name: str, path: Path, packed: str, unpacked: Path) -> Path:
-    if unpacked.exists():
-        return unpacked
-    opener = gzip.open if packed == ".gz" else lzma.open
-    with publish(unpacked) as temporary:
+def _drop_earlier(copy: Path, path: Path) -> None:
+    """Deletes the copies of what `path` held before; who has one open keeps it.
+
+    Those made since the file is as it is are of another host's file of this path.
+    """
+    changed = path.stat().st_ctime_ns
+    for other in copy.parent.iterdir():
+        # Drafts are of those who unpack now. On Windows a file that is open stays.
+        if other != copy and other.suffix != ".tmp":
+            with contextlib.suppress(OSError):
+                if other.stat().st_mtime_ns <= changed:
+                    other.unlink()
+
+
+def _unpack(name: str, path: Path, packed: str, unpacked: Path) -> None:
+    size = 0
+    with path.open("rb") as file, unpacked.open("wb") as out:
         try:
-            with opener(path, "rb") as file, temporary.open("wb") as out:
-                shutil.copyfileobj(file, out, CHUNK)
+            for part in _parts_of_gz(file) if packed == ".gz" else _parts_of_xz(file):
+                size += len(part)
+                _check_limit(name, size, file.tell())
+                out.write(part)
         except EOFError:
             raise InputError(f"{name}: is cut short (the {packed} stream has no end)") from None
         except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
             raise InputError(f"{name}: is not a {packed} file ({error})") from None
-        if temporary.stat().st_size == 0:
-            raise InputError(f"{name}: is empty once unpacked")
-    return unpacked
+    if size == 0:
+        raise InputError(f"{name}: is empty once unpacked")
 
 
-def _scan_lines(name: str, file: BinaryIO, rule: Rule) -> Iterator[bytes]:
+def _parts_of_gz(file: BinaryIO) -> Iterator[bytes]:
+    unpacking = gzip.GzipFile(fileobj=file)
+    while part := unpacking.read(CHUNK):
+        yield part
+
+
+def _parts_of_xz(file: BinaryIO) -> Iterator[bytes]:
+    """All streams of a file; `lzma.open` takes a broken one after the first for the end."""
+    data = file.read(CHUNK)
+    while data:
+        if not XZ.startswith(data[: len(XZ)]):  # liblzma waits for more than there may be
+            raise lzma.LZMAError("no stream begins where one should")
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        while not stream.eof:
+            if stream.needs_input and not (data := data or file.read(CHUNK)):
+                raise EOFError
+            yield stream.decompress(data, CHUNK)
+            data = b""
+        data = stream.unused_data.lstrip(b"\0")  # streams may be padded
+        while not data and (data := file.read(CHUNK)):
+            data = data.lstrip(b"\0")
+
+
+def _check_limit(name: str, size: int, packed_size: int) -> None:
+    """Raises InputError where a file that unpacks to so much is no text but a trap."""
+    given = os.environ.get(LIMIT)
+    if given is None:
+        if size > ALWAYS + RATIO * packed_size:
+            raise InputError(
+                f"{name}: unpacks to more than {RATIO} times its size; if it should, set {LIMIT}, "
+                "the most bytes that a file may unpack to"
+            )
+        return
+    if not given.isdecimal():
+        raise InputError(f"{LIMIT} is {given!r}: takes a number of bytes")
+    if size > int(given):
+        raise InputError(f"{name}: unpacks to more than {int(given):,} bytes ({LIMIT})")
+
+
+def _scan_lines(
+    name: str, file: BinaryIO, rule: Rule, seen: Callable[[bytes], None]
+) -> Iterator[bytes]:
     """Line offsets of a text file; UTF-8 and columns are checked a chunk at a time."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = lines = tabs_before = 0  # bytes, whole lines and tabs before this chunk
     counted = 0  # tabs before the current line
     last, blank = 0, True
     while chunk := file.read(CHUNK):
+        seen(chunk)
         values = np.frombuffer(chunk, np.uint8)
         is_end = values == ord("\n")
         pending = len(decoder.getstate()[0])
@@ -138,6 +222,10 @@ def _scan_lines(name: str, file: BinaryIO, rule: Rule) -> Iterator[bytes]:
             line = lines + int(np.count_nonzero(is_end[: max(0, error.start - pending)])) + 1
             raise InputError(f"{name}:{line}: is not UTF-8 ({error.reason})") from None
         ends = np.flatnonzero(is_end)
+        if rule.whole:
+            sizes = np.diff(ends, prepend=last - position - 1, append=len(chunk) - 1)
+            if (long := np.flatnonzero(sizes > LONGEST)).size:
+                raise _too_long(name, lines + int(long[0]) + 1)
         if rule.columns is not None:
             tabs = np.flatnonzero(values == ord("\t"))
             total = np.searchsorted(tabs, ends) + tabs_before
@@ -146,9 +234,10 @@ def _scan_lines(name: str, file: BinaryIO, rule: Rule) -> Iterator[bytes]:
                 raise _wrong_columns(name, lines + int(wrong[0]) + 1, int(columns[wrong[0]]), rule)
             tabs_before += len(tabs)
             counted = int(total[-1]) if len(ends) else counted
-        blank = blank and not bool((values > ord(" ")).any())
+        mark = 3 if position == 0 and chunk.startswith(BYTE_ORDER_MARK) else 0
+        blank = blank and not bool((values[mark:] > ord(" ")).any())
         if position == 0:
-            yield np.int64(3 if chunk.startswith(BYTE_ORDER_MARK) else 0).tobytes()
+            yield np.int64(mark).tobytes()
         if len(ends):
             yield (ends.astype(np.int64) + (position + 1)).tobytes()
             last = position + int(ends[-1]) + 1
@@ -166,17 +255,26 @@ def _scan_lines(name: str, file: BinaryIO, rule: Rule) -> Iterator[bytes]:
         yield np.int64(position).tobytes()
 
 
+def _too_long(name: str, line: int) -> InputError:
+    return InputError(f"{name}:{line}: has more than {LONGEST >> 20} MiB, too much for one example")
+
+
 def _wrong_columns(name: str, line: int, columns: int, rule: Rule) -> InputError:
     wanted = "source, tab, target" if rule.columns == 2 else "the text"
     found = f"{columns} column" + "s" * (columns != 1)
     return InputError(f"{name}:{line}: has {found}, needs {rule.columns} ({wanted})")
 
 
-def _scan_json(name: str, file: BinaryIO, rule: Rule) -> Iterator[bytes]:
+def _scan_json(
+    name: str, file: BinaryIO, rule: Rule, seen: Callable[[bytes], None]
+) -> Iterator[bytes]:
     """Line offsets of a JSONL file; every line is parsed."""
     assert rule.fields is not None
     position, offsets, blank = 0, array("q", [0]), True
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
+        if len(line) > LONGEST:
+            raise _too_long(name, number)
+        seen(line)
         texts = json_texts(name, number, line, rule.fields)
         blank = blank and not any(text.strip() for text in texts)
         position += len(line)
@@ -189,6 +287,19 @@ def _scan_json(name: str, file: BinaryIO, rule: Rule) -> Iterator[bytes]:
     yield offsets.tobytes()
 
 
+def is_broken(text: str) -> bool:
+    """Whether it has half a surrogate pair, which no file in UTF-8 can hold.
+
+    >>> is_broken("\\ud83d"), is_broken("😀")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def json_texts(name: str, number: int, line: bytes, fields: tuple[str, ...]) -> tuple[str, ...]:
     """The strings that line `number` of a JSONL file has in `fields`.
 
@@ -197,7 +308,8 @@ def json_texts(name: str, number: int, line: bytes, fields: tuple[str, ...]) -> 
     """
     where = f"{name}:{number}"
     try:
-        record = json.loads(line.removeprefix(BYTE_ORDER_MARK))
+        # Given bytes, json takes halves of surrogate pairs, and other encodings.
+        record = json.loads(line.removeprefix(BYTE_ORDER_MARK).decode())
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: is not UTF-8 ({error.reason})") from None
     except ValueError as error:
@@ -212,6 +324,6 @@ def json_texts(name: str, number: int, line: bytes, fields: tuple[str, ...]) -> 
             has = f"has no field {field!r}; it has {', '.join(map(repr, record)) or 'none'}"
             wrong = f"field {field!r} is not a string"
             raise InputError(f"{where}: {wrong if field in record else has} (data.fields)")
-        if b"\\u" in line and any("\ud800" <= c <= "\udfff" for c in text):
+        if b"\\u" in line and is_broken(text):
             raise InputError(f"{where}: field {field!r} has half a surrogate pair")
     return tuple(record[field] for field in fields)

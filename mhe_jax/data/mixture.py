@@ -12,6 +12,7 @@ import numpy as np
 
 from mhe_jax.config import InputError
 from mhe_jax.data.batches import TrainBatches, TrainRows
+from mhe_jax.data.cache import key_of
 from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
 
@@ -60,6 +61,7 @@ class MixedRows(TrainRows):
         first = parts[0]
         super().__init__(first.rows_per_batch, first.process_index, first.process_count)
         self.parts, self.draws = parts, Draws(weights, seed)
+        self.text = key_of(*(part.text for part in parts))
         shares = zip(parts, self.draws.shares, strict=True)
         self.num_rows = max(round(part.num_rows / share) for part, share in shares)
 
@@ -83,6 +85,7 @@ class MixedBatches(TrainBatches):
     def __init__(self, parts: Sequence[TrainBatches], weights: Sequence[float], seed: int):
         super().__init__(parts[0].process_index, parts[0].process_count)
         self.parts, self.draws = parts, Draws(weights, seed)
+        self.text = key_of(*(part.text for part in parts))
         shares = zip(parts, self.draws.shares, strict=True)
         self.steps_per_epoch = max(part.steps_per_epoch / share for part, share in shares)
 

@@ -75,15 +75,15 @@ def open_source(
         fields = _fields(fields, content, written[0])
         return Items(written[0], *tfds_source.open_items(written[0], fields, cache))
     if len(paths) == 2:
-        source, target = (TextLines(open_lines(path, Rule(), cache)) for path in paths)
+        source, target = (TextLines(open_lines(path, Rule(whole=True), cache)) for path in paths)
         return ParallelLines(source, target)
     if formats[0] == ".jsonl":
         fields = _fields(fields, content, str(paths[0]))
         return JsonLines(open_lines(paths[0], Rule(fields=fields), cache), fields)
     if formats[0] == ".tsv":
-        columns = 2 if content == "pair" else 1
-        file = open_lines(paths[0], Rule(columns=columns), cache)
-        return TabLines(file) if content == "pair" else TextLines(file)
+        pair = content == "pair"
+        file = open_lines(paths[0], Rule(columns=2 if pair else 1, whole=pair), cache)
+        return TabLines(file) if pair else TextLines(file)
     if content == "pair":
         raise InputError(
             f"{option}={written[0]}: translation needs two parallel text files, a .tsv, "

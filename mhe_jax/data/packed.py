@@ -42,6 +42,7 @@ class _Packed(TrainRows):
     ):
         super().__init__(rows_per_batch(config), process_index, process_count)
         self.config, self.tokenizer, self.source = config, tokenizer, source
+        self.text = source.key
         data = config.data
         self._length = data.sequence_length
         self._most = num_predictions(data.sequence_length, data.mask_rate)

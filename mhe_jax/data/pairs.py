@@ -10,7 +10,6 @@ pair that is neither empty nor too long appears once; where a bucket does not fi
 pairs from the beginning of its order fill it up, and appear twice.
 """
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import numpy as np
 from mhe_jax.config import Config, DataConfig, InputError
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainBatches
-from mhe_jax.data.cache import cache_directory, key_of, publish
+from mhe_jax.data.cache import cache_directory, kept, key_of
 from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
 from mhe_jax.data.opening import open_split
@@ -32,20 +31,18 @@ BUCKET_MULTIPLE = 4
 
 def token_lengths(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarray:
     """Tokens of each pair's source and target, without eos: int32 [pairs, 2]; computed once."""
-    path = cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.npy"
-    with contextlib.suppress(FileNotFoundError, ValueError, EOFError):  # not there, or damaged
-        lengths = np.load(path)
-        if lengths.shape == (len(source), 2):
-            return lengths
-    lengths = np.zeros((len(source), 2), np.int32)
-    for start in range(0, len(source), 1 << 14):
-        chunk = [source[i] for i in range(start, min(start + (1 << 14), len(source)))]
-        for side in (0, 1):
-            rows = tokenizer.encode_batch([pair[side] for pair in chunk], num_threads=-1)
-            lengths[start : start + len(chunk), side] = [len(ids) for ids in rows]
-    with publish(path) as temporary, temporary.open("wb") as out:
-        np.save(out, lengths)
-    return lengths
+
+    def build(temporary: Path) -> None:
+        lengths = np.zeros((len(source), 2), np.int32)
+        for start in range(0, len(source), 1 << 14):
+            chunk = [source[i] for i in range(start, min(start + (1 << 14), len(source)))]
+            for side in (0, 1):
+                rows = tokenizer.encode_batch([pair[side] for pair in chunk], num_threads=-1)
+                lengths[start : start + len(chunk), side] = [len(ids) for ids in rows]
+        lengths.tofile(temporary)
+
+    path = kept(cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.int32", build)
+    return np.fromfile(path, np.int32).reshape(-1, 2)
 
 
 class Usable:
@@ -147,6 +144,7 @@ class TrainPairs(TrainBatches):
         super().__init__(process_index, process_count)
         data = config.data
         self.tokenizer, self.source, self.buckets = tokenizer, source, buckets
+        self.text = source.key
         self._seed = config.train.seed
         self.usable = Usable(config, tokenizer, source)
         self.rows = tuple(rows_of(data, bucket) for bucket in self.buckets)

@@ -14,7 +14,7 @@ import numpy as np
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.index import LineFile, json_texts
-from mhe_jax.data.pieces import PIECE, Bytes, Span, pieces
+from mhe_jax.data.pieces import PIECE, Bytes, Span, pieces, read_at
 
 Content = Literal["text", "pair"]
 Item = str | tuple[str, str]
@@ -28,7 +28,7 @@ class Source:
 
     name: str
     content: Content
-    key: str  # changes when the items may have changed
+    key: str  # of the content: changes when items do, not with their path or time
     extent: int
     _offsets: np.ndarray | None = None  # [items + 1]: where each begins in bytes, and the end
 
@@ -79,6 +79,8 @@ class _Lines(Source):
         except OSError as error:
             raise InputError(f"{file.name}: {error.strerror}") from None
         weakref.finalize(self, os.close, self._file)
+        if os.fstat(self._file).st_size != self._offsets[-1]:
+            raise InputError(f"{file.name}: has changed while it was read")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -86,7 +88,7 @@ class _Lines(Source):
     def line(self, index: int) -> bytes:
         """Line `index` without its end."""
         start, stop = self._offsets[self._check(index)], self._offsets[index + 1]
-        line = os.pread(self._file, int(stop) - int(start), int(start))
+        line = read_at(self.name, self._file, int(start), int(stop))
         return line[: len(line) - _end_length(line[-2:])]
 
     def __getitem__(self, index: int) -> Item:
@@ -103,8 +105,8 @@ class TextLines(_Lines):
         if self.size(index) <= PIECE:
             return [self.line(index)]
         start, stop = int(self._offsets[index]), int(self._offsets[index + 1])
-        end = os.pread(self._file, 2, stop - 2)
-        return [Span(self._file, start, stop - _end_length(end))]
+        end = read_at(self.name, self._file, stop - 2, stop)
+        return [Span(self.name, self._file, start, stop - _end_length(end))]
 
 
 def _end_length(tail: bytes) -> int:

@@ -5,6 +5,7 @@ default format, `tfrecord`, by `tfrecord.py`.
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import re
@@ -22,9 +23,9 @@ from tensorflow_datasets.core import decode, naming, read_only_builder
 from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import key_of, publish
+from mhe_jax.data.cache import identity, kept, key_of
 from mhe_jax.data.sources import Content
-from mhe_jax.data.tfrecord import read_record, record_offsets
+from mhe_jax.data.tfrecord import DIGEST, VERSION, read_record, record_offsets
 
 AT_ONCE = 128  # records that are read together for their sizes
 NAME = re.compile(
@@ -51,15 +52,11 @@ def open_items(
         if field not in known:
             has = ", ".join(map(repr, known)) or "none with names"
             raise InputError(f"{written}: has no field {field!r}; it has {has} (data.fields)")
-    found = builder.info.splits[split]
-    key = key_of(str(builder.data_dir), split, fields, found.num_examples, found.num_bytes)
-    rows = _rows(builder, split, cache)
-    texts = _Texts(written, rows, fields)
+    rows = _rows(written, builder, split, cache)
+    texts, key = _Texts(written, rows, fields), key_of(rows.content, fields)
     if len(fields) == 2:  # pairs are drawn by number
         return texts, "pair", key, None
-    if isinstance(rows, _TensorFlowRecords):
-        return texts, "text", key, rows.offsets()
-    return texts, "text", key, _offsets(builder, split, cache / "index" / f"{key}.int64")
+    return texts, "text", key, rows.offsets()
 
 
 def open_rows(written: str, cache: Path) -> Sequence[Any]:
@@ -69,7 +66,7 @@ def open_rows(written: str, cache: Path) -> Sequence[Any]:
       InputError: as `open_items`.
     """
     builder, split = _open(written)
-    return _rows(builder, split, cache)
+    return _rows(written, builder, split, cache)
 
 
 def _open(written: str) -> tuple[Any, str]:
@@ -113,27 +110,67 @@ def _prepared(name: str) -> Any:
         return None
 
 
-def _rows(builder: Any, split: str, cache: Path) -> Any:
+def _rows(written: str, builder: Any, split: str, cache: Path) -> Any:
     if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
         return _TensorFlowRecords(builder, split, cache)
-    return builder.as_data_source(split=split)
+    return _ArrayRecords(written, builder, split, cache)
 
 
-def _offsets(builder: Any, split: str, index: Path) -> np.ndarray:
-    """Sums of the sizes of an `array_record`'s records, from 0: int64 [records + 1], mapped.
+class _ArrayRecords(Sequence):
+    """The examples of a split that lies in `array_record` files; `name` is for messages."""
 
-    Its files are read once for them, undecoded (7 µs a record of 3 kB); the sums stay in `index`.
-    """
-    if not index.exists():
+    def __init__(self, name: str, builder: Any, split: str, cache: Path):
+        self._name, self._features = name, builder.info.features
         raw = decode.DeserializeMethod.RAW_BYTES
-        records: Any = builder.as_data_source(split=split, deserialize_method=raw)
-        numbers = range(len(records))
-        with publish(index) as temporary:
-            sizes = array("q", [0])
-            for start in range(0, len(numbers), AT_ONCE):
-                sizes.extend(map(len, records.__getitems__(numbers[start : start + AT_ONCE])))
-            np.cumsum(sizes).tofile(temporary)
-    return np.memmap(index, np.int64, "r")
+        parts = builder.info.splits[split].file_instructions
+        with self._told():
+            self._records: Any = builder.as_data_source(split=split, deserialize_method=raw)
+            files = [identity(Path(builder.data_dir) / part.filename) for part in parts]
+            index = cache / "index" / f"{key_of('tfds', VERSION, split, files)}.int64"
+            numbers = np.memmap(kept(index, self._index), np.int64, "r")
+        # Identifies these records.
+        self._offsets, self.content = numbers[:-DIGEST], numbers[-DIGEST:].tolist()
+
+    def _index(self, index: Path) -> None:
+        """Reads the files once for the sizes of records, undecoded (9 µs a record of 3 kB)."""
+        sizes, digest = array("q", [0]), hashlib.sha256()
+        for start in range(0, len(self), AT_ONCE):
+            for record in self._read(range(len(self))[start : start + AT_ONCE]):
+                sizes.append(len(record))
+                digest.update(record)
+        offsets = np.cumsum(sizes).tobytes()
+        digest.update(offsets)
+        index.write_bytes(offsets + digest.digest())
+
+    def _read(self, numbers: Sequence[int]) -> list[bytes]:
+        with self._told():
+            # Several at once come from threads: 15 times slower for one.
+            one = len(numbers) == 1
+            found = [self._records[numbers[0]]] if one else self._records.__getitems__(numbers)
+        # What lies behind the end of a file comes as an empty record.
+        if not all(found):
+            number = numbers[next(i for i, record in enumerate(found) if not record)]
+            raise InputError(f"{self._name}: example {number} is not there: a file is cut short")
+        return found
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """The library's complaints about files as ours."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{self._name}: cannot be read: {reason[:200]}") from None
+
+    def offsets(self) -> np.ndarray:
+        """Sums of the sizes of the records, from 0: int64 [records + 1], mapped."""
+        return self._offsets
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index):
+        return self._features.deserialize_example_np(self._read([index])[0])
 
 
 @contextlib.contextmanager
@@ -180,10 +217,12 @@ class _TensorFlowRecords(Sequence):
 
     def __init__(self, builder: Any, split: str, cache: Path):
         self._features = builder.info.features
-        self._files, shards, spans = [], [], []
+        self._files, self._names, shards, spans = [], [], [], []
+        # Identifies these records.
+        self.content: list[Any] = []
         for part in builder.info.splits[split].file_instructions:
             path = Path(builder.data_dir) / part.filename
-            ends = record_offsets(path, cache)
+            ends, digest = record_offsets(path, cache)
             stop = len(ends) - 1 if part.take == -1 else part.skip + part.take
             if stop > len(ends) - 1:
                 raise InputError(
@@ -191,6 +230,8 @@ class _TensorFlowRecords(Sequence):
                 )
             spans.append(np.stack([ends[part.skip : stop], ends[part.skip + 1 : stop + 1]], 1))
             shards.append(np.full(len(spans[-1]), len(self._files), np.int32))
+            self.content.append((digest, part.skip, stop))
+            self._names.append(str(path))
             self._files.append(os.open(path, os.O_RDONLY))
             weakref.finalize(self, os.close, self._files[-1])
         self._shards, self._spans = np.concatenate(shards), np.concatenate(spans)
@@ -204,5 +245,6 @@ class _TensorFlowRecords(Sequence):
 
     def __getitem__(self, index):
         start, stop = self._spans[index].tolist()
-        record = read_record(self._files[self._shards[index]], start, stop)
+        shard = self._shards[index]
+        record = read_record(self._names[shard], self._files[shard], start, stop)
         return self._features.deserialize_example_np(record)

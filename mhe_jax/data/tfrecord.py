@@ -3,13 +3,14 @@
     record = u64 length · u32 crc(length) · data · u32 crc(data)        little-endian
 
 crc is CRC-32C, rotated right by 15 bits, plus 0xa282ead8 (TensorFlow, tfrecord guide). The index of
-a file is the int64 offset of each record and, last, the file's size. All checksums are checked when
-it is built; it is remembered under the file's path, size and time of change.
+a file is the int64 offset of each record, the file's size, and the SHA-256 of all it holds. All
+checksums are checked when it is built; it is remembered as that of a text, see `index.py`.
 """
 
-import os
+import hashlib
 import struct
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,37 +18,44 @@ import google_crc32c
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import key_of, publish
+from mhe_jax.data.cache import identity, kept, key_of
+from mhe_jax.data.pieces import read_at
 
-VERSION = 1  # of the index; part of every key
+VERSION = 2  # of the index; part of every key
+DIGEST = 4  # numbers at the end of an index: 256 bits
 
 
-def record_offsets(path: Path, cache: Path) -> np.ndarray:
+def record_offsets(path: Path, cache: Path) -> tuple[np.ndarray, list[int]]:
     """Where each record of a file begins, and its end: int64 [records + 1], mapped from `cache`.
+
+    The second is what tells the file from any other.
 
     Raises:
       InputError: no such file, or a record that is broken or cut short, by its number from 1.
     """
     try:
-        stat = path.stat()
-        key = key_of("tfrecord", VERSION, str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-        index = cache / "index" / f"{key}.int64"
-        if not index.exists():
-            with publish(index) as temporary, path.open("rb") as file:
-                offsets = _scan(path, file, stat.st_size)
-                temporary.write_bytes(offsets.tobytes())
-        return np.memmap(index, np.int64, "r")
+        key = key_of("tfrecord", VERSION, *identity(path.resolve()))
+        index = kept(cache / "index" / f"{key}.int64", lambda index: _index(path, index))
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise InputError(f"{path}: {reason}") from None
+    numbers = np.memmap(index, np.int64, "r")
+    return numbers[:-DIGEST], numbers[-DIGEST:].tolist()
 
 
-def read_record(file: int, start: int, stop: int) -> bytes:
-    """The data of the record between two offsets of an open file."""
-    return os.pread(file, stop - start - 16, start + 12)
+def read_record(name: str, file: int, start: int, stop: int) -> bytes:
+    """The data of the record between two offsets of an open file; `name` is for messages."""
+    return read_at(name, file, start + 12, stop - 4)
 
 
-def _scan(path: Path, file: BinaryIO, size: int) -> array:
+def _index(path: Path, index: Path) -> None:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        offsets = _scan(path, file, path.stat().st_size, digest.update)
+    index.write_bytes(offsets.tobytes() + digest.digest())
+
+
+def _scan(path: Path, file: BinaryIO, size: int, seen: Callable[[bytes], None]) -> array:
     offsets, position = array("q", [0]), 0
     while position < size:
         where = f"{path}: record {len(offsets)}"
@@ -58,6 +66,7 @@ def _scan(path: Path, file: BinaryIO, size: int) -> array:
         if position + length + 16 > size:
             raise InputError(f"{where} is cut short")
         data = file.read(length)
+        seen(head + data)
         if _masked_crc(data) != struct.unpack("<I", file.read(4))[0]:
             raise InputError(f"{where} is broken: its checksum is wrong")
         position += length + 16

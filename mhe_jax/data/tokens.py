@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mhe_jax.data.cache import key_of, publish
+from mhe_jax.data.cache import kept, key_of
 from mhe_jax.data.pieces import PIECE, Span
 from mhe_jax.data.sources import Source, stream
 from mhe_jax.data.tokenizer import EOS, Tokenizer
@@ -44,14 +44,17 @@ class TokenFile:
 
     def __init__(self, source: Source, tokenizer: Tokenizer, cache: Path):
         self._kind = _kind(tokenizer)
-        path = cache / "tokens" / f"{key_of(source.key, tokenizer.key)}.{self._kind.name}"
-        if not path.exists():
-            with publish(path) as temporary, temporary.open("wb") as out:
+
+        def build(temporary: Path) -> None:
+            with temporary.open("wb") as out:
                 for ids in tokenize(source, tokenizer):
                     ids.tofile(out)
+
+        name = f"{key_of(source.key, tokenizer.key)}.{self._kind.name}"
+        path = kept(cache / "tokens" / name, build)
         file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, file)
-        self._bytes = Span(file, 0, path.stat().st_size)
+        self._bytes = Span(str(path), file, 0, os.fstat(file).st_size)
 
     def __len__(self) -> int:
         return len(self._bytes) // self._kind.itemsize

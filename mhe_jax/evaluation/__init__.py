@@ -7,6 +7,7 @@
 A run is what `train.py` leaves in its workdir; nothing else is needed.
 """
 
+import codecs
 import dataclasses
 import itertools
 import json
@@ -20,18 +21,22 @@ import jax
 
 from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.data import EOS, Tokenizer
-from mhe_jax.data.cache import publish
 from mhe_jax.evaluation.generation import Generator
 from mhe_jax.evaluation.tasks import EVALUATIONS, Run, name_of
 from mhe_jax.evaluation.translator import Translator
+from mhe_jax.files import publish
 from mhe_jax.loading import load_json
 from mhe_jax.training import group
 from mhe_jax.training.resume import FILE as CONFIG
 
-__all__ = ["evaluate", "generate", "input_lines", "translate"]
+__all__ = ["evaluate", "generate", "input_lines", "translate", "usable"]
 
-# Batches of lines that `translate` reads before it sorts them by length, and `generate` at once.
+# Batches of lines that `translate` reads before it sorts them by length, and `generate` at once;
+# one before the first line comes out.
 BATCHES_AHEAD = 4
+# Bytes of standard input that are read at once; characters of a line that is kept whole, and of a
+# piece of a tokenizer: those of ours have 16.
+PART, LONGEST_LINE, LONGEST_PIECE = 1 << 16, 1 << 26, 1024
 
 
 def evaluate(
@@ -54,9 +59,11 @@ def evaluate(
     """
     workdir = Path(workdir)
     config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
+    # The cache is the evaluator's own: a run from somebody else could name any directory.
+    data = dataclasses.replace(config.data, cache_directory=None)
     if evaluation.sources:
-        data = dataclasses.replace(config.data, **{evaluation.split: evaluation.sources})
-        config = dataclasses.replace(config, data=data)
+        data = dataclasses.replace(data, **{evaluation.split: evaluation.sources})
+    config = dataclasses.replace(config, data=data)
     group.check()
     run = Run.load(workdir, config, evaluation, devices)
     result = EVALUATIONS[config.task](run)
@@ -105,7 +112,7 @@ def translate(
     translator = Translator(config, evaluation, run.params, run.mesh, run.tokenizer)
     number = truncated = 0
     # `lines` may wait for a person: what is read is translated before more is asked for.
-    for texts in _chunks(lines, chunk or BATCHES_AHEAD * evaluation.batch_size):
+    for texts in _chunks(lines, chunk, evaluation.batch_size):
         found = translator.translate(texts)
         for translation in found:
             number += 1
@@ -166,7 +173,7 @@ def generate(
     generator = Generator(config, evaluation, run.params, run.mesh, run.tokenizer)
     number = truncated = tokens = ended = 0
     begin = time.perf_counter()
-    for texts in _chunks(prompts, chunk or BATCHES_AHEAD * evaluation.batch_size):
+    for texts in _chunks(prompts, chunk, evaluation.batch_size):
         found = generator.generate(texts)
         for continuation in found:
             number += 1
@@ -192,14 +199,15 @@ def generate(
     }
 
 
-def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """At most `size` lines at a time; those before a bad one still come out before its error."""
+def _chunks(lines: Iterable[str], chunk: int | None, batch: int) -> Iterator[list[str]]:
+    """Some lines at a time; those before a bad one still come out before its error."""
     iterator = iter(lines)
+    sizes = itertools.chain([chunk or batch], itertools.repeat(chunk or BATCHES_AHEAD * batch))
     failure = None
     while failure is None:
         texts: list[str] = []
         try:
-            texts.extend(itertools.islice(iterator, size))
+            texts.extend(itertools.islice(iterator, next(sizes)))
         except InputError as error:
             failure = error
         if texts:
@@ -209,22 +217,54 @@ def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     raise failure
 
 
-def input_lines(file: BinaryIO, name: str = "standard input") -> Iterator[str]:
+def usable(workdir: Path) -> int:
+    """Characters of a line that can matter to `translate`: no piece of a tokenizer holds more."""
+    return LONGEST_PIECE * load_json(workdir / CONFIG).model.max_length
+
+
+def input_lines(
+    file: BinaryIO, name: str = "standard input", *, keep: int | None = None
+) -> Iterator[str]:
     """The lines of UTF-8 text: a line feed ends one, with or without a carriage return before it.
 
     Nothing else ends a line, so that as many come out as `wc -l` counts (and a last one without
     an end). A byte order mark at the beginning is dropped.
 
+    Args:
+      file: read in parts, however long its lines are.
+      name: for messages.
+      keep: about as many characters of a line come out; what follows is checked and dropped. None
+        keeps all, of a line of at most `LONGEST_LINE` characters.
+
     Raises:
-      InputError: a line is not UTF-8, naming it.
+      InputError: a line is not UTF-8, or too long, naming it.
     """
-    for number, line in enumerate(file, 1):
+    most, number = LONGEST_LINE if keep is None else keep, 0
+    while part := file.readline(PART):
+        number += 1
         if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name}, line {number}: is not UTF-8 (byte {error.start + 1})"
-            ) from None
+            part = part.removeprefix(b"\xef\xbb\xbf")
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        texts, kept, read = [], 0, 0
+        while True:
+            # Half a character is left for the next part.
+            before = read - len(decoder.getstate()[0])
+            ended = part.endswith(b"\n") or not part
+            try:
+                text = decoder.decode(part, final=ended)
+            except UnicodeDecodeError as error:
+                place = before + error.start + 1
+                raise InputError(f"{name}, line {number}: is not UTF-8 (byte {place})") from None
+            # Of what is dropped one character says that the line is not blank.
+            texts.append(text if kept <= most else text.strip()[:1] if _blank(texts) else "")
+            kept, read = kept + len(text), read + len(part)
+            if keep is None and kept > most:
+                raise InputError(f"{name}, line {number}: has over {most:,} characters")
+            if ended:
+                break
+            part = file.readline(PART)
+        yield "".join(texts).removesuffix("\n").removesuffix("\r")
+
+
+def _blank(texts: list[str]) -> bool:
+    return not any(text.strip() for text in texts)

@@ -23,6 +23,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.data import BOS, EOS, MASK, PAD, UNK, Tokenizer
+from mhe_jax.evaluation.memory import check_fits
+from mhe_jax.evaluation.translator import encode_some, longest_piece
 from mhe_jax.model import make_model
 from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
 
@@ -93,6 +95,8 @@ class Generator:
         self.evaluation, self.tokenizer, self.mesh = evaluation, tokenizer, mesh
         self.params = params
         self.longest = config.data.sequence_length
+        # Characters that hold twice the tokens that are read: what precedes changes none of these.
+        self._enough = 2 * self.longest * longest_piece(tokenizer)
         self.num_prompts = 0
         self._compiled: dict[tuple[int, int], Any] = {}
 
@@ -111,7 +115,10 @@ class Generator:
     def _batch(self, prompts: Sequence[str], rows: int) -> list[Continuation]:
         # bos is one of the places; of a prompt that leaves none, half is for what follows.
         most = self.longest - 1
-        ids = [[BOS, *row] for row in self.tokenizer.encode_batch(prompts)]
+        end = slice(-self._enough, None)
+        read, ends = encode_some(self.tokenizer, prompts, end, self.longest)
+        heads = [text[: len(text) - len(end)] for text, end in zip(prompts, ends, strict=True)]
+        ids = [[BOS, *row] for row in read]
         whole = [len(row) <= most for row in ids]
         kept = max(1, self.longest // 2 - 1)
         ids = [
@@ -135,16 +142,18 @@ class Generator:
         if not np.isfinite(log_probs[: len(prompts)]).all():
             raise InputError("the model gave something that is not a number: a broken checkpoint")
         return [
-            self._continuation(prompts[row], ids[row], out[row, : counts[row]].tolist(), log_prob)
+            self._continuation(
+                heads[row], read[row], whole[row], out[row, : counts[row]].tolist(), log_prob
+            )
             for row, log_prob in enumerate(log_probs[: len(prompts)].tolist())
         ]
 
-    def _continuation(self, prompt: str, ids: list[int], new: list[int], log_prob: float):
-        read = self.tokenizer.encode(prompt)
-        truncated = len(read) != len(ids) - 1
+    def _continuation(
+        self, head: str, read: list[int], whole: bool, new: list[int], log_prob: float
+    ) -> Continuation:
         # Decoded together: a piece may continue a word of the prompt.
-        text = self.tokenizer.decode([*read, *new])
-        return Continuation(" ".join(text.splitlines()), new, log_prob, truncated)
+        text = head + self.tokenizer.decode([*read, *new])
+        return Continuation(" ".join(text.splitlines()), new, log_prob, truncated=not whole)
 
     def _program(self, rows: int, length: int) -> Any:
         if (rows, length) not in self._compiled:
@@ -157,7 +166,9 @@ class Generator:
             )
             with use_mesh(self.mesh):
                 jitted = jax.jit(self._generate, out_shardings=replicated(self.mesh))
-                self._compiled[rows, length] = jitted.lower(*arguments).compile()
+                compiled = jitted.lower(*arguments).compile()
+            check_fits(compiled, self.mesh, rows, length)
+            self._compiled[rows, length] = compiled
         return self._compiled[rows, length]
 
     def _generate(self, params, tokens, lengths, limits, numbers):

@@ -7,6 +7,7 @@ parameters. Nothing is computed: the layer is compiled for the device at hand, o
 not there.
 """
 
+import os
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mhe_jax.attention import Mask
+from mhe_jax.config import InputError
 
 
 def layer_memory(
@@ -61,3 +63,21 @@ def layer_memory(
     if analysis is None:
         raise ValueError("the compiler does not say how much memory it takes")
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+
+
+def check_fits(compiled: Any, mesh: Any, rows: int, length: int) -> None:
+    """Raises InputError where a program needs more memory than the machine has.
+
+    Linux promises a CPU any memory, and ends the process when it is used; a GPU or TPU refuses it
+    by itself. A long row needs much: attention's weights grow with the square of its tokens.
+    """
+    analysis = compiled.memory_analysis()
+    if mesh.devices.flat[0].platform != "cpu" or analysis is None:
+        return
+    needed = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise InputError(
+            f"{rows} rows of {length:,} tokens need {needed / 1e9:,.1f} GB of memory, the machine "
+            f"has {there / 1e9:,.1f}: takes shorter lines, or a smaller --batch_size or --beam_size"
+        )

@@ -37,7 +37,7 @@ def learning_curves(section: Section) -> Any:
                     **_style(number),
                     markersize=4,
                     linewidth=1,
-                    label=group.name if first else None,
+                    label=_plain(group.name) if first else None,
                 )
     axes.set(xlabel="step", ylabel=f"validation {loss_name(section.task)}")
     axes.grid(alpha=0.3)
@@ -56,7 +56,9 @@ def score_against_parameters(section: Section) -> Any:
             continue
         spread = group.spread(section.metric)
         style = {**_style(number), "markersize": 8, "linestyle": "none"}
-        handles[group.name] = left.errorbar(count / 1e6, mean, yerr=spread, capsize=3, **style)
+        handles[_plain(group.name)] = left.errorbar(
+            count / 1e6, mean, yerr=spread, capsize=3, **style
+        )
         base = section.base(group, "mha")
         base_count = base and base.parameters("attention")
         base_mean = base and base.mean(section.metric)
@@ -106,7 +108,9 @@ def memory_figure(lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Any
         lengths = sorted({length for points in series.values() for length in points})
         for number, (name, points) in enumerate(series.items()):
             style = {**_style(number), "markersize": 5, "linewidth": 1.2}
-            axes.plot(list(points), [size / 1e6 for size in points.values()], label=name, **style)
+            axes.plot(
+                list(points), [size / 1e6 for size in points.values()], label=_plain(name), **style
+            )
         axes.set(xscale="log", yscale="log", xlabel="T", ylabel="MB", title=run)
         axes.set_xticks(lengths, [str(length) for length in lengths])
         axes.set_xticks([], minor=True)
@@ -115,6 +119,11 @@ def memory_figure(lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Any
         axes.grid(alpha=0.3)
     _legend(figure, panels[0])
     return figure
+
+
+def _plain(name: str) -> str:
+    """As it is: dollars would begin a formula, and half a surrogate pair is no character."""
+    return name.encode(errors="backslashreplace").decode().replace("$", r"\$")
 
 
 def _legend(figure: Any, axes: Any) -> None:

@@ -16,7 +16,6 @@ import jax
 
 from mhe_jax.command_line import Comparison
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import publish
 from mhe_jax.evaluation import plots
 from mhe_jax.evaluation.comparison import (
     Memory,
@@ -31,6 +30,7 @@ from mhe_jax.evaluation.memory import layer_memory
 from mhe_jax.evaluation.page import page
 from mhe_jax.evaluation.runs import Run, read_runs
 from mhe_jax.evaluation.tables import Table
+from mhe_jax.files import publish
 from mhe_jax.model.layers import attention
 
 PAGE, TEXT = "report.html", "report.md"
@@ -81,7 +81,8 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     }
     for name, text in files.items():
         with publish(out / name) as file:
-            file.write_text(text, encoding="utf-8")
+            # Names of files may hold what is no character.
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
     counts = {status: sum(run.status == status for run in runs) for status in STATUSES}
     return {"out": str(out), "runs": counts, "sections": numbers}
 
@@ -154,7 +155,7 @@ def _pictures(section: Section, memory: Memory) -> list[tuple[str, str]]:
 def _markdown(about: str, parts: Sequence[tuple[str, list[Table], Any]]) -> str:
     lines = ["# Comparison of attention kinds", "", about]
     for title, tables, _ in parts:
-        lines += ["", f"## {title}"]
+        lines += ["", f"## {' '.join(title.split())}"]
         for table in tables:
             lines += ["", table.markdown()]
     return "\n".join(lines) + "\n"

@@ -5,13 +5,15 @@ for the runs below it, and for those that its `sweep.json` says have failed.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mhe_jax import sweep
+from mhe_jax.checks.model import check_attention
+from mhe_jax.checks.ranges import check_ranges
+from mhe_jax.checks.results import is_number, read_result
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.fields import did_you_mean, leaves, load_json, nearest, to_dict
 from mhe_jax.training import resume, summary, tracking
@@ -52,8 +54,9 @@ class Run:
     @property
     def validation_loss(self) -> float | None:
         """The best one."""
-        found = [loss for _, loss in self.curve.get("validation", [])]
-        return self.result.get(VALIDATION) or min(found, default=None)
+        found = [loss for _, loss in self.curve.get("validation", []) if math.isfinite(loss)]
+        best = self.result.get(VALIDATION)
+        return min(found, default=None) if best is None or not math.isfinite(best) else best
 
     def number(self, name: str) -> float | None:
         """A number of its results, None where there is none."""
@@ -62,7 +65,7 @@ class Run:
         value = self.result.get(name)
         if name != "tokens_per_second":  # of training: eval.py has its own
             value = self.scores.get(name, value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if value is None or not is_number(value):
             return None
         return float(value) if math.isfinite(value) else None
 
@@ -102,7 +105,12 @@ def _below(path: Path, split: str) -> Iterator[Run]:
         reason = failed.get(child.name)
         if reason is not None and not (child / CONFIG).is_file():
             yield Run(child, None, "failed", reason, {}, {}, {})
-        elif child.is_dir() and not child.name.startswith("."):
+        # A link to a run is one more name of it; another could lead anywhere, and round in circles.
+        elif (
+            child.is_dir()
+            and not child.name.startswith(".")
+            and (not child.is_symlink() or (child / CONFIG).is_file())
+        ):
             for run in _below(child, split):
                 if reason is not None and run.status != "done":
                     run = dataclasses.replace(run, status="failed", reason=reason)
@@ -111,13 +119,20 @@ def _below(path: Path, split: str) -> Iterator[Run]:
 
 def _read(path: Path, split: str) -> Run:
     config = load_json(path / CONFIG)
-    result, scores = _json(path / RESULT), _json(path / f"eval_{split}.json")
+    try:
+        check_ranges(config)
+        check_attention(config)
+    except InputError as error:
+        raise InputError(f"{path / CONFIG}: {error}") from None
+    result, scores = read_result(path / RESULT), read_result(path / f"eval_{split}.json")
     if stale := _stale(scores, result):
         scores, stale = {}, f"eval_{split}.json is left out, {stale}: python eval.py {path}"
     curve: dict[str, list[tuple[int, float]]] = {}
-    for line in tracking.read(path / tracking.FILE):
-        if isinstance(line.get("loss"), float):
-            curve.setdefault(line["split"], []).append((line["step"], line["loss"]))
+    metrics = path / tracking.FILE
+    for line in tracking.read(metrics) if metrics.is_file() else ():
+        step = line["step"]
+        if isinstance(line.get("loss"), float) and is_number(step) and isinstance(step, int):
+            curve.setdefault(str(line["split"]), []).append((step, line["loss"]))
     if result.get("steps") == config.train.num_steps or (scores and not result):
         return Run(path, config, "done", stale, result, scores, curve)
     done = max((step for points in curve.values() for step, _ in points), default=0)
@@ -128,20 +143,9 @@ def _read(path: Path, split: str) -> Run:
 def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
     """What tells that a run was trained on after it was evaluated; "" if nothing does."""
     which = {"best": "best_step", "last": "steps"}.get(scores.get("checkpoint", ""), "")
-    now, then = result.get(which), scores.get("steps") or [None]
-    return "" if now in (None, then[-1]) else f"it is of step {then[-1]}, not {now}"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-        raise ValueError("takes an object")
-    except (ValueError, OSError, RecursionError) as error:
-        raise InputError(f"{path}: not a result: {error}") from None
+    now, then = result.get(which), scores.get("steps")
+    last = then[-1] if isinstance(then, list) and then else then
+    return "" if now in (None, last) else f"it is of step {last}, not {now}"
 
 
 def score_names(runs: Sequence[Run]) -> list[str]:

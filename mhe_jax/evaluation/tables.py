@@ -64,7 +64,7 @@ class Table:
         )
         for row in self.rows:
             cells = [
-                column.shown(cell).replace("|", "\\|")
+                " ".join(column.shown(cell).replace("|", "\\|").split())
                 for column, cell in zip(self.columns, row, strict=True)
             ]
             lines.append(f"| {' | '.join(cells)} |")

@@ -29,12 +29,12 @@ from mhe_jax.data import (
     load_tokenizer,
     open_split,
 )
-from mhe_jax.data.cache import publish
 from mhe_jax.data.tasks.batches import EvaluationExamples
 from mhe_jax.data.tasks.submission import submission
 from mhe_jax.evaluation.metrics import perplexity, translation_scores
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.evaluation.windows import Windows
+from mhe_jax.files import publish
 from mhe_jax.model import make_model
 from mhe_jax.training import checkpoint, sharding
 from mhe_jax.training.objective import make_sums, ratios, what_is_read

@@ -23,6 +23,7 @@ from mhe_jax.evaluation.decoding import (
     expand_to_beams,
     greedy_search,
 )
+from mhe_jax.evaluation.memory import check_fits
 from mhe_jax.model import EncoderDecoder
 from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
 
@@ -50,6 +51,27 @@ class Cost:
     tokens: int = 0
 
 
+def longest_piece(tokenizer: Tokenizer) -> int:
+    """Characters of it, with the space before it."""
+    return int(tokenizer.characters.max()) + 1
+
+
+def encode_some(
+    tokenizer: Tokenizer, texts: Sequence[str], part: slice, count: int
+) -> tuple[list[list[int]], list[str]]:
+    """The pieces of a `part` of each text, and these parts.
+
+    Where one has fewer than `count` pieces it is the whole text: a tokenizer from elsewhere may
+    drop characters, such as spaces.
+    """
+    read = [text[part] for text in texts]
+    ids = tokenizer.encode_batch(read)
+    for i, text in enumerate(texts):
+        if len(ids[i]) < count and len(read[i]) < len(text):
+            ids[i], read[i] = tokenizer.encode_batch([text])[0], text
+    return ids, read
+
+
 class Translator:
     """Translates texts with the model and the search that the configs describe.
 
@@ -69,6 +91,8 @@ class Translator:
         self.evaluation, self.tokenizer, self.mesh = evaluation, tokenizer, mesh
         self.params = params
         self.max_length = config.model.max_length
+        # Characters that hold twice the tokens that are read: what follows changes none of these.
+        self._enough = 2 * self.max_length * longest_piece(tokenizer)
         self.cost = Cost()
         self._compiled: dict[tuple[int, int], Any] = {}
 
@@ -79,7 +103,7 @@ class Translator:
           InputError: the model gave something that is not a number.
         """
         found = [Translation("", [], 0.0, 0.0, False)] * len(texts)
-        ids = self.tokenizer.encode_batch(texts)
+        ids, _ = encode_some(self.tokenizer, texts, slice(self._enough), self.max_length)
         numbers = [i for i, text in enumerate(texts) if text.strip()]
         numbers.sort(key=lambda i: len(ids[i]), reverse=True)
         rows = self._rows(len(numbers))
@@ -142,7 +166,9 @@ class Translator:
                 jax.ShapeDtypeStruct((rows,), np.int32, sharding=whole),
             )
             with use_mesh(self.mesh):
-                self._compiled[rows, length] = jitted.lower(*arguments).compile()
+                compiled = jitted.lower(*arguments).compile()
+            check_fits(compiled, self.mesh, rows, length)
+            self._compiled[rows, length] = compiled
             self.cost.compile_seconds += time.perf_counter() - begin
         return self._compiled[rows, length]
 

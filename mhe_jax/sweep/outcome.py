@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import InputError
-from mhe_jax.fields import write_whole
+from mhe_jax.fields import parse_json
+from mhe_jax.files import write_whole
 
 FILE = "sweep.json"
 
@@ -44,9 +45,10 @@ def read(workdir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        if all({"name", "status"} <= each.keys() for each in runs):
+        runs = parse_json(path)["runs"]
+        texts = ([each["name"], each["status"], each.get("reason", "")] for each in runs)
+        if all(isinstance(text, str) for three in texts for text in three):
             return runs
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise InputError(f"{path}: is not what a sweep writes")

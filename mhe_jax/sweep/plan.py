@@ -1,7 +1,6 @@
 """The runs that a command line asks for."""
 
 import itertools
-import json
 import re
 import typing
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mhe_jax.checks.results import read_result
 from mhe_jax.command_line import options_of, parse_train_arguments
 from mhe_jax.config import Config, InputError
 from mhe_jax.fields import hints_of, leaves, load_json, to_dict, unknown_field
@@ -35,10 +35,10 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """What train.py says of it, None while it is not finished as its config says."""
         try:
-            result = json.loads((self.workdir / RESULT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            result = read_result(self.workdir / RESULT)
+        except InputError:
             return None
-        if not isinstance(result, dict) or result.get("steps") != self.config.train.num_steps:
+        if result.get("steps") != self.config.train.num_steps:
             return None
         ran, asked = (
             leaves(to_dict(config)) for config in (load_json(self.workdir / CONFIG), self.config)

@@ -1,16 +1,17 @@
 """Training: mesh, optimizer, steps, checkpoints and the loop, `train(config) -> result`.
 
-- `distributed`, `group`: several processes: how they meet, wait, stop and miss each other
+- `distributed`, `meeting`, `group`: several processes meet, wait, stop and miss each other
 - `sharding`: the mesh, and which axis of an array is split over which axis of the mesh
 - `objective`: sums that are minimised and measured, for each task
 - `optimizer`: AdamW, Adafactor, schedules
 - `state`: what a step changes
 - `step`: one update, one evaluation
 - `checkpoint`: on disk, whole or not at all
-- `resume`: what may change between two runs in one directory
+- `lock`: one process at a time in a directory
+- `resume`: what a run finds in its directory: what may change, what stays
 - `tracking`: metrics.jsonl, progress, TensorBoard, the picture
 - `meter`, `flops`, `profile`: numbers of steps, how fast they come, and a trace
-- `signals`: SIGTERM and Ctrl-C
+- `signals`: what asks a run to save and stop
 - `summary`: what a run is, before and after
 - `loop`: all of it together
 """

@@ -3,19 +3,19 @@
     --distributed auto                                          # TPU pod, Slurm, GKE, Open MPI
     --coordinator HOST:PORT --num_processes N --process_id I    # anywhere else
 
-All processes first meet at the coordinator's port, by plain sockets: `jax.distributed` alone would
-abort without naming who did not come. What they do together later is in `group.py`.
+All processes first meet at the coordinator's port, see `meeting.py`. What they do together later is
+in `group.py`.
 """
 
 import argparse
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mhe_jax.config import InputError
+from mhe_jax.training.meeting import meet
 
 COMING, ANSWERING = 300, 100  # seconds, where --process_timeout does not say
 
@@ -104,7 +104,7 @@ def joined(processes: Processes | None) -> Iterator[bool]:
         return
     begin = time.monotonic()
     patience = processes.timeout or COMING
-    meet(coordinator, count, index, patience)
+    named = meet(coordinator, count, index, patience)
 
     import jax
 
@@ -118,6 +118,7 @@ def joined(processes: Processes | None) -> Iterator[bool]:
         count,
         index,
         local_device_ids=devices,
+        coordinator_bind_address=coordinator if named else None,
         cluster_detection_method="deactivate",
         initialization_timeout=max(10, round(patience - (time.monotonic() - begin))),
         heartbeat_timeout_seconds=3 * answering,  # `group` is to be first, with a name
@@ -146,89 +147,3 @@ def _detected(processes: Processes) -> tuple[str, int, int, Sequence[int] | None
             "--coordinator, --num_processes and --process_id"
         )
     return coordinator, count, index, devices
-
-
-def meet(coordinator: str, count: int, index: int, timeout: float) -> None:
-    """Returns in all processes once all have come; process 0 waits at the coordinator's port.
-
-    Raises:
-      InputError: in all that came, naming those that did not; the port is taken; two processes
-        have one number, or differ in how many there are.
-    """
-    host, _, port = coordinator.rpartition(":")
-    deadline = time.monotonic() + timeout
-    if index == 0:
-        _receive(int(port), count, deadline, timeout)
-        return
-    greeting = f"mhe_jax {index} {count}\n".encode()
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=left) as to_first:
-                to_first.sendall(greeting)
-                # Process 0 knows the same deadline, and is to be heard about those missing.
-                to_first.settimeout(left + 10)
-                answer = to_first.makefile(encoding="utf-8").readline().strip()
-            if answer == "go":
-                return
-            if answer:
-                raise InputError(answer)
-        except socket.gaierror as error:
-            raise InputError(f"--coordinator {coordinator}: {error.strerror}") from None
-        except OSError:  # it is not there yet
-            pass
-        time.sleep(0.2)
-    raise InputError(f"process 0 did not answer at {coordinator} within {timeout:.0f} s")
-
-
-def _receive(port: int, count: int, deadline: float, timeout: float) -> None:
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    try:
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=count)
-    except OSError as error:
-        raise InputError(f"port {port} of the coordinator: {error.strerror}") from None
-    present: dict[int, socket.socket] = {}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(server)
-
-        def told(answer: str) -> None:
-            for connection in present.values():
-                with contextlib.suppress(OSError):
-                    connection.sendall(f"{answer}\n".encode())
-
-        while len(present) < count - 1:
-            left = deadline - time.monotonic()
-            missing = [p for p in range(1, count) if p not in present]
-            reason = f"{names(missing)} of {count} did not come within {timeout:.0f} s"
-            try:
-                server.settimeout(max(left, 0.001))
-                connection, _ = server.accept()
-                stack.enter_context(connection)
-                connection.settimeout(5)
-                words = connection.makefile(encoding="utf-8").readline().split()
-                if len(words) != 3 or words[0] != "mhe_jax":
-                    continue  # nobody of ours
-                index, their_count = int(words[1]), int(words[2])
-                if index not in present and their_count == count:
-                    present[index] = connection
-                    continue
-                reason = f"two processes have --process_id {index}"
-                if their_count != count:
-                    reason = f"process {index} has --num_processes {their_count}, 0 has {count}"
-                connection.sendall(f"{reason}\n".encode())
-            except (OSError, ValueError):
-                if time.monotonic() < deadline:
-                    continue
-            told(reason)
-            raise InputError(reason)
-        told("go")
-
-
-def names(processes: Sequence[int]) -> str:
-    """For a message.
-
-    >>> names([3]), names([1, 2])
-    ('process 3', 'processes 1, 2')
-    """
-    word = "process" if len(processes) == 1 else "processes"
-    return f"{word} {', '.join(map(str, processes))}"

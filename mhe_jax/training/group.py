@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from mhe_jax.config import InputError
-from mhe_jax.training.distributed import names
+from mhe_jax.training.meeting import names
 
 ROOT = "mhe_jax"
 GRACE = 4  # periods, in which a process can end by itself before it is ended
@@ -86,6 +86,12 @@ def first_one_first(name: str) -> Iterator[None]:
         _group.wait(name)
 
 
+def together(name: str) -> None:
+    """Returns in each process once all are here."""
+    if _group is not None:
+        _group.wait(name)
+
+
 class Group:
     """The processes, as one of them sees them."""
 
@@ -142,7 +148,8 @@ class Group:
             self._over.set()
         except Exception:  # some do not end: leaving by the front door would wait for them
             if not known or os.environ.get("MHE_JAX_TRACEBACK") == "1":
-                traceback.print_exception(error)
+                with contextlib.suppress(OSError):
+                    traceback.print_exception(error)
             _end(code, reason)
 
     def _silent(self) -> list[int]:
@@ -235,7 +242,8 @@ def _foreseen(error: BaseException) -> bool:
 
 def _end(code: int, reason: str, after: float = 0) -> None:
     """What is not finished by now waits for somebody who never comes."""
-    print(f"error: {reason}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # nobody may read it
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
     time.sleep(after)
     os._exit(code)

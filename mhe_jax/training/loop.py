@@ -11,18 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from mhe_jax import data
 from mhe_jax.checks import check
 from mhe_jax.config import Config, InputError
-from mhe_jax.data import TOKENIZER
-from mhe_jax.data.cache import publish
-from mhe_jax.loading import save_json, set_field
+from mhe_jax.files import publish
+from mhe_jax.loading import set_field
 from mhe_jax.model import make_model
 from mhe_jax.training import group, objective, resume, scored, sharding, summary, warm_start
-from mhe_jax.training.checkpoint import Checkpoints, NotSaved, check_tokenizer, reason_of
+from mhe_jax.training.checkpoint import (
+    Checkpoints,
+    NotSaved,
+    check_path,
+    check_tokenizer,
+    reason_of,
+)
 from mhe_jax.training.feeding import feed
 from mhe_jax.training.flops import step_flops
+from mhe_jax.training.lock import Lock, locked
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
@@ -57,18 +64,37 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     changed = resume.changed_fields(config)
     resume.check_files(config)
     mesh = sharding.make_mesh(config, devices)
-    share, shares = sharding.share_of_rows(mesh)
     if not resume.holds_run(config):
         warm_start.check_init_from(config)
     data.check_sources(config)
     workdir = Path(config.workdir)
+    check_path(workdir)
     _check_writable(workdir)
+    writes = jax.process_index() == 0
+    with locked(workdir) if writes else contextlib.nullcontext() as lock:
+        if resume.changed_fields(config) != changed:
+            raise InputError(f"{workdir}: another process has just begun a run here")
+        try:
+            return _train_alone(config, mesh, changed, lock, signals)
+        finally:
+            if writes:
+                resume.drop_draft(config)
+
+
+def _train_alone(
+    config: Config, mesh: Mesh, changed: list[str], lock: Lock | None, signals: Signals
+) -> dict[str, Any]:
+    workdir, writes = Path(config.workdir), lock is not None
+    share, shares = sharding.share_of_rows(mesh)
 
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     with group.first_one_first("tokenizer"):
-        if jax.process_index() == 0:
-            resume.drop_tokenizer_without_run(config)
-        tokenizer = data.make_tokenizer(config, workdir / TOKENIZER)
+        # Where it lies is for process 0 to say, which alone holds the lock.
+        file, told = resume.tokenizer_file(config)
+        if writes:
+            resume.drop_draft(config)
+        tokenizer = data.make_tokenizer(config, file)
+    group.together("tokenizer read")
     process = {"process_index": share, "process_count": shares}
     batches = data.train_batches(config, tokenizer, **process)
     validation = None
@@ -84,13 +110,12 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     ema = config.optimizer.ema_decay is not None
     initialize, abstract = make_initializer(init_params, optimizer, mesh, ema)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
-    writes = jax.process_index() == 0
     try:
         resume.check_length(config, checkpoints.latest_step or 0)
         if checkpoints.latest_step is not None:
             state, meta = checkpoints.restore(abstract)
             check_tokenizer(meta, tokenizer)
-            resume.check_text(config, meta, batches.steps_per_epoch)
+            resume.check_text(config, meta, batches.steps_per_epoch, batches.text)
             if changed:
                 checkpoints.drop_best_after(int(state.step))
         else:
@@ -100,8 +125,9 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
         checkpoints.put_aside()
         start = int(state.step)
         meta |= {"tokenizer": tokenizer.key, "steps_per_epoch": batches.steps_per_epoch}
+        meta["text"] = batches.text
         if writes:
-            save_json(config, workdir / resume.FILE)
+            resume.begin(config, file)
 
         # 4. The steps.
         c = config.train
@@ -114,11 +140,11 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
             writes=writes,
         ) as tracker:
             about = summary.about(config, mesh, abstract.params)
-            for line in (about, batches.describe(), *changed, *checkpoints.notes):
+            for line in (about, batches.describe(), *told, *changed, *checkpoints.notes):
                 tracker.note(line)
             if start:
                 tracker.note(f"{start} of {c.num_steps} steps are done")
-            loop = _Loop(config, mesh, model, optimizer, abstract, checkpoints, meta)
+            loop = _Loop(config, mesh, model, optimizer, abstract, checkpoints, meta, lock)
             signals.stepping = True
             try:
                 loop.run(state, start, batches, validation, tracker, signals)
@@ -131,7 +157,8 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
                 tracker.note(stopped.reason)
                 raise
         result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
-        if writes:
+        if lock is not None:
+            lock.check()
             with publish(workdir / summary.FILE) as file:
                 file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         return result
@@ -146,7 +173,10 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
 
 def _check_writable(workdir: Path) -> None:
     try:
+        str(workdir.absolute()).encode()  # not every library takes other names
         workdir.mkdir(parents=True, exist_ok=True)
+    except UnicodeEncodeError:
+        raise InputError(f"workdir={str(workdir)!a}: is not UTF-8") from None
     except OSError as error:
         raise InputError(f"workdir={workdir}: {error.strerror}") from None
     if not os.access(workdir, os.W_OK | os.X_OK):
@@ -167,8 +197,9 @@ def _reason(error: Exception, checkpoints: Checkpoints, workdir: Path) -> str:
 class _Loop:
     """The steps between a state and the last one; `meta` is what the checkpoints know beside it."""
 
-    def __init__(self, config: Config, mesh, model, optimizer, abstract, checkpoints, meta):
+    def __init__(self, config: Config, mesh, model, optimizer, abstract, checkpoints, meta, lock):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
+        self.lock = lock
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
         evaluated = objective.make_sums(config.task, model, outputs=True)
@@ -212,6 +243,7 @@ class _Loop:
                     stop = self._validate(state, step, validation)
                 meter.idle()
                 if stop or saves:
+                    self._check_lock()
                     self.checkpoints.save(state, step, copy.deepcopy(self.meta))
                 if stop:
                     self.checkpoints.wait()
@@ -262,7 +294,12 @@ class _Loop:
     def _keep_if_best(self, state: TrainState, step: int) -> None:
         best = self.checkpoints.best_criterion
         if best is None or scored.criterion(self.meta["validation"]) < best:
+            self._check_lock()
             self.checkpoints.save_best(_evaluated(state), step, copy.deepcopy(self.meta))
+
+    def _check_lock(self) -> None:
+        if self.lock is not None:
+            self.lock.check()
 
     def _on_devices(self, rows) -> dict[str, jax.Array]:
         rows = objective.what_is_read(self.config.task, rows)

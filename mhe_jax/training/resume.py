@@ -1,16 +1,19 @@
-"""Whether a working directory that has a run in it can go on under a new config."""
+"""Rules for the run that a working directory holds: what may change since it began, what stays."""
 
 import math
 import re
 from pathlib import Path
 from typing import Any
 
+from mhe_jax import data
 from mhe_jax.config import Config, InputError
 from mhe_jax.data import TOKENIZER
 from mhe_jax.fields import leaves
-from mhe_jax.loading import load_json, to_dict
+from mhe_jax.loading import load_json, save_json, to_dict
+from mhe_jax.training import summary, tracking
 
 FILE = "config.json"
+DRAFT = f".{TOKENIZER}.draft"
 
 # What may differ: how long and how often, how the same numbers are computed and where things lie,
 # and the numbers of the optimizer. All else changes what is learned, or the shape of the state.
@@ -53,20 +56,59 @@ def changed_fields(config: Config) -> list[str]:
 
 
 def check_files(config: Config) -> None:
-    """Raises InputError where a run has lost its tokenizer: another would not mean the same."""
-    tokenizer = Path(config.workdir) / TOKENIZER
-    if holds_run(config) and not tokenizer.exists() and config.model.has_pieces:
-        raise InputError(f"{tokenizer}: no such file")
+    """Raises InputError where going on or beginning would cost something that lies there.
 
-
-def drop_tokenizer_without_run(config: Config) -> None:
-    """A start that ended before it was a run may have wanted another tokenizer than this one."""
+    A run that has lost its tokenizer cannot go on: another would not mean the same. A new one does
+    not write over what it finds under the names of its own files.
+    """
     workdir = Path(config.workdir)
-    if not holds_run(config) and not any(workdir.glob("checkpoints/[0-9]*")):
-        (workdir / TOKENIZER).unlink(missing_ok=True)
+    tokenizer = workdir / TOKENIZER
+    if holds_run(config):
+        if not tokenizer.exists() and config.model.has_pieces:
+            raise InputError(f"{tokenizer}: no such file")
+    elif not any(workdir.glob("checkpoints/[0-9]*")):
+        for name in (tracking.FILE, tracking.PICTURE, summary.FILE):
+            if (workdir / name).exists():
+                raise InputError(
+                    f"{workdir / name} is there, but no {FILE}: give another --workdir"
+                )
+        given = data.tokenizer_file(config)
+        if given and tokenizer.exists() and tokenizer.read_bytes() != _bytes_of(given):
+            raise InputError(f"{tokenizer}: is another than {given}: give another --workdir")
 
 
-def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float) -> None:
+def _bytes_of(tokenizer: Path) -> bytes:
+    return data.Pieces.load(tokenizer).model
+
+
+def tokenizer_file(config: Config) -> tuple[Path, list[str]]:
+    """Where the tokenizer lies, or is to be made, and what people must know of that.
+
+    A new one is a draft until the run begins: a start that ends before may have wanted another
+    than the next, and whatever lies under the name of the tokenizer itself is the user's.
+    """
+    workdir = Path(config.workdir)
+    kept = workdir / TOKENIZER
+    if not kept.exists() and not holds_run(config):
+        return workdir / DRAFT, []
+    found = [] if holds_run(config) else [f"tokenizer: {kept}, which was there before the run"]
+    return kept, found
+
+
+def drop_draft(config: Config) -> None:
+    """Deletes the tokenizer of a start that did not become a run."""
+    (Path(config.workdir) / DRAFT).unlink(missing_ok=True)
+
+
+def begin(config: Config, tokenizer: Path) -> None:
+    """From here on the working directory holds a run."""
+    workdir = Path(config.workdir)
+    if tokenizer.name == DRAFT and config.model.has_pieces:
+        tokenizer.replace(workdir / TOKENIZER)
+    save_json(config, workdir / FILE)
+
+
+def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float, text: str) -> None:
     """Raises InputError where a checkpoint is of another text; older ones do not say."""
     old = meta.get("steps_per_epoch", steps_per_epoch)
     if not math.isclose(old, steps_per_epoch, rel_tol=1e-6):
@@ -74,6 +116,11 @@ def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float) -> 
             f"data.train has changed: an epoch is {steps_per_epoch:,.2f} steps, and was "
             f"{old:,.2f} for the run in {config.workdir}: go on with the old text, or give "
             "another --workdir"
+        )
+    if meta.get("text", text) != text:
+        raise InputError(
+            f"data.train has changed: it is not the text that the run in {config.workdir} has "
+            "learned from: go on with the old text, or give another --workdir"
         )
 
 

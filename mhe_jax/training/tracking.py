@@ -7,7 +7,6 @@ Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `sp
 import contextlib
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mhe_jax.config import LABELLED, InputError, not_installed
-from mhe_jax.fields import write_whole
+from mhe_jax.files import publish, write_whole
 
 FILE = "metrics.jsonl"
 PICTURE = "learning_curve.png"
@@ -160,9 +159,11 @@ def learning_curve(workdir: Path, task: str | None) -> str:
             axes.legend()
     axes.set(xlabel="step", ylabel=loss_name(task), title=workdir.name)
     axes.grid(alpha=0.3)
-    draft = workdir / f".{PICTURE}.{os.getpid()}"
-    figure.savefig(draft, format="png", dpi=120)
-    draft.replace(workdir / PICTURE)
+    try:
+        with publish(workdir / PICTURE) as draft:
+            figure.savefig(draft, format="png", dpi=120)
+    except InputError as error:  # the run is whole without it
+        return f"no {PICTURE}: {error}"
     return f"learning curve: {workdir / PICTURE}"
 
 

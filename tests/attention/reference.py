@@ -100,17 +100,9 @@ def _head(kind, params, grads, x, h, heads, kv_heads):
         return [psi(*s, params[n][h], grads[n][h]) for s, n in zip(shared, names, strict=True)]
     query = _map(params["query"], grads["query"], *x[0], h)
     if kind == "skv":
-        both = _map(params["key_value"], grads["key_value"], *x[1], h)
-        return query, both, both
+        return query, *(_map(params["key_value"], grads["key_value"], *x[i], h) for i in (1, 2))
     if kind == "el":
-        values, d = x[1]
-        width = values.shape[-1] // heads
-        cut = slice(h * width, (h + 1) * width)
-
-        def pull(dy):
-            d[:, cut] += dy
-
-        return query, (values[:, cut], pull), (values[:, cut], pull)
+        return query, *(_slice(*x[i], h, heads) for i in (1, 2))
     # Query heads 0 .. H/K-1 read key head 0, the next H/K read key head 1, and so on.
     g = {"mha": h, "mqa": 0, "gqa": h // (heads // (kv_heads or heads))}[kind]
     return query, *(_map(params[r], grads[r], *x[i], g) for i, r in ((1, "key"), (2, "value")))
@@ -137,6 +129,17 @@ def _map(p, grad, x, dx, head=None):
             grad["bias"][at[1:]] += dy.sum(0)
 
     return y, pull
+
+
+def _slice(x, dx, h, heads):
+    """The slice of head h."""
+    width = x.shape[-1] // heads
+    cut = slice(h * width, (h + 1) * width)
+
+    def pull(dy):
+        dx[:, cut] += dy
+
+    return x[:, cut], pull
 
 
 def _add(x, pull_x, e, de):

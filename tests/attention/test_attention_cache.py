@@ -278,11 +278,10 @@ def test_filling_a_cache_needs_the_width_of_the_queries():
 
 
 @every_kind
-def test_cross_attention_does_not_decode_from_an_unfilled_cache(case):
+def test_a_cache_of_self_attention_is_not_filled(case):
     d = decoder(case)
-    for variables in (d.params, d.params | {"cache": d.cache}):
-        with pytest.raises(ValueError, match="fill_cache"):
-            d.module.apply(variables, d.x, normal(3, B, S, case.width), mutable=["cache"])
+    with pytest.raises(ValueError, match="fill_cache: the cache is one of self-attention"):
+        d.module.apply(d.params | {"cache": d.cache}, d.x, method="fill_cache", mutable=["cache"])
 
 
 @every_kind

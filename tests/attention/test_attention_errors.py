@@ -101,14 +101,27 @@ def test_el_needs_hidden_states_as_wide_as_its_heads():
 
 
 @pytest.mark.parametrize("kind", ["skv", "el"])
-def test_one_source_of_keys_and_values(kind):
-    module = Case(kind).module()
-    with pytest.raises(ValueError, match=f"{kind} makes keys and values of one input: leave"):
-        start(module, X, Y, Y + 1)
-    start(module, X, Y, Y)
-    start(module, X, X, X)
-    with pytest.raises(ValueError, match=f"{kind} makes keys and values of one input: leave"):
-        start(module, Y, method="fill_cache", inputs_v=Y + 1)
+def test_a_cache_of_one_array_takes_one_input(kind):
+    module = Case(kind).module(decode=True)
+    with pytest.raises(ValueError, match=f"{kind} keeps one array .* in its cache: leave inputs_v"):
+        start(module, X, X, X)
+    with pytest.raises(ValueError, match=f"{kind} keeps one array .* in its cache: leave inputs_v"):
+        start(module, Y, method="fill_cache", inputs_v=Y)
+
+
+def test_one_matrix_needs_one_width():
+    with pytest.raises(ValueError, match="inputs_v is 7 wide and must be as wide as inputs_k, 33"):
+        start(Case("skv").module(), X, Y, Y[..., :7])
+    with pytest.raises(ValueError, match="width 7 must be qkv_features=33"):
+        start(Case("el").module(), X, Y, Y[..., :7])
+
+
+def test_what_flax_has_deprecated():
+    """Flax takes both with a warning; see also benchmarks/flax_tests.py."""
+    with pytest.raises(ValueError, match="inputs_kv is refused, deprecated in Flax: pass inputs_k"):
+        start(Case("mha").module(), X, inputs_kv=Y)
+    with pytest.raises(ValueError, match=r"inputs_v has shape .*; a mask is passed as mask=\.\.\."):
+        start(Case("mha").module(), X, Y, jnp.ones((B, 1, T, S)))
 
 
 @every_kind

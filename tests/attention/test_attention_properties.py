@@ -136,3 +136,33 @@ def test_heads_are_told_apart_by_their_embeddings(case):
     heads = apply(params, x).reshape(B, S, case.heads, -1)
     for h in range(1, case.heads):
         assert np.abs(heads[:, :, h] - heads[:, :, h - 1]).min(-1).max() > 1e-3
+
+
+@every_case
+def test_calls_of_nothing(case):
+    """No example, no query, no key: the output of no heads, and gradients of 0."""
+    module = case.module()
+    params = random_parameters(module, normal(1, B, S, case.width))
+    shapes = {
+        "no example": ((0, 37), (0, 41)),
+        "no query": ((B, 0), (B, 41)),
+        "no key": ((B, 37), (B, 0)),
+    }
+
+    @jax.jit
+    def outputs_and_gradients(params):
+        found = {}
+        for name, sizes in shapes.items():
+            inputs = [jnp.zeros((*size, case.width)) + 0.5 for size in sizes]
+            output, pull = jax.vjp(lambda p, *x: module.apply({"params": p}, *x), params, *inputs)
+            found[name] = output, pull(jnp.ones_like(output))
+        return found
+
+    for name, (output, (of_params, *of_inputs)) in outputs_and_gradients(params).items():
+        shape = (*shapes[name][0], case.width)
+        np.testing.assert_array_equal(output, np.broadcast_to(params["out"]["bias"], shape))
+        assert [x.shape for x in of_inputs] == [(*s, case.width) for s in shapes[name]]
+        of_bias = of_params["out"].pop("bias")
+        np.testing.assert_array_equal(of_bias, shape[0] * shape[1])
+        for leaf in jax.tree.leaves((of_params, of_inputs)):
+            assert not np.any(leaf)

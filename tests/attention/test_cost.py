@@ -66,6 +66,21 @@ def test_flops_count_the_matrix_products_of_the_compiled_module():
         assert expected <= counted <= 1.1 * expected, kind
 
 
+def test_operations_of_shared_scores_for_each_key():
+    """One score for all heads of a group, their sums over values, and their denominators."""
+    M, H, D = 30, 6, 5
+    for kind, fields, scored in (
+        ("mhe_add", {}, D),
+        ("mhe_add", {"groups": 2}, 2 * D),
+        ("mhe_add", {"score_groups": 3}, 3 * D),
+        ("mva", {"score_features": 7}, 7),
+        ("mva", {"groups": 2, "score_features": 7}, 2 * 7),
+    ):
+        shape = cost.Shape(M, H, D, **fields)
+        one, two = (cost.forward_flops(kind, shape, keys) for keys in (10, 11))
+        assert two - one == 2 * (scored + H * D + H), (kind, fields)
+
+
 def test_errors_name_what_is_allowed():
     with pytest.raises(ValueError, match="gqa needs kv_heads"):
         cost.parameters("gqa", cost.Shape.of(32, 4))

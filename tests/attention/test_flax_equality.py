@@ -27,7 +27,7 @@ from attention_cases import (
     random_parameters,
 )
 
-from mhe_jax.attention import KINDS, MultiHeadAttention
+from mhe_jax.attention import KINDS, Mask, MultiHeadAttention
 
 MHA = Case("mha")
 Flax = nn.MultiHeadDotProductAttention
@@ -52,8 +52,8 @@ def test_fields_and_call_are_those_of_flax():
         assert list(ours) == [f.name for f in dataclasses.fields(kind)][: len(ours)] or set(
             ours
         ) <= {f.name for f in dataclasses.fields(kind)}
-    call = [p for p in inspect.signature(Flax.__call__).parameters if p != "inputs_kv"]
-    assert list(inspect.signature(MultiHeadAttention.__call__).parameters) == call
+    mine, theirs = (inspect.signature(c.__call__).parameters for c in (MultiHeadAttention, Flax))
+    assert list(mine) == list(theirs)
 
 
 @pytest.mark.parametrize("name", mask_names(MHA, T, S))
@@ -168,6 +168,16 @@ def test_sown_weights_are_those_of_flax(batch):
     assert_close(mine, theirs, 1e-6)
 
 
+@pytest.mark.parametrize("force", [True, False])
+def test_weights_are_sown_in_the_type_of_the_softmax(force):
+    x = normal(1, B, T, 33)
+    for module in pair(dtype=jnp.bfloat16, force_fp32_for_softmax=force):
+        params = {"params": random_parameters(module, x)}
+        _, sown = module.apply(params, x, sow_weights=True, mutable=["intermediates"])
+        (weights,) = sown["intermediates"]["attention_weights"]
+        assert weights.dtype == (jnp.float32 if force else jnp.bfloat16)
+
+
 @pytest.mark.parametrize("normalize_qk", [True, False])
 def test_decoding_step_by_step_is_that_of_flax(normalize_qk):
     ours, flax = pair(decode=True, normalize_qk=normalize_qk)
@@ -269,11 +279,36 @@ def test_a_kind_inside_remat(kind):
     assert_close(module.apply(params, x, x, x), Case(kind).module().apply(params, x))
 
 
-def test_one_source_inside_remat_says_how():
-    """After `nn.remat` nobody can tell whether the three arrays were one."""
-    module = nn.remat(KINDS["skv"])(num_heads=H, qkv_features=H * D)
-    x = normal(1, B, T, 33)
-    params = {"params": random_parameters(Case("skv").module(), x)}
-    with pytest.raises(ValueError, match="leave inputs_v out"):
-        module.apply(params, x, x, x)
-    assert_close(module.apply(params, x), Case("skv").module().apply(params, x))
+@pytest.mark.parametrize("kind", ["skv", "el"])
+@pytest.mark.parametrize("lift", [nn.remat, nn.jit], ids=["remat", "jit"])
+def test_values_of_their_own_do_not_depend_on_identity(kind, lift):
+    """The same array, an equal one and another one, as they are and through a lifted call."""
+    module = Case(kind).module()
+    lifted = lift(KINDS[kind])(num_heads=H, qkv_features=H * D)
+    q, k, v = normal(1, B, T, 33), normal(2, B, S, 33), normal(3, B, S, 33)
+    params = {"params": random_parameters(module, q)}
+    alone = module.apply(params, q, k)
+    for run in (module, lifted):
+        assert_close(run.apply(params, q, k, k), alone)
+        assert_close(run.apply(params, q, k, k * 1), alone)
+        output = run.apply(params, q, k, v)
+        mask = np.ones((B, H, T, S), bool)
+        assert_close(output, Case(kind).reference(params["params"], q, k, v, mask)[0])
+        assert np.abs(output - alone).max() > 0.1
+
+
+@every_kind
+def test_what_a_decoding_call_means_does_not_depend_on_identity(case):
+    """`m(q, q)`, `m(q, q * 1)` and lifted calls append to the cache of self-attention."""
+    x = normal(1, B, T, case.width)
+    module = case.module(decode=True)
+    params = {"params": random_parameters(case.module(), x)}
+    _, cache = module.apply(params, x, mutable=["cache"])
+    names = ("num_heads", "qkv_features", "num_kv_heads", "score_features", "form", "decode")
+    fields = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    wanted = module.apply(params, x, mask=Mask.causal(), mutable=["cache"])[0]
+    lifted = [lift(KINDS[case.kind])(**fields) for lift in (nn.remat, nn.jit)]
+    for run, inputs in ((module, (x, x * 1)), *((m, (x, x)) for m in (module, *lifted))):
+        output, after = run.apply(params | cache, *inputs, mutable=["cache"])
+        assert_close(output, wanted)
+        np.testing.assert_array_equal(after["cache"]["cache_index"], [T] * B)

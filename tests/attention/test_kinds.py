@@ -85,9 +85,13 @@ def test_self_attention(case):
 
 @every_case
 def test_widths_of_their_own(case):
-    """All differ: 17 in, 19 for keys, 23 for values, H·D inside, 13 out; no biases, norms."""
+    """All differ: 17 in, 19 for keys, 23 for values, H·D inside, 13 out; no biases, norms.
+
+    Values of `skv` and `el`, which one matrix or none is for, are as wide as keys.
+    """
     k = normal(2, B, S, case.width if case.kind == "el" else 19)
-    inputs = (normal(1, B, T, 17), k) + (() if case.one_source else (normal(3, B, S, 23),))
+    v = normal(3, B, S, k.shape[-1] if case.one_source else 23)
+    inputs = normal(1, B, T, 17), k, v
     fields = {"use_bias": False, "out_features": 13, "normalize_qk": case.may_normalize}
     mask, dense = mask_for(case, "padding", T, S)
     params = check(case, mask, dense, *inputs, **fields)

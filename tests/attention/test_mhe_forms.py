@@ -1,5 +1,7 @@
 """The algebra of MHE: both forms are one function of the same parameters."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,7 @@ from attention_cases import (
     random_parameters,
 )
 
-from mhe_jax.attention import KINDS, Mask, choices
+from mhe_jax.attention import KINDS, Mask, choices, make_attention
 from mhe_jax.attention.engines import Options
 from mhe_jax.attention.forms import Call
 
@@ -221,3 +223,31 @@ def test_folded_holds_one_key_and_one_value_head(kind):
     heads = f"f32[{B},{long},{H},{ADD.width // H}]"
     assert heads in program("materialized")
     assert heads not in program("folded")
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "queries"), [("mhe_add", "folded", 32), ("mva", "materialized", 1)]
+)
+def test_modes_of_differentiation(kind, other, queries):
+    """'auto' takes 'shared' from `queries` on: no forward mode but of a gradient."""
+    x = normal(1, 1, queries, 6)
+    direction = normal(2, 1, queries, 6)
+    module = make_attention(kind, num_heads=2)
+    params = module.init(jax.random.key(0), x)
+
+    def loss(x, form="auto"):
+        return (module.clone(form=form).apply(params, x) ** 2).sum()
+
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(loss, (x,), (direction,))
+    by_other = functools.partial(loss, form=other)
+    _, along = jax.jvp(by_other, (x,), (direction,))
+    assert_close(along, np.sum(jax.grad(loss)(x) * direction), 1e-4)
+
+    def of_gradient(f):
+        return jax.jvp(jax.grad(f), (x,), (direction,))[1]
+
+    assert_close(jax.jit(of_gradient, static_argnums=0)(loss), of_gradient(by_other), 1e-4)
+    if queries > 1:
+        short = x[:, : queries - 1]
+        jax.jvp(loss, (short,), (direction[:, : queries - 1],))

@@ -69,15 +69,25 @@ def reference_gradients(q, k, v, b, allowed, cotangent, kept=1.0):
 
 def run(mask, *given, options=None):
     """Output and gradients of q, k, v and the key bias; the last of `given` is the cotangent."""
-    options = options or Options()
     *given, cotangent = given
+    if options is None:
+        return _run((blocks.BLOCK, blocks.BAND), mask, cotangent, *given)
 
     @jax.jit
     def output_and_gradients(cotangent, *given):
-        output, pull = jax.vjp(lambda *a: shared.attend(*a, mask, options)[0], *given)
-        return output, pull(cotangent)
+        return _output_and_gradients(mask, options, cotangent, *given)
 
-    return output_and_gradients(cotangent, *map(jnp.asarray, given))
+    return output_and_gradients(cotangent, *given)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(sizes, mask, cotangent, *given):
+    return _output_and_gradients(mask, Options(), cotangent, *given)
+
+
+def _output_and_gradients(mask, options, cotangent, *given):
+    output, pull = jax.vjp(lambda *a: shared.attend(*a, mask, options)[0], *given)
+    return output, pull(cotangent)
 
 
 def errors(mask, given, cotangent, kept=1.0, **more):
@@ -112,7 +122,7 @@ def test_output_and_gradients(name, heads):
 
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("name", ["none", "causal", "all of them"])
-@pytest.mark.parametrize("spread", [0.0, 20.0, 59.9])
+@pytest.mark.parametrize("spread", [0.0, 20.0, 58.0])
 def test_spreads_within_the_bound(name, spread, monkeypatch):
     """By the factored form: the other one is away."""
     monkeypatch.setattr(shared.head_by_head, "forward", shared.factored.forward)
@@ -124,18 +134,21 @@ def test_spreads_within_the_bound(name, spread, monkeypatch):
 
 def fits(given, mask=None):
     q, k, v, b = map(jnp.asarray, given)
-    return factored.fits(q[:, :, 0], b, blocks.Seen(mask or Mask()))
+    static, seen = blocks.Static(1.0, 1.0, None), blocks.Seen(mask or Mask())
+    v = v[:, :, jnp.arange(H) // (H // v.shape[2])]
+    values = factored.values_of(q[:, :, 0], v, b, seen)
+    return factored.fits(static, q[:, :, 0], v, values, b, seen)
 
 
 @jax.jit
 def plain(cotangent, q, k, v, b, allowed):
-    """The same softmax as it is usually written, in float32: output and gradients."""
+    """The same softmax as it is usually written, in the type of q: output and gradients."""
 
     def attend(q, k, v, b):
         logits = jnp.einsum("btgd,bsgd->bgts", q / jnp.sqrt(q.shape[3]).astype(q.dtype), k)
         logits = logits.repeat(R, 1) + b.swapaxes(1, 2)[:, :, None]
         p = jax.nn.softmax(jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)) * allowed
-        return jnp.einsum("bhts,bshe->bthe", p, v.repeat(H // v.shape[2], 2))
+        return jnp.einsum("bhts,bshe->bthe", p.astype(q.dtype), v.repeat(H // v.shape[2], 2))
 
     output, pull = jax.vjp(attend, q, k, v, b)
     return output, *pull(cotangent)
@@ -161,6 +174,133 @@ def test_spreads_beyond_the_bound(name, spread):
         of_other = np.abs(np.float64(other) - want).max()
         rounding = 2e-6 * max(1.0, np.abs(want).max())
         assert np.abs(np.float64(got) - want).max() <= 2 * of_other + rounding
+
+
+# Largest values and cotangents whose gradients float32 holds, and smallest that it does not flush.
+MAGNITUDES = [(1e-30, 1.0), (1e-13, 1.0), (1e10, 1e5), (1e30, 1e-3), (1e-3, 1e30), (1e25, 1e-30)]
+
+
+@pytest.mark.parametrize("name", ["none", "causal", "all of them"])
+@pytest.mark.parametrize("spread", [0.0, 57.0, 200.0])
+@pytest.mark.parametrize(("of_values", "of_cotangent"), MAGNITUDES)
+def test_values_and_cotangents_of_any_size(name, spread, of_values, of_cotangent):
+    q, k, v, b = arrays(H, spread=spread)
+    assert bool(fits((q, k, v, b))) == (spread < 60)
+    given = q, k, v * np.float32(of_values), b
+    cotangent = normal(9, B, T, H, E) * np.float32(of_cotangent)
+    assert max(errors(MASKS[name], given, cotangent)) < (1e-5 if spread < 60 else 1e-4)
+
+
+def test_sizes_that_differ_by_head_and_feature():
+    """Each is right to its own largest number: 1e12 of one does not hide 1e-12 of another."""
+    q, k, v, b = arrays(H, spread=50.0)
+    sizes = (10.0 ** np.linspace(-12, 12, H * E)).reshape(H, E).astype(np.float32)
+    assert bool(fits((q, k, v * sizes, b)))
+    cotangent = normal(9, B, T, H, E) / sizes
+    exact = [np.float64(x) for x in (q, k, v * sizes, b)]
+    wanted = reference(*exact, True)[2], reference_gradients(*exact, True, np.float64(cotangent))[2]
+    output, gradients = run(Mask(), q, k, v * sizes, b, cotangent)
+    for got, want in zip((output, gradients[2]), wanted, strict=True):
+        error = np.abs(np.float64(got) - want).max((0, 1)) / np.abs(want).max((0, 1))
+        assert error.max() < 1e-5
+
+
+@pytest.mark.parametrize("heads", [G, H], ids=["shared values", "own values"])
+def test_values_of_keys_count_as_spread(heads):
+    """A key of value 1e-20 beside others, and of a small weight, is not flushed to 0."""
+    q, k, v, b = arrays(heads, spread=40.0)
+    v[:, 0] *= 1e-20
+    b[:, 0] = b.min(1) - 1
+    assert bool(fits((q, k, v, b))) is False
+    assert max(errors(Mask(), (q, k, v, b), normal(9, B, T, H, E))) < 1e-5
+    output, _ = run(Mask.causal(), q, k, v, b, normal(9, B, T, H, E))
+    np.testing.assert_allclose(output[:, 0], v[:, 0].repeat(H // heads, 1), rtol=1e-6)
+    v[:, 0] = 0  # is not small, but none
+    assert bool(fits((q, k, v, b)))
+    assert max(errors(Mask(), (q, k, v, b), normal(9, B, T, H, E))) < 1e-5
+
+
+@pytest.mark.parametrize("small", [1e-37, 1e-20])
+def test_a_feature_far_below_the_others(small):
+    """Where no power of two serves all of them, head by head does."""
+    q, k, v, b = arrays(H)
+    v[..., 0, 1] *= np.float32(small)
+    assert bool(fits((q, k, v, b))) is (small > 1e-25)
+    exact = [np.float64(x) for x in (q, k, v, b)]
+    cotangent = normal(9, B, T, H, E)
+    wanted = reference_gradients(*exact, True, np.float64(cotangent))[2]
+    _, gradients = run(Mask(), q, k, v, b, cotangent)
+    np.testing.assert_allclose(gradients[2][..., 0, 1], wanted[..., 0, 1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_cotangents():
+    given, cotangent = arrays(H), normal(9, B, T, H, E)
+    cotangent *= np.float32(1e37) / np.abs(cotangent).max()
+    assert max(errors(Mask(), given, cotangent)) < 1e-5
+
+
+def test_a_value_that_its_feature_hides_is_not_lost():
+    """A segment of values of 1e38 beside one of 0.25."""
+    q, k, v, b = arrays(H)
+    of_keys = np.arange(S)[None] > 3
+    v[:, 4:] *= np.float32(1e37)
+    v[:, :4] = 0.25
+    mask = Mask.segments(jnp.asarray(np.arange(T)[None] > 9), jnp.asarray(of_keys))
+    assert not bool(fits((q, k, v, b), mask))
+    output, _ = run(mask, q, k, v, b, normal(9, B, T, H, E))
+    np.testing.assert_allclose(output[:, :10], 0.25, rtol=1e-5)
+
+
+def test_a_key_that_nobody_sees_may_have_any_value():
+    q, k, v, b = arrays(spread=50.0)
+    v *= 1e-20
+    v[0, -9:] = 1e38
+    assert max(errors(MASKS["padding"], (q, k, v, b), normal(9, B, T, H, E))) < 1e-5
+
+
+def of_saturated_rows(attend, dtype, spread, heads):
+    """The largest dq of queries that give all weight to one key, and of the others.
+
+    The true gradient of the first is 0, and that of an ordinary softmax too.
+    """
+    saturated = np.arange(T) % 2 == 0
+    q, k, v, b = arrays(heads, spread=spread)
+    q[:, saturated] *= 1e6
+    given = [jnp.asarray(x, dtype) for x in (q, k, v)] + [jnp.asarray(b)]
+    cotangent = jnp.asarray(normal(9, B, T, H, E), dtype)
+    exact = [np.float64(x) for x in given]
+    wanted = reference_gradients(*exact, True, np.float64(cotangent))[0]
+    assert np.abs(wanted[:, saturated]).max() < 1e-9
+
+    def of_queries(cotangent, *given):
+        return jax.vjp(lambda *a: attend(*a, Mask(), Options())[0], *given)[1](cotangent)[0]
+
+    def run(f, *call):
+        # A CPU would leave roundings out, as no device with bfloat16 products does.
+        compiled = jax.jit(f).lower(*call).compile({"xla_allow_excess_precision": False})
+        return compiled(*call)
+
+    mine, ordinary = run(of_queries, cotangent, *given), run(plain, cotangent, *given, True)[1]
+    found = [np.float64(dq) for dq in (mine, ordinary)]
+    errors_of_all = [np.abs(dq - wanted).max() for dq in found]
+    assert errors_of_all[0] <= 2 * errors_of_all[1]
+    return np.abs(found[0][:, saturated]).max(), np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("heads", [G, H], ids=["shared values", "own values"])
+@pytest.mark.parametrize("spread", [3.0, 50.0])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_saturated_queries_have_no_gradient(dtype, spread, heads):
+    """But for sums of float32 that cancel, whatever the type."""
+    mine, others = of_saturated_rows(shared.attend, dtype, spread, heads)
+    assert mine <= np.finfo(np.float32).eps * others
+
+
+def test_a_query_of_one_key_has_no_gradient():
+    """Exactly, as in an ordinary softmax."""
+    given = [jnp.asarray(x, jnp.bfloat16) for x in arrays()[:3]] + [jnp.asarray(arrays()[3])]
+    _, gradients = run(Mask.causal(), *given, jnp.asarray(normal(9, B, T, H, E), jnp.bfloat16))
+    np.testing.assert_array_equal(gradients[0][:, 0], 0)
 
 
 @pytest.mark.parametrize("size", [30.0, 1e3])
@@ -202,6 +342,7 @@ def test_large_head_embeddings(size):
 def test_where_the_bound_lies(bias, fit):
     """At 60, over keys that some query sees; False for what is not a number."""
     given = arrays(spread=0.0)
+    given[2][...] = 3.0
     given[3][1, 5, 2] = bias
     assert bool(fits(given)) is fit
     unseen = np.ones((B, S), bool)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from test_shared import of_saturated_rows
 
 from mhe_jax.attention import Mask, tpu
 from mhe_jax.attention.engines import Options
@@ -27,7 +28,7 @@ def inputs(groups=1, values=None, lengths=(T, S), spread=2.0, heads=R, dtype=jnp
     query, key, value, cotangent = (rng.normal(size=shape) for shape in shapes)
     key_bias = rng.uniform(0, 1, (B, S, H))
     # Both ends of the range are there.
-    key_bias[:, 0], key_bias[:, 1:2] = 1, 0
+    key_bias[:, :1], key_bias[:, 1:2] = 1, 0
     arrays = (jnp.asarray(x, dtype) for x in (query, key, value))
     return *arrays, jnp.asarray(spread * key_bias, jnp.float32), jnp.asarray(cotangent, dtype)
 
@@ -120,6 +121,23 @@ def test_several_blocks(lengths, blocks):
     check(inputs(lengths=lengths), blocks=blocks)
 
 
+@pytest.mark.xfail(
+    strict=True, reason="the kernel rounds outputs and columns, and not its denominators"
+)
+def test_saturated_queries_have_no_gradient():
+    attend = functools.partial(tpu.attend, interpret=True)
+    mine, others = of_saturated_rows(attend, jnp.bfloat16, 3.0, 2)
+    assert mine <= np.finfo(np.float32).eps * others
+
+
+def test_calls_of_nothing():
+    for lengths in ((0, S), (T, 0)):
+        query, key, value, key_bias, cotangent = inputs(lengths=lengths, spread=0.0)
+        attend = functools.partial(tpu.attend, mask=Mask(), options=Options(), interpret=True)
+        (output, _), pull = jax.vjp(attend, query, key, value, key_bias)
+        np.testing.assert_array_equal(output, np.zeros(cotangent.shape))
+
+
 @pytest.mark.parametrize("name", masks(T, S))
 @pytest.mark.parametrize("blocks", [None, (8, 16)])
 def test_masks(name, blocks):
@@ -171,7 +189,7 @@ def test_scores_far_apart(order):
     check((query, key, *rest), blocks=(8, 8), tolerance=3e-4)
 
 
-@pytest.mark.parametrize("spread", [0, 10, 59, 1e3])
+@pytest.mark.parametrize("spread", [0, 10, 57, 1e3])
 def test_spread_of_the_key_bias(spread, monkeypatch):
     """Beyond the bound the call goes head by head, forward and backward."""
     went = []

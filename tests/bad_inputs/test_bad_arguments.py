@@ -334,3 +334,32 @@ def test_evaluating(refused, arguments, says):
 )
 def test_lines_of_standard_input(refused, capfd, action, stdin, says, written):
     refused(f"eval.py runs/{action} --beam_size 1", says, stdin=stdin, compiles=True, lines=written)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train.py", "NAME.py"],
+        ["train.py", "tiny.py:lm", "--workdir", "runs/NAME"],
+        ["train.py", "tiny.py:lm", "--workdir", "runs/new", "--data.train", "NAME"],
+        ["train.py", "tiny.py:lm", "--workdir", "runs/new", "--NAME", "1", "--seeds", "2"],
+        ["eval.py", "runs/NAME"],
+        ["eval.py", "compare", "NAME"],
+    ],
+)
+def test_names_that_are_not_utf8(refused, arguments):
+    """As Python passes on such bytes."""
+    name = next(a for a in arguments if "NAME" in a).replace("NAME", r"a\\udcff")
+    refused([a.replace("NAME", "a\udcff") for a in arguments], rf"'{name}': is not UTF-8$")
+
+
+def test_a_directory_whose_name_is_not_utf8(place, refused, monkeypatch):
+    (place / "a\udcff").mkdir()
+    monkeypatch.chdir(place / "a\udcff")
+    refused("eval.py paper", r"'.*/a\\udcff': is not UTF-8$")
+
+
+def test_a_workdir_in_a_config_that_is_not_utf8(place, refused):
+    text = (place / "tiny.py").read_text().replace('f"runs/{variant}"', r'"runs/a\udcff"')
+    (place / "bad.py").write_text(text)
+    refused("train.py bad.py:lm", r"workdir='runs/a\\udcff': is not UTF-8$")

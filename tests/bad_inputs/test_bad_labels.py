@@ -36,6 +36,17 @@ FAULTS = {
     ),
     "no text": ("x.jsonl", '{"txt": "one", "label": "a"}\n', ":1: has no 'text'; it has 'txt', 'l"),
     "not UTF-8": ("x.tsv", HEAD.encode() + b"on\xe9\ta\n", ":2: is not UTF-8 ("),
+    "half a surrogate": (
+        "x.jsonl",
+        '{"text": "\\ud83d", "label": "a"}\n',
+        ":1: field 'text' has half a surrogate pair",
+    ),
+    "half a surrogate in bytes": (
+        "x.jsonl",
+        b'{"text": "\xed\xa0\x80", "label": "a"}\n',
+        ":1: is not UTF-8 (",
+    ),
+    "only a mark": ("x.tsv", b"\xef\xbb\xbf", ": has no text, only blank lines"),
     "line of 10 MB": ("x.tsv", HEAD + "one " * 2_500_000 + "\n", ":2: has 1 columns, not 2"),
 }
 
@@ -51,7 +62,8 @@ def test_texts_and_labels(place, refused, said, fault, entry):
     name, text, says = FAULTS[fault]
     if name.endswith("jsonl") and ":1:" in says and entry == "train":
         # The labels are read first, and are two.
-        text = '{"text": "red", "label": "b"}\n{"text": "big", "label": "a"}\n' + text
+        first = '{"text": "red", "label": "b"}\n{"text": "big", "label": "a"}\n'
+        text = first.encode() + (text if isinstance(text, bytes) else text.encode())
         says = says.replace(":1:", ":3:")
     write(place, name, text)
     refused(ENTRIES[entry].format(name), said(name, says, or_field=True))

@@ -81,6 +81,22 @@ def test_no_standard_output(typed):
     assert typed("eval.py paper", before="exec >&-; ") == (0, "", "")
 
 
+def test_no_standard_error(typed):
+    """What is for people does not go to standard output instead."""
+    assert typed("eval.py runs/none", before="exec 2>&-; ") == (2, "", "")
+
+
+def test_standard_error_without_a_reader(place):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        command = [sys.executable, str(ROOT / "eval.py"), "runs/none"]
+        found = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=closed, timeout=300
+        )
+    assert found.returncode == 2
+
+
 def test_a_sweep_tells_why_a_run_failed(place, typed):
     shutil.copy(place / "train.en", place / "x.txt")
     with (place / "x.txt").open("ab") as file:

@@ -3,8 +3,14 @@
 import gzip
 import lzma
 import random
+import re
+import time
 
 import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.data import open_source
+from mhe_jax.data.sources import stream
 
 BINARY = random.Random(0).randbytes(5000)
 GOOD = b"one small dog\n" * 3000
@@ -56,6 +62,17 @@ FAULTS = {
         r"3001: is not UTF-8 \(.*\)",
     ),
     "no xz": ("bad.txt.xz", GOOD, r"is not a \.xz file \(.*\)"),
+    "more behind gz": ("bad.txt.gz", gzip.compress(GOOD) + GOOD, r"is not a \.gz file \(.*\)"),
+    "more behind xz": ("bad.txt.xz", lzma.compress(GOOD) + GOOD, r"is not a \.xz file \(.*\)"),
+    "trap in gz": (
+        "bad.txt.gz",
+        gzip.compress(bytes(10_000_000)) * 100,
+        r"unpacks to more than 100 times its size; if it should, set MHE_JAX_UNPACKED_LIMIT, "
+        r"the most bytes that a file may unpack to",
+    ),
+    "only a mark": ("bad.txt", b"\xef\xbb\xbf", "has no text, only blank lines"),
+    "a mark and blank lines": ("bad.txt", b"\xef\xbb\xbf\r\n \n", "has no text, only blank lines"),
+    "half a surrogate pair": ("bad.txt", b"one\n\xed\xa0\x80\n", r"2: is not UTF-8 \(.*\)"),
     "cut xz": (
         "bad.txt.xz",
         lzma.compress(GOOD)[:-40],
@@ -84,3 +101,47 @@ def test_a_text(place, refused, fault, entry):
     name, made, says = FAULTS[fault]
     spoil(place, name, made)
     refused(ENTRIES[entry].format(name), f"{name}: ?{says}$")
+
+
+def test_a_name_that_is_not_utf8(place, refused):
+    """As the shell gives it: a byte that is no character comes as half a surrogate pair."""
+    (place / "bad\udcff.txt").write_bytes(GOOD)
+    for entry in ENTRIES.values():
+        refused(entry.format("bad\udcff.txt"), r"'bad\\udcff\.txt': is not UTF-8$")
+    # A config in Python names files without the command line.
+    with pytest.raises(InputError, match=r"udcff\.txt': the name of this file is not UTF-8$"):
+        open_source(("bad\udcff.txt",), "text")
+
+
+LONG = b"dog " * 15_000_000  # 60 MB
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end", "entry"),
+    [
+        ("bad.tsv", b"", b"\tHund\n", "translation --data.train bad.tsv"),
+        ("bad.en", b"", b"\n", "translation --data.train bad.en train.de"),
+        ("bad.jsonl", b'{"text": "', b'"}\n', "lm --data.train bad.jsonl"),
+        ("bad.jsonl", b'{"text": "', b'", "label": "a"}\n', "labels --data.train bad.jsonl"),
+        ("bad.tsv", b"text\tlabel\n", b"\ta\n", "labels --data.train bad.tsv"),
+        ("bad.csv", b"text,label\n", b",a\n", "labels --data.train bad.csv"),
+    ],
+)
+def test_a_line_of_60_mb(place, refused, name, begin, end, entry):
+    (place / name).write_bytes(begin + LONG + end)
+    line = 1 + begin.count(b"\n")
+    began = time.monotonic()
+    refused(
+        f"train.py tiny.py:{entry} --workdir runs/new",
+        rf"{re.escape(name)}:{line}: has more than 16 MiB, too much for one example$",
+    )
+    assert time.monotonic() - began < 5
+
+
+def test_a_text_of_one_line_of_60_mb(place):
+    """A book may be one line: it is read and tokenized in parts."""
+    (place / "long.txt").write_bytes(LONG + b"\n")
+    began = time.monotonic()
+    source = open_source(["long.txt"], "text", cache=place / "cache")
+    assert next(stream(source, 30e6, 1000))[0].startswith("dog dog")
+    assert time.monotonic() - began < 5

@@ -136,6 +136,7 @@ def test_each_pair_once_an_epoch(directory, tokenizer):
         repeated = sum(count - 1 for count in numbers.values())
         assert repeated < sum(batches.rows)
         orders.append(tuple(numbers))
+    assert (lengths[usable] == 24).any()  # the longest that is used
     assert len(set(orders)) == 3
 
 
@@ -148,6 +149,147 @@ def test_rows_of_a_translation_batch(directory, tokenizer):
     assert batches.rows == (32, 16, 8)
     few = dataclasses.replace(config.data, tokens_per_batch=20)
     assert train_batches(dataclasses.replace(config, data=few), tokenizer).rows == (4, 4, 4)
+
+
+def test_each_pair_is_in_the_shortest_bucket_that_holds_it(directory, tokenizer):
+    """One of exactly a bucket's length is in that bucket."""
+    buckets = (11, 13, 24)
+    config = experiment(
+        directory,
+        "translation",
+        train=("train.tsv",),
+        test=("train.tsv",),
+        length_buckets=buckets,
+        tokens_per_batch=53,
+        row_multiple=1,
+    )
+    batches = train_batches(config, tokenizer)
+    lengths = token_lengths(batches.source, tokenizer, directory / "cache").max(axis=1) + 1
+    assert set(buckets) <= set(lengths)
+    of_pair = {}
+    for step in range(batches.steps_per_epoch):
+        length, numbers = batches.pair_numbers(step)
+        of_pair |= dict.fromkeys(numbers.tolist(), length)
+    for number, bucket in of_pair.items():
+        assert bucket == min(b for b in buckets if b >= lengths[number])
+    found = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    assert set(found.buckets) <= set(lengths.clip(max=40))
+    for batch in found:
+        for number in batch["index"][batch["index"] >= 0]:
+            longest = min(lengths[number], 40)
+            assert batch["source"].shape[1] == min(b for b in found.buckets if b >= longest)
+
+
+def test_the_order_of_pairs_is_drawn_anew(directory, tokenizer):
+    """Of the pairs of a bucket, and of the batches: for each epoch and seed."""
+    options = {"train": ("train.tsv",), "length_buckets": (24,), "tokens_per_batch": 192}
+    options |= {"row_multiple": 1}
+    config = experiment(directory, "translation", **options)
+    batches, other = (train_batches(with_seed(config, seed), tokenizer) for seed in (3, 4))
+    steps = batches.steps_per_epoch
+    first, second, of_seed = (
+        np.concatenate([of.pair_numbers(first + step)[1] for step in range(steps)])
+        for of, first in ((batches, 0), (batches, steps), (other, 0))
+    )
+    for one, two in ((first, second), (first, of_seed), (first, np.sort(first))):
+        assert (one == two).mean() < 0.05
+    # Which pairs share a batch is drawn too, not only the order of batches.
+    rows = batches.rows[0]
+    together = [{frozenset(x) for x in order.reshape(-1, rows)} for order in (first, second)]
+    assert len(together[0] & together[1]) < 3
+    options |= {"length_buckets": (16, 20, 24)}
+    batches = train_batches(experiment(directory, "translation", **options), tokenizer)
+    lengths = [batches.pair_numbers(step)[0] for step in range(batches.steps_per_epoch)]
+    assert lengths != sorted(lengths)
+
+
+def test_pairs_that_fill_a_batch_up_are_the_first_of_their_bucket(tmp_path, tokenizer):
+    write_lines(tmp_path / "a.tsv", ["haus	hund"] * 11)
+    options = {"train": ("a.tsv",), "length_buckets": (24,), "tokens_per_batch": 192}
+    options |= {"row_multiple": 1}
+    batches = train_batches(experiment(tmp_path, "translation", **options), tokenizer)
+    assert (batches.rows, batches.steps_per_epoch) == ((4,), 3)
+    starts, orders = (batches._epoch(0)[i] for i in (1, 2))
+    for step, start in enumerate(starts):
+        numbers = batches.pair_numbers(step)[1].tolist()
+        order = orders[0].tolist()
+        assert numbers == (order + order)[start : start + 4]
+    assert sorted(starts) == [0, 4, 8]
+
+
+def test_a_bucket_that_is_just_full_has_no_batch_more(tmp_path, tokenizer):
+    write_lines(tmp_path / "a.tsv", ["haus	hund"] * 12)
+    options = {"train": ("a.tsv",), "length_buckets": (24,), "tokens_per_batch": 192}
+    options |= {"row_multiple": 1}
+    batches = train_batches(experiment(tmp_path, "translation", **options), tokenizer)
+    numbers = np.concatenate([batches.pair_numbers(step)[1] for step in range(3)])
+    assert batches.steps_per_epoch == 3
+    assert sorted(numbers) == list(range(12))
+
+
+def test_rows_of_the_same_text_are_masked_differently(tmp_path, tokenizer):
+    """By number and seed, in training; by number alone, in evaluation."""
+    # One line is all: each row has the same text.
+    write_lines(tmp_path / "a.txt", ["haus hund katze baum auto und oder nicht sehr dog cat " * 2])
+    config = experiment(
+        tmp_path, "mlm", train=("a.txt",), test=("a.txt",), sequence_length=113, batch_size=7
+    )
+
+    def masked(batches, steps):
+        found = [batches.batch(step) for step in steps]
+        texts = set()
+        for batch in found:
+            for i, row in enumerate(batch["tokens"].copy()):
+                counted = batch["weights"][i] > 0
+                row[batch["positions"][i][counted]] = batch["labels"][i][counted]
+                texts.add(row.tobytes())
+        assert len(texts) == 1
+        return [row.tobytes() for batch in found for row in batch["positions"]]
+
+    one, other = (train_batches(with_seed(config, seed), tokenizer) for seed in (3, 4))
+    rows = masked(one, range(9))
+    assert len(set(rows)) == 63
+    assert not set(rows) & set(masked(other, range(9)))
+    # Twenty rows of words that are one token each.
+    write_lines(tmp_path / "b.txt", ["haus " * 2300])
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, test=("b.txt",)))
+    batches = evaluation_batches(config, tokenizer, "test", batch_size=4)
+    rows = np.concatenate([batch["positions"] for batch in batches][:5])
+    assert len({row.tobytes() for row in rows}) == 20
+
+
+@pytest.mark.parametrize("task", ["mlm", "lm"])
+def test_the_order_of_rows_is_drawn_anew(tmp_path, tokenizer, task):
+    """Where rows start: in another order for each epoch and seed, and shifted."""
+    write_lines(tmp_path / "a.txt", sentences(400))
+    config = experiment(tmp_path, task, train=("a.txt",))
+    batches, other = (train_batches(with_seed(config, seed), tokenizer) for seed in (3, 4))
+    n = batches.num_rows
+
+    def places(batches, epoch):
+        return np.array([batches._place(epoch * n + i) for i in range(n)])
+
+    one, two, of_seed = places(batches, 0), places(batches, 1), places(other, 0)
+    stride = batches.source.extent / n
+    shifts = [found.min() / stride for found in (one, two, of_seed)]
+    assert all(0 < shift < 1 for shift in shifts)
+    assert len(set(np.round(shifts, 6))) == 3
+    orders = [np.argsort(np.argsort(found)) for found in (one, two, of_seed)]
+    for a, b in ((0, 1), (0, 2)):
+        assert (orders[a] == orders[b]).mean() < 0.05
+    assert (orders[0] == np.arange(n)).mean() < 0.05
+    for found in (one, two, of_seed):
+        np.testing.assert_allclose(np.diff(np.sort(found)), stride)
+
+
+def test_the_rows_of_steps_follow_each_other(tmp_path, tokenizer):
+    write_lines(tmp_path / "a.txt", sentences(97))
+    batches = train_batches(experiment(tmp_path, "lm", train=("a.txt",)), tokenizer)
+    equal(joined([batches.batch(0), batches.batch(1)]), _stacked(batches.rows(range(16))))
+
+
+def _stacked(rows):
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def test_buckets_pad_the_least():
@@ -231,6 +373,17 @@ def test_long_lines_cost_little(tmp_path, tokenizer, monkeypatch):
     assert batches.num_rows > 100_000
 
 
+def test_only_the_end_of_a_long_line_is_an_end(tmp_path, tokenizer):
+    """It is read and tokenized in parts, after which no eos stands."""
+    write_lines(tmp_path / "a.txt", ["haus und hund " * 700])
+    batches = train_batches(
+        experiment(tmp_path, "lm", train=("a.txt",), sequence_length=1997), tokenizer
+    )
+    rows = batches.batch(0)["labels"]
+    assert ((rows == EOS).sum(axis=1) <= 1).all()
+    assert (rows == EOS).any()
+
+
 def test_lm_evaluation_covers_each_token_once(directory, tokenizer):
     config = experiment(directory, "lm", train=("train.txt",), test=("test.txt",))
     batches = evaluation_batches(config, tokenizer, "test", batch_size=8)
@@ -299,6 +452,7 @@ def test_translation_evaluation_covers_each_pair_once(directory, tokenizer):
                 assert not got[len(ids) :].any()
     assert sorted(found) == list(range(len(batches.source)))
     assert batches.num_tokens == tokens
+    assert batches.num_words == sum(len(target.split()) + 1 for _, target in batches.source)
     long = [max(len(tokenizer.encode(text)) for text in pair) > 39 for pair in batches.source]
     assert batches.num_cut == sum(long) > 0
     lengths = [batch["source"].shape[1] for batch in batches]

@@ -34,6 +34,19 @@ def test_masks_80_10_10():
         assert abs(count / total - share) < 5 * np.sqrt(share * (1 - share) / total)
 
 
+def test_random_tokens_are_any_but_special_ones():
+    """Each ordinary token comes, the first and the last too, and each by itself."""
+    seen, pairs = set(), []
+    for original, row in rows(4000):
+        tokens = row["tokens"][row["positions"]]
+        random = tokens[(tokens != MASK) & (tokens != original[row["positions"]])]
+        seen |= set(random.tolist())
+        pairs += [random[0] == random[1]] if len(random) > 1 else []
+    assert seen == set(range(NUM_SPECIAL, V))
+    assert len(pairs) > 300
+    assert np.mean(pairs) < 0.05
+
+
 def test_positions_are_drawn_evenly():
     counts = np.zeros(T)
     for _, row in rows(4000):

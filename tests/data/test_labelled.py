@@ -11,8 +11,9 @@ from labelled_files import CONTEXT, FILES, QUOTED, write
 
 from mhe_jax.config import Config, DataConfig, InputError, ModelConfig
 from mhe_jax.data import check_sources, resolve
-from mhe_jax.data.tasks.examples import read_examples, read_questions
+from mhe_jax.data.tasks.examples import _words, read_examples, read_questions
 from mhe_jax.data.tasks.labelled import LabelledRows, cut
+from mhe_jax.data.tasks.records import Record
 from mhe_jax.data.tasks.table import TABLE
 from mhe_jax.data.tokenizer import BOS, EOS, PAD
 
@@ -364,3 +365,11 @@ def test_bad_configs_are_one_line(config, tmp_path, dataset, changes, said):
     with pytest.raises(InputError, match=said) as caught:
         check_sources(resolve(config(dataset, **changes)))
     assert "\n" not in str(caught.value)
+
+
+def test_a_span_that_the_text_writes_otherwise_has_as_many_words():
+    """WSC counts words; the letters of a span may differ from those of its text."""
+    record = Record("here", {"span1_text": "the big-dog", "span1_index": 2})
+    text = "He saw the Big dog run"
+    _, start, end = _words(record, text, 1)
+    assert text[start:end] == "the Big"

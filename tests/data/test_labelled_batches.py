@@ -9,6 +9,7 @@ from labelled_files import write
 
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, TrainConfig
 from mhe_jax.data import evaluation_batches, resolve, train_batches
+from mhe_jax.data.tasks import batches as labelled_batches
 from mhe_jax.data.tasks.submission import submission
 
 ROWS = 6
@@ -75,6 +76,66 @@ def test_batches_hold_texts_of_similar_length(config, tokenizer):
         batch = batches.batch(step)["tokens"]
         tokens, padded = tokens + (batch != 0).sum(), padded + batch.size
     assert tokens / padded > 0.8
+
+
+def epoch_of(batches, epoch=0):
+    return [batches.batch(epoch * 17 + i) for i in range(17)]
+
+
+def test_each_epoch_has_batches_of_its_own(config, tokenizer):
+    """Which rows share a batch is drawn, and in which order the batches come."""
+    batches = train_batches(config, tokenizer)
+    other = train_batches(dataclasses.replace(config, train=TrainConfig(seed=4)), tokenizer)
+    found = [epoch_of(batches), epoch_of(batches, 1), epoch_of(other)]
+    together = [{frozenset(batch["index"].tolist()) for batch in of} for of in found]
+    assert len(together[0] & together[1]) < 9
+    assert len(together[0] & together[2]) < 9
+    for of in found:
+        lengths = [(batch["tokens"] != 0).sum(axis=1).max() for batch in of]
+        assert lengths != sorted(lengths)
+
+
+def test_only_rows_of_a_pool_are_sorted_together(config, tokenizer, monkeypatch):
+    """So that batches are nearly random where there are many examples."""
+
+    def spread():
+        lengths = [(batch["tokens"] != 0).sum(axis=1) for batch in epoch_of(make())]
+        return np.mean([of[of > 0].max() - of[of > 0].min() for of in lengths])
+
+    def make():
+        return train_batches(config, tokenizer)
+
+    whole = spread()
+    monkeypatch.setattr(labelled_batches, "POOL", 1)
+    assert spread() > 3 * whole
+
+
+@pytest.mark.parametrize("kind", ["train", "validation"])
+def test_rows_are_no_longer_than_needed(config, tokenizer, kind, monkeypatch):
+    """A batch whose longest text is exactly of a bucket's length is in that bucket."""
+    monkeypatch.setattr(labelled_batches, "choose_buckets", lambda *_: (9, 15, 24))
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, batch_size=1),
+        evaluation=EvaluationConfig(batch_size=1),
+    )
+    if kind == "train":
+        batches = train_batches(config, tokenizer)
+    else:
+        batches = evaluation_batches(config, tokenizer, kind)
+    seen = []
+    for step in range(100):
+        tokens = batches.batch(step)["tokens"][0]
+        seen.append((tokens != 0).sum())
+        assert len(tokens) == min(bucket for bucket in (9, 15, 24) if bucket >= seen[-1])
+    assert {9, 15, 24} <= set(seen)
+
+
+def test_what_just_fits_is_not_cut(config, tokenizer):
+    rows = evaluation_batches(config, tokenizer, "validation").rows
+    lengths = [len(tokenizer.encode(example.texts[0])) + 2 for example in rows.examples]
+    assert 24 in lengths
+    assert rows.num_cut == sum(length > 24 for length in lengths) > 0
 
 
 @pytest.mark.parametrize("kind", ["train", "validation"])

@@ -37,6 +37,7 @@ def mixed(directory, task, packing=False, **changes):
 @pytest.mark.parametrize("weights", [(1.0,), (2.0, 1.0), (0.5, 0.25, 0.25), (1.0, 1.0, 1.0, 997)])
 def test_draws(weights):
     draws, other = Draws(weights, 5), Draws(weights, 6)
+    orders = set()
     for block in range(2):
         drawn = [draws(number) for number in range(block * BLOCK, (block + 1) * BLOCK)]
         counts = Counter(part for part, _ in drawn)
@@ -45,8 +46,10 @@ def test_draws(weights):
             first = block * counts[part]
             numbers = [number for of, number in drawn if of == part]
             assert numbers == list(range(first, first + counts[part]))
+        orders.add(tuple(part for part, _ in drawn))
         if len(weights) > 1:
             assert drawn != [other(number) for number in range(block * BLOCK, (block + 1) * BLOCK)]
+    assert len(orders) == (2 if len(weights) > 1 else 1)
 
 
 @pytest.mark.parametrize(("task", "packing"), CASES)
@@ -89,6 +92,14 @@ def test_each_source_goes_through_its_own_epochs(directory, tokenizer):
         )
     assert batches.steps_per_epoch * 8 >= max(first.num_rows * 4, second.num_rows)
     assert batches.describe().count("\n") == 1
+
+
+def test_an_epoch_of_batches_shows_each_source_whole(directory, tokenizer):
+    """In translation it is batches that are drawn, a quarter of them from the first."""
+    batches = train_batches(mixed(directory, "translation", row_multiple=1), tokenizer)
+    first, second = (part.steps_per_epoch for part in batches.parts)
+    assert first * 4 != second * 4 / 3
+    assert batches.steps_per_epoch == pytest.approx(max(first * 4, second * 4 / 3))
 
 
 def test_the_tokenizer_sees_all_sources(directory, tmp_path):

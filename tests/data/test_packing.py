@@ -190,6 +190,53 @@ def test_masks_do_not_depend_on_the_packing(tmp_path, tokenizer):
     assert sum(short[0, i] != short[1, i] for i in range(90)) > 45
 
 
+def test_the_same_line_is_masked_differently(tmp_path, tokenizer):
+    """By number, epoch and seed."""
+    line = "haus hund katze baum auto und oder nicht sehr dog cat " * 2
+    write_lines(tmp_path / "a.txt", [line] * 31)
+    config = experiment(tmp_path, "mlm", train=("a.txt",), packing=True, sequence_length=113)
+    masked = {}
+    for seed in (3, 4):
+        batches = train_batches(with_seed(config, seed), tokenizer)
+        assert batches.num_rows == 31
+        for number in range(62):
+            epoch, (member,) = batches.plan.row(number)
+            (row,) = batches.rows([number])
+            masked[seed, epoch, member] = row["positions"].tobytes()
+    assert len(masked) == len(set(masked.values())) == 124
+
+
+def test_the_order_of_examples_is_drawn_anew():
+    """Of rows, and of the examples of a class among its places: for each epoch and seed."""
+    sizes = np.array([[7]] * 60 + [[5]] * 53)
+    plans = [Plan(sizes, (12,), seed) for seed in (3, 4)]
+    rows = plans[0].num_rows
+    assert rows == 60
+    found = [
+        [np.sort(plan.row(first + i)[1]) for i in range(rows)]
+        for plan, first in ((plans[0], 0), (plans[0], rows), (plans[1], 0))
+    ]
+    for one in found:
+        # Not in the order of the plan, which has all rows of one pattern together.
+        sizes_of_rows = [len(members) for members in one]
+        assert sizes_of_rows not in (sorted(sizes_of_rows), sorted(sizes_of_rows)[::-1])
+        firsts = [int(members[0]) for members in one]
+        assert firsts != sorted(firsts)
+    together = [{tuple(members) for members in one if len(members) == 2} for one in found]
+    assert len(together[0]) == 53
+    assert len(together[0] & together[1]) < 10
+    assert len(together[0] & together[2]) < 10
+    # Who is with whom: by number it would be i and 60 + i.
+    assert len({a - b for a, b in together[0]}) > 20
+
+
+def test_what_fits_exactly_fits():
+    assert Plan(np.array([[7], [5], [12], [6], [6]]), (12,), 0).num_rows == 3
+    assert Plan(np.array([[7, 1], [5, 2], [3, 3]]), (12, 3), 0).num_rows == 2
+    # 8 goes where it leaves nothing, so that 5 and 4 have room beside 11.
+    assert Plan(np.array([[12], [11], [8], [5], [4]]), (20,), 0).num_rows == 2
+
+
 def test_rows_of_a_translation_batch(directory, tokenizer):
     config = experiment(directory, "translation", train=("train.tsv",), packing=True)
     assert len(train_batches(config, tokenizer).batch(0)["source"]) == 8  # 384 / 48

@@ -298,6 +298,12 @@ def test_pieces_of_a_long_text(letters):
         assert len(text.encode()) * 0.4 - PIECE < len(end.encode()) <= len(text.encode()) * 0.6 + 4
 
 
+def test_a_text_of_just_a_piece_is_one():
+    text = b"abc " * (PIECE // 4 - 1) + b"abcd"
+    assert list(pieces(text)) == [text.decode()]
+    assert len(list(pieces(text + b"e"))) == 2
+
+
 def test_stream_starts_inside_long_items_only(read, tmp_path):
     lines = ["short one", "word " * 2000 + "end", "short two"]
     write_lines(tmp_path / "a.txt", lines)
@@ -324,6 +330,7 @@ def test_places_cover_a_file_evenly(read, tmp_path):
     counts = np.bincount(found, minlength=len(source))
     sizes = np.array([source.size(i) for i in range(len(source))])
     np.testing.assert_allclose(counts / 20_000, sizes / source.extent, atol=1e-4)
+    assert sizes.sum() == source.extent
 
 
 def test_multi30k():

@@ -1,6 +1,7 @@
 """A real data set of TFDS, written and read without TensorFlow."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -16,7 +17,9 @@ from tfds_files import (
     crc32c,
     prepare,
     prepare_in_tfrecord,
+    records_of,
     tfds,
+    write_records,
 )
 
 from mhe_jax.config import InputError
@@ -105,7 +108,7 @@ def test_long_and_short_texts_are_seen_alike(read, texts, tokenizer, tmp_path, n
 
 def test_the_sizes_of_records_are_kept(read, texts, monkeypatch):
     first = read("tfds:tiny_texts:train", "text", ("text",))
-    monkeypatch.setattr(tfds_source, "publish", None)
+    monkeypatch.setattr(tfds_source._ArrayRecords, "_index", None)
     again = read("tfds:tiny_texts:train", "text", ("text",))
     assert [again.size(i) for i in range(204)] == [first.size(i) for i in range(204)]
 
@@ -202,3 +205,78 @@ def test_bad_input_is_one_clear_line(read, written, fields, said):
     with pytest.raises(InputError, match=said) as caught:
         read(written, fields=fields)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def damaged(prepared, tmp_path, monkeypatch):
+    """`damaged(bytes)`: a copy of the data set whose training file is these of its bytes."""
+    place = tmp_path / "damaged"
+    shutil.copytree(prepared[0] / "tiny_pairs", place / "tiny_pairs")
+    (path,) = place.rglob("*train.array_record*")
+    whole = path.read_bytes()
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(place))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(place))
+
+    def make(spoil):
+        path.unlink() if spoil is None else path.write_bytes(spoil(whole))
+        return open_source(
+            ["tfds:tiny_pairs:train"], "pair", fields=("de", "en"), cache=tmp_path / "cache"
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (None, r"cannot be read: .*No such file"),
+        (lambda whole: whole[: len(whole) // 2], r"example 0 is not there: a file is cut short$"),
+        (lambda whole: b"", r"cannot be read: .*64KB"),
+        (lambda whole: whole[:-10], r"cannot be read: Invalid Riegeli"),
+        (lambda whole: whole[:100] + b"?" + whole[101:], r"cannot be read: Corrupted Riegeli"),
+    ],
+    ids=["missing", "half", "empty", "tail", "changed"],
+)
+def test_a_broken_array_record_is_one_clear_line(damaged, spoil, says):
+    with pytest.raises(InputError, match=f"^tfds:tiny_pairs:train: {says}") as caught:
+        damaged(spoil)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_copy_of_records_has_the_same_key(damaged, tmp_path, monkeypatch, prepared):
+    there = damaged(lambda whole: whole)
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(prepared[0]))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(prepared[0]))
+    here = open_source(["tfds:tiny_pairs:train"], "pair", fields=("de", "en"), cache=tmp_path)
+    assert here.key == there.key
+    part = open_source(["tfds:tiny_pairs:train[:5]"], "pair", fields=("de", "en"), cache=tmp_path)
+    assert part.key != here.key
+
+
+def test_a_tfrecord_that_shrinks_after_it_was_opened(read, in_tfrecord):
+    source = read("tfds:tiny_pairs_in_tfrecord:train")
+    path = in_tfrecord / SHARD.format(1)
+    whole = path.read_bytes()
+    try:
+        for size in (len(whole) - 5, len(whole) // 2, 0):
+            path.write_bytes(whole[:size])
+            with pytest.raises(InputError, match="00001-of-00002: has become shorter since it was"):
+                source[11]
+    finally:
+        path.write_bytes(whole)
+
+
+def test_a_changed_tfrecord_of_equal_size_is_another_text(read, in_tfrecord):
+    first = read("tfds:tiny_pairs_in_tfrecord:train").key
+    path = in_tfrecord / SHARD.format(1)
+    whole, before = path.read_bytes(), path.stat()
+    try:
+        write_records(path, [r.replace(b"houses", b"horses") for r in records_of(whole)])
+        assert path.stat().st_size == before.st_size
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        changed = read("tfds:tiny_pairs_in_tfrecord:train")
+        assert changed[11][1] == "horses 11"
+        assert changed.key != first
+    finally:
+        path.write_bytes(whole)
+    assert read("tfds:tiny_pairs_in_tfrecord:train").key == first

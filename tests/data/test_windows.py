@@ -152,3 +152,17 @@ def test_right_logits_give_right_answers(windows):
         assert question.answers[0][0] in answer.text
         # Windows without the answer give bos 10, the one with it gives it 0.
         assert answer.no_answer == pytest.approx(-10.0)
+
+
+def test_a_window_has_the_answers_that_it_holds_whole(windows):
+    """Those too that begin with its first token or end with its last."""
+    at_first = at_last = 0
+    for number, (question, start, stop, first, last) in enumerate(windows._windows.tolist()):
+        holds = first >= 0 and start <= first <= last < stop
+        labels = windows.row(number, LENGTH)["labels"].tolist()
+        begin = 1 + min(len(windows._asked[question]), ASKED) + 1
+        assert labels == ([first - start + begin, last - start + begin] if holds else [0, 0])
+        at_first += holds and first == start
+        at_last += holds and last == stop - 1
+    assert at_first > 3
+    assert at_last > 3

@@ -130,6 +130,12 @@ def test_of_equal_probabilities_the_lower_ids_stay():
     np.testing.assert_allclose(found, [1 / 3] * 3 + [0] * 3, atol=1e-6)
 
 
+def test_those_that_have_just_the_probability_are_enough():
+    """Quarters are exact in float32."""
+    found = jax.nn.softmax(cut(jnp.zeros(4), 1.0, top_p=0.5))
+    np.testing.assert_allclose(found, [0.5, 0.5, 0, 0], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("top_k", "top_p"), [(None, None), (7, None), (None, 0.5), (9, 0.8)], ids=str
 )
@@ -181,11 +187,13 @@ def test_draws_depend_on_seed_and_number_alone(load):
 
 
 def test_a_text_ends_at_eos_or_its_length(run_of, load):
-    run = load(temperature=1.0, extra_length=50, batch_size=64)
-    found = generator_of(run).generate(["the cat"] * 64)
+    # So hot that each token, eos too, is about as probable as any other.
+    run = load(temperature=1000.0, extra_length=50, batch_size=256)
+    found = generator_of(run).generate(["the cat"] * 256)
     prompt = len(run.tokenizer.encode("the cat")) + 1
     lengths = {len(continuation.tokens) for continuation in found}
     assert max(lengths) == T - prompt
+    assert len(lengths) > 2
     for continuation in found:
         assert EOS not in continuation.tokens[:-1]
         assert continuation.tokens[-1] == EOS or len(continuation.tokens) == T - prompt
@@ -210,6 +218,29 @@ def test_of_a_long_prompt_the_end_is_read(load, workdir, capsys):
     )
     assert summary["truncated_prompts"] == 1
     assert capsys.readouterr().err == "note: of prompt 2 only the end is read\n"
+
+
+def test_of_a_long_prompt_no_more_is_tokenized_than_can_be_read(load):
+    run = load(extra_length=4)
+    generator = generator_of(run)
+    seen, encode = [], run.tokenizer.encode_batch
+    run.tokenizer.encode_batch = lambda texts: seen.extend(map(len, texts)) or encode(texts)
+    prompts = [" a red cat" * 4001 + " runs", "x" * 40_001, "cat" + " " * 40_003, "the cat"]
+    found = generator.generate(prompts)
+    assert max(seen) < 2000
+    assert [one.truncated for one in found] == [True, True, True, False]
+    assert all(one.text.startswith(text) for one, text in zip(found, prompts, strict=True))
+    generator = generator_of(run)
+    generator._enough = 10**9
+    assert generator.generate(prompts) == found
+    assert max(seen) > 40_000
+
+
+def test_rows_that_no_memory_holds(load, monkeypatch):
+    generator = generator_of(load())
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1}.get)
+    with pytest.raises(InputError, match=r"1 rows of 8 tokens need \d.* GB of memory, the machine"):
+        generator.generate(["the cat"])
 
 
 def test_only_language_models_generate(translation_run):

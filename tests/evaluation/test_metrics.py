@@ -29,6 +29,21 @@ def test_bleu_by_hand():
     assert scores["exact_match"] == 0
 
 
+def test_a_translation_that_is_too_short_by_hand():
+    """All that is there is right: BLEU has the brevity penalty alone, and chrF what is missing."""
+    short, whole = ["A b c D"], ["a B C d E"]
+    scores = translation_scores(short, whole, lowercase=True)
+    assert scores["bleu_lowercase"] == pytest.approx(100 * math.exp(1 - 5 / 4))
+    scores = translation_scores(["abcd"], ["abcdefgh"])
+    # Of n letters in a row 5 - n of 9 - n are found, for n to 4: sacreBLEU leaves out 5 and 6,
+    # which no four letters have. chrF2 counts what is missing four times.
+    precision, recall = 1, sum((5 - n) / (9 - n) for n in range(1, 5)) / 4
+    assert scores["chrf"] < translation_scores(["abcdefgh"], ["abcd"])["chrf"]
+    assert scores["chrf"] == pytest.approx(100 * 5 * precision * recall / (4 * precision + recall))
+    scores = translation_scores(["a b c d"], ["a b c d e"])
+    assert scores["bleu"] == pytest.approx(100 * math.exp(1 - 5 / 4))
+
+
 def test_signatures_say_what_was_done():
     scores = translation_scores(REFERENCES, REFERENCES, lowercase=True)
     bleu = scores["bleu_signature"]

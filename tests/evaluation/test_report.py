@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+import os
 import re
 import statistics
 from pathlib import Path
@@ -20,7 +22,7 @@ from mhe_jax.config import (
 )
 from mhe_jax.evaluation import plots, report
 from mhe_jax.evaluation.groups import sections
-from mhe_jax.evaluation.runs import read_runs
+from mhe_jax.evaluation.runs import Run, read_runs
 from mhe_jax.loading import save_json, set_field
 
 LM = Config(
@@ -260,6 +262,14 @@ def test_scores_of_an_earlier_step_are_left_out(tmp_path):
     assert "done: eval_test.json is left out, it is of step 5, not 10: python eval.py" in told
 
 
+@pytest.mark.parametrize("steps", [5, [], [None], None])
+def test_scores_that_do_not_say_which_steps_they_are_of(tmp_path, steps):
+    leave(tmp_path / "a", PAIRS, scores={"bleu": 4.0, "checkpoint": "best", "steps": steps})
+    (found,) = read_runs([tmp_path / "a"], "test")
+    assert found.scores == {}
+    assert "not 10: python eval.py" in found.reason
+
+
 def test_what_was_not_evaluated_alike_is_told(tmp_path):
     for kind, beams in (("mha", 5), ("mhe_mul", 1)):
         leave(
@@ -415,3 +425,139 @@ def test_cells_are_escaped(tmp_path):
     html = Path(tmp_path / "report" / "report.html").read_text()
     assert "&lt;b&gt;&amp;runs" in html
     assert "<b>" not in html
+
+
+def test_odd_names_of_runs_and_fields(tmp_path):
+    """Half a surrogate pair, which is no character; a formula that is none; a line break."""
+    pytest.importorskip("matplotlib")
+    for number, name in enumerate((b"\xff$\\x$", b"a\nb|c")):
+        leave(
+            tmp_path / "runs" / os.fsdecode(name),
+            PAIRS,
+            scores={"bleu": 40.0},
+            train__init_from=f"$\\frac{number} \udc80",
+            optimizer__warmup_steps=1 + number,
+        )
+    compare(tmp_path, tmp_path / "runs")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "runs/a b\\|c |" in text
+    assert r"runs/\udcff$\x$" in text
+
+
+def test_numbers_that_are_none(tmp_path):
+    """NaN is no loss to choose by, and no score."""
+    for rate, loss, bleu in ((0.001, math.nan, 11.0), (0.002, 3.0, math.nan)):
+        place = leave(
+            tmp_path / "runs" / str(rate),
+            PAIRS,
+            loss=loss,
+            scores={"bleu": bleu, "chrf": 30.0},
+            optimizer__learning_rate=rate,
+        )
+        with (place / "metrics.jsonl").open("a") as file:
+            file.write('{"step": "x", "split": [1], "loss": 0.5}\n')
+    found = read_runs([tmp_path / "runs"], "test")
+    assert [run.validation_loss for run in found] == [None, 3.0]
+    assert [run.number("bleu") for run in found] == [11.0, None]
+    groups = rows(compare(tmp_path, tmp_path / "runs", choose=("optimizer.learning_rate",)))
+    assert list(groups) == ["mha, learning_rate=0.002"]
+
+
+def test_links_below_a_path_lead_to_runs_only(translations, tmp_path):
+    """Each of two that lead up again would double the directories at every level."""
+    for name in ("up", "again"):
+        (translations / name).symlink_to(translations.parent)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "one").symlink_to(translations / "mha-0")
+    assert len(read_runs([translations], "test")) == 5
+    (found,) = read_runs([tmp_path / "more"], "test")
+    assert found.path == tmp_path / "more" / "one"
+    # What the user names may be a link.
+    assert len(read_runs([translations / "up" / "runs"], "test")) == 5
+
+
+# Another value of every part of the config, and not of the seed.
+OTHERS = {
+    "model.features": 32,
+    "model.mlp_features": 31,
+    "model.num_layers": 3,
+    "model.attention.num_heads": 2,
+    "model.attention.dropout_rate": 0.5,
+    "model.attention_by_role.decoder.use_bias": True,
+    "model.kronecker.mlp": 5,
+    "model.dropout_rate": 0.5,
+    "model.dtype": "bfloat16",
+    "model.tie_embeddings": False,
+    "data.sequence_length": 64,
+    "data.batch_size": 16,
+    "data.packing": True,
+    "data.train_weights": (2.0,),
+    "data.mask_rate": 0.25,
+    "optimizer.name": "adafactor",
+    "optimizer.learning_rate": 0.5,
+    "optimizer.weight_decay": 0.5,
+    "optimizer.accumulate_steps": 2,
+    "optimizer.ema_decay": 0.5,
+    "optimizer.label_smoothing": 0.5,
+    "train.num_steps": 11,
+    "train.skip_nonfinite": 3,
+    "train.init_from": "runs/other",
+}
+# What makes no other experiment.
+ALIKE = {
+    "train.seed": 1,
+    "train.eval_every": 7,
+    "train.eval_batches": 7,
+    "train.checkpoint_every": 7,
+    "train.keep_checkpoints": 7,
+    "train.log_every": 7,
+    "data.directory": "./",
+    "data.cache_directory": "x",
+    "data.tokenizer": "x",
+    "mesh.data": 2,
+    "evaluation.beam_size": 2,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS | ALIKE)
+def test_seeds_are_runs_that_differ_in_nothing_else(tmp_path, name):
+    """Only they are averaged."""
+    config = set_field(LM, "workdir", "a")
+    other = set_field(config, name, (OTHERS | ALIKE)[name])
+    found = [
+        Run(tmp_path / str(i), one, "done", "", {}, {}, {}) for i, one in enumerate((config, other))
+    ]
+    groups = [group for section in sections(found, None) for group in section.groups]
+    assert [len(group.runs) for group in groups] == ([1, 1] if name in OTHERS else [2])
+
+
+def made_up(path, **changes):
+    config = LM
+    for name, value in changes.items():
+        config = set_field(config, name.replace("__", "."), value)
+    result = {"best_validation_loss": 2.0}
+    return Run(path, config, "done", "", result, {}, {})
+
+
+def test_runs_of_a_group_stand_by_seed(tmp_path):
+    """Not by their names, of which seed=10 comes before seed=9."""
+    (section,) = sections([made_up(tmp_path, train__seed=seed) for seed in (10, 9, 0)], None)
+    assert [run.seed for run in section.groups[0].runs] == [0, 9, 10]
+
+
+@pytest.mark.parametrize(("heads", "base"), [(4, 0), (2, 1), (8, None)])
+def test_the_base_of_several_is_that_with_as_many_heads(tmp_path, heads, base):
+    """None where no one of them is nearer than the others."""
+    many = [made_up(tmp_path, model__attention__num_heads=number) for number in (4, 2)]
+    one = {"model__attention__kind": "sha", "model__attention__num_heads": heads}
+    (section,) = sections([*many, made_up(tmp_path, **one)], None)
+    *bases, group = section.groups
+    assert section.base(group, "mha") is (None if base is None else bases[base])
+
+
+def test_a_run_that_was_lengthened_is_not_finished(tmp_path):
+    """Its result is of before; train.py saves the longer config first."""
+    place = leave(tmp_path / "a", LM, scores={"perplexity_per_word": 9.0})
+    save_json(set_field(LM, "train.num_steps", 20), place / "config.json")
+    (found,) = read_runs([place], "test")
+    assert (found.status, found.reason) == ("not finished", "logged 10 of 20 steps")

@@ -2,18 +2,26 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
+from mhe_jax import evaluation
 from mhe_jax.config import InputError
-from mhe_jax.evaluation import input_lines, translate
+from mhe_jax.data import EOS
+from mhe_jax.evaluation import PART, input_lines, translate
+from mhe_jax.evaluation.decoding import Hypotheses
+from mhe_jax.evaluation.tasks import Run
+from mhe_jax.evaluation.translator import Translator, encode_some
 from mhe_jax.loading import load_json
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +104,116 @@ def test_a_line_that_is_not_utf8_is_named():
         next(lines)
 
 
+class Parts(io.BytesIO):
+    """Remembers how much was asked for at once."""
+
+    most = 0
+
+    def readline(self, size=-1):
+        assert size > 0
+        self.most = max(self.most, size)
+        return super().readline(size)
+
+
+@pytest.mark.parametrize("length", [PART - 1, PART, PART + 1, 3 * PART])
+def test_a_long_line_is_read_in_parts(length):
+    # Characters of one, two and three bytes, so that every part ends inside of one.
+    text = ("aé日" * length)[:length]
+    for end in ("\n", "\r\n", ""):
+        file = Parts(f"{text}{end}".encode() + b"b\n" * bool(end))
+        assert list(input_lines(file)) == [text, "b"][: 1 + bool(end)]
+        assert file.most == PART
+    (found, last) = input_lines(io.BytesIO(f"{text}\nb".encode()), keep=101)
+    assert text.startswith(found)
+    assert 101 <= len(found) <= 101 + PART
+    assert last == "b"
+    bad = f"{text}".encode()
+    with pytest.raises(InputError, match=rf"line 2: is not UTF-8 .byte {len(bad) + 1}\)"):
+        list(input_lines(io.BytesIO(b"x\n" + bad + b"\xffz\n"), keep=101))
+
+
+def test_what_is_dropped_of_a_line_decides_whether_it_is_blank():
+    spaces = b" " * 3 * PART
+    blank, text = input_lines(io.BytesIO(spaces + b"\n" + spaces + b"x" * PART + b"\n"), keep=7)
+    assert blank.strip() == ""
+    assert text.strip() == "x"
+
+
+def test_a_line_that_is_kept_whole_has_a_limit(monkeypatch):
+    monkeypatch.setattr(evaluation, "LONGEST_LINE", 3 * PART)
+    lines = input_lines(io.BytesIO(b"a\n" + b"b" * (3 * PART - 1) + b"\n" + b"c" * 5 * PART))
+    assert [len(line) for line in itertools.islice(lines, 2)] == [1, 3 * PART - 1]
+    with pytest.raises(InputError, match="standard input, line 3: has over 196,608 characters"):
+        next(lines)
+
+
+def test_of_a_long_line_no_more_is_tokenized_than_can_be_read(translation_run):
+    config = load_json(translation_run / "config.json")
+    run = Run.load(translation_run, config, settings(translation_run), jax.devices()[:1])
+    translator = Translator(config, run.evaluation, run.params, run.mesh, run.tokenizer)
+    seen, encode = [], run.tokenizer.encode_batch
+    run.tokenizer.encode_batch = lambda texts: seen.extend(map(len, texts)) or encode(texts)
+    texts = ["the big dog " * 5000, "x" * 40_000, " " * 40_000 + "cat", "the cat"]
+    found = translator.translate(texts)
+    assert max(seen) < 2000
+    assert [one.truncated for one in found] == [True, True, True, False]
+    translator._enough = 10**9
+    whole = translator.translate(texts)
+    assert max(seen) == 60_000
+    assert [(a.tokens, a.truncated) for a in whole] == [(b.tokens, b.truncated) for b in found]
+
+
+@pytest.mark.parametrize("count", [1, 15, 18, 19, 20, 31])
+def test_what_is_read_of_a_line_that_just_fits(translation_run, monkeypatch, count):
+    """`model.max_length` is 20 tokens with eos."""
+    config = load_json(translation_run / "config.json")
+    run = Run.load(translation_run, config, settings(translation_run), jax.devices()[:1])
+    translator = Translator(config, run.evaluation, run.params, run.mesh, run.tokenizer)
+    run.tokenizer.encode_batch = lambda texts: [[*range(100, 100 + count)]]
+    read = []
+
+    def decode(params, sources, limits):
+        read.extend([*map(int, sources[0])])
+        return Hypotheses(*(np.full(shape, EOS) for shape in [(1, 1, 1), (1, 1), (1, 1), (1, 1)]))
+
+    monkeypatch.setattr(translator, "_program", lambda rows, length: decode)
+    (found,) = translator.translate(["the cat"])
+    kept = min(count, 19)
+    assert [token for token in read if token] == [*range(100, 100 + kept), EOS]
+    assert len(read) == (16 if count < 16 else 20)
+    assert found.truncated == (count > 19)
+
+
+def test_rows_that_no_memory_holds(translation_run, monkeypatch):
+    """On a machine of one page."""
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1}.get)
+    says = r"2 rows of 16 tokens need \d.* GB of memory, the machine has 0.0: takes shorter lines"
+    with pytest.raises(InputError, match=says):
+        run_lines(translation_run, ["the cat", "a dog"])
+
+
+def test_a_tokenizer_that_drops_characters_reads_on():
+    tokenizer = SimpleNamespace(encode_batch=lambda texts: [[7] * len(t.strip()) for t in texts])
+    texts = ["   abc", "abcdef", "      "]
+    found = encode_some(tokenizer, texts, slice(4), 3)
+    assert found == ([[7] * 3, [7] * 4, []], ["   abc", "abcd", "      "])
+
+
+def test_something_comes_out_before_much_is_read(translation_run):
+    """One batch; later ones are read together, to be sorted by length."""
+    read, written = [], []
+
+    def lines():
+        for number in range(60):
+            read.append(len(written))
+            yield f"the cat {number}"
+
+    changed = settings(translation_run, beam_size=1, batch_size=7)
+    translate(translation_run, changed, lines(), written.append, devices=jax.devices()[:1])
+    assert [read.count(n) for n in range(4)] == [7, 28, 25, 0]
+    assert [text.count("\n") for text in written] == [7, 28, 25]
+
+
 def start(*arguments, **options):
     environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "LC_ALL": "C"}
     command = [sys.executable, "eval.py", *map(str, arguments)]
@@ -103,8 +221,9 @@ def start(*arguments, **options):
     return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes | options)
 
 
-def test_eval_py_ends_with_a_line_of_json(translation_run):
-    process = start(translation_run, "--split", "validation", "--beam_size", "2")
+def test_eval_py_ends_with_a_line_of_json(translation_run, texts):
+    flags = "--split", "validation", "--beam_size", "2", "--trust", texts
+    process = start(translation_run, *flags)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     result = json.loads(output.splitlines()[-1])

@@ -39,6 +39,25 @@ def test_sinusoids_are_sines_then_cosines_and_are_not_scaled():
         sinusoids(places, 7)
 
 
+def test_positions_count_from_0_where_they_are_not_given():
+    module = embeddings()
+    x, variables = module.init_with_output(jax.random.key(0), TOKENS)
+    same = module.apply(variables, TOKENS, jnp.array([[0, 1, 2, 3]] * 2))
+    np.testing.assert_array_equal(x, same)
+
+
+def test_dropout_comes_last():
+    """After the norm, so that all of it may be dropped, its bias too."""
+    module = Embeddings(embeddings(dropout_rate=1.0).config, normalize=True)
+    variables = module.init(jax.random.key(0), TOKENS)
+    bias = {"norm": variables["params"]["norm"] | {"bias": jnp.full(6, 0.5)}}
+    given = {"params": variables["params"] | bias}
+    rngs = {"dropout": jax.random.key(1)}
+    x = module.apply(given, TOKENS, deterministic=False, rngs=rngs)
+    np.testing.assert_array_equal(x, np.zeros((2, 4, 6)))
+    assert np.all(np.asarray(module.apply(given, TOKENS)) != 0)
+
+
 def test_initial_scale():
     module = embeddings(vocabulary_size=500, features=64, max_length=300)
     tokens = jnp.arange(300)[None] % 500
@@ -62,6 +81,10 @@ def test_logits(tie):
     np.testing.assert_allclose(module.apply(variables, x, method="attend"), x @ table, atol=1e-6)
     half = module.apply(variables, x.astype(jnp.bfloat16), method="attend")
     assert half.dtype == jnp.float32
+    # Of rounded numbers, but summed without rounding.
+    rounded = (np.asarray(y.astype(jnp.bfloat16), np.float64) for y in (x, table))
+    np.testing.assert_allclose(half, np.matmul(*rounded), rtol=1e-5, atol=1e-5)
+    assert embeddings(dtype="bfloat16").apply(variables, TOKENS).dtype == jnp.bfloat16
 
 
 def test_what_does_not_fit_is_refused_or_poisoned():

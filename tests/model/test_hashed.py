@@ -136,6 +136,29 @@ def test_gradients_are_finite_and_dropout_is_drawn(inputs, kind):
     assert (one[0] == two[0]) == (kind == "proj")  # which has no dropout
 
 
+def test_dropout_of_pool_is_drawn_for_each_of_13_rows(inputs):
+    """Of 13 equal rows any number may be left."""
+    params = {"table": jnp.full((1025, M), 1.0), "weights": jnp.zeros((13, M))}
+    fixed = {"deterministic": False, "rngs": {"dropout": jax.random.key(0)}}
+    left = Pool(M, 0.5).apply({"params": params}, *inputs, **fixed) * 13 / 2
+    np.testing.assert_allclose(left, np.round(left), atol=1e-5)
+    assert len(np.unique(np.round(left))) > 5
+
+
+def test_dropout_of_add_is_of_its_matrices(inputs):
+    """One for a batch: a word is the same wherever it stands."""
+    bits, ordinary = (jnp.concatenate([x, x], axis=1) for x in inputs)
+    params = parameters(Add(M), bits, ordinary)
+    fixed = {"deterministic": False, "rngs": {"dropout": jax.random.key(0)}}
+    found = Add(M, 0.5).apply({"params": params}, bits, ordinary, **fixed)
+    np.testing.assert_array_equal(found[:, :3], found[:, 3:])
+    # Each of the two matrices has its own: bits that are all 1 see W1, bits that are all 0 see W0.
+    both = jnp.stack([jnp.ones((1, 128), jnp.int32), jnp.zeros((1, 128), jnp.int32)], axis=1)
+    ones = {"one": jnp.eye(M, 128), "zero": jnp.eye(M, 128)}
+    one, zero = Add(M, 0.5).apply({"params": ones}, both, jnp.ones((1, 2), bool), **fixed)[0]
+    assert (one != zero).any()
+
+
 @pytest.mark.parametrize("kind", EMBEDDINGS)
 def test_activations_begin_as_those_of_a_table(kind):
     """With variance 1/M, of which proj has 1/127 whatever M is."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,6 +62,26 @@ def test_classifier_by_hand(num_spans, token_types, pooling):
     found = model.apply(variables, TOKENS, TYPES, MARKS)
     assert found.shape == (2, 5)
     np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_dropout_is_before_the_pooler_and_after_it():
+    config = dataclasses.replace(CONFIG, num_spans=2, dropout_rate=0.5)
+    model = make_model("classification", config)
+    for deterministic in (False, True):
+        found = []
+
+        def note(function, args, kwargs, context, found=found):
+            if context.module.path == ("dropout",) and context.method_name == "__call__":
+                found.append((args[0].shape, kwargs["deterministic"]))
+            return function(*args, **kwargs)
+
+        def init(key, fixed=deterministic):
+            keys = {"params": key, "dropout": key}
+            return model.init(keys, TOKENS, TYPES, MARKS, deterministic=fixed)
+
+        with nn.intercept_methods(note):
+            jax.eval_shape(init, jax.random.key(0))
+        assert found == [((2, 3 * 6), deterministic), ((2, 6), deterministic)]
 
 
 def test_regressor_and_choices():

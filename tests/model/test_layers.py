@@ -73,6 +73,26 @@ def test_equations(tiny, name, norm_position):
     np.testing.assert_allclose(layer.apply({"params": p}, *arguments), want, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_dropout_takes_what_a_sublayer_adds_and_nothing_else(tiny, name, norm_position):
+    """Where all of it is dropped, what came in is left, and under `post` its norms."""
+    config = tiny.config(norm_position=norm_position, layer_norm_epsilon=0.1, dropout_rate=1.0)
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(2, 5, 12)).astype(np.float32))
+    layer = EncoderLayer(config) if name == "encoder" else DecoderLayer(config, cross=True)
+    arguments = (x,) if name == "encoder" else (x, None, x[:, ::-1], Mask())
+    p = random_like(jax.eval_shape(layer.init, jax.random.key(0), *arguments))["params"]
+    rngs = {"dropout": jax.random.key(0)}
+    drop = tiny.jit(
+        lambda p: layer.apply({"params": p}, *arguments, deterministic=False, rngs=rngs)
+    )
+    got, want = drop(p), np.asarray(x)
+    if norm_position == "post":
+        for sublayer in ("self_attention", *(["cross_attention"] * (name == "decoder")), "mlp"):
+            want = norm(want, p[f"{sublayer}_norm"], 0.1)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
 def test_gelu_is_the_exact_one(tiny):
     module = MLP(tiny.config(activation="gelu"))
     x = jnp.ones((1, 3, 12)) * jnp.array([[[-2.0], [0.5], [3.0]]])
@@ -127,6 +147,14 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
     if mhe:
         assert default.form == "auto"
         assert default.head_embedding_init is KINDS[kind].head_embedding_init
+
+
+@pytest.mark.parametrize(("kind", "stddev"), [("mhe_add", 0.02), ("mhe_mul", 0.5)])
+def test_head_embeddings_start_as_large_as_their_kind_needs(tiny, kind, stddev):
+    table = attention(tiny.config(kind), "encoder", "x").head_embedding_init(
+        jax.random.key(0), (100, 100), jnp.float32
+    )
+    np.testing.assert_allclose(table.std(), stddev, rtol=0.05)
 
 
 def test_roles_choose_their_own_attention(tiny):

@@ -1,15 +1,19 @@
 """What must hold of every model: causality, padding, batches, dropout, types, learning."""
 
+import collections
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from mhe_jax.attention.base import Attention
 from mhe_jax.config import AttentionConfig, ModelConfig
 from mhe_jax.model import make_model
+from mhe_jax.model.dropout import Dropout
 
 TASKS = ("mlm", "lm", "translation")
 
@@ -111,6 +115,54 @@ def test_token_types(tiny):
     ones = tiny.logits("mlm", config, params, (tokens, masked, jnp.ones_like(tokens)))
     np.testing.assert_array_equal(without, zeros)
     assert (np.abs(ones - zeros) > 1e-3).any()
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_the_head_of_a_masked_language_model_is_its_equation(tiny, activation):
+    config = tiny.config(activation=activation, layer_norm_epsilon=0.1)
+    params = tiny.params("mlm", config)
+    tokens, masked = tiny.inputs("mlm")
+    model = make_model("mlm", config)
+    p = jax.tree.map(np.asarray, params)
+    x = np.asarray(model.apply({"params": params}, tokens, method="encode"))
+    x = np.take_along_axis(x, np.asarray(masked)[:, :, None], 1)
+    x = x @ p["head_dense"]["kernel"] + p["head_dense"]["bias"]
+    half = jax.scipy.special.erf(x / np.sqrt(2)) if activation == "gelu" else np.sign(x)
+    x = np.asarray(x * (1 + half) / 2)
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1)
+    x = x * p["head_norm"]["scale"] + p["head_norm"]["bias"]
+    want = x @ p["embeddings"]["token"].T + p["vocabulary_bias"]
+    np.testing.assert_allclose(tiny.logits("mlm", config, params), want, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"),
+    [
+        # Embeddings and sublayers; attention.
+        ("mlm", {Dropout: 1 + 2 * 2, Attention: 2}),
+        ("lm", {Dropout: 1 + 2 * 2, Attention: 2}),
+        ("translation", {Dropout: 2 + 2 * 2 + 2 * 3, Attention: 2 + 2 * 2}),
+    ],
+)
+def test_dropout_is_asked_of_every_part(tiny, task, wanted):
+    """In training, and in training alone."""
+    model, inputs = make_model(task, tiny.config(num_layers=2)), tiny.inputs(task)
+    for deterministic in (True, False):
+        asked = collections.Counter()
+
+        def note(function, args, kwargs, context, asked=asked):
+            for part in (Dropout, Attention):
+                if isinstance(context.module, part) and context.method_name == "__call__":
+                    asked[part, kwargs["deterministic"]] += 1
+            return function(*args, **kwargs)
+
+        def init(key, fixed=deterministic):
+            keys = {"params": key, "dropout": key}
+            return model.init(keys, *inputs, deterministic=fixed)
+
+        with nn.intercept_methods(note):
+            jax.eval_shape(init, jax.random.key(0))
+        assert asked == {(part, deterministic): count for part, count in wanted.items()}
 
 
 @pytest.mark.parametrize("rates", [(0.3, 0.0), (0.0, 0.3)], ids=["dropout", "attention_dropout"])

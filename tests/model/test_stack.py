@@ -58,6 +58,12 @@ def test_stack_layers_refuses_a_gap():
         stack_layers({"encoder": {"layer_0": {"x": jnp.ones(1)}, "layer_2": {"x": jnp.ones(1)}}})
 
 
+def test_layers_are_stacked_by_their_numbers():
+    """Of which 10 comes after 9, not after 1."""
+    tree = {f"layer_{i}": {"x": jnp.asarray(i)} for i in (*range(10, 13), *range(10))}
+    assert stack_layers(tree)["layers"]["x"].tolist() == list(range(13))
+
+
 @pytest.mark.parametrize(("task", "scan_layers"), [("mlm", True), ("lm", False)])
 def test_remat_changes_nothing(tiny, task, scan_layers):
     """Values and gradients, under dropout: the recomputation must draw the same masks."""

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.config import InputError
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints, restore_params
+from mhe_jax.training.checkpoint import Checkpoints, checksums, restore_params
 from mhe_jax.training.checkpoint.quiet import quiet_orbax
 from mhe_jax.training.checkpoint.store import attempt
 from mhe_jax.training.state import TrainState
@@ -113,6 +114,43 @@ def test_best_of_a_smaller_step_replaces_one_left_by_a_killed_run(run):
     assert steps_on_disk(run / "checkpoints_best") == [1]
     params, steps = restore_params(run, "best", abstract_of(state_of(0.0)).params)
     assert (params["a"][0, 0], steps) == (10.0, [1])
+
+
+@pytest.fixture
+def slow_best(monkeypatch):
+    """A best checkpoint takes its time before it counts."""
+    seal = checksums.Seal.__call__
+
+    def slowly(self):
+        if self.step.parent.name == "checkpoints_best":
+            time.sleep(0.5)
+        seal(self)
+
+    monkeypatch.setattr(checksums.Seal, "__call__", slowly)
+
+
+def test_a_best_checkpoint_is_there_before_a_later_one_begins(tmp_path, slow_best):
+    """A run that goes on from step 2 would not know that step 1 was the best."""
+    best, checkpoints = tmp_path / "checkpoints_best", Checkpoints(tmp_path, keep=2)
+    checkpoints.save_best(state_of(1.0).params, 1, meta(1.0))
+    checkpoints.save(state_of(1.0), 1, meta(1.0))
+    assert steps_on_disk(best) == []  # of the same step: that run notices, and no step waits
+    checkpoints.save(state_of(2.0), 2, meta(2.0))
+    assert steps_on_disk(best) == [1]
+    checkpoints.close()
+
+
+def test_the_best_before_goes_when_the_next_is_there(tmp_path, slow_best):
+    best, checkpoints = tmp_path / "checkpoints_best", Checkpoints(tmp_path)
+    checkpoints.save_best(state_of(1.0).params, 1, meta(3.0))
+    checkpoints.save_best(state_of(2.0).params, 2, meta(2.0))
+    assert steps_on_disk(best) == [1]
+    checkpoints.save_best(state_of(3.0).params, 3, meta(1.0))
+    assert steps_on_disk(best) == [2]
+    assert checkpoints.best_meta() == meta(1.0)
+    assert steps_on_disk(best) == [2, 3]
+    checkpoints.close()
+    assert steps_on_disk(best) == [3]
 
 
 @pytest.mark.parametrize(

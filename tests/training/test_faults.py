@@ -1,11 +1,14 @@
 """Disks that are full or closed, checkpoints that are broken, updates that are not numbers."""
 
 import contextlib
+import errno
 import gc
+import io
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -174,6 +177,14 @@ def test_a_directory_that_cannot_be_written_is_an_input_error(tiny, monkeypatch,
         train(tiny("lm", workdir=str(tmp_path / "file" / "run")))
 
 
+def test_a_path_that_no_checkpoint_could_be_read_from(tiny, tmp_path):
+    with pytest.raises(
+        InputError, match=r"workdir=.*/of\[1\]/run: takes a path without \*, \? and"
+    ):
+        train(tiny("lm", workdir=str(tmp_path / "of[1]" / "run")))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 def spoil(monkeypatch):
     """`spoil(step, ...)`: weights of these steps make loss and gradient infinite."""
@@ -252,6 +263,108 @@ def test_a_signal_before_the_first_step_ends_cleanly(tiny, monkeypatch, capsys, 
     assert signal.getsignal(number) == old
     monkeypatch.undo()
     assert train(config)["steps"] == 6
+
+
+def test_a_hang_up_that_is_ignored_stays_so():
+    """As under nohup."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.Signals() as caught:
+            caught.stepping = True
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert caught.agreed() == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+class Closed(io.StringIO):
+    def __init__(self, reason):
+        super().__init__()
+        self.reason = reason
+
+    def flush(self):
+        raise OSError(self.reason, os.strerror(self.reason))
+
+
+@pytest.mark.parametrize(
+    ("reason", "received"),
+    [
+        (errno.EPIPE, signal.SIGPIPE),
+        (errno.EIO, signal.SIGPIPE),
+        (errno.ENOSPC, 0),
+        (errno.EAGAIN, 0),
+    ],
+)
+def test_standard_error_that_cannot_be_written(monkeypatch, reason, received):
+    """A pipe without a reader, a terminal that is gone; a full disk and a slow terminal go by."""
+    monkeypatch.setattr(sys, "stderr", Closed(reason))
+    with signals.Signals() as caught:
+        print("a line", file=sys.stderr, flush=True)
+        print("another", file=sys.stderr, flush=True)
+        caught.stepping = True
+        assert caught.agreed() == received
+
+
+def test_an_error_that_nobody_reads_stays_what_it_is(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Closed(errno.EPIPE))
+
+    def find_a_wrong_input():
+        with signals.Signals() as caught:
+            print("a line", file=sys.stderr, flush=True)
+            assert caught.received == signal.SIGPIPE
+            raise InputError("of the input")
+
+    with pytest.raises(InputError, match="of the input"):
+        find_a_wrong_input()
+
+
+@pytest.mark.usefixtures("hang_ups")
+@pytest.mark.parametrize(
+    ("numbers", "received", "ended"),
+    [
+        ("HUP HUP", "HUP", None),
+        ("PIPE HUP HUP", "HUP", None),
+        ("PIPE TERM", "TERM", None),
+        ("TERM HUP HUP", "TERM", None),
+        ("HUP INT", "HUP", None),
+        ("HUP TERM INT", "HUP", 130),
+        ("PIPE INT TERM", "INT", 143),
+        ("INT INT", "INT", 130),
+    ],
+)
+def test_only_a_second_order_to_end_ends_at_once(monkeypatch, numbers, received, ended):
+    """PIPE: standard error is lost, as when a terminal closes, which sends SIGHUP twice."""
+    exits = []
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(sys, "stderr", Closed(errno.EIO))
+    with signals.Signals() as caught:
+        caught.stepping = True
+        for name in numbers.split():
+            if name == "PIPE":
+                print("a line", file=sys.stderr, flush=True)
+            else:
+                signal.raise_signal(signal.Signals[f"SIG{name}"])
+        assert caught.agreed() == signal.Signals[f"SIG{received}"]
+    assert exits == ([ended] if ended else [])
+
+
+@pytest.mark.usefixtures("hang_ups")
+def test_a_second_hang_up_before_any_step_does_not_disturb_the_end():
+    cleaned = []
+
+    def close_the_terminal():
+        with signals.Signals():
+            try:
+                signal.raise_signal(signal.SIGHUP)
+            finally:
+                signal.raise_signal(signal.SIGHUP)
+                cleaned.append(True)
+
+    with pytest.raises(Stopped) as stopped:
+        close_the_terminal()
+    assert stopped.value.code == 129
+    assert cleaned
 
 
 def test_signals_give_back_what_they_found():

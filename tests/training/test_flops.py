@@ -52,6 +52,19 @@ def test_formula_counts_what_the_compiler_counts(tiny, task):
     assert step_flops(config, ROWS) == pytest.approx(counted, rel=0.1)
 
 
+def test_formula_by_hand(tiny):
+    """Half of the keys where attention is causal, and a decoder of another depth."""
+    F, L, decoder_layers = 4 * M, 2, 3
+    config = config_of(tiny, "translation")
+    config = set_field(config, "model.num_decoder_layers", decoder_layers)
+    projections, mlp, logits = 2 * 4 * M * M, 4 * M * F, 2 * M * V
+    full, half = projections + 4 * T * M, projections + 4 * (T // 2) * M
+    encoder, decoder = L * (full + mlp), decoder_layers * (half + full + mlp)
+    assert step_flops(config, ROWS) == 3 * ROWS * T * (encoder + decoder + logits)
+    config = config_of(tiny, "lm")
+    assert step_flops(config, ROWS) == 3 * ROWS * T * (L * (half + mlp) + logits)
+
+
 def test_kronecker_products_count_as_the_matrices_they_stand_for(tiny):
     config = config_of(tiny, "lm")
     small = set_field(config, "model.kronecker.mlp", 4)

@@ -1,9 +1,12 @@
 """Whole runs in this process, on real text, with one device."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import sys
+import types
 from pathlib import Path
 
 import jax
@@ -13,7 +16,8 @@ import pytest
 from mhe_jax.config import InputError
 from mhe_jax.data import make_tokenizer
 from mhe_jax.loading import load_json, set_field
-from mhe_jax.training import loop, profile, summary, tracking
+from mhe_jax.training import loop, profile, resume, scored, summary, tracking
+from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("cached_compilation")
@@ -80,7 +84,7 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
         tracking.PICTURE,
         tracking.FILE,
         summary.FILE,
-        loop.TOKENIZER,
+        "tokenizer.model",
     ]
     assert json.loads((workdir / summary.FILE).read_text()) == result
     assert steps_in(config) == [4, 6]
@@ -126,13 +130,110 @@ def test_sigterm_saves_and_the_run_goes_on_exactly(
     assert_same_run(whole, config, saved)
 
 
-def test_ctrl_c_saves_and_exits_130(tiny, monkeypatch):
+def test_process_0_decides_first_where_the_tokenizer_lies(tiny, monkeypatch):
+    """Another would take its own look before process 0 has made or left one."""
+    order = []
+
+    @contextlib.contextmanager
+    def first_one_first(name):
+        order.append("process 0 is done")
+        yield
+
+    def tokenizer_file(config):
+        order.append("decided")
+        raise ZeroDivisionError  # that is all
+
+    monkeypatch.setattr(loop.group, "first_one_first", first_one_first)
+    monkeypatch.setattr(loop.resume, "tokenizer_file", tokenizer_file)
+    with pytest.raises(ZeroDivisionError):
+        train(tiny("lm"))
+    assert order == ["process 0 is done", "decided"]
+
+
+@pytest.mark.usefixtures("hang_ups")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_other_signals_save_too(tiny, monkeypatch, number):
     config = tiny("lm")
-    interrupt(monkeypatch, 2, signal.SIGINT)
+    interrupt(monkeypatch, 2, number)
     with pytest.raises(Stopped) as stopped:
         train(config)
-    assert stopped.value.code == 130
+    assert stopped.value.code == 128 + number
     assert steps_in(config)[-1] == 3
+
+
+def test_a_reader_of_standard_error_that_leaves_stops_the_run(tiny, tmp_path, saved, monkeypatch):
+    whole = tiny("lm", workdir=str(tmp_path / "whole"))
+    train(whole)
+    config = tiny("lm")
+    reader, writer = os.pipe()
+    advance = tracking.Tracker.advance
+
+    def advance_and_leave(self, done):
+        advance(self, done)
+        if done == 2:
+            os.close(reader)
+
+    stderr = open(writer, "w")  # noqa: SIM115
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.Tracker, "advance", advance_and_leave)
+        patch.setattr(sys, "stderr", stderr)
+        with pytest.raises(Stopped) as stopped:
+            train(config)
+        assert sys.stderr is stderr
+    with contextlib.suppress(BrokenPipeError):  # what could not be written is still there
+        stderr.close()
+    assert stopped.value.code == 141
+    assert steps_in(config)[-1] == 3
+    train(config)
+    assert_same_run(whole, config, saved)
+
+
+class Noted:
+    """A checkpoint directory, whose best has a loss of 2, and what takes numbers."""
+
+    best_criterion = 2.0
+
+    def __init__(self):
+        self.kept = []
+
+    def save_best(self, params, step, meta):
+        self.kept.append((params, step, meta["validation"]["loss"]))
+
+    def agreed(self):
+        return 0
+
+    def log(self, step, split, numbers):
+        pass
+
+
+@pytest.mark.parametrize(("average", "counts"), [("average", "average"), (None, "parameters")])
+@pytest.mark.parametrize(("loss", "is_best"), [(1.5, True), (2.0, False), (2.5, False)])
+def test_what_is_validated_and_kept(tiny, average, counts, loss, is_best):
+    """The average where there is one; of equal losses the first is the best."""
+    steps, noted, asked = loop._Loop.__new__(loop._Loop), Noted(), []
+    steps.config, steps.meta, steps.lock = tiny("lm"), {}, None
+    steps.checkpoints = steps.signals = steps.tracker = noted
+    steps._on_devices = lambda rows: rows
+
+    def score(params, rows):
+        asked.append(params)
+        return {"loss": 3 * loss, "count": 3.0}
+
+    steps.eval_step = score
+    validation = types.SimpleNamespace(iterate=lambda *_: contextlib.nullcontext([{}, {}]))
+    state = types.SimpleNamespace(params="parameters", ema_params=average)
+    assert steps._validate(state, 5, validation) == 0
+    assert asked == [counts, counts]
+    assert noted.kept == ([(counts, 5, loss)] if is_best else [])
+    assert steps.meta["validated_step"] == 5
+
+
+@pytest.mark.parametrize(("validation", "wanted"), [(("validation.en",), [3, 5]), ((), [])])
+def test_steps_that_validate(tiny, validation, wanted):
+    """Every third, and the last."""
+    steps = loop._Loop.__new__(loop._Loop)
+    steps.config = tiny("lm", **{"train.num_steps": 5, "data.validation": validation})
+    assert [step for step in range(1, 6) if steps._validates(step)] == wanted
 
 
 def test_a_run_can_be_made_longer(tiny, tmp_path, saved):
@@ -207,6 +308,34 @@ def test_without_validation(tiny):
     assert result["best_step"] is None
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "best"),
+    [
+        ("loss", (5.0, 3.0, 4.0, 3.0, 7.0), 2),
+        # The official score counts, and more of it is better.
+        ("score", (-0.5, 0.7, 0.4, 0.7, 0.2), 2),
+    ],
+)
+def test_the_first_of_the_best_is_kept(tiny, saved, monkeypatch, name, values, best):
+    """Its parameters are the average, as that is what was validated."""
+    told = iter(values)
+
+    def summarize(found, batches):
+        value = next(told)
+        return {"loss": value} if name == "loss" else {"loss": 1.0 + value, "score": value}
+
+    monkeypatch.setattr(scored, "summarize", summarize)
+    every = {"train.eval_every": 1, "train.checkpoint_every": 1, "train.keep_checkpoints": 5}
+    config = tiny("lm", **every, **{"train.num_steps": 5, "optimizer.ema_decay": 0.9})
+    result = train(config)
+    assert (result["best_step"], next(told, None)) == (best, None)
+    assert steps_in(config, "checkpoints_best") == [best]
+    target = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), saved(config).params)
+    found, _ = restore_params(config.workdir, "best", target)
+    wanted, _ = restore_params(config.workdir, str(best), target)  # the average of that step
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
 def test_a_best_checkpoint_that_a_crash_took_comes_back(tiny):
     config = tiny("lm", **{"train.num_steps": 3})
     result = train(config)
@@ -236,16 +365,55 @@ def test_a_best_checkpoint_of_another_way_from_here_is_put_aside(tiny, capsys):
     assert result["best_validation_loss"] == pytest.approx(min(losses), rel=1e-5)  # as logged
 
 
-def test_a_tokenizer_without_a_run_is_made_anew(tiny, text, tmp_path):
-    """What a start left that ended before it was a run, which may have read other text."""
+def other_tokenizer(tiny, path):
+    return make_tokenizer(tiny("lm", **{"data.train": ("train.de",)}), path)
+
+
+def test_a_tokenizer_of_a_start_that_became_no_run_is_made_anew(tiny, tmp_path):
+    """It may have read other text."""
     whole = train(tiny("lm"))
     other = tiny("lm", workdir=str(tmp_path / "other"))
-    make_tokenizer(
-        tiny("lm", **{"data.train": ("train.de",)}), Path(other.workdir) / "tokenizer.model"
-    )
-    left = Path(other.workdir, "tokenizer.model").read_bytes()
+    other_tokenizer(tiny, Path(other.workdir) / resume.DRAFT)
     assert train(other)["best_validation_loss"] == whole["best_validation_loss"]
-    assert Path(other.workdir, "tokenizer.model").read_bytes() != left
+    assert not Path(other.workdir, resume.DRAFT).exists()
+
+
+def test_a_start_that_ends_early_leaves_what_was_there_and_nothing_else(tiny, monkeypatch):
+    def fail(*arguments, **options):
+        raise InputError("something is wrong")
+
+    monkeypatch.setattr(loop.data, "train_batches", fail)
+    config = tiny("lm")
+    workdir = Path(config.workdir)
+    with pytest.raises(InputError, match="something is wrong"):
+        train(config)
+    assert not list(workdir.iterdir())
+    other_tokenizer(tiny, workdir / "tokenizer.model")
+    before = (workdir / "tokenizer.model").read_bytes()
+    with pytest.raises(InputError, match="something is wrong"):
+        train(config)
+    assert [path.name for path in workdir.iterdir()] == ["tokenizer.model"]
+    assert (workdir / "tokenizer.model").read_bytes() == before
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_tokenizer_that_lies_in_the_workdir_is_used_and_stays(tiny, capsys, named):
+    config = tiny("lm", **{"train.num_steps": 2})
+    path = Path(config.workdir) / "tokenizer.model"
+    other_tokenizer(tiny, path)
+    before = path.read_bytes()
+    train(set_field(config, "data.tokenizer", str(path)) if named else config)
+    assert path.read_bytes() == before
+    told = f"tokenizer: {path}, which was there before the run"
+    assert told in capsys.readouterr().err
+
+
+def test_a_tokenizer_under_another_name_in_the_workdir_stays(tiny):
+    path = Path(tiny().workdir) / "mine.model"
+    other_tokenizer(tiny, path)
+    before = path.read_bytes()
+    train(tiny("lm", **{"train.num_steps": 2, "data.tokenizer": str(path)}))
+    assert path.read_bytes() == before == path.with_name("tokenizer.model").read_bytes()
 
 
 def test_other_text_under_the_same_name_is_refused(tiny, text, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.training import meter as meter_module
-from mhe_jax.training.meter import Meter
+from mhe_jax.training.meter import Meter, NotFinite
 
 
 class Clock:
@@ -21,13 +21,13 @@ class Lines:
     """A tracker that keeps."""
 
     def __init__(self):
-        self.logged = []
+        self.logged, self.notes = [], []
 
     def advance(self, step):
         pass
 
     def note(self, line):
-        pass
+        self.notes.append(line)
 
     def log(self, step, split, numbers):
         self.logged.append((step, numbers))
@@ -44,7 +44,7 @@ def clock(monkeypatch):
     return clock
 
 
-def stepper(clock, lines, seconds, tokens=10.0):
+def stepper(clock, lines, seconds, tokens=10.0, **changed):
     """A train step during which so much time passes."""
 
     def step(state, batch):
@@ -58,9 +58,56 @@ def stepper(clock, lines, seconds, tokens=10.0):
             "gradient_norm": np.float32(1.0),
             "learning_rate": np.float32(0.1),
             "finite": np.bool_(True),
-        }
+        } | {name: np.asarray(value, np.float32) for name, value in changed.items()}
 
     return step
+
+
+LEFT_OUT = {
+    "loss": {"loss": np.nan, "gradient_norm": np.nan, "finite": False},
+    "gradient": {"gradient_norm": np.inf, "finite": False},
+    "update": {"finite": False},
+}
+
+
+def run_steps(clock, totals, faults, **options):
+    """The tracker after these steps, each good (None) or with something that is not finite."""
+    lines = Lines()
+    meter = Meter(lines, 1, totals, **options)
+    for step, fault in enumerate(faults, 1):
+        changed = LEFT_OUT[fault] if fault else {}
+        meter.run(stepper(clock, lines, 1.0, tokens=7.0, **changed), None, batch_of(5), step)
+    meter.flush()
+    return lines
+
+
+def test_steps_that_are_left_out_count_no_tokens_and_say_what_was_wrong(clock):
+    totals = {}
+    faults = [None, "loss", "gradient", None, "update"]
+    lines = run_steps(clock, totals, faults, skip=3)
+    assert [numbers["skipped"] for _, numbers in lines.logged] == [0, 1, 2, 2, 3]
+    assert [numbers["tokens_per_second"] > 0 for _, numbers in lines.logged[1:]] == [
+        fault is None for fault in faults[1:]
+    ]
+    assert (totals["tokens"], totals["skipped"]) == (14.0, 3)
+    assert lines.notes == [
+        "step 2: the loss is not finite; left out, 1 of at most 3",
+        "step 3: the gradient is not finite; left out, 2 of at most 3",
+        "step 5: the update is not finite; left out, 3 of at most 3",
+    ]
+
+
+@pytest.mark.parametrize("fault", LEFT_OUT)
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_one_more_than_may_be_left_out_ends_the_run(clock, fault, limit):
+    """Wherever the good steps lie: the limit is for the whole run, not for those in a row."""
+    totals = {}
+    run_steps(clock, totals, [None, *[fault, None] * limit], skip=limit)
+    assert totals["skipped"] == limit
+    before = f", and {limit} before it were left out" if limit else ""
+    with pytest.raises(NotFinite, match=f"^step 2: the {fault} is not finite{before}$"):
+        run_steps(clock, totals, [None, fault], skip=limit)
+    assert totals["skipped"] == limit
 
 
 def test_percentiles_speed_mfu_and_goodput(clock):
@@ -108,3 +155,45 @@ def test_no_time_of_a_step_spans_something_else(clock):
     meter.flush()
     ((_, numbers),) = lines.logged
     assert numbers["step_seconds_max"] == 5.0
+
+
+def given(**metrics):
+    """A train step that gives these."""
+    found = {
+        "loss": 2.0,
+        "nats": 1.0,
+        "correct": 0.0,
+        "count": 1.0,
+        "tokens": 7.0,
+        "gradient_norm": 3.0,
+        "learning_rate": 0.1,
+        "finite": True,
+        **metrics,
+    }
+    return lambda state, batch: (state, {name: np.asarray(x) for name, x in found.items()})
+
+
+def test_a_line_is_of_the_steps_since_the_last_one(clock):
+    """Sums over counts; of what is left out nothing counts."""
+    lines, totals = Lines(), {}
+    meter = Meter(lines, 2, totals, skip=1)
+    for step, metrics in enumerate(
+        (
+            {"loss": 3.0, "count": 5.0},
+            {"loss": 4.0, "count": 2.0, "gradient_norm": 11.0, "learning_rate": 0.2},
+            {"loss": 6.0, "count": 3.0, "correct": 1.0},
+            {"loss": np.inf, "count": 13.0, "finite": False},
+        ),
+        1,
+    ):
+        meter.run(given(**metrics), None, batch_of(5), step)
+    meter.flush()
+    (_, first), (_, second) = lines.logged
+    assert (first["loss"], first["accuracy"]) == (1.0, 0.0)
+    assert (first["gradient_norm"], first["learning_rate"]) == (11.0, 0.2)
+    assert (second["loss"], second["accuracy"]) == (2.0, pytest.approx(1 / 3))
+    assert (first["skipped"], second["skipped"]) == (0, 1)
+    assert totals["tokens"] == 3 * 7
+    meter.run(given(gradient_norm=np.nan, finite=False), None, batch_of(5), 5)
+    with pytest.raises(meter_module.NotFinite, match="step 5: the gradient .* 1 before it"):
+        meter.flush()

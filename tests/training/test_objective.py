@@ -1,5 +1,6 @@
 """Sums of losses against float64, with smoothing and weights."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,3 +56,67 @@ def test_a_row_of_padding_changes_nothing_but_is_not_counted(tiny):
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-6)
     assert one["tokens"] == 32
+
+
+def test_squared_errors_of_what_counts():
+    predictions, labels = np.array([0.5, 3.0, -2.0], np.float32), np.array([2.5, 3.5, 9.0])
+    sums = objective.squared_error_sums(
+        jnp.asarray(predictions, jnp.bfloat16), jnp.asarray(labels), jnp.array([1.0, 1.0, 0.0])
+    )
+    assert {name: float(value) for name, value in sums.items()} == {"loss": 4.25, "count": 2.0}
+
+
+def test_ratios_are_over_what_counts():
+    sums = {"loss": 7.0, "nats": 6.0, "correct": 3.0, "count": 5.0, "tokens": 11.0}
+    found = objective.ratios(sums)
+    assert found == pytest.approx({"loss": 1.4, "accuracy": 0.6, "perplexity": np.exp(1.2)})
+    assert objective.ratios({"loss": 7.0, "count": 5.0, "tokens": 11.0}) == {"loss": 1.4}
+    assert objective.ratios({"loss": 0.0, "count": 0.0}) == {"loss": 0.0}
+
+
+class Recorder(nn.Module):
+    """Takes anything, and gives logits of a shape."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self, *inputs, deterministic, **named):
+        return jnp.broadcast_to(jnp.arange(self.shape[-1], dtype=jnp.float32) ** 2, self.shape)
+
+
+@pytest.mark.parametrize(
+    ("task", "shape", "tokens"),
+    [
+        ("mlm", (2, 3, 7), 7),
+        ("shuffle_random", (2, 5, 3), 7),
+        ("lm", (2, 5, 7), 7),
+        ("translation", (2, 5, 7), 7 + 5),
+        ("classification", (2, 7), 7),
+        ("regression", (2,), 7),
+    ],
+)
+def test_tokens_are_ids_that_are_not_padding(task, shape, tokens):
+    ids = np.array([[3, 4, 5, 6, 0], [2, 8, 9, 0, 0]], np.int32)
+    batch = {name: np.ones((2, 5), np.int32) for name in objective.INPUTS[task]}
+    batch |= {objective.INPUTS[task][0]: ids, "index": np.arange(2)}
+    if task == "translation":
+        batch["target"] = np.array([[2, 4, 0, 0, 0], [2, 8, 9, 0, 0]], np.int32)
+    of_labels = shape if task == "regression" else shape[:-1]
+    batch |= {"labels": np.zeros(of_labels, np.int32), "weights": np.ones(of_labels, np.float32)}
+    sums = objective.make_sums(task, Recorder(shape))({}, batch, None)
+    assert sums["tokens"] == tokens
+
+
+def test_outputs_of_shuffle_random_tell_shuffled_from_original():
+    logits = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+
+    class Fixed(nn.Module):
+        def __call__(self, tokens, *, deterministic):
+            return jnp.asarray(logits)
+
+    labels = np.array([[0, 1, 2, 1, 0], [2, 0, 1, 0, 0]])
+    weights = np.array([[1, 1, 1, 0, 1], [0, 1, 1, 1, 0]], np.float32)
+    batch = {"tokens": np.ones((2, 5), np.int32), "labels": labels, "weights": weights}
+    found = objective.make_sums("shuffle_random", Fixed(), outputs=True)({}, batch, None)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    np.testing.assert_allclose(found["outputs"], log_p[..., 1] - log_p[..., 0], atol=1e-6)
+    np.testing.assert_array_equal(found["index"], [[0, 1, 2, -1, 0], [-1, 0, 1, 0, -1]])

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from mhe_jax.config import OptimizerConfig
 from mhe_jax.model import make_model
@@ -36,8 +38,10 @@ def test_schedule(schedule, after):
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_schedule_ends_at_zero(schedule):
+def test_schedule_ends_at_zero_and_stays_there(schedule):
     assert values(schedule)[-1] == pytest.approx(0, abs=1e-7)
+    config = OptimizerConfig(schedule=schedule, learning_rate=PEAK, warmup_steps=W)
+    assert float(make_schedule(config, N)(N + 3)) == pytest.approx(0, abs=1e-7)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt", "linear", "cosine"])
@@ -153,17 +157,108 @@ def test_key_embedding_that_matters_is_trained(tiny):
     assert names(frozen(shapes_of(config), config), True) == set()
 
 
-def test_clipping_is_by_the_global_norm(tiny):
-    config = tiny("lm", **{"optimizer.clip_norm": 1.0})
-    clipped, free = (
-        make_optimizer(c) for c in (config, tiny("lm", **{"optimizer.clip_norm": None}))
+ATTENTION = ("decoder", "layer_0", "self_attention")
+# One array is large enough for Adafactor to keep means of its rows and columns instead of all.
+SHAPES = {
+    (*ATTENTION, "query", "kernel"): (3, 5),
+    (*ATTENTION, "query_head_embedding"): (2, 7),
+    (*ATTENTION, "key_head_embedding"): (2, 7),
+    ("decoder", "layer_0", "mlp", "up", "kernel"): (131, 137),
+    ("decoder", "layer_0", "mlp", "up", "bias"): (11,),
+    ("decoder", "norm", "scale"): (13,),
+}
+DECAYED, FROZEN = ("kernel",), (*ATTENTION, "key_head_embedding")
+# Norms of the gradients of three updates, and where they are cut.
+NORMS, CLIP = (5.0, 0.3, 2.0), 0.7
+BETA1, BETA2, EPSILON, DECAY = 0.7, 0.8, 0.05, 0.2
+
+
+def rms(x):
+    return np.sqrt(np.mean(x**2))
+
+
+def clipped(gradients, clip):
+    """By the norm of all that may move."""
+    gradients = {k: g * (k != FROZEN) for k, g in gradients.items()}
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients.values()))
+    return {k: g * min(1, (clip or np.inf) / norm) for k, g in gradients.items()}
+
+
+def adamw(params, history, rates, clip):
+    """Loshchilov & Hutter 2019, algorithm 2."""
+    m = v = dict.fromkeys(params, 0.0)
+    for n, (gradients, rate) in enumerate(zip(history, rates, strict=True), 1):
+        g = clipped(gradients, clip)
+        m = {k: BETA1 * m[k] + (1 - BETA1) * g[k] for k in params}
+        v = {k: BETA2 * v[k] + (1 - BETA2) * g[k] ** 2 for k in params}
+        for k, p in params.items():
+            first, second = m[k] / (1 - BETA1**n), v[k] / (1 - BETA2**n)
+            update = first / (np.sqrt(second) + EPSILON) + DECAY * (k[-1] in DECAYED) * p
+            params = params | {k: p - rate * update * (k != FROZEN)}
+    return params
+
+
+def adafactor(params, history, rates, clip):
+    """Shazeer & Stern 2018, algorithm 4 and 5, with the decay of weights after them."""
+    v = dict.fromkeys(params, 0.0)
+    for n, (gradients, rate) in enumerate(zip(history, rates, strict=True), 1):
+        g = clipped(gradients, clip)
+        beta = 1 - n**-0.8
+        for k, p in params.items():
+            square = g[k] ** 2 + 1e-30
+            v[k] = beta * v[k] + (1 - beta) * square
+            second = v[k]
+            if min(p.shape) >= 128:
+                second = np.outer(second.mean(1), second.mean(0)) / second.mean()
+            u = g[k] / np.sqrt(second)
+            u = u / max(1, rms(u)) * max(1e-3, rms(p)) + DECAY * (k[-1] in DECAYED) * p
+            params = params | {k: p - rate * u * (k != FROZEN)}
+    return params
+
+
+@pytest.mark.parametrize("clip", [CLIP, None])
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_updates_are_those_of_the_paper(tiny, name, clip):
+    """Three in float64: the first of AdamW alone would not show how large its gradient was."""
+    config = tiny(
+        "lm",
+        **{
+            "model.attention.kind": "mhe_add",
+            "optimizer.name": name,
+            "optimizer.warmup_steps": 2,
+            "optimizer.learning_rate": 0.3,
+            "optimizer.beta1": BETA1,
+            "optimizer.beta2": BETA2,
+            "optimizer.epsilon": EPSILON,
+            "optimizer.weight_decay": DECAY,
+            "optimizer.clip_norm": clip,
+        },
     )
-    params = params_of(config)
-    large = jax.tree.map(lambda p: jnp.full_like(p, 3.0), params)
-    count = sum(p.size for p in jax.tree.leaves(params))
-    small = jax.tree.map(lambda g: g / (3.0 * count**0.5), large)
-    first, second = (
-        jax.jit(lambda g, p, o=o: o.update(g, o.init(p), p)[0])(g, params)
-        for o, g in ((clipped, large), (free, small))
+    rng = np.random.default_rng(0)
+    draw = lambda scale: {k: scale * rng.normal(size=shape) for k, shape in SHAPES.items()}  # noqa: E731
+    history = []
+    for wanted in NORMS:
+        drawn = draw(1.0)
+        norm = np.sqrt(sum(np.sum(g**2) for k, g in drawn.items() if k != FROZEN))
+        history.append({k: g * wanted / norm for k, g in drawn.items()})
+    before = draw(0.5)
+    optimizer = make_optimizer(config)
+    params = as_tree(before)
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for gradients in history:
+        updates, state = update(as_tree(gradients), state, params)
+        params = optax.apply_updates(params, updates)
+    reference = {"adamw": adamw, "adafactor": adafactor}[name]
+    rates = [make_schedule(config.optimizer, config.train.num_steps)(n) for n in range(3)]
+    wanted = reference(before, history, np.asarray(rates, np.float64), clip)
+    assert all(np.any(wanted[k] != before[k]) == (k != FROZEN) for k in SHAPES)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        params,
+        as_tree(wanted),
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), first, second)
+
+
+def as_tree(flat):
+    return unflatten_dict({k: jnp.asarray(x, jnp.float32) for k, x in flat.items()})

@@ -78,6 +78,44 @@ def test_sigterm_exits_143(tiny, launch, finish, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
 
 
+def test_a_pipe_whose_reader_leaves(tiny, launch, saved, tmp_path):
+    """As `2>&1 | true` reads it; what was trained is saved, and the status is that of SIGPIPE."""
+    with launch(tiny("mlm"), tmp_path / "run") as process:
+        process.stderr.close()
+        out = process.stdout.read()
+    assert (process.returncode, out) == (141, "")
+    assert (tmp_path / "run" / "checkpoints" / "1").is_dir()
+    assert not (tmp_path / "run" / "lock.json").exists()
+
+
+# A Ctrl-C when a module is about to be loaded.
+CTRL_C = """
+import signal
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == {!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "status"),
+    [
+        ("train.py", "mhe_jax.command_line", -2),  # 130 to a shell
+        ("train.py", "mhe_jax.fields", -2),
+        ("train.py", "tyro", 130),
+        ("eval.py", "mhe_jax.fields", -2),
+        ("eval.py", "mhe_jax.training.distributed", 130),
+    ],
+)
+def test_ctrl_c_while_modules_load(tiny, launch, finish, tmp_path, script, module, status):
+    process = launch(tiny("lm"), tmp_path / "run", CTRL_C.format(module), script=script)
+    assert finish(process) == (status, "", "")
+
+
 def test_second_signal_exits_at_once(tiny, launch, finish, tmp_path):
     code, _, err = finish(launch(tiny("mlm"), tmp_path / "run", KILL.format("1, 0, 15, 15")))
     assert code == 143, err
@@ -102,7 +140,7 @@ def test_importing_the_configs_room_loads_no_jax():
     program = textwrap.dedent(
         """
         import sys
-        import train
+        import mhe_jax.command_line, mhe_jax.sweep, mhe_jax.training.distributed
         assert not any(name.split(".")[0] in ("jax", "orbax", "grain") for name in sys.modules)
         """
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from mhe_jax.config import InputError
+from mhe_jax.data import make_tokenizer
 from mhe_jax.loading import save_json
 from mhe_jax.training import resume
 
@@ -80,3 +81,28 @@ def test_decay_of_an_average_may_change(tiny, tmp_path):
 def test_fewer_steps_than_are_done(tiny):
     with pytest.raises(InputError, match="train.num_steps is 6: .* has done 8 already"):
         resume.check_length(tiny(), 8)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "learning_curve.png", "result.json"])
+def test_a_new_run_writes_over_nothing(tiny, tmp_path, name):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    (workdir / name).write_text("mine")
+    with pytest.raises(InputError, match=f"run/{name} is there, but no config.json: give another"):
+        resume.check_files(tiny())
+    # A run that has lost its config may go on.
+    (workdir / "checkpoints" / "7").mkdir(parents=True)
+    resume.check_files(tiny())
+
+
+def test_a_tokenizer_that_is_not_the_one_that_is_named(tiny, tmp_path):
+    paths = tmp_path / "given.model", tmp_path / "run" / "tokenizer.model"
+    for path, text in zip(paths, ("train.en", "train.de"), strict=True):
+        make_tokenizer(tiny("lm", **{"data.train": (text,)}), path)
+    given = tiny("lm", **{"data.tokenizer": str(paths[0])})
+    with pytest.raises(
+        InputError, match=r"run/tokenizer\.model: is another than .*/given\.model: "
+    ):
+        resume.check_files(given)
+    paths[0].write_bytes(paths[1].read_bytes())
+    resume.check_files(given)

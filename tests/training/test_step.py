@@ -14,7 +14,7 @@ from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
 from mhe_jax.training.optimizer import make_optimizer, make_schedule
 from mhe_jax.training.state import make_initializer
-from mhe_jax.training.step import make_eval_step, make_train_step
+from mhe_jax.training.step import make_eval_step, make_train_step, train_step_of
 
 ROWS, LENGTH, VOCABULARY = 16, 5, 7
 
@@ -181,6 +181,71 @@ def test_dropout_is_a_function_of_key_and_step():
     assert losses(2, skip=2) == all_of_them[2:]
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_parts_draw_their_own_dropout(parts):
+    """Part a of step n has every A-th row, and the key that both are folded into."""
+    trainer = Trainer(Standin(dropout=0.5), optax.sgd(0.0), accumulate_steps=parts)
+    key = jax.random.wrap_key_data(jax.device_get(trainer.state.key))
+    params, sums = trainer.params(), jax.jit(trainer.sums)
+    for n in range(2):
+        batch = batch_of(n)
+        losses = [
+            sums(
+                params,
+                {name: rows[a::parts] for name, rows in batch.items()},
+                jax.random.fold_in(jax.random.fold_in(key, n), a),
+            )["loss"]
+            for a in range(parts)
+        ]
+        assert trainer.run(batch)["loss"] == pytest.approx(float(sum(losses)), rel=1e-5)
+
+
+def test_a_step_does_what_its_config_says(tiny):
+    """The sum of its parts with smoothing, an average, the rate, and what is left out."""
+    config = tiny(
+        "lm",
+        **{
+            "optimizer.label_smoothing": 0.2,
+            "optimizer.accumulate_steps": 2,
+            "optimizer.ema_decay": 0.5,
+            "train.skip_nonfinite": 3,
+        },
+    )
+    model = Standin(dropout=0.5)
+    trainer = Trainer(model, make_optimizer(config), ema=0.5)
+    trainer.step = train_step_of(
+        config, model, make_optimizer(config), trainer.mesh, trainer.shardings
+    )
+    sums = jax.jit(objective.make_sums("lm", model, 0.2))
+    key = jax.random.fold_in(jax.random.wrap_key_data(jax.device_get(trainer.state.key)), 0)
+    before, batch = trainer.params(), batch_of(0)
+    losses = [
+        sums(before, {k: v[a::2] for k, v in batch.items()}, jax.random.fold_in(key, a))["loss"]
+        for a in range(2)
+    ]
+    metrics = trainer.run(batch)
+    assert metrics["loss"] == pytest.approx(float(sum(losses)), rel=1e-5)
+    rate = make_schedule(config.optimizer, config.train.num_steps)(0)
+    assert metrics["learning_rate"] == pytest.approx(float(rate))
+    after = trainer.params()
+    wanted = jax.tree.map(lambda e, p: 0.1 * e + 0.9 * p, before, after)
+    assert_close(jax.device_get(trainer.state.ema_params), wanted, 1e-6)
+    bad = batch | {"weights": np.full((ROWS, LENGTH), np.inf, np.float32)}
+    assert trainer.run(bad)["finite"] is False
+    assert_close(trainer.params(), after, 0)
+    assert trainer.state.step == 2
+
+
+def test_parameters_and_dropout_have_keys_of_their_own():
+    mesh = Trainer(Standin()).mesh
+    drawn = lambda key: {"of": jax.random.key_data(key).astype(jnp.float32)}  # noqa: E731
+    initialize, _ = make_initializer(drawn, optax.sgd(0.1), mesh, False)
+    given = jax.random.key(3)
+    state = initialize(given)
+    keys = [np.float32(k) for k in (jax.random.key_data(given), state.key, state.params["of"])]
+    assert len({tuple(key) for key in keys}) == 3
+
+
 def test_average_follows_its_formula():
     trainer = Trainer(Standin(), ema=0.5)
     wanted = trainer.params()
@@ -218,15 +283,23 @@ def test_learning_rate_is_the_optimizers_own(tiny, name, parts):
     assert found == [float(schedule(n)) for n in (0, 1, 1, 2)]
 
 
-@pytest.mark.parametrize("where", ["loss", "update"])
+@pytest.mark.parametrize("where", ["loss", "gradient", "update"])
 def test_what_is_not_finite_is_reported(where):
-    trainer = Trainer(Standin(), optax.sgd(float("inf") if where == "update" else 0.1))
-    if where == "loss":
-        nan = jax.tree.map(lambda p: p * jnp.nan, trainer.state.params)
-        trainer.state = trainer.state.replace(params=nan)
+    """Where it is one of them alone: an update of zeros hides the gradient it was made of."""
+    optimizer = optax.sgd(float("inf")) if where == "update" else optax.set_to_zero()
+    trainer = Trainer(Standin(), optimizer)
+
+    def sums(params, batch, key):
+        found = trainer.sums(params, batch, key)
+        more = {"loss": jnp.inf, "gradient": jnp.sqrt(0 * jnp.sum(params["table"])), "update": 0.0}
+        return found | {"loss": found["loss"] + more[where]}
+
+    trainer.step = make_train_step(sums, optimizer, trainer.mesh, trainer.shardings)
     metrics = trainer.run(batch_of(0))
     assert metrics["finite"] is False
-    assert np.isfinite(metrics["loss"]) == (where == "update")
+    assert np.isfinite(metrics["loss"]) == (where != "loss")
+    assert np.isfinite(metrics["gradient_norm"]) == (where != "gradient")
+    assert all(np.isfinite(p).all() for p in trainer.params().values()) == (where != "update")
 
 
 def test_eval_step_is_without_dropout_and_sums_up():

@@ -70,6 +70,9 @@ def test_processes_compute_what_one_does(tiny, job, saved, tmp_path, count):
     assert json.loads(found[0][1].splitlines()[-1])["num_devices"] == count
     assert all("num_devices" not in out for _, out, _ in found[1:])
     assert_alike(numbers_of(config.workdir), numbers_of(together))
+    # Each kept the checksums of what it wrote.
+    summed = [path.name for path in (together / "checkpoints/8/optimizer").glob("checksums.*")]
+    assert sorted(summed) == [f"checksums.{p}" for p in range(count)]
     for one, other in zip(
         jax.tree.leaves(saved(config).params),
         jax.tree.leaves(saved(config, together).params),
@@ -140,7 +143,7 @@ def test_processes_evaluate_as_one(tiny, job, launch, finish, tmp_path, task):
     """Five and seven rows are left for the last batch; beams go over processes too."""
     config = tiny(task, **{"train.num_steps": 3, "evaluation.batch_size": 10})
     loop.train(config, jax.devices()[:1])
-    flags = ["--split", "validation"]
+    flags = ["--split", "validation", "--trust", config.data.directory]
     found = job(config, config.workdir, 2, script="eval.py", flags={0: flags, 1: flags})
     assert_ended(found)
     status, out, err = finish(launch(config, config.workdir, "", *flags, script="eval.py"))

@@ -91,6 +91,21 @@ def test_picture(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == [tracking.PICTURE, tracking.FILE]
 
 
+def test_a_picture_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys):
+    figure = pytest.importorskip("matplotlib.figure").Figure
+
+    def fails(self, path, **options):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure, "savefig", fails)
+    with Tracker(tmp_path, 10, task=None) as tracker:
+        tracker.draw()
+    told = f"no {tracking.PICTURE}: cannot write {tmp_path / tracking.PICTURE}: No space left on de"
+    assert told in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [tracking.FILE]
+
+
 @pytest.mark.parametrize(
     ("task", "name"),
     [

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,11 +13,13 @@ from mhe_jax.command_line import parse_train_arguments
 from mhe_jax.config import InputError
 from mhe_jax.evaluation import evaluate
 from mhe_jax.loading import load_json, save_json, set_field
+from mhe_jax.training import warm_start
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.loop import train
 from mhe_jax.training.sharding import make_mesh
+from mhe_jax.training.state import TrainState
 from mhe_jax.training.tracking import read
-from mhe_jax.training.warm_start import abstract_params, check_init_from
+from mhe_jax.training.warm_start import abstract_params, check_init_from, start_from
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,38 @@ def test_a_start_takes_exactly_the_encoder(pretrained, tuned, one):
     fresh = params_of(nothing.workdir)
     np.testing.assert_array_equal(fresh["pooler"]["kernel"], ours["pooler"]["kernel"])
     assert not np.array_equal(fresh["embeddings"]["token"], ours["embeddings"]["token"])
+
+
+def test_an_average_starts_with_the_encoder_too():
+    """In arrays of its own: a step gives up those that it is given."""
+    fresh = {name: jnp.zeros(3) for name in ("embeddings", "encoder", "pooler")}
+    state = TrainState(step=0, params=fresh, opt_state=(), ema_params=fresh, key=None)
+    taken = {name: jnp.full(3, 7.0) for name in ("embeddings", "encoder")}
+    started = start_from(taken, state)
+    for params in (started.params, started.ema_params):
+        assert {name: float(x[0]) for name, x in params.items()} == {
+            "embeddings": 7.0,
+            "encoder": 7.0,
+            "pooler": 0.0,
+        }
+    assert started.ema_params["encoder"] is not started.params["encoder"]
+    assert start_from(taken, state.replace(ema_params=None)).ema_params is None
+
+
+@pytest.mark.parametrize(("validation", "which"), [(("dev.tsv",), "best"), ((), "last")])
+def test_a_start_is_from_the_best_checkpoint(tuned, one, monkeypatch, validation, which):
+    config = tuned(**{"data.validation": validation, "model.num_classes": 2})
+    asked = []
+
+    def restore(run, which, abstract, tokenizer):
+        asked.append((run, which, tokenizer))
+        return "parameters", (3,)
+
+    monkeypatch.setattr(warm_start, "restore_params", restore)
+    monkeypatch.setattr(warm_start, "load_tokenizer", lambda config, path: path)
+    found = warm_start.read_run("run", config, make_mesh(config, one))
+    assert found == ("parameters", 3, Path("run") / "tokenizer.model")
+    assert asked == [("run", which, Path("run") / "tokenizer.model")]
 
 
 def test_a_stopped_run_does_not_start_again(pretrained, tuned, one):

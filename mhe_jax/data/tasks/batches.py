@@ -14,6 +14,7 @@ import numpy as np
 from mhe_jax.config import Config
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainBatches
+from mhe_jax.data.cache import key_of_all
 from mhe_jax.data.examples import Row
 from mhe_jax.data.pairs import choose_buckets
 from mhe_jax.data.tasks.answers import answer_scores, best_threshold
@@ -60,6 +61,7 @@ class TrainExamples(TrainBatches):
         super().__init__(process_index, process_count)
         data = config.data
         self._rows = _rows(config, tokenizer, "train")
+        self.text = key_of_all(self._rows.records)
         self._name = ", ".join(data.train)
         self._seed, self._size = config.train.seed, data.batch_size
         self._own = self._own_rows(data.batch_size)

@@ -14,7 +14,8 @@ and of hashed words without a table signatures [T, 16] ([C, T, 16]).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,11 +46,10 @@ def cut(first: int, second: int, room: int) -> tuple[int, int]:
     >>> cut(9, 2, 10), cut(9, 8, 10), cut(3, 4, 10)
     ((8, 2), (5, 5), (3, 4))
     """
-    shorter = max(room // 2, room - max(first, second))
     if first <= second:
-        first = min(first, shorter)
+        first = min(first, room // 2)
         return first, min(second, room - first)
-    second = min(second, shorter)
+    second = min(second, room // 2)
     return min(first, room - second), second
 
 
@@ -109,6 +109,11 @@ class LabelledRows:
 
     def __len__(self) -> int:
         return len(self.examples)
+
+    @property
+    def records(self) -> Iterator[Sequence[Any]]:
+        """All that is learned of each example, as JSON can hold it."""
+        return ((e.texts, e.label, e.spans) for e in self.examples)
 
     @property
     def num_examples(self) -> int:

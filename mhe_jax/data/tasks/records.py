@@ -13,6 +13,7 @@ in `table.py` says.
 
 import csv
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,19 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.data.index import Rule, file_format, file_path, open_lines
+from mhe_jax.data.index import (
+    LONGEST,
+    LineFile,
+    Rule,
+    file_format,
+    file_path,
+    is_broken,
+    open_lines,
+)
 from mhe_jax.data.sources import TextLines
 from mhe_jax.data.tasks.table import DatasetRow
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json")
-MAX_CELL = (1 << 31) - 1  # characters; Python's own limit is 131,072, less than a long article has
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,8 @@ class Record:
         value = self.value(field)
         if not isinstance(value, str):
             raise InputError(f"{self.where}: field {field!r} is not a text")
+        if is_broken(value):
+            raise InputError(f"{self.where}: field {field!r} has half a surrogate pair")
         return value
 
     def number(self, field: str) -> int:
@@ -77,14 +87,15 @@ def read_records(written: str, row: DatasetRow, directory: str, cache: Path) -> 
     allowed = (".json",) if row.suite == "squad" else FORMATS[:-1]
     if suffix not in allowed:
         raise InputError(f"{path}: takes {', '.join(allowed)} (also as .gz or .xz) or tfds:")
-    file = open_lines(path, Rule(), cache)
+    file = open_lines(path, Rule(whole=suffix != ".json"), cache)
     if suffix == ".json":
-        yield from _questions(str(path), file.path)
+        yield from _questions(file)
     elif suffix == ".jsonl":
         yield from _objects(str(path), TextLines(file))
     elif suffix == ".csv":
         with file.path.open(encoding="utf-8-sig", newline="") as text:
             yield from _columns(str(path), _quoted(str(path), text), row)
+            _check_whole(file, os.fstat(text.fileno()).st_size)
     else:
         lines = TextLines(file)
         cells = ((i + 1, lines.line(i).decode().split("\t")) for i in range(len(lines)))
@@ -93,7 +104,8 @@ def read_records(written: str, row: DatasetRow, directory: str, cache: Path) -> 
 
 def _quoted(name: str, text: Any) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(text, strict=True)
-    limit = csv.field_size_limit(MAX_CELL)
+    # Python's own limit is 131,072 characters, less than a long article has.
+    limit = csv.field_size_limit(LONGEST)
     try:
         for cells in reader:
             yield reader.line_num, cells
@@ -142,10 +154,18 @@ def _objects(name: str, lines: TextLines) -> Iterator[Record]:
         yield Record(where, values)
 
 
-def _questions(name: str, path: Path) -> Iterator[Record]:
+def _check_whole(file: LineFile, size: int) -> None:
+    """Raises InputError where a file that was read is not as long as when it was checked."""
+    if size != file.offsets[-1]:
+        raise InputError(f"{file.name}: has changed while it was read")
+
+
+def _questions(file: LineFile) -> Iterator[Record]:
     """The questions of a SQuAD file, each with its context."""
+    name, data = file.name, file.path.read_bytes()
+    _check_whole(file, len(data))
     try:
-        articles = json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        articles = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: is not JSON ({error})") from None
     for article in _list(articles, "data", name):

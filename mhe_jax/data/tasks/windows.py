@@ -18,8 +18,9 @@ Of a question's windows the best span answers it: start + end is highest, with a
 Source: Devlin et al. 2019, sections 4.2 and 4.3.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -89,6 +90,11 @@ class WindowRows:
 
     def __len__(self) -> int:
         return len(self._windows)
+
+    @property
+    def records(self) -> Iterator[Sequence[Any]]:
+        """All that is learned of each question, as JSON can hold it."""
+        return ((q.question, q.context, q.answers) for q in self.questions)
 
     @property
     def num_examples(self) -> int:

@@ -11,12 +11,23 @@ cannot be read moves to `checkpoints_unreadable`, and what belongs to another wa
 `checkpoints_best_left`, beside, where nothing looks. Every array comes back laid over the mesh of
 the day, whatever mesh wrote it.
 
-writing.py   the checkpoints of a run that trains      reading.py   parameters of a finished one
-store.py     what is done with Orbax itself            quiet.py     and what it prints
+Each step keeps a checksum of every file, and what has another one counts as not to be read.
+
+writing.py     the checkpoints of a run that trains    reading.py   parameters of a finished one
+store.py       what is done with Orbax itself          quiet.py     and what it prints
+checksums.py   of the files, written and verified
 """
 
 from mhe_jax.training.checkpoint.reading import restore_params
-from mhe_jax.training.checkpoint.store import Meta, NotSaved, check_tokenizer, reason_of
+from mhe_jax.training.checkpoint.store import Meta, NotSaved, check_path, check_tokenizer, reason_of
 from mhe_jax.training.checkpoint.writing import Checkpoints
 
-__all__ = ["Checkpoints", "Meta", "NotSaved", "check_tokenizer", "reason_of", "restore_params"]
+__all__ = [
+    "Checkpoints",
+    "Meta",
+    "NotSaved",
+    "check_path",
+    "check_tokenizer",
+    "reason_of",
+    "restore_params",
+]

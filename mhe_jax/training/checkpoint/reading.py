@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
 from mhe_jax.data import AnyTokenizer
+from mhe_jax.training.checkpoint.checksums import items_of
 from mhe_jax.training.checkpoint.store import (
     attempt,
     best_of,
@@ -85,8 +86,8 @@ def restore_params(
 
 def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_params: Any) -> Any:
     def restore() -> Any:
-        items = manager.item_metadata(step)
-        name = "ema_params" if items.get("ema_params") is not None else "params"
+        items = items_of(Path(manager.directory) / str(step))
+        name = "ema_params" if "ema_params" in items else "params"
         args = {name: ocp.args.StandardRestore(abstract_params)}
         return manager.restore(step, args=ocp.args.Composite(**args))[name]
 

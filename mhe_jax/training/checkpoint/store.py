@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
 from mhe_jax.data import AnyTokenizer
+from mhe_jax.training.checkpoint import checksums
 from mhe_jax.training.checkpoint.quiet import quiet_orbax
 from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
@@ -36,9 +37,11 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The operating system's words where they are in it, else its first words."""
+    """Our own or the operating system's words where they are in it, else its first words."""
     found: BaseException | None = error
     while found is not None:
+        if isinstance(found, checksums.Damaged):
+            return str(found)
         if isinstance(found, OSError) and found.strerror:
             return found.strerror
         if match := re.search(r": ([^:]+) \[os_error_code=", str(found)):  # tensorstore's way
@@ -63,19 +66,34 @@ def optimizer_item(state: TrainState) -> dict[str, Any]:
     return {"opt_state": state.opt_state, "step": state.step, "key": state.key}
 
 
+def check_path(workdir: str | Path) -> None:
+    """Raises InputError where no checkpoint below `workdir` could be read once it is written.
+
+    Orbax puts together what the processes wrote, and takes the path to look there for a pattern.
+    """
+    path = str(Path(workdir).absolute())
+    if set("*?[") & set(path):
+        raise InputError(f"workdir={path}: takes a path without *, ? and [")
+
+
 def make_manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointManager:
     quiet_orbax()
-    arrays = ("params", "ema_params", "optimizer")
     path = Path(workdir).absolute() / name
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: is a file, not a directory")
+    seal, registry = checksums.Seal(), ocp.handlers.DefaultCheckpointHandlerRegistry()
+    for item in ("params", "ema_params", "optimizer"):
+        handler = checksums.Arrays(seal)
+        registry.add(item, ocp.args.StandardSave, handler)
+        registry.add(item, ocp.args.StandardRestore, handler)
+    handler = checksums.Json()
+    registry.add("meta", ocp.args.JsonSave, handler)
+    registry.add("meta", ocp.args.JsonRestore, handler)
     return ocp.CheckpointManager(
         path,
-        item_handlers={
-            **{item: ocp.StandardCheckpointHandler() for item in arrays},
-            "meta": ocp.JsonCheckpointHandler(),
-        },
+        handler_registry=registry,
         options=ocp.CheckpointManagerOptions(
+            async_options=ocp.AsyncOptions(post_finalization_callback=seal),
             multiprocessing_options=ocp.options.MultiprocessingOptions(
                 barrier_sync_key_prefix=name
             ),

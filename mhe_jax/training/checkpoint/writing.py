@@ -10,10 +10,12 @@ import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
 from mhe_jax.training import group
+from mhe_jax.training.checkpoint.checksums import items_of, verify
 from mhe_jax.training.checkpoint.store import (
     Meta,
     NotSaved,
     attempt,
+    check_path,
     checked_meta,
     make_manager,
     optimizer_item,
@@ -35,6 +37,7 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
+        check_path(workdir)
         try:
             self._last = make_manager(
                 workdir, "checkpoints", max_to_keep=keep, cleanup_tmp_directories=True
@@ -47,12 +50,19 @@ class Checkpoints:
         self.notes: list[str] = []  # what people must know
         self._found: dict[int, float] = {}
         self._aside: list[tuple[ocp.CheckpointManager, int, str, str]] = []
-        for step in self._best.all_steps():
-            worth, reason = attempt(lambda step=step: worth_of(self._best, step))
-            if worth is None:
+        for step in sorted(self._best.all_steps()):
+            worth, reason = attempt(lambda step=step: self._verified_worth(step))
+            if not group.all_of_them(worth is not None):
+                reason = reason or "another process cannot read it"
                 self._aside.append((self._best, step, "unreadable", f"cannot be read ({reason})"))
             else:
                 self._found[step] = worth
+
+    def _verified_worth(self, step: int) -> float:
+        # Nothing but its worth is read here; when its parameters are, it is too late for another.
+        directory = Path(self._best.directory) / str(step)
+        verify(directory, items_of(directory))
+        return worth_of(self._best, step)
 
     def _uncaught(self, uncaught: threading.ExceptHookArgs) -> None:
         # What a thread of Orbax dies of comes to us too, by `wait` or the next `save`.
@@ -186,7 +196,7 @@ class Checkpoints:
         self.notes.append(f"warning: {old} {reason}; it is now {new}")
 
     def best_meta(self) -> Meta | None:
-        """What was saved with the best checkpoint."""
+        """The metadata that was saved with the best checkpoint."""
         with writing(self._best):
             self._best.wait_until_finished()
         step = self._best_step()

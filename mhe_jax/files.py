@@ -1,0 +1,65 @@
+"""Files that appear whole or not at all, also where the machine stops the moment after."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mhe_jax.config import InputError
+
+
+@contextlib.contextmanager
+def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
+    """A temporary path that becomes `path` when the block ends well, and vanishes when not.
+
+    Nobody ever sees half a file, and of two processes that build the same one, both are right. What
+    it holds is on the disk before its name is: else a machine that loses power may keep the name of
+    an empty file. With `with_size` the name ends in `.` and the size.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner reads
+        _sync(temporary)
+        if with_size:
+            path = path.with_name(f"{path.name}.{temporary.stat().st_size}")
+        temporary.replace(path)
+        # Some file systems do not sync directories.
+        with contextlib.suppress(OSError):
+            _sync(path.parent)
+    except OSError as error:
+        # A disk that fills up names no file; another file is what the block reads.
+        if temporary is None or error.filename in (None, str(temporary)):
+            raise InputError(f"cannot write {path}: {error.strerror}") from error
+        raise
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a text file that appears whole or not at all.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    with publish(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,64 @@
+"""Masks as values: what they say of rows, keys and blocks is what their booleans say."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mhe_jax.attention import Mask
+
+B, T, S, H = 2, 5, 7, 3
+RNG = np.random.default_rng(0)
+SEGMENTS = jnp.array([[1, 1, 2, 2, 3], [4, 1, 1, 2, 2]]), jnp.array([[1, 2] * 3 + [1], [1] * 7])
+PARTS = {
+    "causal": Mask.causal(),
+    "offset": Mask.causal(jnp.array([2, -3])),
+    "padding": Mask.padding(jnp.array([[1, 0, 1, 1, 0, 0, 1], [0] * 7])),
+    "segments": Mask.segments(*SEGMENTS),
+    "other segments": Mask.segments(
+        jnp.array([[1, 2] * 2 + [1]] * B), jnp.array([[1] * 4 + [2] * 3] * B)
+    ),
+    "heads": Mask.array(jnp.asarray(RNG.random((B, H, T, S)) < 0.3)),
+    "one for all": Mask.array(jnp.asarray(RNG.random((T, S)) < 0.3)),
+}
+MASKS = PARTS | {
+    "two": PARTS["offset"] & PARTS["segments"],
+    "all": PARTS["offset"] & PARTS["padding"] & PARTS["segments"] & PARTS["heads"],
+}
+every_mask = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+
+
+def dense(mask):
+    return np.broadcast_to(np.asarray(mask.to_dense(T, S)), (B, H, T, S))
+
+
+@every_mask
+def test_rows_that_have_a_key(mask):
+    rows = np.broadcast_to(mask.row_has_key(T, S, jnp.float32), (B, T, H, 1))
+    np.testing.assert_array_equal(rows[..., 0], dense(mask).any(-1).swapaxes(1, 2))
+
+
+@every_mask
+def test_keys_that_are_seen(mask):
+    keys = np.broadcast_to(mask.key_is_seen(T, S), (B, S))
+    np.testing.assert_array_equal(keys, dense(mask).any((1, 2)))
+
+
+@every_mask
+@pytest.mark.parametrize(("start", "size", "keys"), [(0, 2, 7), (2, 3, 5), (1, 1, 7)])
+def test_blocks(mask, start, size, keys):
+    for begin in (start, jnp.asarray(start)):
+        block = mask.block(begin, size, keys).to_dense(size, keys)
+        found = np.broadcast_to(block, (B, H, size, keys))
+        np.testing.assert_array_equal(found, dense(mask)[:, :, start : start + size, :keys])
+
+
+@pytest.mark.parametrize("one", PARTS)
+@pytest.mark.parametrize("other", PARTS)
+def test_both_at_once(one, other):
+    both = PARTS[one] & PARTS[other]
+    np.testing.assert_array_equal(dense(both), dense(PARTS[one]) & dense(PARTS[other]))
+
+
+def test_who_may_have_rows_without_a_key():
+    assert not Mask().may_empty_a_row
+    assert {name for name, mask in PARTS.items() if not mask.may_empty_a_row} == {"causal"}

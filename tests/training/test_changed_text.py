@@ -1,0 +1,61 @@
+"""A run goes on over the text that it began with, and over no other."""
+
+import gzip
+import os
+import shutil
+
+import jax
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.loading import set_field
+from mhe_jax.training import loop, resume
+
+pytestmark = pytest.mark.usefixtures("cached_compilation")
+
+
+def train(config):
+    return loop.train(config, jax.devices()[:1])
+
+
+@pytest.fixture
+def begun(tiny, text, tmp_path):
+    """A run that has done 6 steps over a packed text of its own."""
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        shutil.copy(text / "validation.en", tmp_path / place / "validation.en")
+    data = gzip.compress((text / "train.en").read_bytes(), 0, mtime=1)
+    (tmp_path / "here" / "train.en.gz").write_bytes(data)
+    names = {"data.directory": str(tmp_path / "here"), "data.train": ("train.en.gz",)}
+    config = tiny("lm", **names)
+    train(config)
+    return set_field(config, "train.num_steps", 8)
+
+
+def test_a_changed_text_of_equal_size_is_refused(begun, tmp_path):
+    """The same lines in another order: as many bytes and tokens, and the time of before."""
+    path = tmp_path / "here" / "train.en.gz"
+    before, lines = path.stat(), gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join(lines[::-1]), 0, mtime=1))
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    says = (
+        r"^data\.train has changed: it is not the text that the run in .*run has learned from: go"
+    )
+    with pytest.raises(InputError, match=says) as caught:
+        train(begun)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_text_elsewhere_packed_anew_is_the_same_run(begun, tmp_path):
+    data = gzip.decompress((tmp_path / "here" / "train.en.gz").read_bytes())
+    (tmp_path / "there" / "train.en.gz").write_bytes(gzip.compress(data, 9, mtime=2))
+    shutil.rmtree(tmp_path / "here")
+    moved = set_field(begun, "data.directory", str(tmp_path / "there"))
+    train(moved)
+    assert (tmp_path / "run" / "checkpoints" / "8").is_dir()
+
+
+def test_a_checkpoint_that_does_not_say_goes_on(tiny):
+    resume.check_text(tiny("lm"), {"steps_per_epoch": 7.5}, 7.5, "any")
+    resume.check_text(tiny("lm"), {}, 7.5, "any")
