@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, also where the machine stops the moment after."""
+"""Where files that are built once lie, and files that appear whole or not at all."""
 
 import contextlib
 import os
@@ -7,6 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mhe_jax.config import InputError
+
+
+def cache_directory(configured: str | None = None) -> Path:
+    """`configured`, else $MHE_JAX_CACHE, else ~/.cache/mhe_jax; made if it is not there.
+
+    Raises:
+      InputError: it cannot be made or written.
+    """
+    given = configured or os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax"
+    path = Path(os.path.expanduser(given))
+    if path.parts[0].startswith("~"):
+        raise InputError(f"data.cache_directory={path}: there is no such home")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"data.cache_directory={path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise InputError(f"data.cache_directory={path}: not writable")
+    return path
 
 
 @contextlib.contextmanager

@@ -2,34 +2,13 @@
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from mhe_jax.config import InputError
 from mhe_jax.files import publish
 
 TICK = 0.02  # seconds between two times that a file system can tell apart, at most
-
-
-def cache_directory(configured: str | None = None) -> Path:
-    """`configured`, else $MHE_JAX_CACHE, else ~/.cache/mhe_jax; made if it is not there.
-
-    Raises:
-      InputError: it cannot be made or written.
-    """
-    given = configured or os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax"
-    path = Path(os.path.expanduser(given))
-    if path.parts[0].startswith("~"):
-        raise InputError(f"data.cache_directory={path}: there is no such home")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"data.cache_directory={path}: {error.strerror}") from None
-    if not os.access(path, os.W_OK):
-        raise InputError(f"data.cache_directory={path}: not writable")
-    return path
 
 
 def key_of(*parts: object) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from mhe_jax.checks import training_sources
 from mhe_jax.config import Config, InputError
-from mhe_jax.data.cache import cache_directory, key_of
+from mhe_jax.data.cache import key_of
 from mhe_jax.data.index import Rule, file_format, file_path, open_lines
 from mhe_jax.data.sources import (
     Content,
@@ -30,6 +30,7 @@ from mhe_jax.data.sources import (
     TabLines,
     TextLines,
 )
+from mhe_jax.files import cache_directory
 
 
 def open_source(

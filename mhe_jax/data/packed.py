@@ -16,13 +16,13 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.data import examples
 from mhe_jax.data.batches import TrainRows
 from mhe_jax.data.blocks import tokens_per_row
-from mhe_jax.data.cache import cache_directory
 from mhe_jax.data.examples import Row, num_predictions
 from mhe_jax.data.packing import Plan
 from mhe_jax.data.pairs import Usable, encode
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.tokens import TokenFile, item_ends
+from mhe_jax.files import cache_directory
 
 MASKS = 3  # first number of a seed; see `packing`
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax import data
+from mhe_jax.checks.trust import remember
 from mhe_jax.config import Config, InputError
 from mhe_jax.data import TOKENIZER
 from mhe_jax.fields import leaves
@@ -106,6 +107,7 @@ def begin(config: Config, tokenizer: Path) -> None:
     if tokenizer.name == DRAFT and config.model.has_pieces:
         tokenizer.replace(workdir / TOKENIZER)
     save_json(config, workdir / FILE)
+    remember(workdir)
 
 
 def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float, text: str) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from mhe_jax.checks.trust import is_own, remember
 from mhe_jax.command_line import parse_evaluation_arguments
 from mhe_jax.config import InputError
 from mhe_jax.evaluation import evaluate
@@ -52,6 +54,39 @@ def test_a_file_that_a_run_names(run, place, change, refused, outside, monkeypat
     # Nothing but the run is trusted; translating reads no split.
     assert "and not trusted; --trust" in allowed(f"runs/{name}", "--trust")
     assert allowed(f"runs/{name}", "--translate", "--trust") is True
+
+
+def test_several_files_elsewhere_are_told_at_once(run, change, outside, tmp_path):
+    names = [f"{outside}/a.txt", f"{tmp_path}/b.txt"]
+    change(run("translation") / "config.json", **{"data.test": names})
+    told = f"{outside}/a.txt (and 1 more): not in the run, and not below .; "
+    assert f"{told}--trust . {outside} {tmp_path} allows it" in allowed("runs/translation")
+    assert allowed("runs/translation", "--trust", outside, tmp_path) is True
+
+
+def test_ones_own_run_is_trusted(run, change, outside, monkeypatch):
+    """Its config names what its user named; a byte changed since, and it is anybody's."""
+    change(run("lm") / "config.json", **{"data.test": [f"{outside}/secret.txt"]})
+    assert "--trust" in allowed("runs/lm")
+    remember(Path("runs/lm"))
+    assert allowed("runs/lm") is True
+    # Also from another directory, and as a copy.
+    shutil.copytree("runs/lm", outside / "copy")
+    monkeypatch.setenv("MHE_JAX_CACHE", str(Path("cache").absolute()))
+    monkeypatch.chdir(outside)
+    assert allowed("copy", "--trust") is True
+    # A link in it may be somebody else's all the same.
+    (outside / "copy/link.txt").symlink_to("/etc/hosts")
+    assert "copy/link.txt leads to /etc/hosts" in allowed("copy", "--trust")
+    (outside / "copy/link.txt").unlink()
+    change(outside / "copy/config.json", **{"data.test": ["/etc/hosts"]})
+    assert "/etc/hosts: not in the run" in allowed("copy", "--trust")
+
+
+def test_training_makes_a_run_ones_own(good):
+    """The fixture trained this one with the cache of the whole session."""
+    assert is_own(good / "runs/lm")
+    assert not is_own(good / "runs/mlm")
 
 
 def test_what_the_command_line_names_is_read(run, change, outside):
