@@ -7,7 +7,9 @@ parameters. Nothing is computed: the layer is compiled for the device at hand, o
 not there.
 """
 
+import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -65,6 +67,19 @@ def layer_memory(
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
 
 
+# What a container may use: of control groups of version 2, and of version 1.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def machine_memory() -> int:
+    """Bytes of memory: the machine's, or a container's limit where that is lower."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such file; "max"
+            found.append(int(path.read_text()))
+    return min(found)
+
+
 def check_fits(compiled: Any, mesh: Any, rows: int, length: int) -> None:
     """Raises InputError where a program needs more memory than the machine has.
 
@@ -74,8 +89,13 @@ def check_fits(compiled: Any, mesh: Any, rows: int, length: int) -> None:
     analysis = compiled.memory_analysis()
     if mesh.devices.flat[0].platform != "cpu" or analysis is None:
         return
-    needed = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = (
+        analysis.argument_size_in_bytes
+        + analysis.temp_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
+    there = machine_memory()
     if needed > there:
         raise InputError(
             f"{rows} rows of {length:,} tokens need {needed / 1e9:,.1f} GB of memory, the machine "

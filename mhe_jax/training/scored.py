@@ -24,5 +24,6 @@ def total(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def criterion(numbers: dict[str, float]) -> float:
-    """What the best checkpoint has least of: the loss, or minus the official score."""
-    return -numbers["score"] if "score" in numbers else numbers["loss"]
+    """The best checkpoint has the lowest: the loss, or minus the official score; inf for NaN."""
+    found = -numbers["score"] if "score" in numbers else numbers["loss"]
+    return math.inf if math.isnan(found) else found

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import shutil
+import threading
 import time
 
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.config import InputError
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints, checksums, restore_params
+from mhe_jax.training.checkpoint import Checkpoints, checksums, restore_params, writing
 from mhe_jax.training.checkpoint.quiet import quiet_orbax
 from mhe_jax.training.checkpoint.store import attempt
 from mhe_jax.training.state import TrainState
@@ -75,6 +76,23 @@ def test_last_and_best_are_kept(run):
     assert (checkpoints.latest_step, checkpoints.best_criterion) == (5, 1.0)
     assert checkpoints.best_meta() == meta(1.0)
     checkpoints.close()
+
+
+def test_a_start_that_is_interrupted_lets_go_and_deletes_nothing(run, monkeypatch):
+    """Ctrl-C while the best checkpoint is read."""
+    hook = threading.excepthook
+    threads = threading.active_count()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing, "verify", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoints(run)
+    assert threading.excepthook is hook
+    assert threading.active_count() <= threads
+    assert steps_on_disk(run / "checkpoints") == [3, 4, 5]
+    assert steps_on_disk(run / "checkpoints_best") == [2]
 
 
 @pytest.mark.parametrize("ema", [False, True])

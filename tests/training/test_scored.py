@@ -28,6 +28,12 @@ def test_the_best_has_the_least_loss_or_the_highest_score():
     assert scored.criterion(one) < scored.criterion(other)
 
 
+def test_a_loss_that_is_no_number_is_never_the_best():
+    nan = scored.criterion({"loss": float("nan")})
+    assert scored.criterion({"loss": 1e30}) < nan
+    assert scored.criterion({"loss": 1.0, "score": float("nan")}) == nan
+
+
 def test_sums_are_of_all_batches_and_lose_no_digits():
     found = [{"loss": np.float32(1.0), "index": 0}, {"loss": np.float32(2.0**24), "index": 1}]
     assert scored.total(found) == {"loss": 1.0 + 2.0**24}

@@ -50,6 +50,14 @@ class Checkpoints:
         self.notes: list[str] = []  # what people must know
         self._found: dict[int, float] = {}
         self._aside: list[tuple[ocp.CheckpointManager, int, str, str]] = []
+        try:
+            self._read_best()
+        except BaseException:
+            # Not `close`: it would delete what has not been read yet.
+            self._let_go().close()
+            raise
+
+    def _read_best(self) -> None:
         for step in sorted(self._best.all_steps()):
             worth, reason = attempt(lambda step=step: self._verified_worth(step))
             if not group.all_of_them(worth is not None):
@@ -226,10 +234,15 @@ class Checkpoints:
         Raises:
           NotSaved: something cannot be written.
         """
-        with contextlib.ExitStack() as stack:
-            stack.callback(setattr, threading, "excepthook", self._hook)
-            for manager in (self._last, self._best):
-                stack.enter_context(writing(manager))
-                stack.callback(manager.close)
+        with self._let_go():
             self._best.wait_until_finished()
             self._prune()
+
+    def _let_go(self) -> contextlib.ExitStack:
+        """Lets go of threads on exit, where an error becomes a NotSaved."""
+        stack = contextlib.ExitStack()
+        stack.callback(setattr, threading, "excepthook", self._hook)
+        for manager in (self._last, self._best):
+            stack.enter_context(writing(manager))
+            stack.callback(manager.close)
+        return stack
