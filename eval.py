@@ -11,21 +11,21 @@ import sys
 def main() -> None:
     """Ends with a line of results as JSON: on standard output, or error where that has text."""
     # Imported when they are needed: jax starts slowly, and a typing error must not wait for it.
-    from mhe_jax.command_line import output, parse_compare_arguments, parse_evaluation_arguments
+    from mhe_jax.cli.arguments import output, parse_compare_arguments, parse_evaluation_arguments
     from mhe_jax.config import InputError
-    from mhe_jax.training.distributed import joined, take_flags
+    from mhe_jax.training.cluster.distributed import joined, take_flags
 
     command, *arguments = sys.argv[1:] or [""]
     if command == "paper":
         if arguments:
             raise InputError(f"eval.py paper takes no arguments, not {arguments[0]}")
-        from mhe_jax.evaluation import paper
+        from mhe_jax.report import paper
 
         output(f"{paper.tables()}\n{json.dumps(paper.summary())}\n")
         return
     if command == "compare":
         paths, comparison = parse_compare_arguments(arguments)
-        from mhe_jax.evaluation import report
+        from mhe_jax.report import report
 
         output(json.dumps(report.compare(paths, comparison)) + "\n")
         return
@@ -52,6 +52,6 @@ if __name__ == "__main__":
     # Ctrl-C while modules load ends without a traceback; run_entry_point takes it back.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from mhe_jax.command_line import run_entry_point
+    from mhe_jax.cli.arguments import run_entry_point
 
     run_entry_point(main)

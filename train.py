@@ -11,9 +11,9 @@ import sys
 
 
 def main() -> None:
-    from mhe_jax import sweep
-    from mhe_jax.command_line import output, parse_target, parse_train_arguments
-    from mhe_jax.training.distributed import joined, take_flags
+    from mhe_jax.cli import sweep
+    from mhe_jax.cli.arguments import output, parse_target, parse_train_arguments
+    from mhe_jax.training.cluster.distributed import joined, take_flags
 
     if sweep.is_sweep(sys.argv[1:]):
         found = sweep.run(sweep.parse(sys.argv[1:]), __file__)
@@ -24,7 +24,7 @@ def main() -> None:
     target, arguments = parse_target(sys.argv[1:])
     if target is not None:
         config = parse_train_arguments(arguments)
-        from mhe_jax.training.ahead import compile_ahead
+        from mhe_jax.analysis.ahead import compile_ahead
 
         output(json.dumps(compile_ahead(config, target)) + "\n")
         return
@@ -42,6 +42,6 @@ if __name__ == "__main__":
     # Ctrl-C while modules load ends without a traceback; run_entry_point takes it back.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from mhe_jax.command_line import run_entry_point
+    from mhe_jax.cli.arguments import run_entry_point
 
     run_entry_point(main)

@@ -24,10 +24,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import timing
+from mhe_jax.analysis.hlo import Program
+from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import Mask, engines
 from mhe_jax.config import InputError
-from mhe_jax.training.hlo import Program
-from mhe_jax.training.topology import describe_devices
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import timing
-from mhe_jax.checks import check
 from mhe_jax.config import Config, InputError, Task
-from mhe_jax.loading import load_config, set_field
+from mhe_jax.config.loading import load_config, set_field
+from mhe_jax.config.rules import check
 
 CONFIGS: dict[Task, str] = {"mlm": "bert_base.py", "translation": "wmt14_base.py"}
 # Flags that change the field of this name, where they are given.

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import experiments, timing
 from mhe_jax.config import InputError
-from mhe_jax.evaluation.tables import Column, Table
-from mhe_jax.fields import load_json
+from mhe_jax.config.fields import load_json
 from mhe_jax.model import count_parameters, make_model
+from mhe_jax.report.tables import Column, Table
 from mhe_jax.training.objective import make_initializer
 
 EMBEDDINGS = (*experiments.HASHES, "pieces")

@@ -27,11 +27,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import timing
-from mhe_jax.command_line import parse_train_arguments
+from mhe_jax.cli.arguments import parse_train_arguments
+from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
 from mhe_jax.data import open_train, train_tokenizer
 from mhe_jax.data.tasks import text_of
-from mhe_jax.sweep import plan
 
 ROOT = Path(__file__).parents[1]
 # A command line is parsed in one thread at a time, and standard error is caught meanwhile.
@@ -260,7 +260,7 @@ def warm(at: Workplace, rank: str) -> None:
     dense, _ = translation(at, "mha")
     run, terms = at.directory / f"warm/{rank}", ("--attention", rank, "--mlp", rank)
     if not (run / plan.CONFIG).exists():
-        at.call(run, "-m", "mhe_jax.training.factorize", str(dense), str(run), *terms)
+        at.call(run, "-m", "mhe_jax.cli.factorize", str(dense), str(run), *terms)
     at.evaluate(run, "test", "--checkpoint", "last", name="before.json")
     flags = ["--train.num_steps", "300", "--optimizer.warmup_steps", "30"]
     flags += ["--optimizer.learning_rate", "5e-4", *attention(TRANSLATION["mha"])]

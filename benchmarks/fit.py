@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from benchmarks import experiment, timing
+from mhe_jax.analysis import ahead
+from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import KINDS
 from mhe_jax.config import Config, InputError
-from mhe_jax.loading import load_config, set_field
-from mhe_jax.training import ahead
-from mhe_jax.training.topology import describe_devices
+from mhe_jax.config.loading import load_config, set_field
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base": ("bert_base.py", {}),

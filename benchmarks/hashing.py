@@ -31,7 +31,7 @@ import numpy as np
 
 from mhe_jax.config import InputError, ModelConfig
 from mhe_jax.data import HashedWords, Pieces, open_source, train_tokenizer
-from mhe_jax.data.hashing import LSH, MD, split
+from mhe_jax.hashformers.hashes import LSH, MD, split
 
 BUCKETS = 50_260
 PIECES = 8000

@@ -34,7 +34,7 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.loading import load_json, to_dict
+from mhe_jax.config.loading import load_json, to_dict
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding, tracking
 from mhe_jax.training.checkpoint import Checkpoints
@@ -205,7 +205,7 @@ def write_experiment(directory: Path, steps: int) -> Path:
     )
     file = directory / "experiment.py"
     file.write_text(
-        "from mhe_jax.loading import from_dict\n"
+        "from mhe_jax.config.loading import from_dict\n"
         f"def get_config():\n    return from_dict({to_dict(config)!r})\n"
     )
     return file

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import timing, train_step
 from mhe_jax.attention import KINDS
-from mhe_jax.checks import check
 from mhe_jax.config import Config, InputError, KroneckerConfig
-from mhe_jax.loading import load_config, set_field
+from mhe_jax.config.loading import load_config, set_field
+from mhe_jax.config.rules import check
 
 RANKS = ("2/4/32", "8/16/128", "16/32/256")
 APPLY = typing.get_args(typing.get_type_hints(KroneckerConfig)["apply"])

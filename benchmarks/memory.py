@@ -24,8 +24,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from benchmarks import timing
+from mhe_jax.analysis.memory import layer_memory
 from mhe_jax.attention import choices, make_attention
-from mhe_jax.evaluation.memory import layer_memory
 
 LENGTHS = [128, 256, 512, 1024, 2048, 4096]
 # What libtpu asks of its surroundings when there is no TPU.
@@ -166,7 +166,7 @@ def table(results: list[dict], run: str, lengths: list[int]) -> str:
 
 def plot(results: list[dict], about: dict, path: Path) -> None:
     """MB against T, forward beside with gradients."""
-    from mhe_jax.evaluation.plots import memory_figure
+    from mhe_jax.report.plots import memory_figure
 
     lines: dict[str, dict[str, dict[int, float]]] = {run: {} for run in RUNS}
     for row in results:

@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from mhe_jax.attention.published import TRANSLATION
 from mhe_jax.config import Config, KroneckerConfig
+from mhe_jax.config.loading import check, check_devices, load_config
 from mhe_jax.data import resolve
-from mhe_jax.loading import check, check_devices, load_config
+from mhe_jax.evaluation.published import TRANSLATION
 from mhe_jax.model import count_parameters, make_model
 from mhe_jax.training.objective import make_initializer
 

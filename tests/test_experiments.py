@@ -10,13 +10,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import experiment_tables, experiments
-from mhe_jax.command_line import parse_train_arguments
+from mhe_jax.cli.arguments import parse_train_arguments
+from mhe_jax.cli.sweep.plan import CONFIG, RESULT
 from mhe_jax.config import EvaluationConfig
+from mhe_jax.config.fields import save_json
+from mhe_jax.config.loading import load_config
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.evaluation.tasks import name_of
-from mhe_jax.fields import save_json
-from mhe_jax.loading import load_config
-from mhe_jax.sweep.plan import CONFIG, RESULT
 
 NAMES = ("mhe_mul", "sha", "mqa")
 LOSSES = {1e-3: 2.5, 2e-3: 2.0, 4e-3: 3.0}

@@ -8,8 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import cycles, fit
+from mhe_jax.analysis import ahead
 from mhe_jax.config import InputError
-from mhe_jax.training import ahead
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax import command_line
+from mhe_jax.cli import arguments as command_line
 
 PROGRAM = """
 import json, os, sys
-from mhe_jax.command_line import run_entry_point
+from mhe_jax.cli.arguments import run_entry_point
 
 def main():
     tunables = os.environ.get("GLIBC_TUNABLES")

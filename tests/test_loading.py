@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from mhe_jax import command_line, loading
+from mhe_jax.cli import arguments as command_line
 from mhe_jax.config import (
     AttentionByRole,
     AttentionConfig,
@@ -22,8 +22,9 @@ from mhe_jax.config import (
     EvaluationConfig,
     InputError,
     MeshConfig,
+    loading,
 )
-from mhe_jax.fields import hints_of
+from mhe_jax.config.fields import hints_of
 
 LM = Config(task="lm", data=DataConfig(train=("a.txt",), validation=("b.txt",)))
 PAIRS = Config(task="translation", data=DataConfig(train=("a.en", "a.de")))
@@ -551,7 +552,7 @@ def test_devices_refused(config, devices, complaint):
 PROGRAM = """
 import sys
 from mhe_jax.config import InputError
-from mhe_jax.command_line import run_entry_point
+from mhe_jax.cli.arguments import run_entry_point
 
 def main():
     {body}

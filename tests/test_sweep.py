@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax import data, sweep
+from mhe_jax import data
+from mhe_jax.cli import sweep
 from mhe_jax.config import InputError
-from mhe_jax.loading import load_json, save_json
+from mhe_jax.config.loading import load_json, save_json
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """
@@ -34,8 +35,8 @@ def get_config():
 STAND_IN = """
 import json, signal, sys, time
 from pathlib import Path
-from mhe_jax.command_line import parse_train_arguments, run_entry_point
-from mhe_jax.loading import save_json
+from mhe_jax.cli.arguments import parse_train_arguments, run_entry_point
+from mhe_jax.config.loading import save_json
 from mhe_jax.config import InputError
 
 def main():
@@ -245,7 +246,7 @@ def test_tokenizers_are_shared_where_they_must_be_the_same(place):
 def test_a_signal_is_passed_on_once_and_ends_the_sweep(place, number):
     place.joinpath("does.json").write_text(json.dumps({MHA: "wait"}))
     code = (
-        "import sys; from mhe_jax import sweep; from mhe_jax.command_line import run_entry_point; "
+        "import sys; from mhe_jax import sweep; from mhe_jax.cli.arguments import run_entry_point; "
         "run_entry_point(lambda: sweep.run(sweep.parse(sys.argv[2:]), sys.argv[1]))"
     )
     command = [sys.executable, "-c", code, str(place / "stand_in.py"), str(place / "tiny.py")]

@@ -13,8 +13,8 @@
 
 import dataclasses
 
-from mhe_jax.attention.base import Attention
-from mhe_jax.attention.baselines import (
+from mhe_jax.attention.engines import choices
+from mhe_jax.attention.kinds.baselines import (
     ELAttention,
     GroupedQueryAttention,
     MultiHeadAttention,
@@ -22,14 +22,14 @@ from mhe_jax.attention.baselines import (
     SharedKeyValueAttention,
     SingleHeadAttention,
 )
-from mhe_jax.attention.engines import choices
-from mhe_jax.attention.mask import Mask
-from mhe_jax.attention.mhe import (
+from mhe_jax.attention.kinds.mhe import (
     MHEAddAttention,
     MHEMulAttention,
     MultipleHeadEmbeddingAttention,
 )
-from mhe_jax.attention.multi_value import MultiValueAttention
+from mhe_jax.attention.kinds.mva import MultiValueAttention
+from mhe_jax.attention.mask import Mask
+from mhe_jax.attention.module import Attention
 
 KINDS: dict[str, type[Attention]] = {
     module.kind: module

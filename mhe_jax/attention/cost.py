@@ -1,14 +1,6 @@
-"""What each attention kind costs, in closed form: parameters, cached numbers, operations.
+"""The cost of each attention kind in closed form: parameters, cached numbers, operations."""
 
-`python -m mhe_jax.attention.cost` prints both parameter tables of the paper beside the computed
-counts, and what one sublayer costs.
-"""
-
-import typing
 from dataclasses import dataclass
-
-from mhe_jax.attention import published
-from mhe_jax.config import Kind
 
 
 @dataclass(frozen=True)
@@ -128,61 +120,3 @@ def forward_flops(kind: str, shape: Shape, keys: int) -> int:
     projected = row.query + row.key + row.value + row.unbiased
     out = shape.heads * shape.head_features
     return 2 * (projected + out) * M + 2 * keys * (row.scored + row.weighted)
-
-
-def encoder_table() -> str:
-    """The seven encoder rows of the paper beside the computed counts."""
-    shape = Shape.of(published.ENCODER_FEATURES, published.ENCODER_HEADS)
-    lines = [
-        "Encoder: 12 layers, M = 768, H = 12, D = 64, no biases",
-        "| kind | per sublayer | 12 layers | in millions | printed | |",
-        "|---|---:|---:|---:|---:|---|",
-    ]
-    for kind, printed in published.ENCODER_MILLIONS.items():
-        one = parameters(kind, shape)
-        total = one * published.ENCODER_LAYERS
-        millions = f"{total / 1e6:.2f}"
-        verdict = "equal" if millions == printed else "differs"
-        lines.append(f"| {kind} | {one:,} | {total:,} | {millions} | {printed} | {verdict} |")
-    return "\n".join(lines)
-
-
-def translation_table() -> str:
-    """The fourteen translation cells of the paper beside the computed counts."""
-    lines = [
-        "Translation: three attention sublayers for each encoder and decoder layer, no biases",
-        "| model | layers | M | H | kind | computed | printed | |",
-        "|---|---|---:|---:|---|---:|---:|---|",
-    ]
-    for row in published.TRANSLATION:
-        for kind in ("mha", "mhe_mul"):
-            one = parameters(kind, Shape.of(row.features, row.heads))
-            total = one * published.TRANSLATION_SUBLAYERS * row.layers
-            printed = getattr(row, kind)
-            verdict = "equal" if total == printed else "differs"
-            lines.append(
-                f"| {row.name} | {row.layers}+{row.layers} | {row.features} | {row.heads} | {kind} "
-                f"| {total:,} | {printed:,} | {verdict} |"
-            )
-    return "\n".join(lines)
-
-
-def cost_table() -> str:
-    """Parameters, cache and operations of one sublayer, for every kind."""
-    shape = Shape.of(768, 12, kv_heads=4)
-    lines = [
-        "One sublayer: M = 768, H = 12, D = 64 (gqa with 4 key and value heads), 512 keys",
-        "| kind | parameters | cached numbers per token | forward FLOPs per token |",
-        "|---|---:|---:|---:|",
-    ]
-    for kind in typing.get_args(Kind):
-        flops = forward_flops(kind, shape, keys=512)
-        lines.append(
-            f"| {kind} | {parameters(kind, shape):,} | {cached_numbers(kind, shape):,} "
-            f"| {flops:,} |"
-        )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(encoder_table(), translation_table(), cost_table(), sep="\n\n")

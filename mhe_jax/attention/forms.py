@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import engines
-from mhe_jax.attention.base import Attention
 from mhe_jax.attention.mask import Mask
+from mhe_jax.attention.module import Attention
 from mhe_jax.config import InputError
 
 

@@ -20,9 +20,8 @@ from mhe_jax.data.batches import (
     Batches,
     EvaluationBatches,
     TrainBatches,
-    evaluation_batches,
-    train_batches,
 )
+from mhe_jax.data.choice import evaluation_batches, train_batches
 from mhe_jax.data.index import file_path
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.opening import open_source, open_split, open_train

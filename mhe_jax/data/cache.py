@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from mhe_jax.files import publish
+from mhe_jax.config.files import publish
 
 TICK = 0.02  # seconds between two times that a file system can tell apart, at most
 

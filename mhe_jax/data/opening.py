@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mhe_jax.checks import training_sources
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.files import cache_directory
+from mhe_jax.config.rules import training_sources
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.index import Rule, file_format, file_path, open_lines
 from mhe_jax.data.sources import (
@@ -30,7 +31,6 @@ from mhe_jax.data.sources import (
     TabLines,
     TextLines,
 )
-from mhe_jax.files import cache_directory
 
 
 def open_source(

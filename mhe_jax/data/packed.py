@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
 from mhe_jax.data.batches import TrainRows
 from mhe_jax.data.blocks import tokens_per_row
@@ -22,7 +23,6 @@ from mhe_jax.data.pairs import Usable, encode
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.tokens import TokenFile, item_ends
-from mhe_jax.files import cache_directory
 
 MASKS = 3  # first number of a seed; see `packing`
 

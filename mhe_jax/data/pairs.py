@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mhe_jax.config import Config, DataConfig, InputError
+from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainBatches
 from mhe_jax.data.cache import kept, key_of
@@ -24,7 +25,6 @@ from mhe_jax.data.examples import Row
 from mhe_jax.data.opening import open_split
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
-from mhe_jax.files import cache_directory
 
 NUM_BUCKETS = 6  # each is a shape that is compiled
 BUCKET_MULTIPLE = 4

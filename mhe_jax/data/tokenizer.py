@@ -20,10 +20,10 @@ import numpy as np
 import sentencepiece
 
 from mhe_jax.config import InputError
+from mhe_jax.config.files import publish
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.pieces import PIECE
 from mhe_jax.data.sources import Source, stream
-from mhe_jax.files import publish
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 NUM_SPECIAL = 5

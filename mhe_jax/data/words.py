@@ -15,8 +15,8 @@ import numpy as np
 
 from mhe_jax.config import InputError, ModelConfig
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.hashing import BYTES, LSH, MD, UNKNOWN, places, split
 from mhe_jax.data.tokenizer import NUM_SPECIAL, UNK, Pieces, Tokenizer
+from mhe_jax.hashformers.hashes import BYTES, LSH, MD, UNKNOWN, places, split
 
 # The type of an ordinary word; the special tokens before it have their ids as types.
 WORD = NUM_SPECIAL

@@ -20,14 +20,14 @@ from typing import Any, BinaryIO
 import jax
 
 from mhe_jax.config import EvaluationConfig, InputError
+from mhe_jax.config.files import publish
+from mhe_jax.config.loading import load_json
 from mhe_jax.data import EOS, Tokenizer
 from mhe_jax.evaluation.generation import Generator
 from mhe_jax.evaluation.tasks import EVALUATIONS, Run, name_of
 from mhe_jax.evaluation.translator import Translator
-from mhe_jax.files import publish
-from mhe_jax.loading import load_json
-from mhe_jax.training import group
-from mhe_jax.training.resume import FILE as CONFIG
+from mhe_jax.training.cluster import group
+from mhe_jax.training.run.resume import FILE as CONFIG
 
 __all__ = ["evaluate", "generate", "input_lines", "translate", "usable"]
 

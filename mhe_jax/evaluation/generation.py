@@ -21,9 +21,9 @@ from flax.traverse_util import path_aware_map
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
+from mhe_jax.analysis.memory import check_fits
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.data import BOS, EOS, MASK, PAD, UNK, Tokenizer
-from mhe_jax.evaluation.memory import check_fits
 from mhe_jax.evaluation.translator import encode_some, longest_piece
 from mhe_jax.model import make_model
 from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh

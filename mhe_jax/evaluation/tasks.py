@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mhe_jax.config import LABELLED, Config, EvaluationConfig, InputError, MeshConfig
+from mhe_jax.config.files import publish
 from mhe_jax.data import (
     TOKENIZER,
     AnyTokenizer,
@@ -34,14 +35,13 @@ from mhe_jax.data.tasks.submission import submission
 from mhe_jax.evaluation.metrics import perplexity, translation_scores
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.evaluation.windows import Windows
-from mhe_jax.files import publish
 from mhe_jax.model import make_model
 from mhe_jax.training import checkpoint, sharding
 from mhe_jax.training.objective import make_sums, ratios, what_is_read
+from mhe_jax.training.run.warm_start import abstract_params
 from mhe_jax.training.scored import summarize, total
 from mhe_jax.training.step import make_eval_step
 from mhe_jax.training.summary import described
-from mhe_jax.training.warm_start import abstract_params
 
 Result = dict[str, Any]
 

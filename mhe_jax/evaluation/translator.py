@@ -15,6 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding
 
+from mhe_jax.analysis.memory import check_fits
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
 from mhe_jax.evaluation.decoding import (
@@ -23,7 +24,6 @@ from mhe_jax.evaluation.decoding import (
     expand_to_beams,
     greedy_search,
 )
-from mhe_jax.evaluation.memory import check_fits
 from mhe_jax.model import EncoderDecoder
 from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
 

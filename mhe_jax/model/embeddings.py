@@ -4,12 +4,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.dropout import Dropout
-from mhe_jax.model.hashed import BITS, HashEmbedding
-from mhe_jax.model.kronecker import KroneckerEmbed
+from mhe_jax.hashformers.embeddings import BITS, HashEmbedding
 from mhe_jax.model.layers import layer_norm
+from mhe_jax.shapeshifter.kronecker import KroneckerEmbed
 
 PAD_ID = 0
 

@@ -8,7 +8,7 @@ hashed words without a table.
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.model.dropout import Dropout
+from mhe_jax.attention.dropout import Dropout
 from mhe_jax.model.embeddings import PAD_ID
 from mhe_jax.model.encoder import EncoderModel
 from mhe_jax.model.layers import dense

@@ -14,10 +14,10 @@ import flax.linen as nn
 import jax
 
 from mhe_jax.attention import Mask, make_attention
+from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.projection import Projection, named
 from mhe_jax.config import FIELDS_OF_KINDS, ModelConfig, Role
-from mhe_jax.model.dropout import Dropout
-from mhe_jax.model.kronecker import KroneckerProjection
+from mhe_jax.shapeshifter.kronecker import KroneckerProjection
 
 ACTIVATIONS = {"relu": nn.relu, "gelu": lambda x: nn.gelu(x, approximate=False)}
 # What a call does with the cache: nothing, make an empty one, or append to it.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
-from mhe_jax.attention.blocks import KEPT
+from mhe_jax.attention.engines.blocks import KEPT
 from mhe_jax.config import ModelConfig
 from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, layer_norm
 

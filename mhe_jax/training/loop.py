@@ -14,12 +14,12 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax import data
-from mhe_jax.checks import check
 from mhe_jax.config import Config, InputError
-from mhe_jax.files import publish
-from mhe_jax.loading import set_field
+from mhe_jax.config.files import publish
+from mhe_jax.config.loading import set_field
+from mhe_jax.config.rules import check
 from mhe_jax.model import make_model
-from mhe_jax.training import group, objective, resume, scored, sharding, summary, warm_start
+from mhe_jax.training import objective, scored, sharding, summary
 from mhe_jax.training.checkpoint import (
     Checkpoints,
     NotSaved,
@@ -27,13 +27,15 @@ from mhe_jax.training.checkpoint import (
     check_tokenizer,
     reason_of,
 )
+from mhe_jax.training.cluster import group
+from mhe_jax.training.cluster.signals import Signals, Stopped
 from mhe_jax.training.feeding import feed
 from mhe_jax.training.flops import step_flops
-from mhe_jax.training.lock import Lock, locked
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
-from mhe_jax.training.signals import Signals, Stopped
+from mhe_jax.training.run import resume, warm_start
+from mhe_jax.training.run.lock import Lock, locked
 from mhe_jax.training.state import TrainState, make_initializer
 from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker

@@ -15,8 +15,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from mhe_jax.checks import check_devices, mesh_shape
 from mhe_jax.config import Config, InputError, MeshConfig
+from mhe_jax.config.rules import check_devices, mesh_shape
 
 AXES = ("data", "fsdp", "tensor")
 

@@ -6,8 +6,8 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax.attention import choices
-from mhe_jax.checks import ROLES
 from mhe_jax.config import Config
+from mhe_jax.config.rules import ROLES
 from mhe_jax.model import count_parameters
 from mhe_jax.training.checkpoint import Meta
 

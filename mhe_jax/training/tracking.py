@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mhe_jax.config import LABELLED, InputError, not_installed
-from mhe_jax.files import publish, write_whole
+from mhe_jax.config.files import publish, write_whole
 
 FILE = "metrics.jsonl"
 PICTURE = "learning_curve.png"

@@ -25,7 +25,7 @@ from attention_cases import (
 )
 
 from mhe_jax.attention import Mask
-from mhe_jax.model.kronecker import KroneckerProjection
+from mhe_jax.shapeshifter.kronecker import KroneckerProjection
 
 LENGTH = S
 

@@ -10,7 +10,8 @@ import pytest
 from attention_cases import CASES, Case, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention import Mask, cudnn
+from mhe_jax.attention import Mask
+from mhe_jax.attention.engines import cudnn
 
 RULES = (
     ("batch", ("data", "fsdp")),

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mhe_jax.attention import KINDS, cost, make_attention, published
+from mhe_jax.attention import KINDS, cost, make_attention
 from mhe_jax.config import Kind
+from mhe_jax.evaluation import published
 
 
 def test_every_kind_is_registered_and_has_a_cost():
@@ -41,8 +42,6 @@ def test_encoder_counts_round_to_the_printed_figures_but_for_the_last_digit_of_m
     printed = dict(published.ENCODER_MILLIONS)
     assert printed.pop("mha") == "28.32"
     assert computed == printed
-    assert "| 28.31 | 28.32 | differs |" in cost.encoder_table()
-    assert cost.encoder_table().count("| equal |") == 6
 
 
 @pytest.mark.parametrize("row", published.TRANSLATION, ids=lambda row: row.name)
@@ -50,7 +49,6 @@ def test_encoder_counts_round_to_the_printed_figures_but_for_the_last_digit_of_m
 def test_translation_counts_equal_the_printed_ones(kind, row):
     one = cost.parameters(kind, cost.Shape.of(row.features, row.heads))
     assert one * published.TRANSLATION_SUBLAYERS * row.layers == getattr(row, kind)
-    assert cost.translation_table().count("| equal |") == 14
 
 
 def test_flops_count_the_matrix_products_of_the_compiled_module():

@@ -11,8 +11,8 @@ import pytest
 from attention_cases import B, every_kind, normal, random_parameters
 from jax.sharding import AxisType
 
-from mhe_jax.attention import Mask, choices, cudnn, engines, xla
-from mhe_jax.attention.engines import Options
+from mhe_jax.attention import Mask, choices, engines
+from mhe_jax.attention.engines import Options, cudnn, xla
 
 HEADS_ON_TENSOR = (("batch", "data"), ("length", None), ("activation_heads", "tensor"))
 

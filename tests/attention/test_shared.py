@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from attention_cases import Case, f64, normal, random_parameters
 
-from mhe_jax.attention import Mask, blocks, factored, make_attention, shared
-from mhe_jax.attention.engines import Options, attend_shared
+from mhe_jax.attention import Mask, make_attention
+from mhe_jax.attention.engines import Options, attend_shared, blocks
+from mhe_jax.attention.engines.shared import factored
+from mhe_jax.attention.engines.shared import xla as shared
 
 B, T, S, G, R, D, E = 2, 37, 41, 2, 3, 11, 13
 H = G * R

@@ -13,8 +13,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from test_shared import of_saturated_rows
 
-from mhe_jax.attention import Mask, tpu
+from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import Options
+from mhe_jax.attention.engines.shared import tpu
 
 B, T, S, D, E, R = 2, 5, 7, 11, 13, 3
 NAMES = "output", "query", "key", "value", "key bias"
@@ -301,7 +302,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from mhe_jax.attention import Mask, tpu
+from mhe_jax.attention import Mask
+from mhe_jax.attention.engines.shared import tpu
 
 AXES = "data", "fsdp", "tensor"
 name, where, dtype, T, H, D = *sys.argv[1:4], *map(int, sys.argv[4:])

@@ -16,7 +16,7 @@ import pytest
 from labelled_files import squad
 
 from mhe_jax import data
-from mhe_jax.loading import load_config, save_json
+from mhe_jax.config.loading import load_config, save_json
 from mhe_jax.model import make_model
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.loop import train

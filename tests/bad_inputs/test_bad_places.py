@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 
-import mhe_jax.evaluation.report  # noqa: F401  (nobody may not read where Python itself lies)
+import mhe_jax.report.report  # noqa: F401  (nobody may not read where Python itself lies)
 import mhe_jax.training.loop  # noqa: F401
 from mhe_jax.config import InputError
 from mhe_jax.data import open_source

@@ -9,7 +9,7 @@ import pytest
 from mhe_jax.config import InputError
 from mhe_jax.data import train_tokenizer
 from mhe_jax.data.sources import Items
-from mhe_jax.evaluation.runs import read_runs
+from mhe_jax.report.runs import read_runs
 
 RESUME = "train.py tiny.py:{0} --workdir runs/{0}"
 ENTRIES = {

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mhe_jax.checks import check
-from mhe_jax.checks.ranges import LIMITS
 from mhe_jax.config import AttentionConfig, Config, DataConfig, InputError, ModelConfig
-from mhe_jax.fields import from_dict, hints_of, set_field
+from mhe_jax.config.fields import from_dict, hints_of, set_field
+from mhe_jax.config.rules import check
+from mhe_jax.config.rules.ranges import LIMITS
 
 LM = Config(task="lm", data=DataConfig(train=("a.txt",)))
 PAIRS = Config(task="translation", data=DataConfig(train=("a.tsv",)))

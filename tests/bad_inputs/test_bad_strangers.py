@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.checks.trust import is_own, remember
-from mhe_jax.command_line import parse_evaluation_arguments
+from mhe_jax.cli.arguments import parse_evaluation_arguments
 from mhe_jax.config import InputError
+from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.evaluation import evaluate
 
 

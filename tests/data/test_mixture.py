@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from text_for_tests import equal, experiment, joined, sentences, with_seed, write_lines
 
-from mhe_jax.checks import check
 from mhe_jax.config import InputError
+from mhe_jax.config.rules import check
 from mhe_jax.data import MASK, check_sources, evaluation_batches, make_tokenizer, train_batches
 from mhe_jax.data.mixture import BLOCK, Draws
 from mhe_jax.data.tokenizer import NUM_FIXED

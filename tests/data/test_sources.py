@@ -274,7 +274,7 @@ def test_wrong_number_of_fields(read, tmp_path):
 
 def test_cache_that_cannot_be_written(tmp_path):
     write_lines(tmp_path / "file", ["x"])
-    from mhe_jax.files import cache_directory
+    from mhe_jax.config.files import cache_directory
 
     with pytest.raises(InputError, match=r"data.cache_directory=.*file"):
         cache_directory(str(tmp_path / "file"))

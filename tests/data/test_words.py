@@ -12,9 +12,9 @@ from mhe_jax import data
 from mhe_jax.config import Config, InputError, ModelConfig
 from mhe_jax.data import BOS, EOS, PAD, UNK, HashedWords, Pieces
 from mhe_jax.data.examples import begun, shuffle_random_row
-from mhe_jax.data.hashing import LSH, MD
 from mhe_jax.data.tasks.scores import roc_auc
 from mhe_jax.data.words import WORD
+from mhe_jax.hashformers.hashes import LSH, MD
 
 FAMILIES = ("md", "lsh")
 

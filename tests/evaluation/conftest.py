@@ -16,8 +16,8 @@ from mhe_jax.config import (
     MeshConfig,
     ModelConfig,
 )
+from mhe_jax.config.loading import save_json
 from mhe_jax.data import make_tokenizer
-from mhe_jax.loading import save_json
 from mhe_jax.model import make_model
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.objective import make_initializer

@@ -14,11 +14,11 @@ import pytest
 from scipy import stats
 
 from mhe_jax.config import InputError
+from mhe_jax.config.loading import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import generate
 from mhe_jax.evaluation.generation import FORBIDDEN, Generator, cut
 from mhe_jax.evaluation.tasks import Run
-from mhe_jax.loading import load_json
 
 ROOT = Path(__file__).parents[2]
 T = 16

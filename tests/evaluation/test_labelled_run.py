@@ -21,12 +21,12 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
+from mhe_jax.config.loading import load_json
 from mhe_jax.data import evaluation_batches, train_batches
 from mhe_jax.data.tasks.answers import exact_match, f1
 from mhe_jax.data.tasks.table import TABLE
 from mhe_jax.evaluation import evaluate, tasks
 from mhe_jax.evaluation.tasks import Run
-from mhe_jax.loading import load_json
 from mhe_jax.training.loop import train
 from mhe_jax.training.objective import batch_names
 

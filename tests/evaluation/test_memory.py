@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mhe_jax.analysis import memory
 from mhe_jax.config import InputError
-from mhe_jax.evaluation import memory
 
 MEGABYTE = 2**20
 

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from mhe_jax.evaluation import plots
-from mhe_jax.evaluation.page import page
-from mhe_jax.evaluation.tables import Column, Table
+from mhe_jax.report import plots
+from mhe_jax.report.page import page
+from mhe_jax.report.tables import Column, Table
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),

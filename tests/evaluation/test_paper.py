@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.attention import published
-from mhe_jax.evaluation import paper
+from mhe_jax.evaluation import published
+from mhe_jax.report import paper
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.command_line import Comparison, parse_compare_arguments
+from mhe_jax.cli.arguments import parse_compare_arguments
 from mhe_jax.config import (
     AttentionConfig,
+    Comparison,
     Config,
     DataConfig,
     InputError,
@@ -20,10 +21,10 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.evaluation import plots, report
-from mhe_jax.evaluation.groups import sections
-from mhe_jax.evaluation.runs import Run, read_runs
-from mhe_jax.loading import save_json, set_field
+from mhe_jax.config.loading import save_json, set_field
+from mhe_jax.report import plots, report
+from mhe_jax.report.groups import sections
+from mhe_jax.report.runs import Run, read_runs
 
 LM = Config(
     task="lm",

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from mhe_jax.config.loading import load_json
 from mhe_jax.data import BOS, EOS, evaluation_batches
 from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation.tasks import Run
 from mhe_jax.evaluation.windows import Windows
-from mhe_jax.loading import load_json
 
 T = 16
 

@@ -17,12 +17,12 @@ import pytest
 
 from mhe_jax import evaluation
 from mhe_jax.config import InputError
+from mhe_jax.config.loading import load_json
 from mhe_jax.data import EOS
 from mhe_jax.evaluation import PART, input_lines, translate
 from mhe_jax.evaluation.decoding import Hypotheses
 from mhe_jax.evaluation.tasks import Run
 from mhe_jax.evaluation.translator import Translator, encode_some
-from mhe_jax.loading import load_json
 
 ROOT = Path(__file__).parents[2]
 ODD = [

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import AttentionConfig, KroneckerConfig, ModelConfig
+from mhe_jax.hashformers.embeddings import EMBEDDINGS, Add, HashEmbedding, Pool, Proj, chunk_numbers
+from mhe_jax.hashformers.embeddings import unpack_bits as bits_of
 from mhe_jax.model import count_parameters, make_model
-from mhe_jax.model.hashed import EMBEDDINGS, Add, HashEmbedding, Pool, Proj, chunk_numbers
-from mhe_jax.model.hashed import unpack_bits as bits_of
 from mhe_jax.training.objective import make_initializer
 
 THE = np.frombuffer(bytes.fromhex("b9386d96710ddd52bc49ff0033ead10f"), np.uint8)

@@ -11,9 +11,10 @@ import pytest
 
 from mhe_jax.attention.projection import Projection
 from mhe_jax.config import KroneckerConfig
-from mhe_jax.model import count_parameters, kronecker, make_model
-from mhe_jax.model.factorize import best_factors, factorize
-from mhe_jax.model.kronecker import Factors, KroneckerDense, KroneckerEmbed, balanced
+from mhe_jax.model import count_parameters, make_model
+from mhe_jax.shapeshifter import kronecker
+from mhe_jax.shapeshifter.factorize import best_factors, factorize
+from mhe_jax.shapeshifter.kronecker import Factors, KroneckerDense, KroneckerEmbed, balanced
 
 # Primes, ones, products of few and of many primes.
 SHAPES = [(12, 20), (16, 16), (7, 13), (97, 11), (1, 5), (6, 1), (30, 64), (101, 24)]

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from mhe_jax.attention.base import Attention
+from mhe_jax.attention.dropout import Dropout
+from mhe_jax.attention.module import Attention
 from mhe_jax.config import AttentionConfig, ModelConfig
 from mhe_jax.model import make_model
-from mhe_jax.model.dropout import Dropout
 
 TASKS = ("mlm", "lm", "translation")
 

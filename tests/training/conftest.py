@@ -20,7 +20,7 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.loading import set_field, to_dict
+from mhe_jax.config.loading import set_field, to_dict
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
 from mhe_jax.training.checkpoint import Checkpoints
@@ -134,7 +134,7 @@ def launch(tmp_path, tmp_path_factory):
     def start(config, workdir, before="", *flags, script="train.py", devices=1):
         file = tmp_path / f"{config.task}.py"
         file.write_text(
-            "from mhe_jax.loading import from_dict\n"
+            "from mhe_jax.config.loading import from_dict\n"
             f"def get_config():\n    return from_dict({to_dict(config)!r})\n"
         )
         environment = dict(

@@ -14,12 +14,13 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from labelled_files import write
 
 from mhe_jax import data
-from mhe_jax.attention import mesh
-from mhe_jax.command_line import Target, parse_target
-from mhe_jax.config import InputError
+from mhe_jax.analysis import ahead, topology
+from mhe_jax.attention.engines import mesh
+from mhe_jax.cli.arguments import parse_target
+from mhe_jax.config import InputError, Target
+from mhe_jax.config.loading import save_json
 from mhe_jax.data.tasks.table import TABLE
-from mhe_jax.loading import save_json
-from mhe_jax.training import ahead, sharding, topology
+from mhe_jax.training import sharding
 
 ROOT = Path(__file__).parents[2]
 has_libtpu = importlib.util.find_spec("libtpu") is not None
@@ -211,8 +212,9 @@ def test_a_call_is_compiled_for_the_mesh_and_not_for_the_host():
 COMPILE = """
 import dataclasses, json, sys
 from mhe_jax.config import MeshConfig
-from mhe_jax.loading import load_json, set_field
-from mhe_jax.training import ahead, topology
+from mhe_jax.config.loading import load_json, set_field
+from mhe_jax.analysis import ahead
+from mhe_jax.analysis import topology
 
 devices = topology.describe_devices("v5e:2x4")
 for case in json.load(sys.stdin):

@@ -8,8 +8,9 @@ import jax
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.loading import set_field
-from mhe_jax.training import loop, resume
+from mhe_jax.config.loading import set_field
+from mhe_jax.training import loop
+from mhe_jax.training.run import resume
 
 pytestmark = pytest.mark.usefixtures("cached_compilation")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.training.distributed import Processes, take_flags
+from mhe_jax.training.cluster.distributed import Processes, take_flags
 
 EXPLICIT = ["--coordinator", "host:1234", "--num_processes", "4", "--process_id", "3"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 import pytest
 
+from mhe_jax.cli.factorize import factorize
 from mhe_jax.config import InputError, KroneckerConfig
+from mhe_jax.config.loading import load_json, set_field
 from mhe_jax.data import make_tokenizer
 from mhe_jax.evaluation import evaluate
-from mhe_jax.loading import load_json, set_field
-from mhe_jax.training.factorize import factorize
 from mhe_jax.training.loop import train
 from mhe_jax.training.tracking import read
 
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_told_and_nothing_is_written(tiny, trained, tmp_path):
 
 
 def test_command_line(trained, tmp_path):
-    command = [sys.executable, "-m", "mhe_jax.training.factorize"]
+    command = [sys.executable, "-m", "mhe_jax.cli.factorize"]
 
     def run(*arguments):
         found = subprocess.run(

@@ -17,12 +17,13 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mhe_jax.config import InputError
+from mhe_jax.config.loading import set_field
 from mhe_jax.data.blocks import TrainBlocks
-from mhe_jax.loading import set_field
-from mhe_jax.training import loop, objective, signals, tracking
+from mhe_jax.training import loop, objective, tracking
 from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.cluster import signals
+from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.optimizer import make_schedule
-from mhe_jax.training.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("cached_compilation")
 

@@ -3,11 +3,11 @@
 import jax
 import pytest
 
+from mhe_jax.analysis.ahead import abstract_batch
 from mhe_jax.config import KroneckerConfig
-from mhe_jax.loading import set_field
+from mhe_jax.config.loading import set_field
 from mhe_jax.model import make_model
 from mhe_jax.training import objective, sharding
-from mhe_jax.training.ahead import abstract_batch
 from mhe_jax.training.flops import step_flops
 
 ROWS, T, M, V = 8, 32, 128, 1000

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mhe_jax.training.collectives import Collective, collectives_of
-from mhe_jax.training.hlo import Program, array_bytes
+from mhe_jax.analysis.collectives import Collective, collectives_of
+from mhe_jax.analysis.hlo import Program, array_bytes
 
 # Two nested loops, of 3 turns as the compiler says and of 4 as their numbers say: 0, 2, 4, 6 < 7.
 LOOPS = """HloModule nested, is_scheduled=true

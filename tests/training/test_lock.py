@@ -15,15 +15,16 @@ import jax
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.training import lock, loop
-from mhe_jax.training.lock import FILE, locked
+from mhe_jax.training import loop
+from mhe_jax.training.run import lock
+from mhe_jax.training.run.lock import FILE, locked
 
 ROOT = Path(__file__).parents[2]
 # Says "held", and waits for the end of standard input.
 HOLDER = """
 import sys
 from pathlib import Path
-from mhe_jax.training import lock
+from mhe_jax.training.run import lock
 lock.RENEWAL, lock.LEASE = {}, {}
 lock._place = lambda: {!r} or place()
 with lock.locked(Path({!r})) as held:
@@ -37,7 +38,7 @@ CROWD = """
 import os, sys, time
 from pathlib import Path
 from mhe_jax.config import InputError
-from mhe_jax.training import lock
+from mhe_jax.training.run import lock
 place, begin = Path(sys.argv[1]), time.time() + 0.3
 children = []
 for number in range(16):
@@ -75,7 +76,11 @@ def hold():
     def start(workdir, place="", renewal=20.0, lease=120.0):
         code = HOLDER.format(renewal, lease, place, str(workdir))
         process = subprocess.Popen(
-            [sys.executable, "-c", "from mhe_jax.training.lock import _place as place\n" + code],
+            [
+                sys.executable,
+                "-c",
+                "from mhe_jax.training.run.lock import _place as place\n" + code,
+            ],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import InputError
+from mhe_jax.config.loading import load_json, set_field
 from mhe_jax.data import make_tokenizer
-from mhe_jax.loading import load_json, set_field
-from mhe_jax.training import loop, profile, resume, scored, summary, tracking
+from mhe_jax.training import loop, profile, scored, summary, tracking
 from mhe_jax.training.checkpoint import restore_params
-from mhe_jax.training.signals import Stopped
+from mhe_jax.training.cluster.signals import Stopped
+from mhe_jax.training.run import resume
 
 pytestmark = pytest.mark.usefixtures("cached_compilation")
 

@@ -11,8 +11,8 @@ import pytest
 from free_ports import free_port
 
 from mhe_jax.config import InputError
-from mhe_jax.training import meeting
-from mhe_jax.training.meeting import _proof, meet
+from mhe_jax.training.cluster import meeting
+from mhe_jax.training.cluster.meeting import _proof, meet
 
 
 @pytest.fixture(autouse=True)

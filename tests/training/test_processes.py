@@ -104,11 +104,11 @@ sys.meta_path.insert(0, Finder())
 @pytest.mark.parametrize(
     ("script", "module", "status"),
     [
-        ("train.py", "mhe_jax.command_line", -2),  # 130 to a shell
-        ("train.py", "mhe_jax.fields", -2),
+        ("train.py", "mhe_jax.cli.arguments", -2),  # 130 to a shell
+        ("train.py", "mhe_jax.config.fields", -2),
         ("train.py", "tyro", 130),
-        ("eval.py", "mhe_jax.fields", -2),
-        ("eval.py", "mhe_jax.training.distributed", 130),
+        ("eval.py", "mhe_jax.config.fields", -2),
+        ("eval.py", "mhe_jax.training.cluster.distributed", 130),
     ],
 )
 def test_ctrl_c_while_modules_load(tiny, launch, finish, tmp_path, script, module, status):
@@ -140,7 +140,7 @@ def test_importing_the_configs_room_loads_no_jax():
     program = textwrap.dedent(
         """
         import sys
-        import mhe_jax.command_line, mhe_jax.sweep, mhe_jax.training.distributed
+        import mhe_jax.cli.arguments, mhe_jax.cli.sweep, mhe_jax.training.cluster.distributed
         assert not any(name.split(".")[0] in ("jax", "orbax", "grain") for name in sys.modules)
         """
     )

@@ -3,9 +3,9 @@
 import pytest
 
 from mhe_jax.config import InputError
+from mhe_jax.config.loading import save_json
 from mhe_jax.data import make_tokenizer
-from mhe_jax.loading import save_json
-from mhe_jax.training import resume
+from mhe_jax.training.run import resume
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.files import cache_directory
 from mhe_jax.data.tasks.records import Record, read_records
 from mhe_jax.data.tasks.table import DatasetRow, row_of
-from mhe_jax.files import cache_directory
 
 # One of the texts by number, and where in it a span begins and ends, in characters.
 Span = tuple[int, int, int]

@@ -9,7 +9,6 @@ import jax
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
-from mhe_jax.training import group
 from mhe_jax.training.checkpoint.checksums import items_of, verify
 from mhe_jax.training.checkpoint.store import (
     Meta,
@@ -25,6 +24,7 @@ from mhe_jax.training.checkpoint.store import (
     worth_of,
     writing,
 )
+from mhe_jax.training.cluster import group
 from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
 

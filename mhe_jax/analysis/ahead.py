@@ -1,0 +1,292 @@
+"""Compiling the train step for devices that are not there: whether it fits, and what it costs.
+
+Nothing is read but the config, and nothing is written. The step is the one that training runs, over
+the same mesh, state and optimizer; the batch has the shape that training has, in translation that
+of the longest bucket. What does not fit is an answer, not an error.
+"""
+
+import dataclasses
+import math
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from mhe_jax.analysis.collectives import collectives_of
+from mhe_jax.analysis.hlo import Program
+from mhe_jax.analysis.topology import describe_devices, hbm_bytes
+from mhe_jax.config import Config, Target
+from mhe_jax.config.rules import mesh_shape
+from mhe_jax.data import examples, pairs, resolve
+from mhe_jax.data.tasks.labelled import empty_row
+from mhe_jax.hashformers.hashes import BYTES
+from mhe_jax.model import make_model
+from mhe_jax.training import objective, sharding, summary
+from mhe_jax.training.flops import step_flops
+from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.state import TrainState, make_initializer
+from mhe_jax.training.step import train_step_of
+
+GIB = 2**30
+
+
+def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
+    """What the train step of `config` needs on `target`; printed, and returned for the last line.
+
+    Raises:
+      InputError: no such target, or the config cannot be laid over it.
+    """
+    config = resolve(config)
+    devices = describe_devices(target.topology, target.num_slices)
+    answer = search_batch if target.search_batch else compile_step
+    found = {"topology": target.topology, "num_slices": target.num_slices}
+    found |= answer(config, devices)
+    print("\n".join(described(found)), file=sys.stderr)
+    return found
+
+
+def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
+    """One compilation: `fits`, `bytes_per_chip`, and where it fits what the program says of itself.
+
+    Bytes are those of one device. `total` is what the compiler reserves: arguments, padded as they
+    lie in memory, temporaries (activations, gradients, whatever is gathered) and the program. For a
+    step that does not fit it is what the compiler says it would need.
+    """
+    mesh = sharding.make_mesh(config, devices)
+    rows, length = batch_shape(config)
+    state, lowered = lower(config, mesh)
+    began = time.monotonic()
+    compiled, total = None, 0
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed = needed_bytes(str(error))
+        if needed is None:
+            raise
+        total = needed
+    seconds = time.monotonic() - began
+    program = compiled and Program(compiled.as_text())
+
+    own = {
+        "parameters": shard_bytes(state.params),
+        "optimizer": shard_bytes(state.opt_state),
+        "averaged_parameters": shard_bytes(state.ema_params),
+    }
+    if compiled is not None:
+        memory = compiled.memory_analysis()
+        arguments = memory.argument_size_in_bytes
+        outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        own["batch_and_padding"] = arguments - sum(own.values())
+        own["temporaries"] = memory.temp_size_in_bytes + outputs
+        own["program"] = memory.generated_code_size_in_bytes
+        total = sum(own.values())
+    hbm = hbm_bytes(mesh.devices.flat[0].device_kind)
+    flops = step_flops(config, rows)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    sides = 2 if config.task == "translation" else 1
+    return {
+        **summary.described(config, mesh, state.params),
+        "mesh": dict(mesh.shape),
+        "batch": {
+            "rows": rows,
+            "length": length,
+            "rows_per_chip": rows // shards,
+            "tokens": sides * rows * length,
+        },
+        "fits": compiled is not None and (hbm is None or total <= hbm),
+        "bytes_per_chip": {**own, "total": total},
+        "hbm_bytes": hbm,
+        "collectives": program
+        and {kind: dataclasses.asdict(c) for kind, c in collectives_of(program).items()},
+        "flops": flops,
+        "flops_per_chip": flops / mesh.size,
+        "estimated_cycles": program and program.cycles(),
+        "estimated_cycles_at_most": program and program.cycles(max),
+        "loops_counted_once": program and len(program.unknown_loops),
+        "compile_seconds": round(seconds, 1),
+    }
+
+
+def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any]:
+    """The abstract state of training, and its step traced for the devices of `mesh`."""
+    model, optimizer = make_model(config.task, config.model), make_optimizer(config)
+    init_params = objective.make_initializer(config.task, model, config.data.sequence_length)
+    ema = config.optimizer.ema_decay is not None
+    _, state = make_initializer(init_params, optimizer, mesh, ema)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    step: Any = train_step_of(config, model, optimizer, mesh, shardings)
+    return state, step.lower(state, abstract_batch(config, mesh))
+
+
+def batch_shape(config: Config) -> tuple[int, int]:
+    """Rows and length of a global batch; in translation of the longest bucket."""
+    length = config.data.sequence_length
+    if config.task == "translation":
+        return pairs.rows_of(config.data, length), length
+    return config.data.batch_size, length
+
+
+def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """A batch of training without its numbers."""
+    rows, length = batch_shape(config)
+    if config.task == "mlm":
+        size, rate = config.model.vocabulary_size, config.data.mask_rate
+        row = examples.mlm_row([], length, size, rate, np.random.default_rng(0))
+    elif config.task in ("lm", "shuffle_random"):
+        row = examples.lm_row([], length)  # of the same arrays
+    elif config.task == "translation":
+        row = examples.translation_row([], [], length)
+    else:
+        row = empty_row(config, length)
+    if config.data.packing:
+        of = examples.SEGMENTS_OF
+        row |= {of[name]: row[name] for name in of if name in row}
+    if not config.model.has_table:
+        row[objective.SIGNATURES] = np.zeros((*row["tokens"].shape, BYTES), np.uint8)
+    spread = NamedSharding(mesh, sharding.BATCH)
+    return {
+        name: jax.ShapeDtypeStruct((rows, *row[name].shape), row[name].dtype, sharding=spread)
+        for name in objective.what_is_read(config.task, row)
+    }
+
+
+def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
+    """`compile_step` of the largest batch that fits, with all `tries`.
+
+    Batches are multiples of the smallest that the mesh divides, or of data.row_multiple in
+    translation. After the smallest comes the power of two that it lets expect; from two that fit on
+    where the line through their bytes reaches the memory, until one does not fit; then between what
+    fits and what does not, where the bytes of both say, and every fourth time halfway. Where not
+    even the smallest fits, it is the answer.
+    """
+    data, fsdp, _ = mesh_shape(config.mesh, len(devices))
+    unit = data * fsdp * config.optimizer.accumulate_steps
+    if config.task == "translation":
+        unit = math.lcm(unit, config.data.row_multiple)
+    tries: dict[int, dict[str, Any]] = {}
+
+    def fits(units: int) -> bool:
+        found = tries[units] = compile_step(with_rows(config, units * unit), devices)
+        b, verdict = found["batch"], "fits" if found["fits"] else "does not fit"
+        print(
+            f"{b['rows']} rows of {b['length']} tokens, {b['rows_per_chip']} a chip: "
+            f"{of_hbm(found)}, {verdict} ({found['compile_seconds']} s)",
+            file=sys.stderr,
+        )
+        return found["fits"]
+
+    most, too_many, step = 0, 1, 1
+    if fits(1):
+        most, too_many = 1, 2 ** max(1, int(math.log2(_expected(tries[1]))))
+        while fits(too_many):
+            reached = _reached(most, too_many, tries)
+            most, too_many, step = too_many, max(too_many + step, reached), 2 * step
+    while most and too_many - most > 1:
+        middle = (most + too_many) // 2
+        if len(tries) % 4:
+            middle = _between(most, too_many, tries)
+        if fits(middle):
+            most = middle
+        else:
+            too_many = middle
+    told = [
+        {"rows": t["batch"]["rows"], "fits": t["fits"], "total": t["bytes_per_chip"]["total"]}
+        for t in tries.values()
+    ]
+    return {**tries[max(most, 1)], "tries": told}
+
+
+def _expected(smallest: dict[str, Any]) -> float:
+    """How many times the batch of `smallest` may fit, if all but the state grows with it."""
+    bytes_, hbm = smallest["bytes_per_chip"], smallest["hbm_bytes"]
+    state = sum(bytes_[name] for name in ("parameters", "optimizer", "averaged_parameters"))
+    return max(1.0, ((hbm or bytes_["total"]) - state) / (bytes_["total"] - state))
+
+
+def _between(most: int, too_many: int, tries: dict[int, dict[str, Any]]) -> int:
+    """`_reached`, strictly between what fits and what does not."""
+    return min(max(_reached(most, too_many, tries), most + 1), too_many - 1)
+
+
+def _reached(few: int, many: int, tries: dict[int, dict[str, Any]]) -> int:
+    """Where the line through the bytes of two batches reaches the HBM, up to 8 times the larger."""
+    low, high = (tries[n]["bytes_per_chip"]["total"] for n in (few, many))
+    each, hbm = max(1, high - low) / (many - few), tries[few]["hbm_bytes"] or low
+    return min(few + int((hbm - low) / each), 8 * many)
+
+
+def with_rows(config: Config, rows: int) -> Config:
+    """The config with global batches of so many rows; in translation of the longest bucket."""
+    data = config.data
+    if config.task == "translation":
+        data = dataclasses.replace(data, tokens_per_batch=2 * rows * data.sequence_length)
+    else:
+        data = dataclasses.replace(data, batch_size=rows)
+    return dataclasses.replace(config, data=data)
+
+
+def shard_bytes(tree: Any) -> int:
+    """Bytes that one device holds of the arrays of a tree, without padding."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def needed_bytes(message: str) -> int | None:
+    """What a program needs of a device's HBM, out of the compiler's complaint; None for another.
+
+    >>> needed_bytes("RESOURCE_EXHAUSTED: ... in memory space hbm. Used 2.50G of 1.50G hbm.")
+    2684354560
+    """
+    if "RESOURCE_EXHAUSTED" not in message or not re.search(r"\bhbm\b", message, re.IGNORECASE):
+        return None
+    sizes = re.findall(r"([\d.]+)([KMGT])\b", message)
+    number, unit = sizes[0] if sizes else ("0", "K")
+    return int(float(number) * 2 ** (10 * (1 + "KMGT".index(unit))))
+
+
+def of_hbm(found: dict[str, Any]) -> str:
+    """Bytes that are needed and those that there are, in words."""
+    total, hbm = found["bytes_per_chip"]["total"], found["hbm_bytes"]
+    return f"{total / GIB:.2f} GiB" + (f" of {hbm / GIB:.2f} GiB" if hbm else "")
+
+
+def described(found: dict[str, Any]) -> list[str]:
+    """The lines for people."""
+    b, slices = found["batch"], found["num_slices"]
+    shape = " · ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
+    runs_as = ", ".join(f"{kind} {how}" for kind, how in found["attention"].items())
+    lines = [
+        f"{found['task']} on {f'{slices} slices of ' if slices > 1 else ''}{found['topology']}: "
+        f"{found['num_devices']} × {found['device']}, {shape}",
+        f"{found['parameters']['total']:,} parameters, {found['parameters']['attention']:,} in "
+        f"attention ({runs_as})",
+        f"batch {b['rows']:,} rows of {b['length']:,} tokens, {b['rows_per_chip']:,} a chip; "
+        f"compiled in {found['compile_seconds']} s",
+        "",
+        "bytes a chip",
+    ]
+    for name, size in found["bytes_per_chip"].items():
+        lines.append(f"  {name.replace('_', ' '):24}{size / GIB:10.3f} GiB")
+    lines.append(f"  {of_hbm(found)}: {'fits' if found['fits'] else 'does not fit'}")
+    if found["collectives"] is not None:
+        lines += ["", "collectives of a step, on each chip"]
+        for kind, c in found["collectives"].items():
+            lines.append(f"  {kind:24}{c['bytes'] / GIB:10.3f} GiB in {c['count']:,}")
+        lines += [] if found["collectives"] else ["  none"]
+    lines += ["", f"FLOPs of a step {found['flops']:.3g}, {found['flops_per_chip']:.3g} a chip"]
+    if found["estimated_cycles"] is not None:
+        lines.append(
+            f"estimated cycles {found['estimated_cycles']:,}, at most "
+            f"{found['estimated_cycles_at_most']:,} where attention goes the slower way; without "
+            "collectives and Pallas kernels"
+        )
+    if found["loops_counted_once"]:
+        lines.append(f"loops of unknown length, counted once: {found['loops_counted_once']}")
+    return lines

@@ -1,0 +1,115 @@
+"""Devices that need not be there, to compile for: TPUs by libtpu, GPUs by the CUDA plug-in."""
+
+import importlib.util
+import os
+import re
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from mhe_jax.config import InputError, not_installed
+from mhe_jax.config.fields import did_you_mean, nearest
+
+# To name near ones; libtpu knows more.
+KNOWN = (
+    *("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16"),
+    *("v6e:2x2", "v6e:2x4", "v6e:4x4", "v6e:4x8", "v6e:8x8", "v6e:8x16", "v6e:16x16"),
+    *("v5p:2x2x1", "v5p:2x2x2", "v5p:4x4x4", "v5p:8x8x8", "v5p:16x16x24"),
+    *("v4:2x2x1", "v4:4x4x4", "v4:8x8x8", "tpu7x:2x2x1", "tpu7x:4x4x4"),
+    *("h100:1x1", "h100:1x8", "h100:2x8", "h200:1x1", "h200:1x8", "h200:2x8"),
+)
+# What a program may fill of a device's memory, in GiB, as the compiler itself says where one is too
+# big. A device of v4 and tpu7x is half a chip here.
+HBM_GIB = {
+    "TPU v4": 15.25,
+    "TPU v5 lite": 15.75,
+    "TPU v5": 95.74,
+    "TPU v6 lite": 31.25,
+    "TPU7x": 94.75,
+}
+# libtpu asks nobody else where it is.
+TPU_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5e-256",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
+# Name, bytes of memory and bytes a second to it; the rest, of compute capability 9.0, is the same.
+GPUS = {
+    "h100": ("NVIDIA H100 80GB HBM3", 84_978_434_048, 3_352_320_000_000),
+    "h200": ("NVIDIA H200 141GB HBM3e", 151_397_597_184, 4_800_000_000_000),
+}
+HOPPER = """
+gpu_device_info {{
+  device_memory_size: {memory} memory_bandwidth: {bandwidth}
+  cuda_compute_capability {{ major: 9 }} core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  l2_cache_size: 52428800 shared_memory_per_core: 233472 shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536
+  registers_per_block_limit: 65536 threads_per_core_limit: 2048 threads_per_block_limit: 1024
+  threads_per_warp: 32
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{name}"
+"""
+
+
+def describe_devices(name: str, num_slices: int = 1) -> list[Any]:
+    """The devices of `num_slices` slices called `name`.
+
+    v5e:16x16 are TPUs by the layout of their chips, h100:2x8 two hosts of eight GPUs. They can be
+    compiled for and nothing else.
+
+    Raises:
+      InputError: no such topology, or what knows it, libtpu or the CUDA plug-in, is not installed.
+    """
+    if not re.fullmatch(r"\w+:\d+(x\d+)+", name):
+        raise InputError(
+            f"--topology is {name!r}: takes a kind of device and its layout, as v5e:16x16 or "
+            f"h100:1x8{_near(name)}"
+        )
+    kind, _, layout = name.partition(":")
+    try:
+        if kind in GPUS:
+            return _gpus(name, kind, f"{num_slices}x{layout}")
+        return _tpus(name, {"num_slices": num_slices} if num_slices > 1 else {})
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).partition(": ")[2] or str(error)
+        raise InputError(f"--topology {name}: {reason}{_near(name)}") from error
+
+
+def _tpus(name: str, slices: dict[str, int]) -> list[Any]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise not_installed(f"--topology {name} needs libtpu", "tpu")
+    os.environ.update(TPU_ENVIRONMENT)
+    return list(topologies.get_topology_desc(name, "tpu", **slices).devices)
+
+
+def _gpus(name: str, kind: str, layout: str) -> list[Any]:
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        raise not_installed(f"--topology {name} needs the CUDA plug-in", "cuda")
+    if layout.count("x") != 2:
+        raise InputError(f"--topology {name}: takes hosts x GPUs of each{_near(name)}")
+    told = dict(zip(("name", "memory", "bandwidth"), GPUS[kind], strict=True))
+    described = topologies.get_topology_desc(
+        name, "cuda", topology=layout, target_config=HOPPER.format(**told)
+    )
+    return list(described.devices)
+
+
+def hbm_bytes(device_kind: str) -> int | None:
+    """What a program may fill of the memory of a device; None where that is not known.
+
+    Of a GPU it is the share that JAX takes, 75 % unless XLA_PYTHON_CLIENT_MEM_FRACTION says other.
+    """
+    for gpu, memory, _ in GPUS.values():
+        if gpu == device_kind:
+            return int(float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")) * memory)
+    return int(HBM_GIB[device_kind] * 2**30) if device_kind in HBM_GIB else None
+
+
+def _near(name: str) -> str:
+    return did_you_mean(nearest(name, [known for known in KNOWN if known != name]))

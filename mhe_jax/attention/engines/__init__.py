@@ -1,0 +1,199 @@
+"""One function for all softmax attention, and the ladder of engines that compute it.
+
+| what the call asks for | `xla` | `cudnn` |
+|---|---|---|
+| device | any | NVIDIA GPU of compute capability 8.0 or more, cuDNN |
+| type | any float | float16, bfloat16 |
+| lengths | any | even |
+| head width | any, values may differ | a multiple of 8, at most 128, values the same |
+| fewer key heads than query heads | yes | yes, where no mesh splits the heads |
+| a mesh that splits the heads | yes | into parts of whole heads |
+| causal | yes | yes, skips what nobody sees where T = S |
+| offset, padding, segments, dense mask | yes | yes, as a [B, H, T, S] bias in memory |
+| dropout, sown weights, `precision` | yes | refused |
+
+`auto` takes the first of `cudnn`, `xla` that does not refuse.
+
+Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
+
+| what the call asks for | `xla` | `pallas` |
+|---|---|---|
+| device | any | TPU |
+| type | bfloat16, float32, float64 | bfloat16, float32 |
+| head width | any | at most 1,024 |
+| causal, padding, segments | yes | yes, with no score matrix in memory |
+| offset, dense mask, dropout, `precision` | yes | refused |
+
+where `auto` takes the first of `pallas`, `xla`.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from mhe_jax.attention.engines import cudnn, xla
+from mhe_jax.attention.engines.shared import tpu
+from mhe_jax.attention.engines.shared import xla as shared
+from mhe_jax.attention.mask import Mask
+from mhe_jax.config import InputError
+
+LADDER = {"cudnn": cudnn, "xla": xla}
+# Engines of `attend_shared`.
+SHARED = {"pallas": tpu, "xla": shared}
+
+_log = logging.getLogger("mhe_jax.attention")
+_choices: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call asks of an engine beside its arrays.
+
+    `broadcast_dropout`: True draws one dropout mask per example for all its heads, 'batch' one for
+    the whole batch (Flax's default), False one for each head.
+    """
+
+    dropout_rate: float = 0.0
+    dropout_rng: jax.Array | None = None
+    broadcast_dropout: bool | str = True
+    precision: Any = None
+    float32_softmax: bool = False
+    sow: Callable[[jax.Array], None] | None = None
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: Mask,
+    options: Options,
+    engine: str = "auto",
+) -> tuple[jax.Array, jax.Array, str]:
+    """`O[t, h] = Σ_j softmax_j(q[t, h]·k[j, ⌊hK/H⌋] / √D) v[j, ⌊hK/H⌋]`, over the allowed keys j.
+
+    Args:
+      query: [B, T, H, D].
+      key: [B, S, K, D], K divides H; query head h reads key head ⌊hK/H⌋.
+      value: [B, S, K, E].
+      mask: the allowed keys.
+      options: dropout, precision and the like.
+      engine: 'auto', 'xla' or 'cudnn'.
+
+    Returns:
+      The output [B, T, H, E], 0 where a query has no key; the sum of the weights that were kept
+      [B, T, H, 1] or something that broadcasts to it (1, or 0 without a key, where there is no
+      dropout); the name of the engine.
+
+    Raises:
+      ValueError: the engine refuses the call (for `auto`: every engine does), with each reason.
+    """
+    return _first(LADDER, engine, query, key, value, mask, options)
+
+
+def attend_shared(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    key_bias: jax.Array,
+    mask: Mask,
+    options: Options,
+    engine: str = "auto",
+) -> tuple[jax.Array, jax.Array, str]:
+    """`O[t, h] = Σ_j softmax_j(q[t, g]·k[j, g] / √D + b[j, h]) v[j, h]`, g = ⌊hG/H⌋.
+
+    The scores of the heads of a group differ by a bias on the keys alone, so that one score matrix
+    serves them all: see `shared`, which also says what is guaranteed.
+
+    Args:
+      query: [B, T, G, D].
+      key: [B, S, G, D].
+      value: [B, S, K, E], for each head (K = H) or for each group (K = G).
+      key_bias: b [B, S, H], float32 or the type of the others.
+      mask: the allowed keys, the same for all heads.
+      options: dropout, precision and the like.
+      engine: 'auto', 'pallas' or 'xla'.
+
+    Returns:
+      As `attend`.
+
+    Raises:
+      ValueError: as `attend`, or `shared_refusal` has a reason.
+    """
+    reason = shared_refusal(query.dtype, mask, options)
+    if reason is not None:
+        raise InputError(f"heads cannot share scores in this attention call: {reason}")
+    return _first(SHARED, engine, query, key, value, key_bias, mask, options)
+
+
+def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
+    """Why no engine can do a call with one score matrix for all heads, or None."""
+    if dtype == jnp.float16:
+        return "float16 has not the range for factored exponentials"
+    if mask.allowed is not None and mask.allowed.shape[1] != 1:
+        return "the mask differs from head to head"
+    if options.sow is not None:
+        return "no weights of each head are there to sow"
+    if options.dropout_rate > 0 and options.broadcast_dropout is False:
+        return "dropout differs from head to head (broadcast_dropout=False)"
+    return None
+
+
+def _first(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
+    placed = jax.typeof(call[0]).sharding
+    if AxisType.Explicit not in placed.mesh.axis_types:
+        return _first_of(ladder, engine, *call)
+    # Engines leave it to XLA how what they compute is laid out, and their output is as the queries.
+    *arrays, mask, options = call
+    ran = []
+
+    def run(arrays, mask, rng):
+        weights = []
+        sow = options.sow and weights.append
+        given = dataclasses.replace(options, dropout_rng=rng, sow=sow)
+        output, kept, name = _first_of(ladder, engine, *arrays, mask, given)
+        ran.append(name)
+        # Chosen by the output, since what comes of the mask alone is not yet where the output is.
+        return output, jnp.where(output[..., :1] > 0, kept, kept), weights
+
+    as_queries = NamedSharding(placed.mesh, PartitionSpec(*placed.spec[:3]))
+    by_heads = NamedSharding(placed.mesh, PartitionSpec(*(placed.spec[i] for i in (0, 2, 1))))
+    sown = [by_heads] if options.sow else []
+    on_auto_axes: Any = jax.sharding.auto_axes(run, out_sharding=(as_queries, as_queries, sown))
+    output, kept, weights = on_auto_axes(arrays, mask, options.dropout_rng)
+    for each in weights:
+        options.sow(each)
+    return output, kept, ran[0]
+
+
+def _first_of(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
+    names = list(ladder) if engine == "auto" else [engine]
+    refusals = []
+    for name in names:
+        if name not in ladder:
+            which = "one score matrix" if ladder is SHARED else "a score matrix each"
+            raise InputError(
+                f"engine {name!r} is not one of auto, {', '.join(ladder)}, where heads have {which}"
+            )
+        reason = ladder[name].refusal(*call)
+        if reason is None:
+            return *ladder[name].attend(*call), name
+        refusals.append(f"{name}: {reason}")
+    raise InputError("no engine takes this attention call; " + "; ".join(refusals))
+
+
+def record_choice(what: str, choice: str) -> None:
+    """Log a static choice the first time it is made, and keep it for `choices`."""
+    if _choices.get(what) != choice:
+        _choices[what] = choice
+        _log.info("%s runs as %s", what, choice)
+
+
+def choices() -> dict[str, str]:
+    """What each attention kind traced so far runs as, e.g. `{'mhe_mul': 'folded on xla'}`."""
+    return dict(_choices)

@@ -1,0 +1,116 @@
+"""Shared scores in plain XLA: one score matrix and one exponential for all heads of a group.
+
+Where the scores of heads differ only by a bias on the keys, `s[t, j] + b[h, j]`, softmax factors:
+
+    E[t, j] = exp(s[t, j] - m[t])       w[h, j] = exp(b[h, j] - c[h])
+    O[t, h] = Σ_j E[t, j] w[h, j] v[j, h] / Σ_j E[t, j] w[h, j]
+
+so that all outputs are one matrix product of E with H·E columns `w[h] ⊙ v[h]`, and all denominators
+one with H columns w. m[t] is the maximum over the keys that query t sees, c[h] over the keys that
+any query sees; both cancel, and no gradient goes through them.
+
+What is guaranteed. Values and cotangents are divided by powers of two, each feature by its own, so
+that their size does not matter (see `factored`). Let the spread of a head be
+`max_j b[h, j] - min_j b[h, j]` plus the logarithm of the largest `max_e |v[j, h, e]|` over the
+smallest that is not 0, over keys that some query sees. Where it is at most `factored.MAX_SPREAD` =
+60 for every head, a query with a key has a denominator of at least e^-60, no product overflows, and
+a factor that float32 flushes to zero (below e^-87) stood for a share of the output below e^(60-87),
+about 2e-12. Where it is more, or not a number, the same call goes head by head, in blocks of
+queries: as exact as attention always is, and about as slow. So output and gradients are finite
+wherever an ordinary softmax's are, and right to the largest feature of a head; gradients of queries
+that give all their weight to one key are 0 but for sums of float32 that cancel, which takes the
+output in float32 until then. The choice is made
+on the device, for each call; it lies inside the custom gradient, so that a gradient goes the way of
+its forward pass.
+
+A key of another segment or example never weighs on a query, but it may move c[h], and with it the
+rounding; a key that is not a number spoils all queries of its call.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, by_rows
+from mhe_jax.attention.engines.mesh import over_rows
+from mhe_jax.attention.engines.shared import factored, head_by_head
+from mhe_jax.attention.mask import Mask
+
+# Up to here dropout draws one mask for the call, as the other engines; beyond, block by block.
+DRAWN_LENGTH = 1024
+
+
+def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
+    """None: this engine takes every call that `engines.attend_shared` takes."""
+    return None
+
+
+def attend(query, key, value, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+    """See `engines.attend_shared`."""
+    (B, T, _, D), S = query.shape, key.shape[1]
+    static = Static(D**-0.5, 1.0 - options.dropout_rate, options.precision)
+    seen = Seen(mask)
+    if options.dropout_rate > 0:
+        # The weights that are left sum up in a column of their own.
+        value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
+        seen = _draw(seen, B, T, S, options)
+    key_bias = key_bias.astype(jnp.promote_types(query.dtype, jnp.float32))
+    run = functools.partial(_shared, static)
+    output = over_rows(run, query, key, value, key_bias, seen)
+    if options.dropout_rate > 0:
+        return output[..., :-1], output[..., -1:]
+    return output, mask.row_has_key(T, S, output.dtype)
+
+
+def _draw(seen, B, T, S, options) -> Seen:
+    rows = 1 if options.broadcast_dropout == "batch" else B
+    if max(T, S) > DRAWN_LENGTH:
+        return seen._replace(rngs=jax.random.split(options.dropout_rng, rows))
+    keep = 1.0 - options.dropout_rate
+    kept = jax.random.bernoulli(options.dropout_rng, keep, (rows, 1, T, S))
+    return seen._replace(kept=checkpoint_name(kept[:, 0], KEPT))
+
+
+def _output(static, q, k, v, b, seen) -> jax.Array:
+    return _forward(static, q, k, v, b, seen)[0]
+
+
+def _forward(static, q, k, v, b, seen):
+    def factored_softmax(q, k, v, values, b, seen):
+        return factored.forward(static, q, k, values, b, seen)
+
+    def one_by_one(q, k, v, values, b, seen):
+        output = head_by_head.forward(static, q, k, v, b, seen).astype(b.dtype)
+        return output, jnp.ones(output.shape[:-1], b.dtype)
+
+    values = factored.values_of(q, v, b, seen)
+    fits = factored.fits(static, q, v, values, b, seen)
+    found = _choose(fits, factored_softmax, one_by_one, q, k, v, values, b, seen)
+    output, denominator = checkpoint_name(found, KEPT)
+    return output.astype(q.dtype), (q, k, v, b, seen, output, denominator, fits)
+
+
+def _backward(static, residuals, cotangent):
+    q, k, v, *residuals, fits = residuals
+
+    def factored_softmax(q, k, v, values, *args):
+        return factored.gradient(static, q, k, values, *args)
+
+    def one_by_one(q, k, v, values, b, seen, output, denominator, cotangent):
+        return head_by_head.gradient(static, q, k, v, b, seen, cotangent)
+
+    b, seen, *_ = residuals
+    values = factored.values_of(q, v, b, seen)
+    call = q, k, v, values, *residuals, cotangent
+    return *_choose(fits, factored_softmax, one_by_one, *call), None
+
+
+def _choose(fits, fast, sure, q, *args):
+    fast, sure = (functools.partial(by_rows, f, q.shape[1]) for f in (fast, sure))
+    return jax.lax.cond(fits, fast, sure, q, *args)
+
+
+_shared = jax.custom_vjp(_output, nondiff_argnums=(0,))
+_shared.defvjp(_forward, _backward)

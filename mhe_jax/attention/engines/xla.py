@@ -1,0 +1,52 @@
+"""Softmax attention in plain XLA: the engine that refuses nothing."""
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from mhe_jax.attention.engines.blocks import KEPT
+from mhe_jax.attention.mask import Mask
+
+
+def refusal(query, key, value, mask: Mask, options) -> str | None:
+    """None: this engine takes every call."""
+    return None
+
+
+def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+    """See `engines.attend`. Logits of all heads stand in memory: B·H·T·S numbers."""
+    B, T, H, D = query.shape
+    S, K, E = key.shape[1], key.shape[2], value.shape[3]
+    dtype = query.dtype
+    # Heads first, so that logits come out of the matrix product in the order the softmax reads;
+    # those that share a key head are rows of one product: an axis of their own, even of length 1,
+    # makes gradients a third slower on a CPU.
+    query = (query / jnp.sqrt(D).astype(dtype)).transpose(0, 2, 1, 3).reshape(B, K, H // K * T, D)
+    key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
+    logits = jnp.einsum("bknd,bksd->bkns", query, key, precision=options.precision)
+    logits = logits.reshape(B, H, T, S)
+
+    allowed = mask.to_dense(T, S)
+    if allowed is not None:
+        logits = jnp.where(allowed, logits, jnp.finfo(dtype).min)
+    if options.float32_softmax:
+        logits = logits.astype(jnp.promote_types(dtype, jnp.float32))
+    weights = jax.nn.softmax(logits)
+    if allowed is not None and mask.may_empty_a_row:
+        # The softmax of a row without keys is uniform; 0 is what such a row means.
+        weights *= allowed.any(-1, keepdims=True).astype(weights.dtype)
+    if options.sow is not None:
+        options.sow(weights)
+    weights = weights.astype(dtype)
+
+    if options.dropout_rate > 0:
+        shape = {True: (B, 1, T, S), "batch": (1, 1, T, S), False: weights.shape}
+        keep = 1.0 - options.dropout_rate
+        kept = jax.random.bernoulli(options.dropout_rng, keep, shape[options.broadcast_dropout])
+        weights *= checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)
+        total = weights.sum(-1, keepdims=True).swapaxes(1, 2)
+    else:
+        total = mask.row_has_key(T, S, dtype)
+    weights = weights.reshape(B, K, H // K * T, S)
+    output = jnp.einsum("bkns,bkse->bkne", weights, value, precision=options.precision)
+    return output.reshape(B, H, T, E).swapaxes(1, 2), total

@@ -1,0 +1,353 @@
+"""The command lines of train.py and eval.py, and how both end.
+
+A user's mistake becomes one line: an `InputError` that names the field or file and what is allowed.
+Nothing here imports jax, so that a typing error costs no start-up time and
+`jax.distributed.initialize` can still come first.
+"""
+
+import contextlib
+import dataclasses
+import io
+import os
+import signal
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from mhe_jax.config import Comparison, Config, EvaluationConfig, InputError, Target
+from mhe_jax.config.fields import allowed_values, hints_of, load_json, unknown_field
+from mhe_jax.config.loading import load_config, neighbours
+from mhe_jax.config.rules import check, check_files
+
+T = TypeVar("T")
+COMPARE_USAGE = "eval.py compare RUNS... [--out DIRECTORY] [--field value ...]"
+TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
+TARGET_USAGE = "--compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch]"
+EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LESS_MEMORY = (
+    "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
+    "evaluation.batch_size), a larger optimizer.accumulate_steps, or model.remat True"
+)
+
+
+def parse_train_arguments(arguments: Sequence[str]) -> Config:
+    """The checked config of `train.py CONFIG [--dotted.field value ...]`."""
+    if not arguments:
+        raise InputError(f"no config given; usage: {TRAIN_USAGE}")
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        configs = sorted(str(p) for p in Path("configs").glob("*.py"))
+        print(f"usage: {TRAIN_USAGE}\n\nTrains, or goes on where an earlier run of the same")
+        print("--workdir stopped. `train.py CONFIG --help` explains every field.")
+        print("--sweep and --seeds run every combination of values and seeds, one after the other.")
+        print(f"With {TARGET_USAGE}\nit trains nothing: it compiles the train step for")
+        print("devices that need not be there, and says whether it fits.")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
+        if configs:
+            print("\nconfigs: " + "\n         ".join(configs))
+        raise SystemExit(0)
+    if name.startswith("-"):
+        raise InputError(f"the config comes before {name}; usage: {TRAIN_USAGE}")
+    import tyro
+
+    def parse(default: Config) -> Config:
+        how = (tyro.conf.FlagConversionOff,)
+        return parse_fields(Config, default, rest, f"train.py {name}", how)
+
+    default = load_config(name)
+    config = parse(default)
+    if config.train.init_from is not None:
+        begun = (Path(config.workdir) / "config.json").is_file()
+        config = parse(_shaped_as(config.workdir if begun else config.train.init_from, default))
+    check(config)
+    return config
+
+
+def _shaped_as(run: str, config: Config) -> Config:
+    """`config` with the encoder of another run; the rates of dropout and the head stay its own."""
+    path = Path(run) / "config.json"
+    if not path.is_file():
+        raise InputError(
+            f"train.init_from: no run at {run}{neighbours(Path(run), '*/config.json')}"
+        )
+    theirs, ours = load_json(path).model, config.model
+    attention = dataclasses.replace(theirs.attention, dropout_rate=ours.attention.dropout_rate)
+    model = dataclasses.replace(
+        theirs,
+        attention=attention,
+        dropout_rate=ours.dropout_rate,
+        num_classes=ours.num_classes,
+        num_spans=ours.num_spans,
+        pooling=ours.pooling,
+    )
+    return dataclasses.replace(config, model=model)
+
+
+def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
+    """The target of `train.py CONFIG --compile_only --topology ...`, and the other arguments.
+
+    None without `--compile_only`. With it jax, which has not started, is kept to the CPU.
+    """
+    own: dict[str, list[str]] = {}
+    others: list[str] = []
+    for option in options_of(arguments):
+        name = _name_of(option)
+        if name in ("compile_only", *hints_of(Target)):
+            own[name] = option
+        else:
+            others += option
+    if "compile_only" not in own:
+        for option in own.values():
+            raise InputError(f"{option[0]} goes with --compile_only; usage: {TARGET_USAGE}")
+        return None, others
+    if len(own["compile_only"]) > 1:
+        raise InputError(f"--compile_only is {own['compile_only'][1]!r}: takes no value")
+    del own["compile_only"]
+    import tyro
+
+    tokens = [token for option in own.values() for token in option]
+    target = parse_fields(Target, Target(), tokens, "train.py", (tyro.conf.FlagCreatePairsOff,))
+    if not target.topology:
+        raise InputError(f"--compile_only needs --topology; usage: {TARGET_USAGE}")
+    if target.num_slices < 1:
+        raise InputError(f"--num_slices is {target.num_slices}: takes 1 or more")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    return target, others
+
+
+@dataclasses.dataclass(frozen=True)
+class _EvaluationArguments(EvaluationConfig):
+    """Scores a trained run, or translates or continues standard input with it."""
+
+    # Translate the lines of standard input to standard output instead of scoring.
+    translate: bool = False
+    # Continue the lines of standard input to standard output instead of scoring.
+    generate: bool = False
+    # Directories in which files that the run names may lie, beside the run itself: it may be from
+    # somebody else. What --sources names by its whole path is read wherever it lies.
+    trust: tuple[str, ...] = (".",)
+
+
+Action = typing.Literal["score", "translate", "generate"]
+
+
+def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
+    """Run directory, settings and what to do, of `eval.py RUN [--field value ...]`.
+
+    What is not given is as in the run's own config.
+
+    Raises:
+      InputError: no run, a field or value that is not allowed, or a file that the run names and
+        the command line does not trust.
+    """
+    if not arguments:
+        raise InputError(f"no run given; usage: {EVALUATION_USAGE}")
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        print(f"usage: {EVALUATION_USAGE}\n\nRUN is the --workdir of a training run.")
+        print("`eval.py RUN --help` explains every field.")
+        print(f"\n{COMPARE_USAGE}\n    tables and plots of many runs, and of sweeps")
+        print("\neval.py paper\n    the published tables, and what they are recomputed")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
+        raise SystemExit(0)
+    if name.startswith("-"):
+        raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
+    run = Path(name)
+    if not (run / "config.json").is_file():
+        hint = ": it has no config.json" if run.is_dir() else neighbours(run, "*/config.json")
+        raise InputError(f"no run at {run}{hint}")
+    config = load_json(run / "config.json")
+    import tyro
+
+    default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
+    parsed = parse_fields(
+        _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
+    )
+    values = dataclasses.asdict(parsed)
+    trusted = values.pop("trust")
+    flags = {action: values.pop(action) for action in ("translate", "generate")}
+    if all(flags.values()):
+        raise InputError("--translate and --generate: one of both")
+    evaluation = EvaluationConfig(**values)
+    check(dataclasses.replace(config, evaluation=evaluation))
+    action = "translate" if flags["translate"] else "generate" if flags["generate"] else "score"
+    names = evaluation.sources or getattr(config.data, evaluation.split)
+    check_files(
+        run,
+        config.data.directory,
+        names if action == "score" else (),
+        trusted,
+        by_user="sources" in map(_name_of, options_of(rest)),
+    )
+    return run, evaluation, action
+
+
+def parse_compare_arguments(arguments: Sequence[str]) -> tuple[list[str], Comparison]:
+    """Paths of runs, and settings, of `eval.py compare RUNS... [--field value ...]`.
+
+    Raises:
+      InputError: no runs, or a field or value that is not allowed.
+    """
+    first = next((i for i, part in enumerate(arguments) if part.startswith("-")), len(arguments))
+    paths, rest = list(arguments[:first]), arguments[first:]
+    if not paths and not {"-h", "--help"} & set(rest):
+        raise InputError(f"no runs given; usage: {COMPARE_USAGE}")
+    settings = parse_fields(Comparison, Comparison(), rest, "eval.py compare RUNS...")
+    if any(length < 1 for length in settings.lengths):
+        raise InputError(f"--lengths is {settings.lengths}: takes 1 or more")
+    return paths, settings
+
+
+def parse_fields(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any = ()) -> T:
+    """`default` with the overrides of a command line, by tyro; its boxed errors made one line."""
+    import tyro
+
+    def parse(tokens: Sequence[str]) -> T:
+        return tyro.cli(
+            cls, default=default, args=tokens, prog=prog, config=how, use_underscores=True
+        )
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return parse(arguments)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+    # Which of the options is it? Each goes through tyro once more, alone.
+    for option in options_of(arguments):
+        name, hints = _name_of(option), hints_of(cls)
+        if not option[0].startswith("--"):
+            raise InputError(f"cannot place {option[0]!r}: every value follows its --dotted.field")
+        if name not in hints:
+            raise unknown_field(f"--{name}", cls, "--")
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                parse(option)
+        except SystemExit:
+            values = [*option[0].split("=", 1)[1:], *option[1:]]
+            given = f"is {' '.join(values)!r}" if values else "has no value"
+            is_flag = name in ("translate", "generate", "search_batch")
+            allowed = "no value" if is_flag else allowed_values(hints[name])
+            raise InputError(f"--{name} {given}: takes {allowed}") from None
+    raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))
+
+
+def options_of(arguments: Sequence[str]) -> list[list[str]]:
+    """The command line cut before each `--`."""
+    options: list[list[str]] = []
+    for token in arguments:
+        if token.startswith("--") or not options:
+            options.append([token])
+        else:
+            options[-1].append(token)
+    return options
+
+
+def _name_of(option: Sequence[str]) -> str:
+    """`dotted.field_name` of `["--dotted.field-name=value"]`; what is no option has none."""
+    name = option[0].partition("=")[0]
+    return name.removeprefix("--").replace("-", "_") if name.startswith("--") else ""
+
+
+def output(text: str) -> None:
+    """Writes to standard output, in UTF-8 and at once.
+
+    Raises:
+      InputError: there is no room for it.
+    """
+    if sys.stdout is None:  # closed by who started us
+        return
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"standard output: {error.strerror}") from error
+
+
+def _ask_for_huge_pages() -> None:
+    """Starts the command once more, in this very process, with GLIBC_TUNABLES for huge pages.
+
+    Each step on a CPU works through hundreds of megabytes, for which 4 KB pages are small: in huge
+    ones a step of configs/multi30k.py takes 0.41 s in place of 0.59. glibc reads its environment
+    only before a program begins. Nothing happens where that variable is set already, be it to
+    nothing, where Linux does not give huge pages to those who ask, or inside another program, such
+    as a debugger.
+    """
+    options, command = sys.orig_argv[1 : -len(sys.argv)], sys.orig_argv[-len(sys.argv) :]
+    is_whole_program = command == sys.argv and all(o.startswith("-") for o in options)
+    if "GLIBC_TUNABLES" in os.environ or not is_whole_program:
+        return
+    with contextlib.suppress(OSError):
+        if "[madvise]" in HUGE_PAGES.read_text():
+            environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def run_entry_point(main: Callable[[], Any]) -> NoReturn:
+    """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
+
+    What the operating system refuses, and nobody foresaw, is such a line with the file's name; so
+    is a device without enough memory, and a name that is not UTF-8. With MHE_JAX_TRACEBACK=1 in the
+    environment every exception shows its traceback.
+    """
+    if sys.stderr is None:  # closed by who started us: print would take standard output instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see train.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _ask_for_huge_pages()
+        _check_names()
+        main()
+        output("")
+    except BrokenPipeError:  # the reader, such as `head`, has enough
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (InputError, KeyboardInterrupt, OSError, UnicodeEncodeError) as error:
+        if os.environ.get("MHE_JAX_TRACEBACK") == "1":
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit(130)
+        _tell(_line_of(error))
+        sys.exit(2)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) or os.environ.get("MHE_JAX_TRACEBACK") == "1":
+            raise
+        reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
+        _tell(f"{reason}. {LESS_MEMORY}")
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _check_names() -> None:
+    """Raises InputError where a name is given that most libraries cannot even pass on."""
+    for name in (*sys.argv[1:], os.environ.get("MHE_JAX_CACHE", ""), _here()):
+        name.encode()
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it is deleted, or closed to us; whoever needs it says so
+        return ""
+
+
+def _line_of(error: BaseException) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:300]!a}: is not UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    return str(error)
+
+
+def _tell(what: str) -> None:
+    """One line for people, as far as there are any."""
+    with contextlib.suppress(OSError):
+        print(f"error: {' '.join(what.split())}", file=sys.stderr, flush=True)

@@ -1,0 +1,20 @@
+"""Many runs of one config: every combination of some values and seeds, one after the other.
+
+    python train.py configs/X.py --sweep model.attention.kind=mha,sha --seeds 3 --workdir runs/sweep
+
+Each run is a process of its own, `train.py` with the values of the combination, in a directory of
+its own below the sweep's, named after the values: `kind=mha,seed=0`. So a sweep needs no state but
+the runs: the same command repeats none that is finished and goes on with one that is not. Runs that
+differ in nothing that a tokenizer depends on share it; the data cache is shared anyway.
+
+WORKDIR/sweep.json says how each run ended. Nothing here imports jax: the runs need the devices.
+
+plan.py      the runs of a command line        execution.py runs them
+`report/sweeps.py` reads and writes how they ended.
+"""
+
+from mhe_jax.cli.sweep.execution import run
+from mhe_jax.cli.sweep.plan import Run, Sweep, is_sweep, parse
+from mhe_jax.report.sweeps import read, table
+
+__all__ = ["Run", "Sweep", "is_sweep", "parse", "read", "run", "table"]

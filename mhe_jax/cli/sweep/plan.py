@@ -1,0 +1,152 @@
+"""The runs that a command line asks for."""
+
+import itertools
+import re
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.cli.arguments import options_of, parse_train_arguments
+from mhe_jax.config import Config, InputError
+from mhe_jax.config.fields import (
+    hints_of,
+    leaves,
+    load_json,
+    short_names,
+    to_dict,
+    unknown_field,
+)
+from mhe_jax.config.rules.results import read_result
+
+# Of a run, see `mhe_jax.training`: what it is, and what came of it.
+CONFIG, RESULT = "config.json", "result.json"
+# What train.py takes from the data set of a labelled task, where it is not given.
+OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One combination: its directory below the sweep's, its config, and train.py's arguments."""
+
+    name: str
+    config: Config
+    arguments: list[str]
+    values: dict[str, Any]
+
+    @property
+    def workdir(self) -> Path:
+        return Path(self.config.workdir)
+
+    def result(self) -> dict[str, Any] | None:
+        """What train.py says of it, None while it is not finished as its config says."""
+        try:
+            result = read_result(self.workdir / RESULT)
+        except InputError:
+            return None
+        if result.get("steps") != self.config.train.num_steps:
+            return None
+        ran, asked = (
+            leaves(to_dict(config)) for config in (load_json(self.workdir / CONFIG), self.config)
+        )
+        differing = {name for name, value in asked.items() if ran[name] != value}
+        same = all(name in OF_DATA and not asked[name] for name in differing)
+        return result if same else None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs, in their order: every combination with the first seed, then with the next."""
+
+    workdir: Path
+    runs: list[Run]
+
+
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether a command line of train.py asks for a sweep."""
+    names = {argument.partition("=")[0] for argument in arguments}
+    return bool(names & {"--sweep", "--seeds"}) and not names & {"-h", "--help"}
+
+
+def parse(arguments: Sequence[str]) -> Sweep:
+    """The sweep of `train.py CONFIG [--sweep FIELD=A,B,...]... [--seeds N] [--field value ...]`.
+
+    Every combination is checked as train.py itself would, before any of them runs.
+
+    Raises:
+      InputError: a field or value that is not allowed, a combination that breaks a rule, the same
+        run twice, or a workdir that holds a run itself.
+    """
+    config, *options = options_of(arguments)
+    swept, seeds, kept = _take_out(options)
+    base = parse_train_arguments([*config, *kept])
+    given = any(option[0].partition("=")[0] == "--workdir" for option in options)
+    workdir = Path(base.workdir if given else f"{base.workdir}-sweep")
+    if (workdir / CONFIG).exists():
+        raise InputError(f"{workdir} holds a run: a sweep needs a --workdir of its own")
+    names = short_names(list(swept))
+    runs: dict[str, Run] = {}
+    for seed in range(base.train.seed, base.train.seed + seeds):
+        for texts in itertools.product(*swept.values()):
+            pairs = [*zip(swept, texts, strict=True), ("train.seed", str(seed))]
+            own = [part for field, text in pairs for part in (f"--{field}", text)]
+            found = leaves(to_dict(parse_train_arguments([*config, *kept, *own])))
+            values = {field: found[field] for field, _ in pairs}
+            name = ",".join(f"{names[field]}={_plain(value)}" for field, value in values.items())
+            if name in runs:
+                raise InputError(f"--sweep gives the run {name} twice")
+            own += ["--workdir", str(workdir / name)]
+            full = [*config, *kept, *own]
+            runs[name] = Run(name, parse_train_arguments(full), full, values)
+    return Sweep(workdir, list(runs.values()))
+
+
+def _take_out(options: list[list[str]]) -> tuple[dict[str, list[str]], int, list[str]]:
+    """{swept field: its values}, the number of seeds, and what is left for train.py."""
+    swept: dict[str, list[str]] = {}
+    seeds, kept = 1, []
+    for option in options:
+        flag, equals, text = option[0].partition("=")
+        values = [text, *option[1:]] if equals else option[1:]
+        if flag == "--seeds":
+            if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
+                raise InputError(f"--seeds is {' '.join(values)!r}: takes a whole number from 1")
+            seeds = int(values[0])
+        elif flag == "--sweep":
+            if not values:
+                raise InputError("--sweep has no value: takes FIELD=VALUE,VALUE,...")
+            for value in values:
+                name, found = _swept(value)
+                if name in swept:
+                    raise InputError(f"--sweep {name} is given twice")
+                swept[name] = found
+        else:
+            kept.append(option)
+    for option in kept:
+        name = option[0].partition("=")[0].removeprefix("--").replace("-", "_")
+        if name in ("compile_only", "distributed"):
+            raise InputError(f"--{name} goes with one run: leave out --sweep and --seeds")
+        if name in swept:
+            raise InputError(f"--{name} is given, and swept too: one of both")
+    return swept, seeds, [part for option in kept for part in option]
+
+
+def _swept(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    name = name.replace("-", "_")
+    hints = hints_of(Config)
+    if name not in hints:
+        raise unknown_field(name, Config)
+    if typing.get_origin(hints[name]) is tuple or name in ("workdir", "train.seed"):
+        why = "--seeds does that" if name == "train.seed" else "takes fields of one value"
+        raise InputError(f"--sweep {name}: {why}")
+    found = values.split(",")
+    if not equals or "" in found:
+        raise InputError(f"--sweep is {text!r}: takes FIELD=VALUE,VALUE,...")
+    return name, found
+
+
+def _plain(value: Any) -> str:
+    """A value as part of a file's name."""
+    return re.sub(r"[^\w.+-]", "_", str(value))

@@ -1,0 +1,101 @@
+"""From files and JSON to a `Config`, and back.
+
+A user's mistake becomes one line: an `InputError` that names the field or file and what is allowed.
+Nothing here imports jax, so that a typing error costs no start-up time and
+`jax.distributed.initialize` can still come first.
+"""
+
+import contextlib
+import dataclasses
+import traceback
+import typing
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.config.fields import (
+    did_you_mean,
+    from_dict,
+    load_json,
+    nearest,
+    save_json,
+    set_field,
+    to_dict,
+)
+from mhe_jax.config.rules import check, check_devices
+
+__all__ = [
+    "check",
+    "check_devices",
+    "from_dict",
+    "load_config",
+    "load_json",
+    "nearest",
+    "neighbours",
+    "save_json",
+    "set_field",
+    "to_dict",
+]
+
+
+def load_config(name: str) -> Config:
+    """The config that `name`, a file and maybe a `:variant`, describes; not yet checked.
+
+    The file's `get_config(variant)` is called. Its parameter names the variants there are, as in
+    `def get_config(variant: Literal["", "local"] = "")`.
+
+    Raises:
+      InputError: no such file or variant, the file fails, naming its line, or a value has another
+        type than its field.
+    """
+    file, _, variant = name.rpartition(":") if ".py:" in name else (name, "", "")
+    path = Path(file)
+    if not path.is_file():
+        raise InputError(f"no config file {file}{neighbours(path, '*.py')}")
+    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    with _naming_the_line(path):
+        exec(compile(path.read_bytes(), str(path), "exec"), namespace)
+    get_config = namespace.get("get_config")
+    if not callable(get_config):
+        raise InputError(f"{file}: has no function get_config(variant)")
+    with _naming_the_line(path):
+        hint = typing.get_type_hints(get_config).get("variant")
+        allowed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
+        if allowed and variant not in allowed:
+            named = [v for v in allowed if v]
+            which = f"one of {', '.join(named)}, or none" if named else "it has none"
+            raise InputError(f"{file}: no variant {variant!r}: {which}")
+        config = get_config(variant) if variant else get_config()
+    if not isinstance(config, Config):
+        raise InputError(f"{file}: get_config() returned {type(config).__name__}, not a Config")
+    try:
+        return from_dict(dataclasses.asdict(config))  # Python itself asks nobody's type
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+
+
+@contextlib.contextmanager
+def _naming_the_line(path: Path):
+    """Turns whatever the code of `path` raises into one line with its line number."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        if isinstance(error, InputError) and not lines:
+            raise
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{where}: {' '.join(what.split())}") from error
+
+
+def neighbours(path: Path, pattern: str) -> str:
+    """ "; did you mean a, b?" out of what lies in or beside the missing `path`."""
+    directory = path if path.is_dir() else path.parent
+    if not directory.is_dir():
+        return f": there is no directory {directory}"
+    found = (p.parent if p.name == "config.json" else p for p in directory.glob(pattern))
+    names = sorted(str(p) for p in found if not p.name.startswith("_"))
+    return did_you_mean(nearest(str(path), names) or names[:5])

@@ -1,0 +1,36 @@
+"""Rules between the fields of a config, checked before anything is compiled.
+
+Each broken rule is one line: the dotted name of a field, its value, and what is allowed.
+
+ranges.py      one field by itself              model.py     attention, and what some models have
+data.py        what is trained on               roles.py     what each task is made of
+evaluation.py  how a run is scored              devices.py   the mesh, and what it divides
+trust.py       files that a run names         results.py   what train.py and eval.py leave
+"""
+
+from mhe_jax.config import Config
+from mhe_jax.config.rules.data import check_data, training_sources
+from mhe_jax.config.rules.devices import check_devices, mesh_shape
+from mhe_jax.config.rules.evaluation import check_evaluation
+from mhe_jax.config.rules.model import check_attention, check_encoder
+from mhe_jax.config.rules.ranges import check_ranges
+from mhe_jax.config.rules.roles import ROLES
+from mhe_jax.config.rules.trust import check_files
+
+__all__ = [
+    "ROLES",
+    "check",
+    "check_devices",
+    "check_files",
+    "mesh_shape",
+    "training_sources",
+]
+
+
+def check(config: Config) -> None:
+    """Raises InputError for the first rule that the config breaks."""
+    check_ranges(config)
+    check_attention(config)
+    check_encoder(config)
+    check_data(config)
+    check_evaluation(config)

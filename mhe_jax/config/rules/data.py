@@ -1,0 +1,144 @@
+"""Rules for what is trained on."""
+
+import math
+from collections.abc import Sequence
+
+from mhe_jax.config import (
+    LABELLED,
+    Config,
+    InputError,
+)
+from mhe_jax.config.rules.ranges import refuse
+
+PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
+
+
+def check_data(config: Config) -> None:
+    """Sources, lengths and what goes with the task."""
+    data, task = config.data, config.task
+    if data.sequence_length > config.model.max_length:
+        raise refuse(
+            "data.sequence_length",
+            data.sequence_length,
+            f"at most model.max_length={config.model.max_length}",
+        )
+    rows = "row_multiple" if task == "translation" else "batch_size"
+    if getattr(data, rows) % config.optimizer.accumulate_steps:
+        raise refuse(
+            "optimizer.accumulate_steps",
+            config.optimizer.accumulate_steps,
+            f"must divide data.{rows}={getattr(data, rows)}",
+        )
+    if not data.train:
+        raise InputError("data.train is not set: takes the text to train on")
+    if config.train.init_from is not None and data.tokenizer is not None:
+        raise refuse("data.tokenizer", data.tokenizer, "that of train.init_from is taken")
+    _check_labelled(config)
+    for sources, _ in training_sources(config):
+        _check_source(config, "train", sources)
+    for split in ("validation", "test"):
+        _check_source(config, split, getattr(data, split))
+    buckets = data.length_buckets
+    if not buckets:
+        return
+    if data.packing:
+        raise refuse("data.length_buckets", buckets, "not with data.packing: its rows are alike")
+    if task not in ("translation", *LABELLED):
+        raise refuse("data.length_buckets", buckets, f"not for task {task}: all rows are whole")
+    if buckets[0] < 1 or any(a >= b for a, b in zip(buckets, buckets[1:], strict=False)):
+        raise refuse("data.length_buckets", buckets, "takes lengths above 0, each above the last")
+    if buckets[-1] != data.sequence_length:
+        raise refuse(
+            "data.length_buckets",
+            buckets,
+            f"the last must be data.sequence_length={data.sequence_length}",
+        )
+
+
+def _check_labelled(config: Config) -> None:
+    data, task = config.data, config.task
+    if task not in LABELLED:
+        if config.train.init_from is not None and task not in ("mlm", "shuffle_random"):
+            raise refuse("train.init_from", config.train.init_from, f"not for task {task}")
+        if data.dataset != "own":
+            raise refuse("data.dataset", data.dataset, f"task {task} has no labels")
+        return
+    for field in ("packing", "train_weights"):
+        if getattr(data, field):
+            raise refuse(f"data.{field}", getattr(data, field), f"not for task {task}")
+    if config.train.eval_batches is not None:
+        raise refuse("train.eval_batches", config.train.eval_batches, "official scores take all")
+    if config.optimizer.label_smoothing and task in ("regression", "span"):
+        raise refuse(
+            "optimizer.label_smoothing", config.optimizer.label_smoothing, f"not for {task}"
+        )
+    if task == "span":
+        around = 3 if config.model.hashing is None else 4
+        room = data.sequence_length - data.question_length - around
+        if data.window_stride > room:
+            raise refuse(
+                "data.window_stride",
+                data.window_stride,
+                f"at most data.sequence_length - data.question_length - {around} = {room}",
+            )
+    elif data.sequence_length < 8:
+        raise refuse("data.sequence_length", data.sequence_length, f"task {task} takes 8 or more")
+
+
+def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
+    """The names of each training source, one or two parallel files, and its weight.
+
+    Raises:
+      InputError: `data.train_weights` has another number of weights, or one that is not above 0.
+    """
+    data = config.data
+    if not data.train_weights:
+        return [(data.train, 1.0)]
+    for weight in data.train_weights:
+        if not 0 < weight < math.inf:
+            raise refuse("data.train_weights", data.train_weights, "takes finite numbers above 0")
+    if not sum(data.train_weights) < math.inf:
+        raise refuse("data.train_weights", data.train_weights, "their sum is not finite")
+    sources, names = [], list(data.train)
+    while names:
+        alone = config.task != "translation" or _is_whole(names[0])
+        sources.append(tuple(names[: 1 if alone else 2]))
+        names = names[len(sources[-1]) :]
+    if len(sources) != len(data.train_weights):
+        raise refuse(
+            "data.train_weights",
+            data.train_weights,
+            f"takes one for each source of data.train, which has {len(sources)}",
+        )
+    return list(zip(sources, data.train_weights, strict=True))
+
+
+def _is_whole(name: str) -> bool:
+    """Whether a source of pairs is so by itself, and not one of two parallel files."""
+    suffixes = (*PAIR_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.xz")
+    return name.endswith(suffixes) or name.startswith(("tfds:", "demo:"))
+
+
+def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:
+    data, name = config.data, f"data.{split}"
+    if not sources or config.task in LABELLED:
+        return
+    if config.task != "translation":
+        if len(sources) > 1:
+            raise refuse(
+                name,
+                sources,
+                f"takes one source; task {config.task} has no second text"
+                + ("; several need data.train_weights" if split == "train" else ""),
+            )
+        if len(data.fields) != 1:
+            raise refuse("data.fields", data.fields, f"task {config.task} takes one")
+        return
+    if len(sources) > 2:
+        several = "; more need data.train_weights" if split == "train" else ""
+        raise refuse(name, sources, f"takes one source or two parallel files{several}")
+    has_pairs = sources[0].endswith(PAIR_SUFFIXES) or sources[0].startswith("demo:")
+    if len(sources) == 1 and not has_pairs and len(data.fields) != 2:
+        raise refuse(
+            name, sources, f"translation takes two files, a .tsv, or two data.fields, {data.fields}"
+        )

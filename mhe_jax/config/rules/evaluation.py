@@ -1,0 +1,51 @@
+"""Rules for how a run is scored."""
+
+from mhe_jax.config import (
+    LABELLED,
+    Config,
+)
+from mhe_jax.config.rules.ranges import refuse
+
+
+def _has_spans(config: Config) -> bool:
+    """Whether places in the texts matter."""
+    return config.task == "span" or config.data.dataset in ("wic", "wsc")
+
+
+def check_evaluation(config: Config) -> None:
+    """What goes with the task, and with one another."""
+    evaluation = config.evaluation
+    name = evaluation.checkpoint
+    if name not in ("best", "last") and not (name.isascii() and name.isdigit()):
+        raise refuse("evaluation.checkpoint", name, "takes best, last or a step number")
+    if evaluation.stride is not None:
+        if config.task != "lm":
+            raise refuse("evaluation.stride", evaluation.stride, f"lm only, not {config.task}")
+        if evaluation.stride > config.data.sequence_length:
+            raise refuse(
+                "evaluation.stride",
+                evaluation.stride,
+                f"at most data.sequence_length={config.data.sequence_length}",
+            )
+    if evaluation.spelling_noise and (config.task not in LABELLED or _has_spans(config)):
+        what = (
+            f"data.dataset {config.data.dataset}" if _has_spans(config) else f"task {config.task}"
+        )
+        raise refuse("evaluation.spelling_noise", evaluation.spelling_noise, f"not for {what}")
+    for field in ("top_k", "top_p"):
+        value = getattr(evaluation, field)
+        if value is not None and not evaluation.temperature:
+            raise refuse(f"evaluation.{field}", value, "needs evaluation.temperature above 0")
+    if evaluation.average_checkpoints > 1:
+        if name != "last":
+            raise refuse(
+                "evaluation.average_checkpoints",
+                evaluation.average_checkpoints,
+                f"needs evaluation.checkpoint last, not {name}",
+            )
+        if evaluation.average_checkpoints > config.train.keep_checkpoints:
+            raise refuse(
+                "evaluation.average_checkpoints",
+                evaluation.average_checkpoints,
+                f"at most train.keep_checkpoints={config.train.keep_checkpoints}",
+            )

@@ -1,0 +1,117 @@
+"""Rules for attention, and for what only some models have."""
+
+import functools
+
+from mhe_jax.config import (
+    FIELDS_OF_KINDS,
+    AttentionConfig,
+    Config,
+    InputError,
+)
+from mhe_jax.config.rules.ranges import ATTENTION_LIMITS, ATTENTION_RANGES, refuse
+from mhe_jax.config.rules.roles import ROLES
+
+
+def check_attention(config: Config) -> None:
+    """Every role that the task has: widths, heads, and fields of other kinds."""
+    model = config.model
+    for role in ("encoder", "decoder", "cross"):
+        override = getattr(model.attention_by_role, role)
+        if role not in ROLES[config.task] and override != type(override)():
+            raise InputError(
+                f"model.attention_by_role.{role} is set: task {config.task} has only "
+                f"{', '.join(ROLES[config.task])}"
+            )
+    for role in ROLES[config.task]:
+        override = getattr(model.attention_by_role, role)
+
+        def named(field: str, override=override, role=role) -> str:
+            own = getattr(override, field) is not None
+            return f"model.attention_by_role.{role}.{field}" if own else f"model.attention.{field}"
+
+        _check_one_attention(model.attention_for(role), model.features, named)
+
+
+def _check_one_attention(attention: AttentionConfig, features: int, named) -> None:
+    """The rules of one role; `named(field)` is the dotted name of where its value comes from."""
+    for field, (allowed, fits) in ATTENTION_RANGES.items():
+        value = getattr(attention, field)
+        if value is not None and not fits(value):
+            raise refuse(named(field), value, allowed)
+        if value is not None and value > ATTENTION_LIMITS.get(field, value):
+            raise refuse(named(field), value, f"takes at most {ATTENTION_LIMITS[field]:,}")
+    kind, heads, width = attention.kind, attention.num_heads, attention.qkv_features or features
+    if width % heads:
+        name = "model.features" if attention.qkv_features is None else named("qkv_features")
+        raise refuse(named("num_heads"), heads, f"must divide {name}={width}")
+    if kind == "el" and width != features:
+        raise refuse(
+            named("qkv_features"), width, f"kind el needs model.features={features} (or None)"
+        )
+    for field, kinds in FIELDS_OF_KINDS.items():
+        value = getattr(attention, field)
+        if value is not None and kind not in kinds:
+            noun = "kind" if len(kinds) == 1 else "kinds"
+            raise refuse(named(field), value, f"{noun} {', '.join(kinds)} only, not {kind}")
+    if kind == "gqa" and attention.num_kv_heads is None:
+        raise InputError(
+            f"{named('num_kv_heads')} is not set: kind gqa needs a divisor of "
+            f"{named('num_heads')}={heads}"
+        )
+    for field in ("num_kv_heads", "num_groups", "score_groups"):
+        value = getattr(attention, field)
+        if value is not None and heads % value:
+            raise refuse(named(field), value, f"must divide {named('num_heads')}={heads}")
+    if (attention.num_groups or 1) > 1 and (attention.score_groups or 1) > 1:
+        raise refuse(
+            named("score_groups"),
+            attention.score_groups,
+            f"not with {named('num_groups')}={attention.num_groups}",
+        )
+    _check_form(attention, named)
+
+
+def _check_form(attention: AttentionConfig, named) -> None:
+    kind, form = attention.kind, attention.form
+    if form is None or form == "auto":
+        return
+    forms = {
+        "mhe_add": ("materialized", "folded", "shared"),
+        "mhe_mul": ("materialized", "folded"),
+        "mva": ("materialized", "shared"),
+    }[kind]
+    if form not in forms:
+        raise refuse(named("form"), form, f"kind {kind} takes auto, {', '.join(forms)}")
+    if form != "materialized" and kind != "mva" and attention.normalize_qk:
+        raise refuse(named("form"), form, f"not with {named('normalize_qk')}")
+
+
+def check_encoder(config: Config) -> None:
+    """What goes with encoders only: hashed words, and tokens that see nothing else."""
+    model, data, task = config.model, config.data, config.task
+    encoders = [name for name, roles in ROLES.items() if roles == ("encoder",)]
+    for field in ("hashing", "context"):
+        value = getattr(model, field)
+        if task not in encoders and value not in (None, "text"):
+            raise refuse(
+                f"model.{field}", value, f"not for task {task}: only for those of an encoder"
+            )
+    if data.packing and (task == "shuffle_random" or model.hashing or model.context == "token"):
+        which = "task shuffle_random" if task == "shuffle_random" else "model.hashing or context"
+        raise refuse("data.packing", data.packing, f"not with {which}")
+    if model.hashing is None:
+        return
+    if not model.has_pieces and data.tokenizer is not None:
+        raise refuse("data.tokenizer", data.tokenizer, f"model.hashing {model.hashing} has none")
+    if model.has_table:
+        if model.vocabulary_size < 7:
+            raise refuse("model.vocabulary_size", model.vocabulary_size, "takes 7 or more")
+        return
+    if task == "mlm":
+        raise refuse(
+            "model.hashing", model.hashing, "task mlm needs the classes of md_emb, lsh_emb"
+        )
+    for field, default in (("kronecker.embedding", None), ("vocabulary_multiple", 1)):
+        value = functools.reduce(getattr, field.split("."), model)
+        if value != default:
+            raise refuse(f"model.{field}", value, f"model.hashing {model.hashing} has no table")

@@ -1,0 +1,84 @@
+"""Rules for the files that a run names: it may come from somebody else.
+
+What a run names is read only where it lies, once links are followed, in the run itself or below a
+directory that the command line trusts. What the command line names by its whole path is its own. So
+is what a config names that this user has trained: the user's cache holds a digest of each.
+"""
+
+import contextlib
+import hashlib
+import os
+import shlex
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from mhe_jax.config import InputError
+from mhe_jax.config.files import cache_directory, write_whole
+
+# These name data sets of TFDS, which lie where its user keeps them, and what is built in.
+NOT_FILES = ("tfds:", "demo:")
+
+
+def _trace(run: Path) -> Path:
+    digest = hashlib.sha256((run / "config.json").read_bytes()).hexdigest()
+    return cache_directory() / "trained" / digest
+
+
+def remember(run: Path) -> None:
+    """Notes in the user's cache that the config of this run is the user's; nothing if it cannot."""
+    with contextlib.suppress(InputError):
+        write_whole(_trace(run), "")
+
+
+def is_own(run: Path) -> bool:
+    """Whether the config of `run` is one that this user has trained, bit for bit."""
+    try:
+        return _trace(run).exists()
+    except InputError:
+        return False
+
+
+def check_files(
+    run: Path, directory: str, names: Sequence[str], trusted: Sequence[str], *, by_user: bool
+) -> None:
+    """Raises InputError for files outside of what is trusted, and says how to allow them.
+
+    Args:
+      run: the directory of the run; its links and special files are looked at too.
+      directory: where relative names start.
+      names: sources that will be read.
+      trusted: directories.
+      by_user: the command line gave the names, and not the run.
+    """
+    roots = [os.path.realpath(place) for place in (run, *map(os.path.expanduser, trusted))]
+
+    refused: list[str] = []
+    missing: dict[str, None] = {}  # directories, in order
+
+    def check(path: str, what: str) -> None:
+        real = os.path.realpath(path)
+        if any(os.path.commonpath([root, real]) == root for root in roots):
+            return
+        refused.append(f"{what} {real}")
+        missing.setdefault(os.path.dirname(real))
+
+    for place, directories, files in os.walk(run):
+        for path in (os.path.join(place, name) for name in (*directories, *files)):
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:  # of a run that trains
+                continue
+            if stat.S_ISLNK(mode):
+                check(path, f"{path} leads to")
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise InputError(f"{path}: is neither a file nor a directory")
+    for name in () if is_own(run) else names:
+        path = os.path.expanduser(name)
+        if not name.startswith(NOT_FILES) and not (by_user and os.path.isabs(path)):
+            check(os.path.join(os.path.expanduser(directory), path), f"{run} names")
+    if refused:
+        flags = shlex.join(["--trust", *trusted, *missing])
+        told = f"below {', '.join(trusted)}" if trusted else "trusted"
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        raise InputError(f"{refused[0]}{more}: not in the run, and not {told}; {flags} allows it")

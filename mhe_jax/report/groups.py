@@ -1,0 +1,258 @@
+"""Runs put together by what differs between them.
+
+Runs that learn the same from the same text make a `Section`; in it, runs that differ in nothing but
+their seed make a `Group`.
+"""
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.attention.cost import Shape, cached_numbers
+from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError
+from mhe_jax.config.fields import did_you_mean, nearest, short_names
+from mhe_jax.config.rules import ROLES
+from mhe_jax.report.runs import VALIDATION, Run, score_names
+
+# Fields that make no other experiment: where things lie, how often one looks, what runs it.
+SAME = ("workdir", "train.seed", "data.directory", "data.cache_directory", "data.tokenizer")
+SAME_BELOW = ("mesh.", "evaluation.", "train.log", "train.eval", "train.checkpoint", "train.keep")
+# The score of a task, the first that there is, unless its result names one: `metric`. Other tasks
+# have a `score`.
+METRICS = {
+    "translation": ("bleu",),
+    "lm": ("perplexity_per_word", "perplexity_per_token"),
+    "mlm": ("perplexity",),
+    "shuffle_random": ("auc",),
+}
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a score of this name is a loss.
+
+    >>> lower_is_better("perplexity_per_word"), lower_is_better("bleu")
+    (True, False)
+    """
+    return any(part in metric for part in ("loss", "perplexity", "nats"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only."""
+
+    name: str
+    kind: str
+    fields: dict[str, Any]  # those that differ between the groups of the section
+    runs: list[Run]  # done ones, by seed
+
+    @property
+    def config(self) -> Config:
+        config = self.runs[0].config
+        assert config is not None
+        return config
+
+    def numbers(self, name: str) -> list[float]:
+        """The number of this name of each run that has it."""
+        return [value for run in self.runs if (value := run.number(name)) is not None]
+
+    def mean(self, name: str) -> float | None:
+        found = self.numbers(name)
+        return statistics.fmean(found) if found else None
+
+    def spread(self, name: str) -> float | None:
+        """The sample's standard deviation over the seeds; None of fewer than two."""
+        found = self.numbers(name)
+        return statistics.stdev(found) if len(found) > 1 else None
+
+    def parameters(self, which: str) -> int | None:
+        return self.runs[0].parameters().get(which)
+
+    def cached_numbers(self) -> int | None:
+        """Numbers that one layer of the decoder keeps of a token; None without a decoder."""
+        roles = ROLES[self.config.task]
+        if "decoder" not in roles:
+            return None
+        model = self.config.model
+        c = model.attention_for("decoder")
+        shape = Shape(
+            model.features,
+            c.num_heads,
+            (c.qkv_features or model.features) // c.num_heads,
+            c.num_kv_heads,
+            c.num_groups or 1,
+            c.score_groups or 1,
+            c.score_features,
+        )
+        return cached_numbers(c.kind, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Runs that learn the same from the same text."""
+
+    title: str
+    task: str
+    groups: list[Group]
+    runs: list[Run]
+    metric: str
+    chosen: tuple[str, ...]  # fields of which each group has the value that is best for it
+
+    def base(self, group: Group, kind: str) -> Group | None:
+        """What `group` is compared with: the group of `kind` that differs in its attention alone.
+
+        Of several, the one that also has its number of heads and all else that every kind has.
+        """
+
+        def rest(one: Group, attention: bool) -> dict[str, Any]:
+            return {
+                # Each kind starts from an encoder of its own.
+                name: value is not None if name == "train.init_from" else value
+                for name, value in one.fields.items()
+                if name not in self.chosen
+                and (not name.startswith("model.attention") or attention)
+                and name.rpartition(".")[2] not in ("kind", "engine", *FIELDS_OF_KINDS)
+            }
+
+        same = [g for g in self.groups if g.kind == kind and rest(g, False) == rest(group, False)]
+        close = [other for other in same if rest(other, True) == rest(group, True)] or same
+        return close[0] if len(close) == 1 else None
+
+
+def sections(runs: Sequence[Run], metric: str | None, choose: Sequence[str] = ()) -> list[Section]:
+    """Runs by task and text, each with its groups.
+
+    Args:
+      runs: what `read_runs` gave.
+      metric: the score; None is that of the task.
+      choose: fields of which each group keeps the value with the lowest mean validation loss, over
+        the seeds that all of its values have.
+
+    Raises:
+      InputError: no run has the metric, or a field of `choose` is unknown.
+    """
+    by_text: dict[tuple, list[Run]] = {}
+    for run in runs:
+        if run.config is not None:
+            by_text.setdefault(_text(run), []).append(run)
+    known = {name for run in runs for name in run.fields}
+    for field in choose:
+        if known and field not in known:
+            near = did_you_mean(nearest(field, sorted(known)))
+            reason = near or "; fields are dotted, such as optimizer.learning_rate"
+            raise InputError(f"--choose {field}: no such field{reason}")
+    found = []
+    for text, members in by_text.items():
+        task = text[0]
+        groups = _groups(members, choose)
+        title = f"{task}: {' and '.join(text[1]) or 'no text'}"
+        found.append(
+            Section(title, task, groups, members, _metric(members, task, metric), tuple(choose))
+        )
+    if metric and not any(s.metric == metric for s in found):
+        names = sorted({name for run in runs for name in score_names([run])})
+        reason = f"; takes one of {', '.join(names)}" if names else ""
+        raise InputError(f"--metric {metric}: no run has it{reason}")
+    return found
+
+
+def _text(run: Run) -> tuple:
+    """What is learned: the task, and which data by name (where it lies does not matter)."""
+    assert run.config is not None
+    data = {
+        name: value
+        for name, value in run.fields.items()
+        if name.startswith("data.")
+        and name not in SAME
+        and (isinstance(value, (str, list)) and name != "data.length_buckets")
+    }
+    place = Path(run.config.data.directory).name
+    train = tuple(f"{place}/{name}" if place else name for name in run.config.data.train)
+    return run.config.task, train, json.dumps(data, sort_keys=True)
+
+
+def _metric(runs: Sequence[Run], task: str, wanted: str | None) -> str:
+    named = [run.scores["metric"] for run in runs if isinstance(run.scores.get("metric"), str)]
+    for name in (wanted, *named, *METRICS.get(task, ("score",))):
+        if name and any(run.number(name) is not None for run in runs):
+            return name
+    return VALIDATION
+
+
+def kind_of(config: Config) -> str:
+    """The attention of a model: one kind, or that of each role where they differ."""
+    kinds = {role: config.model.attention_for(role).kind for role in ROLES[config.task]}
+    if len(set(kinds.values())) == 1:
+        return next(iter(kinds.values()))
+    return " ".join(f"{role}:{kind}" for role, kind in kinds.items())
+
+
+def _groups(runs: Sequence[Run], choose: Sequence[str]) -> list[Group]:
+    differing = [
+        name
+        for name in runs[0].fields
+        if name not in SAME
+        and not name.startswith(SAME_BELOW)
+        and len({json.dumps(run.fields.get(name)) for run in runs}) > 1
+    ]
+    by_fields: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.status == "done":
+            key = json.dumps([run.fields.get(name) for name in differing])
+            by_fields.setdefault(key, []).append(run)
+    # What goes with the kind is worth a word only where one kind has it with several values.
+    silent = {
+        name
+        for name in differing
+        if name.endswith(".kind")
+        or (name.rpartition(".")[2] in FIELDS_OF_KINDS or name == "train.init_from")
+        and not _varies_within_a_kind(name, [members[0] for members in by_fields.values()])
+    }
+    short = short_names(differing)
+    groups = []
+    for members in by_fields.values():
+        members.sort(key=lambda run: run.seed or 0)
+        first = members[0]
+        assert first.config is not None
+        fields = {name: first.fields.get(name) for name in differing}
+        told = [
+            f"{short[name]}={value}"
+            for name, value in fields.items()
+            if value is not None and name not in silent
+        ]
+        kind = kind_of(first.config)
+        groups.append(Group(", ".join([kind, *told]), kind, fields, members))
+    return _chosen(groups, choose)
+
+
+def _varies_within_a_kind(name: str, runs: Sequence[Run]) -> bool:
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        if run.config is not None:
+            values.setdefault(kind_of(run.config), set()).add(json.dumps(run.fields.get(name)))
+    return any(len(found) > 1 for found in values.values())
+
+
+def _chosen(groups: list[Group], choose: Sequence[str]) -> list[Group]:
+    """Of groups that differ in the chosen fields only, the one with the best validation loss."""
+    alike: dict[str, list[Group]] = {}
+    for group in groups:
+        rest = {name: value for name, value in group.fields.items() if name not in choose}
+        alike.setdefault(json.dumps(rest), []).append(group)
+    best = []
+    for members in alike.values():
+        common = set.intersection(*({run.seed for run in group.runs} for group in members))
+
+        def loss(group: Group, common=common) -> float:
+            found = [
+                run.validation_loss
+                for run in group.runs
+                if run.validation_loss is not None and (not common or run.seed in common)
+            ]
+            return statistics.fmean(found) if found else math.inf
+
+        best.append(min(members, key=loss))
+    return best

@@ -1,0 +1,160 @@
+"""The comparison of finished runs: the paper's tables for them, as Markdown, CSV and one page.
+
+OUT/report.html    self-contained: tables that sort by a click, plots, nothing from a network
+OUT/report.md      the same tables
+OUT/NAME.csv       each table with its numbers in full
+"""
+
+import datetime
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from mhe_jax.analysis.memory import layer_memory
+from mhe_jax.config import Comparison, InputError
+from mhe_jax.config.files import publish
+from mhe_jax.model.layers import attention
+from mhe_jax.report import plots
+from mhe_jax.report.comparison import (
+    Memory,
+    main_table,
+    memory_table,
+    published_tables,
+    runs_table,
+    scores_table,
+)
+from mhe_jax.report.groups import Section, sections
+from mhe_jax.report.page import page
+from mhe_jax.report.runs import Run, read_runs
+from mhe_jax.report.tables import Table
+
+PAGE, TEXT = "report.html", "report.md"
+
+
+def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]:
+    """Writes the report of the runs at and below `paths`; returns its numbers.
+
+    Raises:
+      InputError: no runs, a metric that none has, or an `out` that holds something else.
+    """
+    out = Path(settings.out)
+    _check_out(out)
+    runs = read_runs(paths, settings.split)
+    found = sections(runs, settings.metric, settings.choose)
+    # Said before minutes of compiling.
+    plots.new_figure()
+    _make_out(out)
+    parts: list[tuple[str, list[Table], list[tuple[str, str]]]] = []
+    numbers = []
+    for number, section in enumerate(found, 1):
+        suffix = f"-{number}" if len(found) > 1 else ""
+        memory = memory_of(section, settings.lengths)
+        main = main_table(section, memory, f"comparison{suffix}", settings.split)
+        tables = [main, memory_table(memory, f"memory{suffix}"), scores_table(section, suffix)]
+        tables = [table for table in tables if table is not None]
+        parts.append((section.title, tables, _pictures(section, memory)))
+        titles = [column.title for column in main.columns]
+        numbers.append(
+            {
+                "title": section.title,
+                "metric": section.metric,
+                "groups": [dict(zip(titles, row, strict=True)) for row in main.rows],
+            }
+        )
+    parts.append(("All runs", [runs_table(found, runs)], []))
+    parts.append(("Published", published_tables(), []))
+    about = (
+        f"{len(runs)} runs, {settings.split} split, written "
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC. Devices of the runs: "
+        f"{', '.join(_devices(runs)) or 'not known'}. Memory compiled for "
+        f"{jax.devices()[0].device_kind} with jax {jax.__version__}."
+    )
+    files = {
+        PAGE: page("Comparison of attention kinds", about, parts),
+        TEXT: _markdown(about, parts),
+        **{f"{table.name}.csv": table.csv() for _, tables, _ in parts for table in tables},
+    }
+    for name, text in files.items():
+        with publish(out / name) as file:
+            # Names of files may hold what is no character.
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    counts = {status: sum(run.status == status for run in runs) for status in STATUSES}
+    return {"out": str(out), "runs": counts, "sections": numbers}
+
+
+STATUSES = ("done", "not finished", "failed")
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is a file")
+    if out.is_dir() and any(out.iterdir()) and not (out / PAGE).exists():
+        raise InputError(f"--out {out}: holds something else than a report; give another")
+
+
+def _make_out(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out}: not writable")
+
+
+def _devices(runs: Sequence[Run]) -> list[str]:
+    return sorted({str(run.result["device"]) for run in runs if "device" in run.result})
+
+
+def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
+    """Bytes of one self-attention layer of each group, one example, at each length."""
+    found: Memory = {"forward": {}, "with gradients": {}}
+    known: dict[Any, int] = {}
+    for group in section.groups:
+        model = group.config.model
+        role = "decoder" if section.task == "lm" else "encoder"
+        module = attention(model, role, "self_attention")
+        for run, gradients in (("forward", False), ("with gradients", True)):
+            for length in lengths:
+                same = (model.attention_for(role), model.kronecker, model.features, model.dtype)
+                key = (*same, length, gradients)
+                if key not in known:
+                    print(f"memory: {group.name}, T = {length}, {run}", file=sys.stderr)
+                    known[key] = layer_memory(
+                        module.copy(name=None),
+                        (1, length, model.features),
+                        model.dtype,
+                        causal=role == "decoder",
+                        gradients=gradients,
+                    )
+                found[run].setdefault(group.name, {})[length] = known[key]
+    return found
+
+
+def _pictures(section: Section, memory: Memory) -> list[tuple[str, str]]:
+    """(caption, SVG) of each plot."""
+    pictures = [
+        ("Learning curves: a line for each seed.", plots.learning_curves(section)),
+        (
+            "Score against attention parameters; bars are the spread over seeds. Hollow marks are "
+            "the published numbers, of other data, sizes and budgets: not comparable in absolute "
+            "terms.",
+            plots.score_against_parameters(section),
+        ),
+    ]
+    if memory["forward"]:
+        caption = "Memory of one attention layer against the length T, one example."
+        pictures.append((caption, plots.memory_figure(memory)))
+    return [(caption, plots.svg(figure)) for caption, figure in pictures]
+
+
+def _markdown(about: str, parts: Sequence[tuple[str, list[Table], Any]]) -> str:
+    lines = ["# Comparison of attention kinds", "", about]
+    for title, tables, _ in parts:
+        lines += ["", f"## {' '.join(title.split())}"]
+        for table in tables:
+            lines += ["", table.markdown()]
+    return "\n".join(lines) + "\n"

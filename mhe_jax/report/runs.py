@@ -1,0 +1,162 @@
+"""Finished runs, read from their directories.
+
+A run is a directory with `config.json`; a directory without one, such as that of a sweep, stands
+for the runs below it, and for those that its `sweep.json` says have failed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.config import Config, EvaluationConfig, InputError
+from mhe_jax.config.fields import did_you_mean, leaves, load_json, nearest, to_dict
+from mhe_jax.config.rules.model import check_attention
+from mhe_jax.config.rules.ranges import check_ranges
+from mhe_jax.config.rules.results import is_number, read_result
+from mhe_jax.report import sweeps
+from mhe_jax.training import summary, tracking
+from mhe_jax.training.run import resume
+
+# Of the run: what it is and what came of it, see `mhe_jax.training`.
+CONFIG, RESULT = resume.FILE, summary.FILE
+VALIDATION = "best_validation_loss"
+# How a run was evaluated, of what eval.py leaves.
+SETTINGS = tuple(
+    field.name
+    for field in dataclasses.fields(EvaluationConfig)
+    if field.name not in ("split", "sources", "batch_size")
+)
+# Other numbers of a result that are no scores.
+NO_SCORES = ("seconds", "nats", "per_second")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run left. `config` is None of one that failed before it wrote any."""
+
+    path: Path
+    config: Config | None
+    status: str  # done, not finished, failed
+    reason: str  # why it is not done, or has no scores
+    result: dict[str, Any]  # of train.py
+    scores: dict[str, Any]  # of eval.py on the split
+    curve: dict[str, list[tuple[int, float]]]  # split -> (step, loss)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {} if self.config is None else leaves(to_dict(self.config))
+
+    @property
+    def seed(self) -> int | None:
+        return None if self.config is None else self.config.train.seed
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The best one."""
+        found = [loss for _, loss in self.curve.get("validation", []) if math.isfinite(loss)]
+        best = self.result.get(VALIDATION)
+        return min(found, default=None) if best is None or not math.isfinite(best) else best
+
+    def number(self, name: str) -> float | None:
+        """A number of its results, None where there is none."""
+        if name == VALIDATION:
+            return self.validation_loss
+        value = self.result.get(name)
+        if name != "tokens_per_second":  # of training: eval.py has its own
+            value = self.scores.get(name, value)
+        if value is None or not is_number(value):
+            return None
+        return float(value) if math.isfinite(value) else None
+
+    def parameters(self) -> dict[str, int]:
+        return self.result.get("parameters") or self.scores.get("parameters") or {}
+
+
+def read_runs(paths: Iterable[str | Path], split: str) -> list[Run]:
+    """All runs at and below `paths`, each once, with their scores on `split`.
+
+    Raises:
+      InputError: a path with no runs, or a file that is not what a run leaves.
+    """
+    found: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        here = {run.path.resolve(): run for run in _below(path, split)}
+        if not here:
+            near = did_you_mean(nearest(str(path), sorted(map(str, path.parent.glob("*")))))
+            what = "no runs below" if path.is_dir() else "there is no"
+            raise InputError(f"{what} {path}{'' if path.is_dir() else near}")
+        found |= here
+    return list(found.values())
+
+
+def _below(path: Path, split: str) -> Iterator[Run]:
+    if (path / CONFIG).is_file():
+        yield _read(path, split)
+        return
+    if not path.is_dir():
+        return
+    failed = {
+        each["name"]: each.get("reason", "")
+        for each in sweeps.read(path)
+        if each["status"] == "failed"
+    }
+    for child in sorted(path.iterdir()):
+        reason = failed.get(child.name)
+        if reason is not None and not (child / CONFIG).is_file():
+            yield Run(child, None, "failed", reason, {}, {}, {})
+        # A link to a run is one more name of it; another could lead anywhere, and round in circles.
+        elif (
+            child.is_dir()
+            and not child.name.startswith(".")
+            and (not child.is_symlink() or (child / CONFIG).is_file())
+        ):
+            for run in _below(child, split):
+                if reason is not None and run.status != "done":
+                    run = dataclasses.replace(run, status="failed", reason=reason)
+                yield run
+
+
+def _read(path: Path, split: str) -> Run:
+    config = load_json(path / CONFIG)
+    try:
+        check_ranges(config)
+        check_attention(config)
+    except InputError as error:
+        raise InputError(f"{path / CONFIG}: {error}") from None
+    result, scores = read_result(path / RESULT), read_result(path / f"eval_{split}.json")
+    if stale := _stale(scores, result):
+        scores, stale = {}, f"eval_{split}.json is left out, {stale}: python eval.py {path}"
+    curve: dict[str, list[tuple[int, float]]] = {}
+    metrics = path / tracking.FILE
+    for line in tracking.read(metrics) if metrics.is_file() else ():
+        step = line["step"]
+        if isinstance(line.get("loss"), float) and is_number(step) and isinstance(step, int):
+            curve.setdefault(str(line["split"]), []).append((step, line["loss"]))
+    if result.get("steps") == config.train.num_steps or (scores and not result):
+        return Run(path, config, "done", stale, result, scores, curve)
+    done = max((step for points in curve.values() for step, _ in points), default=0)
+    reason = f"logged {done} of {config.train.num_steps} steps"
+    return Run(path, config, "not finished", reason, result, scores, curve)
+
+
+def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
+    """What tells that a run was trained on after it was evaluated; "" if nothing does."""
+    which = {"best": "best_step", "last": "steps"}.get(scores.get("checkpoint", ""), "")
+    now, then = result.get(which), scores.get("steps")
+    last = then[-1] if isinstance(then, list) and then else then
+    return "" if now in (None, last) else f"it is of step {last}, not {now}"
+
+
+def score_names(runs: Sequence[Run]) -> list[str]:
+    """Names of all scores that eval.py found, in their order."""
+    names = [
+        name
+        for run in runs
+        for name, value in run.scores.items()
+        if isinstance(value, float)
+        and name not in SETTINGS
+        and not any(part in name for part in NO_SCORES)
+    ]
+    return list(dict.fromkeys(names))

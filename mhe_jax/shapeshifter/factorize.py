@@ -1,0 +1,97 @@
+"""Dense parameters to sums of Kronecker products: the best of each rank, by a singular value
+decomposition of the rearranged matrix, `R(W) = U S Vᵀ`, `A = √S Uᵀ`, `B = √S Vᵀ`."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mhe_jax.shapeshifter.kronecker import Factors, rearrange
+
+# The projection whose kernel [H, D, M] contracts two axes; the others contract the first.
+OUT = "out"
+# Tables are [V, M], but an untied output matrix is kept as [M, V].
+TRANSPOSED = "output"
+
+
+def factorize(params: Any, like: Any) -> tuple[Any, dict[str, float]]:
+    """Parameters of the shapes of `like` that come closest to the dense `params`.
+
+    Args:
+      params: of a dense model.
+      like: parameters, or their shapes, of the same model with `model.kronecker`.
+
+    Returns:
+      The parameters, as NumPy arrays where they are new, and for each matrix that has become
+      factors, by its path, the relative error ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius).
+
+    Raises:
+      ValueError: a parameter that one of the two does not have, or has in another shape.
+    """
+    errors: dict[str, float] = {}
+    return _tree(params, like, "", errors), errors
+
+
+def best_factors(w: Any, factors: Factors, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """A [r, m1, n1] and B [r, m2, n2] that come closest to W [m, n].
+
+    >>> w = np.kron(np.arange(6.0).reshape(2, 3), np.arange(4.0).reshape(2, 2))
+    >>> a, b = best_factors(w, Factors(2, 3, 2, 2), 1)
+    >>> bool(np.allclose(np.kron(a[0], b[0]), w))
+    True
+    """
+    f = factors
+    rearranged = np.asarray(rearrange(np.asarray(w, np.float32), f))
+    u, s, vt = np.linalg.svd(rearranged, full_matrices=False)
+    root = np.sqrt(s[:rank])
+    a = (u[:, :rank] * root).T.reshape(rank, f.m1, f.n1)
+    b = (vt[:rank] * root[:, None]).reshape(rank, f.m2, f.n2)
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+def _tree(params: Any, like: Any, path: str, errors: dict[str, float]) -> Any:
+    if not isinstance(like, dict):
+        if isinstance(params, dict) or params.shape != like.shape:
+            raise ValueError(f"{path}: {_shape(params)} in the dense model, not {like.shape}")
+        return params
+    if not isinstance(params, dict):  # a table
+        w = np.swapaxes(params, -1, -2) if path.endswith(TRANSPOSED) else params
+        return _matrices(w, like, path, errors)
+    out = {}
+    name = path.rpartition("/")[2]
+    if "kernel" in params and {"a", "b"} <= like.keys():
+        kernel, stacked = params["kernel"], like["a"].ndim - 3
+        split = stacked + (2 if name == OUT else 1)
+        rows = math.prod(kernel.shape[stacked:split])
+        kernel = np.reshape(kernel, (*kernel.shape[:stacked], rows, -1))
+        out = _matrices(kernel, like, f"{path}/kernel", errors)
+        params = {**params, **out}
+        del params["kernel"]
+    if params.keys() != like.keys():
+        differ = ", ".join(sorted(params.keys() ^ like.keys()))
+        raise ValueError(f"{path or 'parameters'}: {differ} is in one of the models only")
+    return out | {
+        child: _tree(params[child], like[child], f"{path}/{child}".lstrip("/"), errors)
+        for child in like
+        if child not in out
+    }
+
+
+def _matrices(w: Any, like: dict[str, Any], path: str, errors: dict[str, float]) -> dict[str, Any]:
+    """Factors of W [m, n], or of one W a layer [L, m, n]."""
+    (rank, m1, n1), (_, m2, n2) = like["a"].shape[-3:], like["b"].shape[-3:]
+    if w.ndim == 3:
+        one = {"a": np.empty((rank, m1, n1)), "b": np.empty((rank, m2, n2))}
+        layers = [_matrices(w[i], one, f"{path}[{i}]", errors) for i in range(len(w))]
+        return {name: np.stack([layer[name] for layer in layers]) for name in one}
+    w = np.asarray(w, np.float32)
+    factors = Factors(m1, n1, m2, n2)
+    a, b = best_factors(w, factors, rank)
+    found = np.einsum("kab,kce->abce", a, b).reshape(m1 * n1, m2 * n2)
+    missed = np.linalg.norm(np.asarray(rearrange(w, factors)) - found)
+    errors[path] = float(missed / max(np.linalg.norm(w), np.finfo(np.float32).tiny))
+    return {"a": a, "b": b}
+
+
+def _shape(params: Any) -> str:
+    return "a group" if isinstance(params, dict) else str(params.shape)

@@ -1,0 +1,134 @@
+"""Rules for the run that a working directory holds: what may change since it began, what stays."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from mhe_jax import data
+from mhe_jax.config import Config, InputError
+from mhe_jax.config.fields import leaves
+from mhe_jax.config.loading import load_json, save_json, to_dict
+from mhe_jax.config.rules.trust import remember
+from mhe_jax.data import TOKENIZER
+from mhe_jax.training import summary, tracking
+
+FILE = "config.json"
+DRAFT = f".{TOKENIZER}.draft"
+
+# What may differ: how long and how often, how the same numbers are computed and where things lie,
+# and the numbers of the optimizer. All else changes what is learned, or the shape of the state.
+MAY_CHANGE = re.compile(
+    r"workdir|mesh\..*|evaluation\..*"
+    r"|train\.(?!seed|init_from).*"
+    r"|data\.(directory|cache_directory|test)"
+    r"|model\.remat|model\.kronecker\.apply|model\.attention(_by_role\.\w+)?\.(form|engine)"
+    r"|optimizer\.(?!name|ema_decay).*"
+)
+
+
+def holds_run(config: Config) -> bool:
+    """Whether the run in `config.workdir` goes on: what another run gave it, it has."""
+    return (Path(config.workdir) / FILE).exists()
+
+
+def changed_fields(config: Config) -> list[str]:
+    """What differs from the run in `config.workdir`, each as `name: old -> new`; [] without a run.
+
+    Raises:
+      InputError: a difference under which the run cannot go on; nothing has been touched.
+    """
+    if not holds_run(config):
+        return []
+    old, new = leaves(to_dict(load_json(Path(config.workdir) / FILE))), leaves(to_dict(config))
+    changed = []
+    for name, value in new.items():
+        if old[name] == value:
+            continue
+        # An average can change its decay, but not begin or end.
+        ema = name == "optimizer.ema_decay" and None not in (old[name], value)
+        if not ema and not MAY_CHANGE.fullmatch(name):
+            raise InputError(
+                f"{config.workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
+                "go on with the old value, or give another --workdir"
+            )
+        changed.append(f"{name}: {old[name]!r} -> {value!r}")
+    return changed
+
+
+def check_files(config: Config) -> None:
+    """Raises InputError where going on or beginning would cost something that lies there.
+
+    A run that has lost its tokenizer cannot go on: another would not mean the same. A new one does
+    not write over what it finds under the names of its own files.
+    """
+    workdir = Path(config.workdir)
+    tokenizer = workdir / TOKENIZER
+    if holds_run(config):
+        if not tokenizer.exists() and config.model.has_pieces:
+            raise InputError(f"{tokenizer}: no such file")
+    elif not any(workdir.glob("checkpoints/[0-9]*")):
+        for name in (tracking.FILE, tracking.PICTURE, summary.FILE):
+            if (workdir / name).exists():
+                raise InputError(
+                    f"{workdir / name} is there, but no {FILE}: give another --workdir"
+                )
+        given = data.tokenizer_file(config)
+        if given and tokenizer.exists() and tokenizer.read_bytes() != _bytes_of(given):
+            raise InputError(f"{tokenizer}: is another than {given}: give another --workdir")
+
+
+def _bytes_of(tokenizer: Path) -> bytes:
+    return data.Pieces.load(tokenizer).model
+
+
+def tokenizer_file(config: Config) -> tuple[Path, list[str]]:
+    """Where the tokenizer lies, or is to be made, and what people must know of that.
+
+    A new one is a draft until the run begins: a start that ends before may have wanted another
+    than the next, and whatever lies under the name of the tokenizer itself is the user's.
+    """
+    workdir = Path(config.workdir)
+    kept = workdir / TOKENIZER
+    if not kept.exists() and not holds_run(config):
+        return workdir / DRAFT, []
+    found = [] if holds_run(config) else [f"tokenizer: {kept}, which was there before the run"]
+    return kept, found
+
+
+def drop_draft(config: Config) -> None:
+    """Deletes the tokenizer of a start that did not become a run."""
+    (Path(config.workdir) / DRAFT).unlink(missing_ok=True)
+
+
+def begin(config: Config, tokenizer: Path) -> None:
+    """From here on the working directory holds a run."""
+    workdir = Path(config.workdir)
+    if tokenizer.name == DRAFT and config.model.has_pieces:
+        tokenizer.replace(workdir / TOKENIZER)
+    save_json(config, workdir / FILE)
+    remember(workdir)
+
+
+def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float, text: str) -> None:
+    """Raises InputError where a checkpoint is of another text; older ones do not say."""
+    old = meta.get("steps_per_epoch", steps_per_epoch)
+    if not math.isclose(old, steps_per_epoch, rel_tol=1e-6):
+        raise InputError(
+            f"data.train has changed: an epoch is {steps_per_epoch:,.2f} steps, and was "
+            f"{old:,.2f} for the run in {config.workdir}: go on with the old text, or give "
+            "another --workdir"
+        )
+    if meta.get("text", text) != text:
+        raise InputError(
+            f"data.train has changed: it is not the text that the run in {config.workdir} has "
+            "learned from: go on with the old text, or give another --workdir"
+        )
+
+
+def check_length(config: Config, done: int) -> None:
+    """A run can be made longer; `done` steps cannot be taken back."""
+    if done > config.train.num_steps:
+        raise InputError(
+            f"train.num_steps is {config.train.num_steps}: {config.workdir} has done {done} already"
+        )

@@ -1,0 +1,105 @@
+"""A run that starts from the encoder of another one.
+
+What is taken are the parameters below `embeddings` and `encoder` of its best checkpoint (the last
+one, where it had no validation split) and its tokenizer; the head is new, and so are optimizer and
+step.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh
+
+from mhe_jax.config import LABELLED, Config, InputError
+from mhe_jax.config.fields import leaves, load_json, to_dict
+from mhe_jax.data import TOKENIZER, AnyTokenizer, load_tokenizer
+from mhe_jax.model import make_model
+from mhe_jax.training import objective, sharding
+from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.run.resume import FILE
+from mhe_jax.training.state import TrainState
+
+TAKEN = ("embeddings", "encoder")
+# Fields of the model under which the encoder's parameters mean the same.
+MAY_DIFFER = re.compile(
+    r"(attention\.|attention_by_role\.\w+\.)?dropout_rate|num_(classes|spans|decoder_layers)|pooling"
+    r"|attention(_by_role\.\w+)?\.(form|engine)|attention_by_role\.(decoder|cross)\..*"
+    r"|kronecker\.apply|remat|dtype"
+)
+
+
+def check_init_from(config: Config) -> None:
+    """Raises InputError unless the encoder of `train.init_from` fits, naming what differs.
+
+    Nothing is read but the config of that run.
+    """
+    if config.train.init_from is None:
+        return
+    given = _config_of(config.train.init_from)
+    theirs, ours = leaves(to_dict(given)["model"]), leaves(to_dict(config)["model"])
+    for name, value in ours.items():
+        if theirs[name] != value and not MAY_DIFFER.fullmatch(name):
+            raise InputError(
+                f"model.{name} is {value!r}: train.init_from={config.train.init_from} has "
+                f"{theirs[name]!r}, and must fit"
+            )
+
+
+def _config_of(run: str) -> Config:
+    path = Path(run) / FILE
+    if not path.exists():
+        raise InputError(f"train.init_from is {run!r}: there is no run with a {FILE}")
+    config = load_json(path)
+    if config.task not in ("mlm", "shuffle_random", *LABELLED):
+        raise InputError(f"train.init_from is {run!r}: task {config.task} has no encoder to take")
+    return config
+
+
+def read_encoder(run: str, mesh: Mesh) -> dict[str, Any]:
+    """The parameters that are taken from another run.
+
+    Raises:
+      InputError: that run has no checkpoint that can be read, or another tokenizer than it.
+    """
+    found, _, _ = read_run(run, _config_of(run), mesh)
+    return {name: found[name] for name in TAKEN}
+
+
+def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, AnyTokenizer]:
+    """Parameters of a run's best checkpoint (the last, without validation), its step, tokenizer.
+
+    Raises:
+      InputError: as `read_encoder`.
+    """
+    which = "best" if config.data.validation else "last"
+    tokenizer = load_tokenizer(config, Path(run) / TOKENIZER)
+    found, (step,) = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
+    return found, step, tokenizer
+
+
+def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
+    """`state` with the encoder of another run, as `read_encoder` gives it."""
+    params = {**state.params, **taken}
+    # Steps give up what they are given: the average needs arrays of its own.
+    ema = (
+        None
+        if state.ema_params is None
+        else {**state.ema_params, **jax.tree.map(jax.numpy.copy, taken)}
+    )
+    return state.replace(params=params, ema_params=ema)
+
+
+def abstract_params(config: Config, mesh: Mesh) -> Any:
+    """Shapes of a run's parameters, with the shardings they have on `mesh`."""
+    model = make_model(config.task, config.model)
+    initialize = objective.make_initializer(config.task, model, config.data.sequence_length)
+    with sharding.use_mesh(mesh):
+        boxed = jax.eval_shape(initialize, jax.eval_shape(lambda: jax.random.key(0)))
+    return jax.tree.map(
+        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
+        nn.unbox(boxed),
+        sharding.parameter_shardings(boxed, mesh),
+    )
