@@ -36,7 +36,7 @@ from jax.ad_checkpoint import checkpoint_name
 from mhe_jax.attention import factored, head_by_head
 from mhe_jax.attention.blocks import KEPT, Seen, Static, by_rows
 from mhe_jax.attention.mask import Mask
-from mhe_jax.attention.mesh import over_rows
+from mhe_jax.attention.mesh import over_rows, varying
 
 # Up to here dropout draws one mask for the call, as the other engines; beyond, block by block.
 DRAWN_LENGTH = 1024
@@ -57,7 +57,10 @@ def attend(query, key, value, key_bias, mask: Mask, options) -> tuple[jax.Array,
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
         seen = _draw(seen, B, T, S, options)
     key_bias = key_bias.astype(jnp.promote_types(query.dtype, jnp.float32))
-    run = functools.partial(_shared, static)
+
+    def run(*call):
+        return _shared(static, *varying(call, call))
+
     output = over_rows(run, query, key, value, key_bias, seen)
     if options.dropout_rate > 0:
         return output[..., :-1], output[..., -1:]
@@ -83,7 +86,7 @@ def _forward(static, q, k, v, b, seen):
 
     def one_by_one(q, k, v, values, b, seen):
         output = head_by_head.forward(static, q, k, v, b, seen).astype(b.dtype)
-        return output, jnp.ones(output.shape[:-1], b.dtype)
+        return output, varying(jnp.ones(output.shape[:-1], b.dtype), q)
 
     values = factored.values_of(q, v, b, seen)
     fits = factored.fits(static, q, v, values, b, seen)
