@@ -22,6 +22,7 @@ from typing import Any
 import jax
 
 from mhe_jax.checks import check
+from mhe_jax.checks.trust import is_own, remember
 from mhe_jax.command_line import parse_fields, run_entry_point
 from mhe_jax.config import Config, InputError, KroneckerConfig
 from mhe_jax.data import TOKENIZER
@@ -75,6 +76,8 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     if dense.model.has_pieces:
         shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
     save_json(config, new / FILE)
+    if is_own(run):
+        remember(new)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, found)]
     return {"step": step, "dense": sizes[0], "factorized": sizes[1], "errors": errors}
 
