@@ -1,6 +1,11 @@
 """Eight simulated CPU devices, strict ranks, quick compilation; set before jax is imported."""
 
 import os
+import signal
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiling is most of the time of the suite; nothing in it depends on how fast a program runs.
