@@ -43,10 +43,10 @@ demo: $(INSTALLED)
 	sys.exit(bleu < $(DEMO_BLEU) or exact < $(DEMO_EXACT))'
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants.py

@@ -1,6 +1,11 @@
 """Eight simulated CPU devices, strict ranks, quick compilation; set before jax is imported."""
 
 import os
+import signal
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiling is most of the time of the suite; nothing in it depends on how fast a program runs.
@@ -8,6 +13,7 @@ FLAGS = (
     "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",  # the older ones compile three times as fast
 )
 given = os.environ.get("XLA_FLAGS", "")
 missing = [flag for flag in FLAGS if flag.split("=")[0] not in given]
@@ -25,3 +31,10 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MHE_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Compiled programs of other files would fill the memory, and slow every collection."""
+    yield
+    jax.clear_caches()

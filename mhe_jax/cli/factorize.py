@@ -25,6 +25,7 @@ from mhe_jax.cli.arguments import parse_fields, run_entry_point
 from mhe_jax.config import Config, InputError, KroneckerConfig
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.config.rules import check
+from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.data import TOKENIZER
 from mhe_jax.model import make_model
 from mhe_jax.shapeshifter import factorize as parameters
@@ -75,6 +76,8 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     if dense.model.has_pieces:
         shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
     save_json(config, new / FILE)
+    if is_own(run):
+        remember(new)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, found)]
     return {"step": step, "dense": sizes[0], "factorized": sizes[1], "errors": errors}
 

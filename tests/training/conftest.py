@@ -140,7 +140,8 @@ def launch(tmp_path, tmp_path_factory):
         environment = dict(
             os.environ,
             JAX_PLATFORMS="cpu",
-            XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}",
+            XLA_FLAGS=f"--xla_force_host_platform_device_count={devices} "
+            "--xla_cpu_use_fusion_emitters=false",
             PYTHONPATH=str(ROOT),
             JAX_DISABLE_MOST_OPTIMIZATIONS="1",
             JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.getbasetemp() / "programs"),

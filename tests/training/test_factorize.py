@@ -13,6 +13,7 @@ import pytest
 from mhe_jax.cli.factorize import factorize
 from mhe_jax.config import InputError, KroneckerConfig
 from mhe_jax.config.loading import load_json, set_field
+from mhe_jax.config.rules.trust import is_own
 from mhe_jax.data import make_tokenizer
 from mhe_jax.evaluation import evaluate
 from mhe_jax.training.loop import train
@@ -58,12 +59,13 @@ def test_full_rank_scores_as_the_dense_run_and_less_does_not(trained, tmp_path):
 
     few = factorize(trained.workdir, tmp_path / "few", KroneckerConfig(attention=1, mlp=1))
     assert 0 < few["factorized"] < few["dense"]
+    assert is_own(tmp_path / "few")
     assert not any("token" in path for path in few["errors"])
     assert all(0.01 < error < 1 for error in few["errors"].values())
     assert scores(tmp_path / "few", "last")["loss"] > 1.001 * first["loss"]
 
 
-@pytest.mark.parametrize("ema", [None, 0.5])
+@pytest.mark.parametrize("ema", [pytest.param(None, marks=pytest.mark.slow), 0.5])
 def test_the_same_command_trains_on_from_there(tiny, trained, tmp_path, ema):
     run = trained.workdir
     if ema is not None:
@@ -109,6 +111,12 @@ def test_what_is_wrong_is_told_and_nothing_is_written(tiny, trained, tmp_path):
         scores(new, "last")
     with pytest.raises(InputError, match="is factorized already"):
         factorize(new, tmp_path / "newer", one)
+
+
+def test_of_a_strangers_run_is_a_strangers_run(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("MHE_JAX_CACHE", str(tmp_path / "cache"))
+    factorize(trained.workdir, tmp_path / "few", KroneckerConfig(mlp=1))
+    assert not is_own(tmp_path / "few")
 
 
 def test_command_line(trained, tmp_path):

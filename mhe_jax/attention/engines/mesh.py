@@ -66,6 +66,26 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Arr
     )(query, key, value, key_bias, parts)
 
 
+def varying(tree: Any, like: Any) -> Any:
+    """`tree`, varying over the mesh axes over which leaves of `like` vary, as `shard_map` sees it.
+
+    Inside `jax.shard_map` a loop must be told so of its start, and a branch of its result.
+    """
+    axes = frozenset[str]().union(*map(_varying_axes, jax.tree.leaves(like)))
+
+    def vary(x):
+        missing = tuple(axes - _varying_axes(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(vary, tree)
+
+
+def _varying_axes(x) -> frozenset[str]:
+    kind: Any = jax.typeof(x)
+    # The name differs between versions of JAX.
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
+
+
 def parts_of_heads() -> int:
     """Into how many parts the mesh splits the heads of a call."""
     mesh, _, heads = _mesh_axes()

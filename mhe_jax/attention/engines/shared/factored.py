@@ -22,6 +22,7 @@ from mhe_jax.attention.engines.blocks import (
     over_blocks,
     product,
 )
+from mhe_jax.attention.engines.mesh import varying
 
 MAX_SPREAD = 60.0
 
@@ -87,7 +88,7 @@ def forward(static: Static, q, k, values: Values, b, seen: Seen):
 
     shape = (*q.shape[:2], b.shape[2])
     start = jnp.zeros((*shape, values.divided.shape[3]), b.dtype), jnp.zeros(shape, b.dtype)
-    return over_blocks(q, k, seen, step, start)
+    return over_blocks(q, k, seen, step, varying(start, q))
 
 
 def gradient(static: Static, q, k, values, b, seen: Seen, output, denominator, cotangent):
@@ -125,7 +126,7 @@ def gradient(static: Static, q, k, values, b, seen: Seen, output, denominator, c
         )
 
     zeros = [jnp.zeros(x.shape, b.dtype) for x in (q, k, w, columns)]
-    dq, dk, dw, dcolumns = over_blocks(q, k, seen, step, tuple(zeros))
+    dq, dk, dw, dcolumns = over_blocks(q, k, seen, step, varying(tuple(zeros), q))
     dv, db = columns_gradient(values, w, columns, dw, dcolumns, into, back)
     dq, dk = (times_any_power(x, back[..., 0]) for x in (dq, dk))
     return dq.astype(q.dtype), dk.astype(k.dtype), dv, db

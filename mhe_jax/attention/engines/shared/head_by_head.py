@@ -15,6 +15,7 @@ from mhe_jax.attention.engines.blocks import (
     over_blocks,
     product,
 )
+from mhe_jax.attention.engines.mesh import varying
 
 
 def forward(static: Static, q, k, v, b, seen: Seen):
@@ -28,7 +29,7 @@ def forward(static: Static, q, k, v, b, seen: Seen):
 
         return over_blocks(q, k, seen, step, output)
 
-    output = jnp.zeros((*q.shape[:2], b.shape[2], v.shape[3]), v.dtype)
+    output = varying(jnp.zeros((*q.shape[:2], b.shape[2], v.shape[3]), v.dtype), q)
     return jax.lax.fori_loop(0, b.shape[2], one, output)
 
 
@@ -52,7 +53,7 @@ def gradient(static: Static, q, k, v, b, seen: Seen, cotangent):
         dq, dk, of_v, of_b = over_blocks(q, k, seen, step, (dq, dk, _at(dv, mine), _at(db, head)))
         return dq, dk, dv.at[:, :, mine].set(of_v), db.at[:, :, head].set(of_b)
 
-    sums = tuple(jnp.zeros(x.shape, b.dtype) for x in (q, k, v, b))
+    sums = varying(tuple(jnp.zeros(x.shape, b.dtype) for x in (q, k, v, b)), q)
     dq, dk, dv, db = jax.lax.fori_loop(0, b.shape[2], one, sums)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), db
 
