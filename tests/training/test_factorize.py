@@ -10,12 +10,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from mhe_jax.cli.factorize import factorize
 from mhe_jax.config import InputError, KroneckerConfig
 from mhe_jax.config.loading import load_json, set_field
 from mhe_jax.data import make_tokenizer
 from mhe_jax.evaluation import evaluate
 from mhe_jax.training.loop import train
+from mhe_jax.training.run.factorize import factorize
 from mhe_jax.training.tracking import read
 
 FULL = KroneckerConfig(attention=999, mlp=999, embedding=999)
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_told_and_nothing_is_written(tiny, trained, tmp_path):
 
 
 def test_command_line(trained, tmp_path):
-    command = [sys.executable, "-m", "mhe_jax.cli.factorize"]
+    command = [sys.executable, "-m", "mhe_jax", "factorize"]
 
     def run(*arguments):
         found = subprocess.run(
