@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -233,15 +234,40 @@ def test_a_wrong_command_is_told(text, complaint, place):
         understand(command, arguments)
 
 
+# The walks of CONTRIBUTING
+
+STOPS = re.findall(r"`([\w/]+\.py): ([\w.]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+
+
+def test_the_walks_have_their_stops():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Five walks\n")[2]
+    walks = text.split("\n**")[1:]
+    assert len(walks) == 5
+    assert all(len(re.findall(r"^- `[\w/]+\.py: [\w.]+`: \w", walk, re.M)) > 5 for walk in walks)
+    assert text.count("\n- ") == text.count("\n- `")
+
+
+@pytest.mark.parametrize(("file", "name"), STOPS, ids=lambda part: part)
+def test_a_stop_of_a_walk_is_there(file, name):
+    """A function, class or method of this name is defined in this file."""
+    scope: ast.AST = ast.parse((ROOT / "mhe_jax" / file).read_text(encoding="utf-8"))
+    for part in name.split("."):
+        scope = next(
+            node
+            for node in ast.iter_child_nodes(scope)
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == part
+        )
+
+
 # What they do
 
 # Added to a command of `train`: two steps of a small model.
-BUDGET = "--train.num_steps 2 --train.eval_batches 1 --train.log_every 1"
+BUDGET = "--train.num_steps 2 --train.log_every 1"
 SMALL = (
     "--model.features 32 --model.mlp_features 32 --model.num_layers 1 --model.num_decoder_layers 1 "
     "--model.attention.num_heads 2 --model.vocabulary_size 400"
 )
-WORDS = "a small dog runs over the green hill and one man in his red coat sees it at noon"
+SYLLABLES = ["ka", "lo", "mi", "nu", "pe", "ra", "so"]
 
 
 def with_budget(command: str, arguments: list[str]) -> list[str]:
@@ -264,9 +290,8 @@ def with_budget(command: str, arguments: list[str]) -> list[str]:
 def content_of(config: Config, name: str, count: int) -> bytes:
     """A file of the form that the config reads under this name."""
     plain = name.removesuffix(".gz").removesuffix(".xz")
-    lines = [
-        " ".join(WORDS.split()[(i * k + i // k) % 19] for k in range(1, 9)) for i in range(count)
-    ]
+    words = ["".join(three) for three in itertools.product(SYLLABLES, repeat=3)]
+    lines = [" ".join(words[i * k % len(words)] for k in range(1, 9)) for i in range(1, count)]
     data = config.data
     if data.dataset != "own":
         stem = "train" if "train" in name else "test" if "test" in name else "dev"
