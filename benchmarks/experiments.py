@@ -127,7 +127,7 @@ class Workplace:
     def call(self, run: Path, *command: str) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
-        note(f"{run}: {command[1] if command[0] == '-m' else Path(command[0]).name}")
+        note(f"{run}: {'factorize' if command[0] == '-m' else Path(command[0]).name}")
         log = run.with_name(f"{run.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as output:
@@ -260,7 +260,7 @@ def warm(at: Workplace, rank: str) -> None:
     dense, _ = translation(at, "mha")
     run, terms = at.directory / f"warm/{rank}", ("--attention", rank, "--mlp", rank)
     if not (run / plan.CONFIG).exists():
-        at.call(run, "-m", "mhe_jax.cli.factorize", str(dense), str(run), *terms)
+        at.call(run, "-m", "mhe_jax", "factorize", str(dense), str(run), *terms)
     at.evaluate(run, "test", "--checkpoint", "last", name="before.json")
     flags = ["--train.num_steps", "300", "--optimizer.warmup_steps", "30"]
     flags += ["--optimizer.learning_rate", "5e-4", *attention(TRANSLATION["mha"])]

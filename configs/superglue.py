@@ -1,7 +1,7 @@
 """SuperGLUE without ReCoRD: a small encoder tuned on one of its tasks.
 
-    python train.py configs/wikitext2_mlm.py --workdir runs/mlm
-    python train.py configs/superglue.py:boolq --train.init_from runs/mlm --workdir runs/boolq
+    python train.py configs/wikitext2_mlm.py --model.max_length 512 --workdir runs/mlm512
+    python train.py configs/superglue.py:boolq --train.init_from runs/mlm512 --workdir runs/boolq
     python eval.py runs/boolq --split validation
     python eval.py runs/boolq
 

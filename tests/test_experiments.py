@@ -30,7 +30,7 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
     def stand_in(command, stdout, **_):
         _, program, *arguments = command
         if program == "-m":
-            name, run = "factorize", Path(arguments[2])
+            name, run = "factorize", Path(arguments[3])
         elif Path(program).name == "train.py":
             name, run = "train", Path(arguments[arguments.index("--workdir") + 1])
         else:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.cli import arguments as command_line
+from mhe_jax.cli import process
 
 PROGRAM = """
 import json, os, sys
-from mhe_jax.cli.arguments import run_entry_point
+from mhe_jax.cli.process import run_entry_point
 
 def main():
     tunables = os.environ.get("GLIBC_TUNABLES")
@@ -26,7 +26,7 @@ GIVEN = "glibc.malloc.hugetlb=1"
 @pytest.fixture
 def on_demand():
     """Skips where Linux has huge pages for all, for none, or is not there."""
-    pages = command_line.HUGE_PAGES
+    pages = process.HUGE_PAGES
     if not pages.exists() or "[madvise]" not in pages.read_text():
         pytest.skip("huge pages are not given on demand here")
 
@@ -41,9 +41,9 @@ def start(place: Path, *options: str, **environment: str):
         command,
         stdout=subprocess.PIPE,
         env={**inherited, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
-    ) as process:
-        tunables, pid, arguments, optimize = json.loads(process.communicate()[0])
-    assert (pid, arguments) == (process.pid, ["--a", "b c", ""])
+    ) as begun:
+        tunables, pid, arguments, optimize = json.loads(begun.communicate()[0])
+    assert (pid, arguments) == (begun.pid, ["--a", "b c", ""])
     return tunables, optimize
 
 
@@ -67,7 +67,7 @@ def pages(tmp_path, monkeypatch):
     """What says whether Linux gives huge pages; here it does, to those who ask."""
     place = tmp_path / "enabled"
     place.write_text("always [madvise] never")
-    monkeypatch.setattr(command_line, "HUGE_PAGES", place)
+    monkeypatch.setattr(process, "HUGE_PAGES", place)
     return place
 
 
@@ -79,7 +79,7 @@ def starts(monkeypatch, started, arguments):
     calls = []
     monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
     with pytest.raises(SystemExit):
-        command_line.run_entry_point(lambda: None)
+        process.run_entry_point(lambda: None)
     return bool(calls)
 
 
@@ -92,6 +92,10 @@ def starts(monkeypatch, started, arguments):
         (["train.py"], ["train.py", "a", "b"], False),
         (["launcher.py", "train.py", "a"], ["train.py", "a"], False),
         (["-m", "pytest"], ["train.py"], False),
+        (["-m", "mhe_jax", "train", "a"], ["/x/mhe_jax/__main__.py", "train", "a"], True),
+        (["-O", "-m", "mhe_jax", "train"], ["/x/mhe_jax/__main__.py", "train"], True),
+        (["-m", "launcher", "-m", "mhe_jax", "a"], ["/x/mhe_jax/__main__.py", "a"], False),
+        (["-m", "mhe_jax.attention.cost"], ["/x/mhe_jax/attention/cost.py"], False),
     ],
 )
 def test_only_whole_programs_start_once_more(monkeypatch, pages, started, arguments, expected):

@@ -25,6 +25,7 @@ ROOMS = [
     "evaluation",
     "report",
     "cli",
+    "__main__",
 ]
 
 # Libraries that one file, or one package of files, imports; where it cannot be one, each of them.
@@ -64,7 +65,9 @@ def imported(path: Path) -> set[str]:
 
 
 def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """Of a file outside of the package, its own name."""
+    inside = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path.relative_to(ROOT)
+    return inside.parts[0].removesuffix(".py")
 
 
 def name(path: Path) -> str:
@@ -119,10 +122,20 @@ def test_a_library_is_imported_in_one_file(library):
     assert all(within.values()), within
 
 
-@pytest.mark.parametrize("entry", ["train.py", "eval.py"])
+@pytest.mark.parametrize("entry", ["train.py", "eval.py", "mhe_jax/__main__.py"])
 def test_entry_points_import_no_library(entry):
     tops = {module.split(".")[0] for module in imported(ROOT / entry)}
-    assert tops <= {"json", "signal", "sys", "mhe_jax"}
+    assert tops <= {"signal", "sys", "mhe_jax"}
+
+
+def test_nothing_imports_the_command_line_but_entry_points():
+    users = {
+        str(path.relative_to(ROOT))
+        for path in [*FILES, *ROOT.glob("*.py")]
+        if any(f"{module}.".startswith("mhe_jax.cli.") for module in imported(path))
+        and room(path) != "cli"
+    }
+    assert users == {"train.py", "eval.py", "mhe_jax/__main__.py"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.name)
@@ -157,9 +170,24 @@ def test_attention_loads_jax_and_flax_only():
     assert not packages & {"grain", "orbax", "sentencepiece", "tensorflow_datasets"}
 
 
-def test_arguments_are_parsed_before_jax_is_loaded():
-    code = """
-from mhe_jax.cli.arguments import parse_train_arguments
-parse_train_arguments(["configs/demo.py", "--train.num_steps", "3"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train configs/demo.py --train.num_steps 3 --wrong",
+        "train configs/demo.py --seeds 2 --wrong",
+        "train configs/demo.py --compile_only --topology v5e:2x2 --wrong",
+        "eval docs/records/warm/16 --wrong",
+        "compare docs/records/warm --wrong",
+        "factorize docs/records/warm/16 new --wrong",
+    ],
+)
+def test_arguments_are_parsed_before_jax_is_loaded(arguments):
+    code = f"""
+from mhe_jax.cli.commands import main
+from mhe_jax.config import InputError
+try:
+    main({arguments.split()!r})
+except InputError as error:
+    assert "unknown field --wrong" in str(error)
 """
     assert not {"jax", "flax", "numpy"} & loaded_by(code)

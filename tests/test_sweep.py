@@ -35,7 +35,8 @@ def get_config():
 STAND_IN = """
 import json, signal, sys, time
 from pathlib import Path
-from mhe_jax.cli.arguments import parse_train_arguments, run_entry_point
+from mhe_jax.cli.arguments import parse_train_arguments
+from mhe_jax.cli.process import run_entry_point
 from mhe_jax.config.loading import save_json
 from mhe_jax.config import InputError
 
@@ -95,7 +96,7 @@ def run(place, *arguments, **does):
     """What the sweep of `arguments` returns, and the runs that it called."""
     place.joinpath("does.json").write_text(json.dumps(does))
     place.joinpath("calls.txt").write_text("")
-    found = sweep.run(parse(place, *arguments), place / "stand_in.py")
+    found = sweep.run(parse(place, *arguments), [sys.executable, str(place / "stand_in.py")])
     return found, place.joinpath("calls.txt").read_text().split()
 
 
@@ -246,8 +247,9 @@ def test_tokenizers_are_shared_where_they_must_be_the_same(place):
 def test_a_signal_is_passed_on_once_and_ends_the_sweep(place, number):
     place.joinpath("does.json").write_text(json.dumps({MHA: "wait"}))
     code = (
-        "import sys; from mhe_jax import sweep; from mhe_jax.cli.arguments import run_entry_point; "
-        "run_entry_point(lambda: sweep.run(sweep.parse(sys.argv[2:]), sys.argv[1]))"
+        "import sys; from mhe_jax.cli import sweep, process; "
+        "process.run_entry_point("
+        "lambda: sweep.run(sweep.parse(sys.argv[2:]), [sys.executable, sys.argv[1]]))"
     )
     command = [sys.executable, "-c", code, str(place / "stand_in.py"), str(place / "tiny.py")]
     command += [*KINDS, "--workdir", str(place / "sweep")]

@@ -1,4 +1,4 @@
-"""The command lines of train.py and eval.py, and how both end.
+"""Command lines, parsed by tyro and checked.
 
 A user's mistake becomes one line: an `InputError` that names the field or file and what is allowed.
 Nothing here imports jax, so that a typing error costs no start-up time and
@@ -9,14 +9,19 @@ import contextlib
 import dataclasses
 import io
 import os
-import signal
-import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from mhe_jax.config import Comparison, Config, EvaluationConfig, InputError, Target
+from mhe_jax.config import (
+    Comparison,
+    Config,
+    EvaluationConfig,
+    InputError,
+    KroneckerConfig,
+    Target,
+)
 from mhe_jax.config.fields import allowed_values, hints_of, load_json, unknown_field
 from mhe_jax.config.loading import load_config, neighbours
 from mhe_jax.config.rules import check, check_files
@@ -26,11 +31,17 @@ COMPARE_USAGE = "eval.py compare RUNS... [--out DIRECTORY] [--field value ...]"
 TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
 TARGET_USAGE = "--compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch]"
 EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-LESS_MEMORY = (
-    "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
-    "evaluation.batch_size), a larger optimizer.accumulate_steps, or model.remat True"
-)
+FACTORIZE_USAGE = "python -m mhe_jax factorize RUN NEW [--attention N] [--mlp N] [--embedding N]"
+FACTORIZE_HELP = """\
+NEW is RUN with its matrices as sums of Kronecker products, of these numbers of terms: to be
+evaluated, or trained further by the command of RUN with NEW as --workdir and these terms.
+
+    python -m mhe_jax factorize RUN NEW --attention 8 --mlp 16 --embedding 128
+    python eval.py NEW --checkpoint last
+    python train.py CONFIG ... --workdir NEW --model.kronecker.attention 8 ...
+
+The last line is one JSON object: the relative error (Frobenius) of each matrix, and the numbers
+of parameters. `python -m mhe_jax factorize RUN NEW --help` explains every field."""
 
 
 def parse_train_arguments(arguments: Sequence[str]) -> Config:
@@ -201,6 +212,22 @@ def parse_compare_arguments(arguments: Sequence[str]) -> tuple[list[str], Compar
     return paths, settings
 
 
+def parse_factorize_arguments(arguments: Sequence[str]) -> tuple[Path, Path, KroneckerConfig]:
+    """The run, the new run and its ranks, of `factorize RUN NEW [--attention N] ...`.
+
+    Raises:
+      InputError: not two directories, or a field or value that is not allowed.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: {FACTORIZE_USAGE}\n\n{FACTORIZE_HELP}")
+        raise SystemExit(0)
+    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
+        raise InputError(f"two directories come first; usage: {FACTORIZE_USAGE}")
+    run, new, *options = arguments
+    prog = "python -m mhe_jax factorize RUN NEW"
+    return Path(run), Path(new), parse_fields(KroneckerConfig, KroneckerConfig(), options, prog)
+
+
 def parse_fields(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any = ()) -> T:
     """`default` with the overrides of a command line, by tyro; its boxed errors made one line."""
     import tyro
@@ -251,103 +278,3 @@ def _name_of(option: Sequence[str]) -> str:
     """`dotted.field_name` of `["--dotted.field-name=value"]`; what is no option has none."""
     name = option[0].partition("=")[0]
     return name.removeprefix("--").replace("-", "_") if name.startswith("--") else ""
-
-
-def output(text: str) -> None:
-    """Writes to standard output, in UTF-8 and at once.
-
-    Raises:
-      InputError: there is no room for it.
-    """
-    if sys.stdout is None:  # closed by who started us
-        return
-    try:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise InputError(f"standard output: {error.strerror}") from error
-
-
-def _ask_for_huge_pages() -> None:
-    """Starts the command once more, in this very process, with GLIBC_TUNABLES for huge pages.
-
-    Each step on a CPU works through hundreds of megabytes, for which 4 KB pages are small: in huge
-    ones a step of configs/multi30k.py takes 0.41 s in place of 0.59. glibc reads its environment
-    only before a program begins. Nothing happens where that variable is set already, be it to
-    nothing, where Linux does not give huge pages to those who ask, or inside another program, such
-    as a debugger.
-    """
-    options, command = sys.orig_argv[1 : -len(sys.argv)], sys.orig_argv[-len(sys.argv) :]
-    is_whole_program = command == sys.argv and all(o.startswith("-") for o in options)
-    if "GLIBC_TUNABLES" in os.environ or not is_whole_program:
-        return
-    with contextlib.suppress(OSError):
-        if "[madvise]" in HUGE_PAGES.read_text():
-            environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-
-
-def run_entry_point(main: Callable[[], Any]) -> NoReturn:
-    """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
-
-    What the operating system refuses, and nobody foresaw, is such a line with the file's name; so
-    is a device without enough memory, and a name that is not UTF-8. With MHE_JAX_TRACEBACK=1 in the
-    environment every exception shows its traceback.
-    """
-    if sys.stderr is None:  # closed by who started us: print would take standard output instead
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    try:
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see train.py
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        _ask_for_huge_pages()
-        _check_names()
-        main()
-        output("")
-    except BrokenPipeError:  # the reader, such as `head`, has enough
-        if sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except (InputError, KeyboardInterrupt, OSError, UnicodeEncodeError) as error:
-        if os.environ.get("MHE_JAX_TRACEBACK") == "1":
-            raise
-        if isinstance(error, KeyboardInterrupt):
-            sys.exit(130)
-        _tell(_line_of(error))
-        sys.exit(2)
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) or os.environ.get("MHE_JAX_TRACEBACK") == "1":
-            raise
-        reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
-        _tell(f"{reason}. {LESS_MEMORY}")
-        sys.exit(1)
-    sys.exit(0)
-
-
-def _check_names() -> None:
-    """Raises InputError where a name is given that most libraries cannot even pass on."""
-    for name in (*sys.argv[1:], os.environ.get("MHE_JAX_CACHE", ""), _here()):
-        name.encode()
-
-
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it is deleted, or closed to us; whoever needs it says so
-        return ""
-
-
-def _line_of(error: BaseException) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        return f"{error.object[:300]!a}: is not UTF-8"
-    if isinstance(error, OSError) and error.strerror:
-        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-    return str(error)
-
-
-def _tell(what: str) -> None:
-    """One line for people, as far as there are any."""
-    with contextlib.suppress(OSError):
-        print(f"error: {' '.join(what.split())}", file=sys.stderr, flush=True)

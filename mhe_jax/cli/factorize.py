@@ -1,119 +1,19 @@
-"""A trained run, its matrices factorized: a new run, to be evaluated or trained further.
+"""`python -m mhe_jax factorize RUN NEW`: a trained run with its matrices factorized."""
 
-    python -m mhe_jax.cli.factorize RUN NEW --attention 8 --mlp 16 --embedding 128
-    python eval.py NEW --checkpoint last
-    python train.py CONFIG ... --workdir NEW --model.kronecker.attention 8 ...
-
-NEW has RUN's config with these ranks, its tokenizer, and a checkpoint of step 0: the best
-parameters of RUN, each matrix as the sum of Kronecker products that comes closest to it, and a
-fresh optimizer. So the same command as RUN's, with these ranks, goes on from there. A rank above
-the full one counts as the full one, which changes nothing but rounding. The last line is one JSON
-object: the relative error ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius) of each matrix, and the numbers of
-parameters.
-"""
-
-import dataclasses
 import json
-import shutil
 import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import jax
-
-from mhe_jax.cli.arguments import parse_fields, run_entry_point
-from mhe_jax.config import Config, InputError, KroneckerConfig
-from mhe_jax.config.fields import load_json, save_json
-from mhe_jax.config.rules import check
-from mhe_jax.config.rules.trust import is_own, remember
-from mhe_jax.data import TOKENIZER
-from mhe_jax.model import make_model
-from mhe_jax.shapeshifter import factorize as parameters
-from mhe_jax.training import objective, sharding
-from mhe_jax.training.checkpoint import Checkpoints
-from mhe_jax.training.optimizer import make_optimizer
-from mhe_jax.training.run.resume import FILE
-from mhe_jax.training.run.warm_start import read_run
-from mhe_jax.training.state import make_initializer
-
-USAGE = "python -m mhe_jax.cli.factorize RUN NEW [--attention N] [--mlp N] [--embedding N]"
+from mhe_jax.cli.arguments import parse_factorize_arguments
+from mhe_jax.cli.process import output
 
 
-def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> dict[str, Any]:
-    """Makes the run `new` out of `run`; see above.
+def main(arguments: Sequence[str]) -> None:
+    """Writes the run NEW, each matrix's error to standard error, and a line of JSON as result."""
+    run, new, kronecker = parse_factorize_arguments(arguments)
+    from mhe_jax.training.run.factorize import factorize
 
-    Returns:
-      `errors` by the path of each matrix, and the numbers of `dense` and `factorized` parameters.
-
-    Raises:
-      InputError: there is no such run, or its checkpoint cannot be read or is of another
-        tokenizer; `new` is there already; no rank is given, or one that is not allowed. Nothing has
-        been written.
-    """
-    run, new = Path(run), Path(new)
-    dense = _config_of(run)
-    config = _factorized(dense, new, kronecker)
-    mesh = sharding.make_mesh(config)
-    params, step, tokenizer = read_run(run, dense, mesh)
-
-    model, optimizer = make_model(config.task, config.model), make_optimizer(config)
-    init_params = objective.make_initializer(config.task, model, config.data.sequence_length)
-    ema = config.optimizer.ema_decay is not None
-    initialize, abstract = make_initializer(init_params, optimizer, mesh, ema)
-    found, errors = parameters.factorize(params, abstract.params)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
-    state = initialize(jax.random.key(config.train.seed))
-    state = state.replace(params=jax.device_put(found, shardings))
-    if ema:
-        state = state.replace(ema_params=jax.device_put(found, shardings))
-
-    checkpoints = Checkpoints(new)
-    try:
-        checkpoints.save(state, 0, {"tokenizer": tokenizer.key})
-        checkpoints.wait()
-    finally:
-        checkpoints.close()
-    if dense.model.has_pieces:
-        shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
-    save_json(config, new / FILE)
-    if is_own(run):
-        remember(new)
-    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, found)]
-    return {"step": step, "dense": sizes[0], "factorized": sizes[1], "errors": errors}
-
-
-def _config_of(run: Path) -> Config:
-    if not (run / FILE).is_file():
-        raise InputError(f"no run at {run}: it has no {FILE}")
-    return load_json(run / FILE)
-
-
-def _factorized(dense: Config, new: Path, kronecker: KroneckerConfig) -> Config:
-    if kronecker == KroneckerConfig(apply=kronecker.apply):
-        raise InputError(f"no rank is given; usage: {USAGE}")
-    if dense.model.kronecker != KroneckerConfig(apply=dense.model.kronecker.apply):
-        raise InputError(f"{dense.workdir} is factorized already: takes a run with dense matrices")
-    if new.exists() and any(new.iterdir()):
-        raise InputError(f"{new} is there already: takes a new directory")
-    model = dataclasses.replace(dense.model, kronecker=kronecker)
-    config = dataclasses.replace(dense, model=model, workdir=str(new))
-    check(config)
-    return config
-
-
-def main() -> None:
-    arguments = sys.argv[1:]
-    if {"-h", "--help"} & {*arguments} or not arguments:
-        print(f"usage: {USAGE}\n\n{__doc__}")
-        return
-    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
-        raise InputError(f"two directories come first; usage: {USAGE}")
-    run, new, *options = arguments
-    result = factorize(run, new, parse_fields(KroneckerConfig, KroneckerConfig(), options, USAGE))
+    result = factorize(run, new, kronecker)
     for path, error in result["errors"].items():
         print(f"{error:10.6f}  {path}", file=sys.stderr)
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    run_entry_point(main)
+    output(json.dumps(result) + "\n")

@@ -10,13 +10,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from mhe_jax.cli.factorize import factorize
 from mhe_jax.config import InputError, KroneckerConfig
 from mhe_jax.config.loading import load_json, set_field
 from mhe_jax.config.rules.trust import is_own
 from mhe_jax.data import make_tokenizer
 from mhe_jax.evaluation import evaluate
 from mhe_jax.training.loop import train
+from mhe_jax.training.run.factorize import factorize
 from mhe_jax.training.tracking import read
 
 FULL = KroneckerConfig(attention=999, mlp=999, embedding=999)
@@ -120,7 +120,7 @@ def test_of_a_strangers_run_is_a_strangers_run(trained, tmp_path, monkeypatch):
 
 
 def test_command_line(trained, tmp_path):
-    command = [sys.executable, "-m", "mhe_jax.cli.factorize"]
+    command = [sys.executable, "-m", "mhe_jax", "factorize"]
 
     def run(*arguments):
         found = subprocess.run(

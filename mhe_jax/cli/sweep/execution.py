@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,8 +24,8 @@ NOT_OF_TOKENIZER = re.compile(
 )
 
 
-def run(sweep: Sweep, entry: str | Path) -> dict[str, Any]:
-    """All runs that are not finished, by `python entry ARGUMENTS`; then what came of each.
+def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
+    """All runs that are not finished, each by `command ARGUMENTS`; then what came of each.
 
     A run that fails is told with its reason, and the others go on. SIGINT, SIGTERM and SIGHUP are
     passed on to the run, which saves; then the sweep ends with status 128 + signal.
@@ -55,7 +54,7 @@ def run(sweep: Sweep, entry: str | Path) -> dict[str, Any]:
                 continue
             _note(f"[{number} of {len(sweep.runs)}] {one.name}")
             _share_tokenizer(one, sweep.runs)
-            reason = _train(one, entry, signals)
+            reason = _train(one, command, signals)
             if signals.received:
                 outcome.save(sweep.workdir, list(about.values()))
                 _note(f"{signals.received.name}: {one.name} ended with: {reason or 'finished'}")
@@ -138,14 +137,13 @@ class _Signals:
             self._process.send_signal(number)
 
 
-def _train(run: Run, entry: str | Path, signals: _Signals) -> str | None:
+def _train(run: Run, command: Sequence[str], signals: _Signals) -> str | None:
     """One process; why it failed, None where it did not."""
-    command = [sys.executable, str(entry), *run.arguments]
     last = ""
     with (run.workdir / LOG).open("a", encoding="utf-8") as log:
         # A process group of its own: Ctrl-C reaches it through us, once.
         process = subprocess.Popen(
-            command,
+            [*command, *run.arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

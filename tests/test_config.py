@@ -1,30 +1,19 @@
-"""Configs from files, command lines and JSON; every mistake is one line."""
+"""Configs from files and JSON, and their rules; every mistake is one line."""
 
-import contextlib
-import dataclasses
-import io
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 
 import pytest
 
-from mhe_jax.cli import arguments as command_line
 from mhe_jax.config import (
     AttentionByRole,
     AttentionConfig,
     AttentionOverride,
     Config,
     DataConfig,
-    EvaluationConfig,
     InputError,
     MeshConfig,
     loading,
 )
-from mhe_jax.config.fields import hints_of
 
 LM = Config(task="lm", data=DataConfig(train=("a.txt",), validation=("b.txt",)))
 PAIRS = Config(task="translation", data=DataConfig(train=("a.en", "a.de")))
@@ -117,178 +106,6 @@ def test_config_that_fails_names_its_line(tmp_path, text, complaint):
     path = tmp_path / "bad.py"
     path.write_text(text)
     assert f"{path}{complaint}" in message(loading.load_config, str(path))
-
-
-# Command lines
-
-
-def test_train_arguments(config_file):
-    arguments = "--model.attention.kind mhe_mul --optimizer.learning_rate=2e-3 --workdir w"
-    config = command_line.parse_train_arguments(
-        [str(config_file), *arguments.split(), "--data.train", "x y.txt"]
-    )
-    assert config.model.attention.kind == "mhe_mul"
-    assert config.optimizer.learning_rate == 2e-3
-    assert config.data.train == ("x y.txt",)
-    assert config.workdir == "w"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name", "value"),
-    [
-        ("--data.validation a", "data.validation", ("a",)),
-        ("--data.validation=a", "data.validation", ("a",)),
-        ("--model.scan_layers True", "model.scan_layers", True),
-        ("--optimizer.clip_norm None", "optimizer.clip_norm", None),
-        ("--mesh.data -1", "mesh.data", -1),
-        (
-            "--model.attention_by_role.decoder.kind mqa",
-            DECODER_KIND,
-            "mqa",
-        ),
-        ("--train.num-steps 7", "train.num_steps", 7),
-    ],
-)
-def test_an_override_changes_its_field_only(config_file, arguments, name, value):
-    config = command_line.parse_train_arguments([str(config_file), *arguments.split()])
-    assert config == loading.set_field(loading.load_config(str(config_file)), name, value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (
-            "--model.attention.kin mha",
-            "unknown field --model.attention.kin; did you mean --model.attention.kind",
-        ),
-        ("--kind mha", "unknown field --kind; did you mean --model.attention.kind"),
-        ("--lr 1", "unknown field --lr; --help lists all"),
-        (
-            "--model.attention.kind mhx",
-            "--model.attention.kind is 'mhx': takes one of mha, sha, mqa, gqa, skv, el, mhe_add, "
-            "mhe_mul",
-        ),
-        ("--data.batch_size=1.5", "--data.batch_size is '1.5': takes a whole number"),
-        ("--data.batch_size", "--data.batch_size has no value: takes a whole number"),
-        ("--train.num_steps 5 6", "--train.num_steps is '5 6': takes a whole number"),
-        ("--model.remat yes", "--model.remat is 'yes': takes True or False"),
-        (
-            "--data.length_buckets 8 x",
-            "--data.length_buckets is '8 x': takes any number of whole numbers",
-        ),
-        ("--optimizer.clip_norm x", "--optimizer.clip_norm is 'x': takes a number or None"),
-        ("extra", "cannot place 'extra': every value follows its --dotted.field"),
-        ("--data.batch_size 8 --model.attention.num_heads 5", "must divide model.features=512"),
-    ],
-)
-def test_train_mistakes(config_file, capsys, arguments, complaint):
-    arguments = [str(config_file), *arguments.split()]
-    assert complaint in message(command_line.parse_train_arguments, arguments)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_train_usage(capsys):
-    assert "usage: train.py CONFIG" in message(command_line.parse_train_arguments, [])
-    assert "usage: train.py CONFIG" in message(
-        command_line.parse_train_arguments, ["--workdir", "w"]
-    )
-    with pytest.raises(SystemExit) as stop:
-        command_line.parse_train_arguments(["--help"])
-    assert stop.value.code == 0
-    assert "usage: train.py CONFIG" in capsys.readouterr().out
-
-
-def test_train_help_has_every_field_with_the_configs_defaults(config_file, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command_line.parse_train_arguments([str(config_file), "--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for name in hints_of(Config):
-        assert f"--{name} " in text
-    assert "runs/full" in text
-    assert "Updates in all." in text
-
-
-@pytest.fixture
-def run_directory(tmp_path):
-    run = tmp_path / "runs" / "mul"
-    run.mkdir(parents=True)
-    config = changed(LM, evaluation__beam_size=3, workdir=str(run))
-    loading.save_json(config, run / "config.json")
-    return run
-
-
-def test_evaluation_arguments(run_directory):
-    found, evaluation, action = command_line.parse_evaluation_arguments([str(run_directory)])
-    assert (found, evaluation, action) == (run_directory, EvaluationConfig(beam_size=3), "score")
-    arguments = f"{run_directory} --split validation --translate --length_penalty 1".split()
-    _, evaluation, action = command_line.parse_evaluation_arguments(arguments)
-    assert evaluation == EvaluationConfig(split="validation", beam_size=3, length_penalty=1.0)
-    assert action == "translate"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ("--splt test", "unknown field --splt; did you mean --split"),
-        ("--split train", "--split is 'train': takes one of validation, test"),
-        ("--translate yes", "--translate is 'yes': takes no value"),
-        ("--checkpoint newest", "evaluation.checkpoint is 'newest': takes best, last or a step"),
-        ("--average_checkpoints 2", "needs evaluation.checkpoint last, not best"),
-        ("--translate --generate", "--translate and --generate: one of both"),
-        ("--generate 3", "--generate is '3': takes no value"),
-        ("--stride 129", "evaluation.stride is 129: at most data.sequence_length=128"),
-        ("--stride 0", "evaluation.stride is 0: takes 1 or more"),
-        ("--top_k 3", "evaluation.top_k is 3: needs evaluation.temperature above 0"),
-        ("--temperature 1 --top_p 1.5", "evaluation.top_p is 1.5: takes a number above 0, at most"),
-    ],
-)
-def test_evaluation_mistakes(run_directory, arguments, complaint):
-    arguments = [str(run_directory), *arguments.split()]
-    assert complaint in message(command_line.parse_evaluation_arguments, arguments)
-
-
-def test_evaluation_usage(run_directory, capsys):
-    assert "usage: eval.py RUN" in message(command_line.parse_evaluation_arguments, [])
-    assert "usage: eval.py RUN" in message(
-        command_line.parse_evaluation_arguments, ["--split", "test"]
-    )
-    near = message(command_line.parse_evaluation_arguments, [str(run_directory.with_name("mull"))])
-    assert near.startswith("no run at")
-    assert str(run_directory) in near
-    (run_directory / "config.json").unlink()
-    assert "has no config.json" in message(
-        command_line.parse_evaluation_arguments, [str(run_directory)]
-    )
-    with pytest.raises(SystemExit) as stop:
-        command_line.parse_evaluation_arguments(["--help"])
-    assert stop.value.code == 0
-    assert "usage: eval.py RUN" in capsys.readouterr().out
-
-
-def test_evaluation_help(run_directory, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command_line.parse_evaluation_arguments([str(run_directory), "--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for name in ("--translate", *(f"--{f.name} " for f in dataclasses.fields(EvaluationConfig))):
-        assert name in text
-
-
-@pytest.mark.parametrize("script", ["train", "eval", "compare"])
-def test_help_is_ascii(config_file, run_directory, script):
-    """A terminal may show nothing else."""
-    parse, arguments = {
-        "train": (command_line.parse_train_arguments, [str(config_file)]),
-        "eval": (command_line.parse_evaluation_arguments, [str(run_directory)]),
-        "compare": (command_line.parse_compare_arguments, []),
-    }[script]
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    with contextlib.redirect_stdout(terminal), pytest.raises(SystemExit) as stop:
-        parse([*arguments, "--help"])
-    assert stop.value.code == 0
-    terminal.flush()
-    assert b"usage: " in terminal.buffer.getvalue()
 
 
 # JSON
@@ -544,75 +361,3 @@ def test_devices_accepted(config, devices):
 )
 def test_devices_refused(config, devices, complaint):
     assert complaint in message(loading.check_devices, config, devices)
-
-
-# The process
-
-
-PROGRAM = """
-import sys
-from mhe_jax.config import InputError
-from mhe_jax.cli.arguments import run_entry_point
-
-def main():
-    {body}
-
-run_entry_point(main)
-"""
-
-
-def run_program(body, **environment):
-    environment = {**os.environ, **environment}
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(body=body)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-
-
-def test_entry_point_exits_zero():
-    done = run_program("print('fine')")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
-
-
-def test_entry_point_prints_a_mistake_on_one_line():
-    done = run_program("raise InputError('a\\n b')")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: a b\n")
-
-
-def test_entry_point_shows_a_traceback_when_asked():
-    done = run_program("raise InputError('a')", MHE_JAX_TRACEBACK="1")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-
-
-def test_entry_point_keeps_other_errors():
-    done = run_program("raise KeyError('a')")
-    assert done.returncode == 1
-    assert "KeyError" in done.stderr
-
-
-def test_entry_point_says_what_needs_less_memory():
-    done = run_program("import jax; jax.numpy.zeros(1 << 44).block_until_ready()")
-    assert (done.returncode, done.stdout) == (1, "")
-    line = r"error: Out of memory .*[^.]\. Less is needed with fewer rows \(data.batch_size.*\n"
-    assert re.fullmatch(line, done.stderr)
-
-
-def test_entry_point_is_quiet_on_interrupt():
-    done = run_program("raise KeyboardInterrupt")
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
-
-
-def test_entry_point_is_quiet_when_the_reader_leaves():
-    done = subprocess.run(
-        ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | head -n 1', sys.executable,
-         PROGRAM.format(body="[print('x' * 1000) for _ in range(1000)]")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.stderr == ""
-    assert done.returncode == 141

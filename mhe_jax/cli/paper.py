@@ -1,0 +1,19 @@
+"""`eval.py paper`: the published tables, and what they are recomputed."""
+
+import json
+from collections.abc import Sequence
+
+from mhe_jax.cli.process import output
+from mhe_jax.config import InputError
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Writes the tables and a line of JSON to standard output."""
+    if {"-h", "--help"} & {*arguments}:
+        print("usage: eval.py paper\n\nThe published tables, and what they are recomputed.")
+        raise SystemExit(0)
+    if arguments:
+        raise InputError(f"eval.py paper takes no arguments, not {arguments[0]}")
+    from mhe_jax.report import paper
+
+    output(f"{paper.tables()}\n{json.dumps(paper.summary())}\n")

@@ -1,0 +1,123 @@
+"""A command as a process: its memory, what it writes, and how it ends.
+
+A user's mistake becomes one line on standard error. Nothing here imports jax.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mhe_jax.config import InputError
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LESS_MEMORY = (
+    "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
+    "evaluation.batch_size), a larger optimizer.accumulate_steps, or model.remat True"
+)
+
+
+def output(text: str) -> None:
+    """Writes to standard output, in UTF-8 and at once.
+
+    Raises:
+      InputError: there is no room for it.
+    """
+    if sys.stdout is None:  # closed by who started us
+        return
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"standard output: {error.strerror}") from error
+
+
+def _ask_for_huge_pages() -> None:
+    """Starts the command once more, in this very process, with GLIBC_TUNABLES for huge pages.
+
+    Each step on a CPU works through hundreds of megabytes, for which 4 KB pages are small: in huge
+    ones a step of configs/multi30k.py takes 0.41 s in place of 0.59. glibc reads its environment
+    only before a program begins. Nothing happens where that variable is set already, be it to
+    nothing, where Linux does not give huge pages to those who ask, or inside another program, such
+    as a debugger.
+    """
+    options, command = sys.orig_argv[1 : -len(sys.argv)], sys.orig_argv[-len(sys.argv) :]
+    program = "mhe_jax" if options[-1:] == ["-m"] else sys.argv[0]  # as it was typed
+    is_whole_program = command == [program, *sys.argv[1:]] and all(
+        option.startswith("-") for option in options
+    )
+    if "GLIBC_TUNABLES" in os.environ or not is_whole_program:
+        return
+    with contextlib.suppress(OSError):
+        if "[madvise]" in HUGE_PAGES.read_text():
+            environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def run_entry_point(main: Callable[[], Any]) -> NoReturn:
+    """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
+
+    What the operating system refuses, and nobody foresaw, is such a line with the file's name; so
+    is a device without enough memory, and a name that is not UTF-8. With MHE_JAX_TRACEBACK=1 in the
+    environment every exception shows its traceback.
+    """
+    if sys.stderr is None:  # closed by who started us: print would take standard output instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see train.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _ask_for_huge_pages()
+        _check_names()
+        main()
+        output("")
+    except BrokenPipeError:  # the reader, such as `head`, has enough
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (InputError, KeyboardInterrupt, OSError, UnicodeEncodeError) as error:
+        if os.environ.get("MHE_JAX_TRACEBACK") == "1":
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit(130)
+        _tell(_line_of(error))
+        sys.exit(2)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) or os.environ.get("MHE_JAX_TRACEBACK") == "1":
+            raise
+        reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
+        _tell(f"{reason}. {LESS_MEMORY}")
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _check_names() -> None:
+    """Raises InputError where a name is given that most libraries cannot even pass on."""
+    for name in (*sys.argv[1:], os.environ.get("MHE_JAX_CACHE", ""), _here()):
+        name.encode()
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it is deleted, or closed to us; whoever needs it says so
+        return ""
+
+
+def _line_of(error: BaseException) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:300]!a}: is not UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    return str(error)
+
+
+def _tell(what: str) -> None:
+    """One line for people, as far as there are any."""
+    with contextlib.suppress(OSError):
+        print(f"error: {' '.join(what.split())}", file=sys.stderr, flush=True)

@@ -1,0 +1,47 @@
+"""`train.py CONFIG`: train a config, run a sweep of it, or compile it for other devices.
+
+With `--compile_only --topology v5e:16x16` it compiles for devices that need not be there;
+`--sweep model.attention.kind=mha,sha --seeds 3` trains every combination, one after the other.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+
+from mhe_jax.cli import sweep
+from mhe_jax.cli.arguments import parse_target, parse_train_arguments
+from mhe_jax.cli.process import output
+
+AS_MODULE = (sys.executable, "-m", "mhe_jax", "train")
+
+
+def main(arguments: Sequence[str], command: Sequence[str] = AS_MODULE) -> None:
+    """Trains, and ends with a line of JSON on standard output; all else is on standard error.
+
+    Args:
+      arguments: of the command line, without the program's name.
+      command: what starts one run of a sweep; the arguments of the run follow it.
+    """
+    if sweep.is_sweep(arguments):
+        found = sweep.run(sweep.parse(arguments), command)
+        print(sweep.table(found["runs"]), file=sys.stderr)
+        output(json.dumps(found) + "\n")
+        sys.exit(1 if found["failed"] else 0)
+    # jax starts after the arguments are right.
+    target, arguments = parse_target(arguments)
+    if target is not None:
+        config = parse_train_arguments(arguments)
+        from mhe_jax.analysis.ahead import compile_ahead
+
+        output(json.dumps(compile_ahead(config, target)) + "\n")
+        return
+    from mhe_jax.training.cluster.distributed import joined, take_flags
+
+    processes, arguments = take_flags(arguments)
+    config = parse_train_arguments(arguments)
+    with joined(processes) as writes:
+        from mhe_jax.training.loop import train
+
+        result = train(config)
+        if writes:
+            output(json.dumps(result) + "\n")

@@ -1,0 +1,84 @@
+"""Where text comes from, and how it becomes batches."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# Data sets of labelled examples, see `data/tasks/table.py`; `own` is any other.
+Dataset = Literal[
+    "own",
+    "cola",
+    "sst2",
+    "mrpc",
+    "qqp",
+    "stsb",
+    "mnli",
+    "qnli",
+    "rte",
+    "wnli",
+    "boolq",
+    "cb",
+    "copa",
+    "multirc",
+    "superglue_rte",
+    "wic",
+    "wsc",
+    "squad",
+    "squad_v2",
+]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where text comes from and how it becomes batches.
+
+    A split is one source, or for translation two parallel text files. A source is a text file, a
+    `.tsv` or `.jsonl` file, each also as `.gz` or `.xz`, or `tfds:NAME/CONFIG:SPLIT`. A split of
+    labelled examples is one or more files as `dataset` distributes them, read one after the other.
+    """
+
+    # Relative paths below start here.
+    directory: str = "."
+    # Training source: one, or two parallel text files; several with `train_weights`.
+    train: tuple[str, ...] = ()
+    # A weight for each of several training sources: the share of rows drawn from it; () for one.
+    train_weights: tuple[float, ...] = ()
+    # Validation source; chooses the best checkpoint.
+    validation: tuple[str, ...] = ()
+    # Test source; read by eval.py only.
+    test: tuple[str, ...] = ()
+    # Names of the text fields in JSONL or TFDS: one, or source and target; those of `own` examples.
+    fields: tuple[str, ...] = ("text",)
+    # A sentencepiece model; None trains one on `train`. With LSH its pieces are the features.
+    tokenizer: str | None = None
+    # Pieces of the sentencepiece model that a run with LSH trains.
+    lsh_pieces: int = 8000
+    # Built indices and token counts; None means $MHE_JAX_CACHE or ~/.cache/mhe_jax.
+    cache_directory: str | None = None
+    # Tokens in a row: the block of running text; in translation the longest training sentence; the
+    # longest labelled example, which is cut to it.
+    sequence_length: int = 128
+    # Several examples (lines, or pairs) in each training row, none of which sees another.
+    packing: bool = False
+    # Rows in a global batch of all tasks but translation.
+    batch_size: int = 32
+    # Padded source plus target tokens in a global batch of translation.
+    tokens_per_batch: int = 4096
+    # Padded lengths of batches of pairs and of labelled examples; the last is sequence_length.
+    length_buckets: tuple[int, ...] = ()
+    # Rows of a translation batch are a multiple of this: a multiple of data * fsdp devices.
+    row_multiple: int = 8
+    # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
+    mask_rate: float = 0.15
+    # Share of the words that `shuffle_random` takes from other places, and of the others that it
+    # replaces by a random one.
+    corruption_rate: float = 0.1
+    # What labelled examples are; `own` has the texts in `fields` and the label in `label_field`.
+    dataset: Dataset = "own"
+    # Column or field of the label of `own` examples.
+    label_field: str = "label"
+    # Names of the labels, in order; () takes those of the data set, or of `own` training examples.
+    labels: tuple[str, ...] = ()
+    # Tokens from one window over a long text to the next (task span).
+    window_stride: int = 128
+    # A question is cut to this many tokens (task span).
+    question_length: int = 64

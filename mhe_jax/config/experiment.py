@@ -1,0 +1,59 @@
+"""One experiment, and the devices that it may be compiled for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mhe_jax.config.data import DataConfig
+from mhe_jax.config.evaluation import EvaluationConfig
+from mhe_jax.config.model import ModelConfig
+from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
+
+Task = Literal[
+    "mlm",
+    "lm",
+    "translation",
+    "shuffle_random",
+    "classification",
+    "regression",
+    "multiple_choice",
+    "span",
+]
+# The tasks of one encoder whose examples carry a label: what a pre-trained encoder is tuned on.
+LABELLED: tuple[Task, ...] = ("classification", "regression", "multiple_choice", "span")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment."""
+
+    # What is learned: `mlm` an encoder by its masked tokens, `shuffle_random` one by which tokens
+    # were moved or replaced, `lm` a language model, `translation` an encoder-decoder; the others
+    # tune an encoder on labelled examples: a class, a number, which of several texts, or the span
+    # that answers a question.
+    task: Task = "mlm"
+    # Where checkpoints, logs and the resolved config go.
+    workdir: str = "runs/unnamed"
+    # Shape of the transformer.
+    model: ModelConfig = ModelConfig()
+    # Where text comes from and how it becomes batches.
+    data: DataConfig = DataConfig()
+    # How parameters are updated.
+    optimizer: OptimizerConfig = OptimizerConfig()
+    # The loop.
+    train: TrainConfig = TrainConfig()
+    # Devices.
+    mesh: MeshConfig = MeshConfig()
+    # What eval.py does.
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to compile for instead of training: devices that need not be there."""
+
+    # A TPU and its layout, as v5e:16x16.
+    topology: str = ""
+    # Slices of that topology, joined by the data axis of the mesh.
+    num_slices: int = 1
+    # Find the largest batch that fits.
+    search_batch: bool = False

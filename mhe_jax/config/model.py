@@ -1,0 +1,193 @@
+"""The model: attention, Kronecker products, and the transformer."""
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
+Form = Literal["auto", "materialized", "folded", "shared"]
+Engine = Literal["auto", "xla", "cudnn", "pallas"]
+Role = Literal["encoder", "decoder", "cross"]
+# A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
+Hashing = Literal[
+    "md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj"
+]
+
+MHE_KINDS: tuple[Kind, ...] = ("mhe_add", "mhe_mul")
+# Fields of `AttentionConfig` that belong to some kinds only.
+FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
+    "num_kv_heads": ("gqa",),
+    "form": (*MHE_KINDS, "mva"),
+    "num_groups": (*MHE_KINDS, "mva"),
+    "score_groups": ("mhe_add",),
+    "score_features": ("mva",),
+    "head_embedding_stddev": MHE_KINDS,
+}
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """One attention sublayer. Fields of one kind are None by default and refused for the others."""
+
+    # Which attention: see the table of kinds in the README.
+    kind: Kind = "mha"
+    # Number of query heads H.
+    num_heads: int = 8
+    # Number of key and value heads K; `gqa` only, divides num_heads.
+    num_kv_heads: int | None = None
+    # Width of all heads together, H*D; None means the width of the model.
+    qkv_features: int | None = None
+    # How an MHE kind or `mva` is computed; None is `auto`: the fastest form that is exact for the
+    # call.
+    form: Form | None = None
+    # Shared query and key projections G of an MHE kind or `mva`, H/G heads on each; None is 1.
+    num_groups: int | None = None
+    # Groups of heads with a score matrix each; `mhe_add` only; None is 1.
+    score_groups: int | None = None
+    # Width of queries and keys; `mva` only; None is the width of a head.
+    score_features: int | None = None
+    # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul.
+    head_embedding_stddev: float | None = None
+    # What computes the softmax; `auto` takes the fastest that can do the call.
+    engine: Engine = "auto"
+    # Dropout on the attention weights, one mask per example shared over its heads.
+    dropout_rate: float = 0.0
+    # Biases in the four projections; the published parameter counts have none.
+    use_bias: bool = False
+    # LayerNorm over each head's queries and keys.
+    normalize_qk: bool = False
+
+
+if typing.TYPE_CHECKING:
+    AttentionOverride = AttentionConfig
+else:
+    # Every field of `AttentionConfig`, None by default: what is None is not changed.
+    AttentionOverride = dataclasses.make_dataclass(
+        "AttentionOverride",
+        [
+            (name, hint | None, field(default=None))
+            for name, hint in typing.get_type_hints(AttentionConfig).items()
+        ],
+        frozen=True,
+    )
+    AttentionOverride.__module__ = __name__
+    AttentionOverride.__doc__ = (
+        "Fields of `AttentionConfig` that one role changes; None keeps them."
+    )
+
+
+@dataclass(frozen=True)
+class AttentionByRole:
+    """Where one role of attention differs from `model.attention`."""
+
+    # Self-attention of the encoder.
+    encoder: AttentionOverride = AttentionOverride()
+    # Causal self-attention of the decoder or language model.
+    decoder: AttentionOverride = AttentionOverride()
+    # Attention of the decoder to the encoder.
+    cross: AttentionOverride = AttentionOverride()
+
+
+@dataclass(frozen=True)
+class KroneckerConfig:
+    """Matrices as sums of Kronecker products (Shapeshifter): how many; None keeps them dense."""
+
+    # Terms of each projection of attention.
+    attention: int | None = None
+    # Terms of each matrix of the MLPs, and of the head of `mlm`.
+    mlp: int | None = None
+    # Terms of the token embeddings, and of the output matrix where that is another.
+    embedding: int | None = None
+    # `factored` never makes the matrix, `materialized` makes it in each step; `auto` takes what is
+    # fewer operations.
+    apply: Literal["auto", "factored", "materialized"] = "auto"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the transformer; its architecture follows from the task."""
+
+    # Vocabulary V; a tokenizer trained by a run gets exactly this many pieces. Of hashed words with
+    # a table (`_emb`) its rows: 5 special tokens and the buckets, 50,265 in the paper; the other
+    # hashed words have no vocabulary.
+    vocabulary_size: int = 8000
+    # Whole words by their hash in place of pieces (HashFormers, encoders only): MD5 or LSH of the
+    # word's pieces, and what makes a vector of it; None takes pieces.
+    hashing: Hashing | None = None
+    # Rows of the embedding tables are rounded up to a multiple of this; what is past the
+    # vocabulary is never predicted nor counted.
+    vocabulary_multiple: int = 1
+    # Width M.
+    features: int = 512
+    # Width F of the hidden layer of the MLP.
+    mlp_features: int = 2048
+    # Layers of the encoder or of the language model.
+    num_layers: int = 6
+    # Layers of the decoder in translation; None means num_layers.
+    num_decoder_layers: int | None = None
+    # The attention of every layer.
+    attention: AttentionConfig = AttentionConfig()
+    # Where encoder, decoder and cross-attention differ from `attention`.
+    attention_by_role: AttentionByRole = AttentionByRole()
+    # Matrices as sums of Kronecker products.
+    kronecker: KroneckerConfig = KroneckerConfig()
+    # Non-linearity of the MLP.
+    activation: Literal["relu", "gelu"] = "gelu"
+    # LayerNorm before each sublayer (and once after the stack), or after each residual sum.
+    norm_position: Literal["pre", "post"] = "pre"
+    # Added in LayerNorm's denominator.
+    layer_norm_epsilon: float = 1e-6
+    # What a token of an encoder sees: all tokens of its text, or only itself, which is attention
+    # switched off: a baseline that knows nothing of context.
+    context: Literal["text", "token"] = "text"
+    # Learned position rows, or fixed sine and cosine.
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    # Longest sequence; rows of the learned positions, and the size of the cache.
+    max_length: int = 512
+    # Kinds of segment with an embedding each (BERT has 2); 0 for none.
+    num_token_types: int = 0
+    # Dropout on embeddings and on the output of each sublayer.
+    dropout_rate: float = 0.1
+    # Outputs of a classifier; None: as many as `data.labels`.
+    num_classes: int | None = None
+    # What a classifier takes for a whole text: the output at its first token, as in BERT, or the
+    # mean over its tokens.
+    pooling: Literal["first", "mean"] = "first"
+    # Marked spans that a classifier reads beside the whole text; None: as `data.dataset` has.
+    num_spans: int | None = None
+    # One table for input embeddings and output logits.
+    tie_embeddings: bool = True
+    # One compiled layer scanned over stacked parameters: compiles faster, and keeps no more for the
+    # backward pass than products and attention; False unrolls the layers.
+    scan_layers: bool = False
+    # Recompute each layer in the backward pass: less memory, about a third more time.
+    remat: bool = False
+    # Type of activations; parameters, softmax and loss stay float32.
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def padded_vocabulary_size(self) -> int:
+        """Rows of the embedding tables."""
+        return -(-self.vocabulary_size // self.vocabulary_multiple) * self.vocabulary_multiple
+
+    @property
+    def has_table(self) -> bool:
+        """Whether each token has a row of a table, and is not embedded by its hash's bits."""
+        return self.hashing is None or self.hashing.endswith("_emb")
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether a sentencepiece model cuts texts, or the words that are hashed."""
+        return self.hashing is None or self.hashing.startswith("lsh_")
+
+    def attention_for(self, role: Role) -> AttentionConfig:
+        """`attention` with what `attention_by_role` says of `role` laid over it."""
+        override = getattr(self.attention_by_role, role)
+        changes = {f.name: getattr(override, f.name) for f in dataclasses.fields(override)}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        common = self.attention
+        if changes.get("kind", common.kind) != common.kind:
+            # What belongs to the common kind alone means nothing to another.
+            common = dataclasses.replace(common, **dict.fromkeys(FIELDS_OF_KINDS))
+        return dataclasses.replace(common, **changes)

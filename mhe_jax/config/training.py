@@ -1,0 +1,78 @@
+"""How a model is trained: optimizer, loop and devices."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How parameters are updated."""
+
+    # Optimizer.
+    name: Literal["adamw", "adafactor"] = "adamw"
+    # Peak learning rate, reached at the end of the warmup.
+    learning_rate: float = 1e-3
+    # Course after the warmup: `linear` and `cosine` reach 0 at the last of train.num_steps updates
+    # (updates that train.skip_nonfinite leaves out are not counted).
+    schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "inverse_sqrt"
+    # Steps of linear growth from 0.
+    warmup_steps: int = 1000
+    # Decay of the first moment (adamw).
+    beta1: float = 0.9
+    # Decay of the second moment (adamw).
+    beta2: float = 0.98
+    # Added in the denominator (adamw).
+    epsilon: float = 1e-9
+    # Decoupled weight decay; none on biases, LayerNorm and head embeddings.
+    weight_decay: float = 0.0
+    # Largest global gradient norm; None does not clip.
+    clip_norm: float | None = 1.0
+    # Each global batch is split into this many parts, gradients summed: exactly the big batch.
+    accumulate_steps: int = 1
+    # Decay of an exponential moving average of the parameters, used in evaluation; None for none.
+    ema_decay: float | None = None
+    # Share of the target probability spread over the vocabulary (training loss only).
+    label_smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop."""
+
+    # A finished run whose encoder and tokenizer this one starts from; None starts from nothing.
+    init_from: str | None = None
+    # Updates in all.
+    num_steps: int = 10_000
+    # Of parameters, data order, masking and dropout.
+    seed: int = 0
+    # Steps between validations; the last step is always validated.
+    eval_every: int = 500
+    # Batches of a validation; None reads the whole split.
+    eval_batches: int | None = None
+    # Steps between checkpoints; the last step is always saved.
+    checkpoint_every: int = 500
+    # Checkpoints kept, beside the best on the validation split.
+    keep_checkpoints: int = 3
+    # Steps between log lines.
+    log_every: int = 50
+    # Updates with a loss or gradient that is not finite that are left out before the run stops.
+    skip_nonfinite: int = 0
+    # First and last step of a profiler trace in WORKDIR/profile; empty for none.
+    profile_steps: tuple[int, ...] = ()
+    # Also write TensorBoard event files (needs the extra `report`).
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each axis; one may be -1: all that are left."""
+
+    # Batch split, parameters whole.
+    data: int = -1
+    # Batch and parameters split.
+    fsdp: int = 1
+    # Heads, MLP and vocabulary split.
+    tensor: int = 1
+    # Activations of training between the sublayers: whole along the length of a row, or split over
+    # `tensor` as well (long rows).
+    length: Literal["whole", "tensor"] = "whole"
