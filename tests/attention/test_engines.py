@@ -176,7 +176,9 @@ def test_what_cudnn_is_asked_to_compute(monkeypatch, name, biased):
         return real(q, k, v, mask=mask, scale=scale, is_causal=is_causal, implementation="xla")
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    q, k, v = (normal(i, B, 8, h, 16) for i, h in ((1, 4), (2, 2), (4, 2)))
+    # The bias is a column of the keys, and values are as wide.
+    q, k = normal(1, B, 8, 4, 16 - biased), normal(2, B, 8, 2, 16 - biased)
+    v = normal(4, B, 8, 2, 16)
     bias = normal(5, B, 8, 4) if biased else None
     output, kept = cudnn.attend(q, k, v, bias, MASKS[name], Options(), scale=0.3)
     wanted, wanted_kept = xla.attend(q, k, v, bias, MASKS[name], Options(), scale=0.3)
