@@ -20,7 +20,8 @@ class Kind(NamedTuple):
     kernels: Callable[[Any], dict[str, tuple]]  # of a case: the shape of each projection's kernel
     cached: Callable[[Any], int]  # of a case: cached numbers for a token
     cases: list[dict]  # fields of `attention_cases.Case`; () for none
-    tables: Callable[[Any], dict[str, tuple]] = lambda case: {}  # shapes of other parameters
+    tables: Callable[[Any], dict[str, Any]] = lambda case: {}  # shapes of other parameters
+    unbiased: tuple[str, ...] = ()  # projections that never have a bias
 
 
 def own_heads(params, grads, x, h, heads):
@@ -162,5 +163,6 @@ KINDS = {
             {"form": "shared", "heads": 6, "groups": 2},
             {"form": "materialized", "heads": 6, "groups": 2},
         ],
+        unbiased=("key_bias",),  # it would move all scores of a head alike
     ),
 }
