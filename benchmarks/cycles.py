@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = engines.Options(float32_softmax=True)
 
     def mha(q, k, v):
-        return engines.attend(q, k, v, Mask(), options, "xla")[0]
+        return engines.attend(q, k, v, None, Mask(), options, "xla")[0]
 
     def mhe_add(q, k, v, bias):
         return engines.attend_shared(q, k, v, bias, Mask(), options, "xla")[0]

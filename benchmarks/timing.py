@@ -24,8 +24,8 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.attention import KINDS
-from mhe_jax.attention.cost import Shape, parameters
+from mhe_jax.attention import KINDS, make_attention
+from mhe_jax.attention.cost import parameters
 from mhe_jax.config import Form
 
 # Fields that a kind is run with beside its forms, from the number of heads: more variants of a kind
@@ -237,11 +237,11 @@ def header_lines(about: dict[str, Any]) -> list[str]:
 
 def mha_note(kinds: Iterable[str], features: int, heads: int) -> list[str]:
     """What a comparison with MHA must say, with numbers from the cost table."""
-    shape = Shape.of(features, heads)
     mhe = [kind for kind in kinds if kind.startswith("mhe_")]
     if not mhe:
         return []
-    ratio = parameters("mha", shape) / parameters(mhe[0], shape)
+    mha, first = (make_attention(kind, num_heads=heads, use_bias=False) for kind in ("mha", mhe[0]))
+    ratio = parameters(mha, features) / parameters(first, features)
     return [
         f"MHA, ours and any peer's, is another model than {', '.join(mhe)}, with {ratio:.1f} times "
         "the attention parameters: speed is compared here, not quality."

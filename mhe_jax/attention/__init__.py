@@ -14,37 +14,19 @@
 import dataclasses
 
 from mhe_jax.attention.engines import choices
-from mhe_jax.attention.kinds.baselines import (
-    ELAttention,
-    GroupedQueryAttention,
-    MultiHeadAttention,
-    MultiQueryAttention,
-    SharedKeyValueAttention,
-    SingleHeadAttention,
-)
-from mhe_jax.attention.kinds.mhe import (
-    MHEAddAttention,
-    MHEMulAttention,
-    MultipleHeadEmbeddingAttention,
-)
+from mhe_jax.attention.kinds import KINDS
+from mhe_jax.attention.kinds.el import ELAttention
+from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
+from mhe_jax.attention.kinds.mha import MultiHeadAttention
+from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
+from mhe_jax.attention.kinds.mhe_add import MHEAddAttention
+from mhe_jax.attention.kinds.mhe_mul import MHEMulAttention
+from mhe_jax.attention.kinds.mqa import MultiQueryAttention
 from mhe_jax.attention.kinds.mva import MultiValueAttention
+from mhe_jax.attention.kinds.sha import SingleHeadAttention
+from mhe_jax.attention.kinds.skv import SharedKeyValueAttention
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.module import Attention
-
-KINDS: dict[str, type[Attention]] = {
-    module.kind: module
-    for module in (
-        MultiHeadAttention,
-        SingleHeadAttention,
-        MultiQueryAttention,
-        GroupedQueryAttention,
-        SharedKeyValueAttention,
-        ELAttention,
-        MHEAddAttention,
-        MHEMulAttention,
-        MultiValueAttention,
-    )
-}
 
 __all__ = [
     "KINDS",

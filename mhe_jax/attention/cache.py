@@ -1,8 +1,9 @@
-"""The `cache` collection of one attention module: what earlier tokens left, T ≥ 1 at a time.
+"""The key/value cache of one attention module, a `cache` collection: T ≥ 1 tokens at a time.
 
-Leaves: `cached_NAME` [B, S, ...] for each array of the kind's memory, and `cache_index` [B], the
-number of tokens that each row holds. Rows stand at places of their own: after a prefill of
-right-padded prompts, set `cache_index` to their lengths, and later tokens overwrite the padding.
+Leaves: `cached_NAME` [B, S, ...] for each array that the kind's `memory` returns, and
+`cache_index` [B], the number of tokens that each row holds. Rows stand at positions of their own:
+after a prefill of right-padded prompts, set `cache_index` to their lengths, and later tokens
+overwrite the padding.
 """
 
 import flax.linen as nn
@@ -11,12 +12,13 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import AxisType
 
-Memory = dict[str, jax.Array]
+# What the `memory` of a kind returns, by name: [B, S, ...] each.
+KeyValues = dict[str, jax.Array]
 
 
 def is_filled_once(module: nn.Module) -> bool:
     """Whether the cache is the fixed one of cross-attention, written by `fill_cache`."""
-    return _has_memory(module) and not module.has_variable("cache", "cache_index")
+    return _has_entries(module) and not module.has_variable("cache", "cache_index")
 
 
 def exists(module: nn.Module) -> bool:
@@ -24,16 +26,16 @@ def exists(module: nn.Module) -> bool:
     return module.has_variable("cache", "cache_index")
 
 
-def create(module: nn.Module, memory: Memory) -> None:
-    """An empty cache with as many places as `memory` has tokens."""
-    for name, array in memory.items():
+def create(module: nn.Module, entries: KeyValues) -> None:
+    """An empty cache of as many positions as `entries` has tokens."""
+    for name, array in entries.items():
         module.variable("cache", f"cached_{name}", jnp.zeros, array.shape, array.dtype)
-    batch = next(iter(memory.values())).shape[0]
+    batch = next(iter(entries.values())).shape[0]
     module.variable("cache", "cache_index", jnp.zeros, (batch,), jnp.int32)
 
 
-def fill(module: nn.Module, memory: Memory) -> None:
-    """Put the whole `memory` down once, to be read by every later call.
+def fill(module: nn.Module, entries: KeyValues) -> None:
+    """Write all of `entries` once, to be read by every later call.
 
     Raises:
       ValueError: the cache has been begun by a call, as that of self-attention.
@@ -42,11 +44,11 @@ def fill(module: nn.Module, memory: Memory) -> None:
         raise ValueError(
             "fill_cache: the cache is one of self-attention, which a call without fill_cache began"
         )
-    for name, array in memory.items():
+    for name, array in entries.items():
         module.variable("cache", f"cached_{name}", jnp.zeros_like, array).value = array
 
 
-def read(module: nn.Module) -> Memory:
+def read(module: nn.Module) -> KeyValues:
     """What the cache holds."""
     prefix = "cached_"
     leaves = module.variables["cache"]
@@ -57,11 +59,11 @@ def read(module: nn.Module) -> Memory:
     }
 
 
-def append(module: nn.Module, memory: Memory) -> tuple[Memory, jax.Array, jax.Array]:
+def append(module: nn.Module, entries: KeyValues) -> tuple[KeyValues, jax.Array, jax.Array]:
     """Write T new tokens after each row's last.
 
-    Returns the whole memory, the place of the first new token [B], and where a row ran past the
-    end [B]; a token past the end is not written.
+    Returns all that the cache holds, the position of the first new token [B], and where a row ran
+    past the end [B]; a token past the end is not written.
 
     Raises:
       ValueError: the write passes the end and that is known now (T alone is too long, or the call
@@ -70,7 +72,7 @@ def append(module: nn.Module, memory: Memory) -> tuple[Memory, jax.Array, jax.Ar
     index = module.get_variable("cache", "cache_index")
     merged = {}
     tokens = length = 0
-    for name, array in memory.items():
+    for name, array in entries.items():
         cached = module.get_variable("cache", f"cached_{name}")
         tokens, length = array.shape[1], cached.shape[1]
         if AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types:
@@ -86,8 +88,8 @@ def append(module: nn.Module, memory: Memory) -> tuple[Memory, jax.Array, jax.Ar
         if tokens > length:
             raise ValueError(f"{tokens} new tokens do not fit in a cache of {length}")
         rows = jnp.arange(array.shape[0])[:, None]
-        places = index[:, None] + jnp.arange(tokens)[None, :]
-        merged[name] = cached.at[rows, places].set(
+        positions = index[:, None] + jnp.arange(tokens)[None, :]
+        merged[name] = cached.at[rows, positions].set(
             array.astype(cached.dtype), mode="drop", unique_indices=True
         )
         module.put_variable("cache", f"cached_{name}", merged[name])
@@ -100,5 +102,5 @@ def append(module: nn.Module, memory: Memory) -> tuple[Memory, jax.Array, jax.Ar
     return merged, index, overflow
 
 
-def _has_memory(module: nn.Module) -> bool:
+def _has_entries(module: nn.Module) -> bool:
     return any(name.startswith("cached_") for name in module.variables.get("cache", {}))

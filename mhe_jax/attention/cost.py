@@ -1,28 +1,10 @@
-"""The cost of each attention kind in closed form: parameters, cached numbers, operations."""
+"""The cost of each attention kind in closed form: parameters, cached numbers, operations.
+
+Each function takes a module, as `make_attention` makes it, and the width M of its input.
+"""
 
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A sublayer: width M, H heads of width D; what kinds have beside that.
-
-    `kv_heads` K of `gqa`; `groups` G of shared projections and `score_groups` C of MHE-Add;
-    `score_features` D_s of `mva`, None for D.
-    """
-
-    features: int
-    heads: int
-    head_features: int
-    kv_heads: int | None = None
-    groups: int = 1
-    score_groups: int = 1
-    score_features: int | None = None
-
-    @classmethod
-    def of(cls, features: int, heads: int, kv_heads: int | None = None) -> "Shape":
-        """Heads of width M / H, as in every published shape."""
-        return cls(features, heads, features // heads, kv_heads)
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -32,91 +14,70 @@ class Widths:
     query: int  # made by the query projection
     key: int  # made by the key projection
     value: int  # made by the value projection
-    cached: int  # kept of a token by the cache
+    cached: int  # held of a token by the cache
     scored: int  # multiply-adds for the scores of one query and one key
     weighted: int  # multiply-adds for one query's sums over one key's values
-    tables: int = 0  # numbers in head embeddings
+    tables: int = 0  # numbers in head embeddings and the like
     unbiased: int = 0  # made by a projection that never has a bias
+    inner: int = 0  # in matrices between the projections: a multiply-add of each token for each
 
 
-def widths(kind: str, shape: Shape) -> Widths:
-    """The row of `kind` for `shape`, in its cheapest form.
+class Costed(Protocol):
+    """An attention module, as far as its cost goes."""
 
-    Raises:
-      ValueError: an unknown kind, or `gqa` without a number of key and value heads.
-    """
-    H, D, G, C = shape.heads, shape.head_features, shape.groups, shape.score_groups
-    if kind == "gqa" and not shape.kv_heads:
-        raise ValueError("gqa needs kv_heads")
-    K, HD = (shape.kv_heads or H) * D, H * D
-    S = G * (shape.score_features or D)
-    rows = {
-        "mha": Widths(query=HD, key=HD, value=HD, cached=2 * HD, scored=HD, weighted=HD),
-        "sha": Widths(query=D, key=D, value=D, cached=2 * D, scored=D, weighted=D),
-        "mqa": Widths(query=HD, key=D, value=D, cached=2 * D, scored=HD, weighted=HD),
-        "gqa": Widths(query=HD, key=K, value=K, cached=2 * K, scored=HD, weighted=HD),
-        "skv": Widths(query=HD, key=HD, value=0, cached=HD, scored=HD, weighted=HD),
-        "el": Widths(query=HD, key=0, value=0, cached=HD, scored=HD, weighted=HD),
-        # One score matrix a group, and H sums and H denominators.
-        "mhe_add": Widths(
-            query=G * D,
-            key=G * D,
-            value=G * D,
-            cached=2 * G * D,
-            scored=max(G, C) * D,
-            weighted=HD + H,
-            tables=3 * HD + (C * D if C > 1 else 0),
-        ),
-        "mhe_mul": Widths(
-            query=G * D,
-            key=G * D,
-            value=G * D,
-            cached=2 * G * D,
-            scored=HD,
-            weighted=HD,
-            tables=3 * HD,
-        ),
-        "mva": Widths(
-            query=S, key=S, value=HD, cached=S + HD + H, scored=S, weighted=HD + H, unbiased=H
-        ),
-    }
-    if kind not in rows:
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(rows)}")
-    return rows[kind]
+    num_heads: int
+    qkv_features: int | None
+    use_bias: bool
+
+    def widths(self, head_features: int) -> Widths:
+        """The row of the module's kind for heads of width D, in its cheapest form."""
+        ...
 
 
-def parameters(kind: str, shape: Shape, use_bias: bool = False) -> int:
-    """Parameters of one sublayer: of the four projections, head embeddings, and biases by choice.
+def parameters(module: Costed, features: int) -> int:
+    """Parameters of one sublayer: projections, their biases if any, and head embeddings.
 
-    >>> parameters("mhe_mul", Shape.of(768, 12))
+    The scales of `normalize_qk` are left out.
+
+    >>> from mhe_jax.attention import make_attention
+    >>> parameters(make_attention("mhe_mul", num_heads=12, use_bias=False), features=768)
     739584
     """
-    row, M = widths(kind, shape), shape.features
+    D = _head_features(module, features)
+    row = module.widths(D)
     projected = row.query + row.key + row.value
-    biases = projected + M if use_bias else 0
-    out = shape.heads * shape.head_features * M
-    return (projected + row.unbiased) * M + out + row.tables + biases
+    out = module.num_heads * D * features
+    biases = projected + features if module.use_bias else 0
+    return (projected + row.unbiased) * features + row.inner + out + row.tables + biases
 
 
-def cached_numbers(kind: str, shape: Shape) -> int:
-    """Numbers that the cache keeps of each token.
+def cached_numbers(module: Costed, features: int) -> int:
+    """Numbers that the cache holds of each token.
 
-    >>> cached_numbers("mhe_mul", Shape.of(768, 12)), cached_numbers("mha", Shape.of(768, 12))
-    (128, 1536)
+    >>> from mhe_jax.attention import make_attention
+    >>> [cached_numbers(make_attention(k, num_heads=12), 768) for k in ("mhe_mul", "mha")]
+    [128, 1536]
     """
-    return widths(kind, shape).cached
+    return module.widths(_head_features(module, features)).cached
 
 
-def forward_flops(kind: str, shape: Shape, keys: int) -> int:
+def forward_flops(module: Costed, features: int, keys: int) -> int:
     """Operations of the forward pass for one token that attends to `keys` keys (mean, if masked).
 
     Two for each multiply-add of the projections, and of the core for each key, with MHE-Add and
     `mva` in the form `shared`. The backward pass is twice that.
 
-    >>> forward_flops("mha", Shape.of(768, 12), keys=512)
+    >>> from mhe_jax.attention import make_attention
+    >>> forward_flops(make_attention("mha", num_heads=12), features=768, keys=512)
     6291456
     """
-    row, M = widths(kind, shape), shape.features
+    D = _head_features(module, features)
+    row = module.widths(D)
     projected = row.query + row.key + row.value + row.unbiased
-    out = shape.heads * shape.head_features
-    return 2 * (projected + out) * M + 2 * keys * (row.scored + row.weighted)
+    out = module.num_heads * D
+    return 2 * ((projected + out) * features + row.inner + keys * (row.scored + row.weighted))
+
+
+def _head_features(module: Costed, features: int) -> int:
+    """D."""
+    return (module.qkv_features or features) // module.num_heads

@@ -1,23 +1,13 @@
 """Kinds that can be computed in several forms: the same function of the same parameters."""
 
-from typing import ClassVar, NamedTuple
+import dataclasses
+from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 
 from mhe_jax.attention import engines
-from mhe_jax.attention.mask import Mask
-from mhe_jax.attention.module import Attention
+from mhe_jax.attention.module import Attention, Call
 from mhe_jax.config import InputError
-
-
-class Call(NamedTuple):
-    """What is known of a call before anything is computed."""
-
-    queries: int
-    dtype: jnp.dtype
-    mask: Mask
-    options: engines.Options
 
 
 class AttentionInForms(Attention):
@@ -50,11 +40,10 @@ class AttentionInForms(Attention):
             return engines.shared_refusal(call.dtype, call.mask, call.options)
         return None
 
-    def start(self, queries: int, dtype, mask: Mask, options: engines.Options) -> None:
+    def start(self, call: Call) -> Call:
         if self.num_groups < 1 or self.num_heads % self.num_groups:
             raise ValueError(f"num_groups={self.num_groups} must divide num_heads={self.num_heads}")
-        call = Call(queries, dtype, mask, options)
-        object.__setattr__(self, "_form", self.resolve(call))
+        return dataclasses.replace(call, form=self.resolve(call))
 
     def resolve(self, call: Call) -> str:
         """The form that computes `call`."""
@@ -74,17 +63,8 @@ class AttentionInForms(Attention):
                 return form
         raise InputError(f"no form of {self.kind} can do this call")
 
-    @property
-    def resolved_form(self) -> str:
-        """The form of the present call."""
-        return self._form
-
-    def describe(self, engine: str) -> str:
-        return f"{self.resolved_form} on {engine}"
-
-    def project_groups(self, name: str, x: jax.Array, width: int | None = None) -> jax.Array:
-        """`x W` with a kernel [M, D], or [M, G, D] for several groups: [B, T, G, D]."""
-        width = width or self.head_features
+    def project_groups(self, name: str, x: jax.Array, width: int) -> jax.Array:
+        """`x W` with a kernel [M, width], or [M, G, width] for several groups: [B, T, G, width]."""
         projection = self._projection(name)
         if self.num_groups == 1:
             return projection(x, (width,), ("embed", "head_features"))[:, :, None]

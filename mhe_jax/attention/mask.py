@@ -13,7 +13,7 @@ class Mask:
     """The conjunction of the parts that are present; a query sees a key where all of them allow it.
 
     - `is_causal`: key j is allowed for query t where `j <= t + offset[b]`; `offset` [B] is the
-      place of the first query among the keys, None for 0.
+      position of the first query among the keys, None for 0.
     - `key_valid` [B, S]: key j exists.
     - `segment_ids`, a pair of [B, T] and [B, S]: query and key carry the same number.
     - `allowed`: anything that broadcasts to [B, H, T, S].
@@ -37,9 +37,9 @@ class Mask:
 
     @classmethod
     def causal(cls, offset: jax.Array | int | None = None) -> "Mask":
-        """A query sees the keys up to its own place.
+        """A query sees the keys up to its own position.
 
-        `offset` is the place of the first query: [B], or one number for all examples.
+        `offset` is the position of the first query: [B], or one number for all examples.
         """
         return cls(is_causal=True, offset=None if offset is None else jnp.atleast_1d(offset))
 
@@ -136,10 +136,10 @@ class Mask:
         """Booleans of rank 4 that broadcast to [B, H, T, S]; None where all is allowed."""
         allowed = self.allowed
         if self.is_causal:
-            places = jnp.arange(queries)[None, :]
+            positions = jnp.arange(queries)[None, :]
             if self.offset is not None:
-                places = places + self.offset[:, None]
-            seen = jnp.arange(keys)[None, None, :] <= places[:, :, None]
+                positions = positions + self.offset[:, None]
+            seen = jnp.arange(keys)[None, None, :] <= positions[:, :, None]
             allowed = _both(allowed, seen[:, None])
         if self.key_valid is not None:
             allowed = _both(allowed, self.key_valid[:, None, None, :])
@@ -159,7 +159,7 @@ def _both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
 
 
 def _cut(x: jax.Array, axis: int, start: int | jax.Array, size: int) -> jax.Array:
-    """`size` places of an axis; the one place of an axis that is broadcast."""
+    """`size` positions of an axis; the one position of an axis that is broadcast."""
     if x.shape[axis] == 1:
         return x
     return jax.lax.dynamic_slice_in_dim(x, start, size, axis)

@@ -1,8 +1,9 @@
-"""What every attention kind shares: the fields and the call of Flax's attention module."""
+"""The base of every attention kind: the fields and the call of Flax's attention module."""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
 from mhe_jax.attention import cache, engines
+from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.mask import Mask, as_mask
 from mhe_jax.attention.projection import Projection
 
@@ -25,11 +27,31 @@ _REFUSED = {
 }
 
 
+@dataclass(frozen=True)
+class Call:
+    """One call of an attention module, as far as it is known before anything is computed.
+
+    `_run` makes it and passes it to every method that a kind overrides. Filling the cache of
+    cross-attention has no queries: it knows the widths only.
+    """
+
+    head_features: int  # D
+    out_features: int  # width of the output
+    queries: int = 0  # T
+    dtype: Any = jnp.float32  # of the computation
+    mask: Mask = Mask()
+    options: engines.Options = engines.Options()
+    # Decided by `start`: the form, of a kind that has several, and tables of parameters.
+    form: str = ""
+    embeddings: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
+
+
 class Attention(nn.Module):
     """`Y = concat_h(softmax(Q_h K_hᵀ / √D) V_h) W_o`, with fields as Flax's attention module.
 
-    A kind overrides how inputs become queries (`queries`), what is kept of a key token (`memory`),
-    how that becomes keys and values (`expand`), and how heads become the output (`merge`).
+    A kind overrides at most: how inputs become queries (`queries`), what the key/value cache holds
+    of a key token (`memory`), how that becomes keys and values (`expand`), how heads become the
+    output (`merge`), and what it costs (`widths`). Each gets the `Call` that it works for.
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: what computes the softmax: 'auto', 'xla', 'cudnn' or 'pallas'
@@ -86,38 +108,51 @@ class Attention(nn.Module):
 
     # What a kind overrides.
 
-    def queries(self, x: jax.Array) -> jax.Array:
+    def queries(self, x: jax.Array, call: Call) -> jax.Array:
         """[B, T, M] to queries [B, T, H, D] of the engine."""
-        return self.normalized("query_ln", self.project_heads("query", x, self.num_heads))
+        return self.normalized("query_ln", self.project_heads("query", x, self.num_heads, call))
 
-    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None) -> cache.Memory:
-        """Key and value inputs [B, S, M] to the arrays [B, S, ...] that a cache keeps.
+    def memory(
+        self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call
+    ) -> cache.KeyValues:
+        """Key and value inputs [B, S, M] to the arrays [B, S, ...] that the cache holds.
 
         `inputs_v` is None only for a kind with `one_source`, where the caller gave none.
         """
         assert inputs_v is not None
+        key = self.project_heads("key", inputs_k, self.kv_heads, call)
         return {
-            "key": self.normalized("key_ln", self.project_heads("key", inputs_k, self.kv_heads)),
-            "value": self.project_heads("value", inputs_v, self.kv_heads),
+            "key": self.normalized("key_ln", key),
+            "value": self.project_heads("value", inputs_v, self.kv_heads, call),
         }
 
-    def expand(self, memory: cache.Memory) -> tuple[jax.Array, jax.Array]:
-        """What the cache keeps to keys [B, S, K, D] and values [B, S, K, E] of the engine."""
+    def expand(self, memory: cache.KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
+        """What the cache holds to keys [B, S, K, D] and values [B, S, K, E] of the engine."""
         return memory["key"], memory["value"]
 
-    def merge(self, heads: jax.Array, kept: jax.Array, features: int) -> jax.Array:
+    def merge(self, heads: jax.Array, weight_sum: jax.Array, call: Call) -> jax.Array:
         """The engine's [B, T, H, D] to the output [B, T, M].
 
-        `kept` [B, T, H, 1] is the sum of the attention weights left by dropout.
+        `weight_sum` [B, T, H, 1] is the sum of the attention weights that dropout leaves.
         """
-        return self.project_out(heads, features)
+        return self.project_out(heads, call)
 
-    def key_bias(self, memory: cache.Memory, key: jax.Array) -> jax.Array | None:
-        """[B, S, H] where the scores of heads differ by a bias on the keys alone, else None."""
+    def key_bias(self, memory: cache.KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
+        """[B, S, H], what each head adds to the scores of a key; None for nothing."""
         return None
 
-    def start(self, queries: int, dtype, mask: Mask, options: engines.Options) -> None:
-        """What a kind decides of a call before it is computed."""
+    def scale(self, query: jax.Array, call: Call) -> float:
+        """What a product of a query and a key is multiplied by: 1/√D."""
+        return query.shape[-1] ** -0.5
+
+    def start(self, call: Call) -> Call:
+        """`call` with what the kind decides before anything is computed."""
+        return call
+
+    def widths(self, head_features: int) -> Widths:
+        """What heads of width D cost, for `mhe_jax.attention.cost`: here MHA, GQA and MQA."""
+        query, key = self.num_heads * head_features, self.kv_heads * head_features
+        return Widths(query, key, value=key, cached=2 * key, scored=query, weighted=query)
 
     # What a kind builds from.
 
@@ -126,23 +161,14 @@ class Attention(nn.Module):
         """Heads of the key and value projections."""
         return self.num_heads
 
-    @property
-    def head_features(self) -> int:
-        """D, as the present call's input and `qkv_features` give it."""
-        return self._width // self.num_heads
-
-    def project_heads(self, name: str, x: jax.Array, heads: int) -> jax.Array:
+    def project_heads(self, name: str, x: jax.Array, heads: int, call: Call) -> jax.Array:
         """`x W` with a kernel [M, heads, D]."""
         axis = "heads" if heads == self.num_heads else "kv_heads"
         axis = None if heads == 1 else axis  # one head cannot be split
         names = ("embed", axis, "head_features")
-        return self._projection(name)(x, (heads, self.head_features), names)
+        return self._projection(name)(x, (heads, call.head_features), names)
 
-    def project_shared(self, name: str, x: jax.Array) -> jax.Array:
-        """`x W` with one kernel [M, D] for all heads."""
-        return self._projection(name)(x, (self.head_features,), ("embed", "head_features"))
-
-    def project_out(self, heads: jax.Array, features: int) -> jax.Array:
+    def project_out(self, heads: jax.Array, call: Call) -> jax.Array:
         """`concat_h(heads) W_o` with a kernel [H, D, M]."""
         names = ("heads", "head_features", "embed")
         out = self._projection(
@@ -150,7 +176,7 @@ class Attention(nn.Module):
             kernel_init=self.out_kernel_init,
             bias_init=self.out_bias_init,
         )
-        return out(heads, (features,), names, in_axes=2)
+        return out(heads, (call.out_features,), names, in_axes=2)
 
     def normalized(self, name: str, x: jax.Array) -> jax.Array:
         """LayerNorm over each head's width where `normalize_qk` asks for it."""
@@ -251,60 +277,69 @@ class Attention(nn.Module):
                     f"{name} has shape {array.shape}: its batch axes must be {batch}, as those of "
                     f"inputs_q, and its length {inputs_k.shape[-2]}, as that of inputs_k{by_name}"
                 )
-        self._set_width(features, fill)
+        width = self._width(features, fill)
+        call = Call(width // self.num_heads, self.out_features or features)
         inputs_k = _flatten(inputs_k)
         inputs_v = None if inputs_v is None else _flatten(inputs_v)
         if fill:
             if not self.decode:
                 raise ValueError("fill_cache needs decode=True: nothing reads its cache otherwise")
-            cache.fill(self, self.memory(inputs_k, inputs_v))
+            cache.fill(self, self.memory(inputs_k, inputs_v, call))
             return None
 
         mask = as_mask(mask, batch)
         options = self._options(deterministic, dropout_rng, sow, batch)
         computed = self.dtype or jnp.result_type(inputs_q.dtype, self.param_dtype)
-        self.start(inputs_q.shape[-2], jnp.dtype(computed), mask, options)
-        query = self.queries(_flatten(inputs_q))
+        call = dataclasses.replace(
+            call,
+            queries=inputs_q.shape[-2],
+            dtype=jnp.dtype(computed),
+            mask=mask,
+            options=options,
+        )
+        call = self.start(call)
+        query = self.queries(_flatten(inputs_q), call)
         overflow = None
         if self.decode and cache.is_filled_once(self):
             memory = cache.read(self)
         else:
-            memory = self.memory(inputs_k, inputs_v)
+            memory = self.memory(inputs_k, inputs_v, call)
             if self.decode and cache.exists(self):
                 memory, offset, overflow = cache.append(self, memory)
                 if mask.is_causal and mask.offset is None:
-                    # The caller says it too; a place is counted from the start of the row.
+                    # The caller says it too; a position is counted from the start of the row.
                     mask = dataclasses.replace(mask, is_causal=False)
                 mask = mask & Mask.causal(offset)
             elif self.decode:
                 cache.create(self, memory)
-        key, value = self.expand(memory)
-        bias = self.key_bias(memory, key)
-
+        key, value = self.expand(memory, call)
+        bias = self.key_bias(memory, key, call)
         query, key, value = promote_dtype(query, key, value, dtype=self.dtype)
         _check_mask(mask, query, key)
-        if bias is None:
-            query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
-            heads, kept, engine = engines.attend(query, key, value, mask, options, self.engine)
-        else:
+        if bias is not None:
             bias = nn.with_logical_constraint(bias, ("batch", "length", "activation_heads"))
-            heads, kept, engine = engines.attend_shared(
-                query, key, value, bias, mask, options, self.engine
+        scale = self.scale(query, call)
+        if call.form == "shared":
+            assert bias is not None
+            heads, weight_sum, engine = engines.attend_shared(
+                query, key, value, bias, mask, options, self.engine, scale=scale
             )
-        engines.record_choice(self.kind, self.describe(engine))
-        output = self.merge(heads, kept, self.out_features or features)
+        else:
+            query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
+            heads, weight_sum, engine = engines.attend(
+                query, key, value, bias, mask, options, self.engine, scale=scale
+            )
+        engines.record_choice(self.kind, f"{call.form} on {engine}" if call.form else engine)
+        output = self.merge(heads, weight_sum, call)
         if overflow is not None:
             output = jnp.where(overflow[:, None, None], jnp.nan, output)
         return output.reshape(*batch, *output.shape[1:])
 
-    def describe(self, engine: str) -> str:
-        """What a call runs as, for the log."""
-        return engine
-
-    def _set_width(self, features: int, fill: bool) -> None:
+    def _width(self, features: int, fill: bool) -> int:
+        """H·D of a call whose input is `features` wide."""
         width = self.qkv_features or features
         if fill and not self.qkv_features and "out" in self.variables.get("params", {}):
-            # The width of the queries, which are not here, as `out` [H, D, M] has kept it.
+            # The width of the queries, which are not here: `out` [H, D, M] tells it.
             out = self.variables["params"]["out"]
             if "kernel" not in out:
                 raise ValueError(
@@ -316,7 +351,7 @@ class Attention(nn.Module):
             raise ValueError(
                 f"qkv_features={width} must be a multiple of num_heads={self.num_heads}"
             )
-        object.__setattr__(self, "_width", width)
+        return width
 
     def _options(self, deterministic, dropout_rng, sow, batch) -> engines.Options:
         rate = self.dropout_rate

@@ -13,7 +13,7 @@ from typing import Literal
 import flax.linen as nn
 import jax
 
-from mhe_jax.attention import Mask, make_attention
+from mhe_jax.attention import Attention, Mask, make_attention
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.projection import Projection, named
 from mhe_jax.config import FIELDS_OF_KINDS, ModelConfig, Role
@@ -51,17 +51,19 @@ def dense(config: ModelConfig, name: str | None) -> nn.Module:
     )
 
 
-def attention(config: ModelConfig, role: Role, name: str, *, decode: bool = False) -> nn.Module:
+def attention(
+    config: ModelConfig, role: Role, name: str | None = None, *, decode: bool = False
+) -> Attention:
     """The attention sublayer that `config` wants in `role`."""
     c = config.attention_for(role)
-    fields = {
-        field: getattr(c, field)
-        for field, kinds in FIELDS_OF_KINDS.items()
-        if c.kind in kinds and getattr(c, field) is not None
-    }
-    if "head_embedding_stddev" in fields:
-        stddev = fields.pop("head_embedding_stddev")
-        fields["head_embedding_init"] = nn.initializers.normal(stddev)
+    fields = {}
+    for field, kinds in FIELDS_OF_KINDS.items():
+        value = getattr(c, field)
+        if c.kind not in kinds or value is None:
+            continue
+        if field.endswith("_stddev"):
+            field, value = field.replace("_stddev", "_init"), nn.initializers.normal(value)
+        fields[field] = value
     return make_attention(
         c.kind,
         num_heads=c.num_heads,
@@ -162,8 +164,9 @@ class DecoderLayer(_Layer):
         if cache == "start":
             self_attention(x, deterministic=True)
             if cross_attention is not None:
-                cross_attention.fill_cache(encoded)
+                assert encoded is not None
                 assert encoded_mask is not None
+                cross_attention.fill_cache(encoded)
                 self.variable("cache", "encoded_valid", lambda: encoded_mask.key_valid)
             return x
         if cache == "step":

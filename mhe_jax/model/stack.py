@@ -14,16 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
-from mhe_jax.attention.engines.blocks import KEPT
+from mhe_jax.attention.engines import is_saved
 from mhe_jax.config import ModelConfig
 from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, layer_norm
 
 _METADATA = {nn.PARTITION_NAME: "layers"}
 _LAYER = re.compile(r"layer_(\d+)")
 ATTENTION = ("self_attention", "cross_attention")
-# Matrix products, and attention by cuDNN as `jax.nn.dot_product_attention` calls it.
-_PRODUCTS = ("dot_general", "dot_product_attention_fwd_wrapper")
-_IS_NAMED = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
 def _is_kept(primitive, *args, **params) -> bool:
@@ -33,7 +30,7 @@ def _is_kept(primitive, *args, **params) -> bool:
     computed again, as XLA chooses where layers are unrolled; all that a scan keeps lies in memory
     once a layer.
     """
-    return primitive.name in _PRODUCTS or _IS_NAMED(primitive, *args, **params)
+    return primitive.name == "dot_general" or is_saved(primitive, *args, **params)
 
 
 class _Stack(nn.Module):

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mhe_jax.attention.cost import Shape, cached_numbers
+from mhe_jax.attention.cost import cached_numbers
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError
 from mhe_jax.config.fields import did_you_mean, nearest, short_names
 from mhe_jax.config.rules import ROLES
+from mhe_jax.model.layers import attention
 from mhe_jax.report.runs import VALIDATION, Run, score_names
 
 # Fields that make no other experiment: where things lie, how often one looks, what runs it.
@@ -77,17 +78,7 @@ class Group:
         if "decoder" not in roles:
             return None
         model = self.config.model
-        c = model.attention_for("decoder")
-        shape = Shape(
-            model.features,
-            c.num_heads,
-            (c.qkv_features or model.features) // c.num_heads,
-            c.num_kv_heads,
-            c.num_groups or 1,
-            c.score_groups or 1,
-            c.score_features,
-        )
-        return cached_numbers(c.kind, shape)
+        return cached_numbers(attention(model, "decoder"), model.features)
 
 
 @dataclasses.dataclass(frozen=True)

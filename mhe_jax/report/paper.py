@@ -19,7 +19,8 @@ import typing
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from mhe_jax.attention.cost import Shape, cached_numbers, forward_flops, parameters
+from mhe_jax.attention import make_attention
+from mhe_jax.attention.cost import cached_numbers, forward_flops, parameters
 from mhe_jax.config import Kind
 from mhe_jax.evaluation import published
 
@@ -127,13 +128,14 @@ def parameter_rows() -> list[Row]:
 
 def encoder_parameters(kind: str) -> int:
     """Attention parameters of the paper's encoder."""
-    shape = Shape.of(published.ENCODER_FEATURES, published.ENCODER_HEADS)
-    return published.ENCODER_LAYERS * parameters(kind, shape)
+    module = make_attention(kind, num_heads=published.ENCODER_HEADS, use_bias=False)
+    return published.ENCODER_LAYERS * parameters(module, published.ENCODER_FEATURES)
 
 
 def translation_parameters(row: published.Translation, kind: str) -> int:
     """Attention parameters of one of the paper's translation models."""
-    one = parameters(kind, Shape.of(row.features, row.heads))
+    module = make_attention(kind, num_heads=row.heads, use_bias=False)
+    one = parameters(module, row.features)
     return published.TRANSLATION_SUBLAYERS * row.layers * one
 
 
@@ -224,7 +226,7 @@ def tables() -> str:
 
 def _cost_table() -> str:
     """Parameters, cache and operations of one sublayer, for every kind."""
-    shape = Shape.of(768, 12, kv_heads=4)
+    M = 768
     lines = [
         "## One sublayer",
         "",
@@ -234,10 +236,11 @@ def _cost_table() -> str:
         "|---|---:|---:|---:|",
     ]
     for kind in typing.get_args(Kind):
-        flops = forward_flops(kind, shape, keys=512)
+        fields = {"num_kv_heads": 4} if kind == "gqa" else {}
+        module = make_attention(kind, num_heads=12, use_bias=False, **fields)
         lines.append(
-            f"| {kind} | {parameters(kind, shape):,} | {cached_numbers(kind, shape):,} "
-            f"| {flops:,} |"
+            f"| {kind} | {parameters(module, M):,} | {cached_numbers(module, M):,} "
+            f"| {forward_flops(module, M, keys=512):,} |"
         )
     return "\n".join(lines)
 

@@ -1,8 +1,9 @@
 """Operations of a train step, counted from the shapes of its config."""
 
-from mhe_jax.attention.cost import Shape, forward_flops
+from mhe_jax.attention.cost import forward_flops
 from mhe_jax.config import LABELLED, Config, Role
 from mhe_jax.data.examples import num_predictions
+from mhe_jax.model.layers import attention
 
 FORMULA = (
     "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F) "
@@ -33,14 +34,4 @@ def step_flops(config: Config, rows: int) -> float:
 
 def attention_flops(config: Config, role: Role, keys: int) -> int:
     """Of one sublayer, forward, for each token."""
-    a, M = config.model.attention_for(role), config.model.features
-    shape = Shape(
-        features=M,
-        heads=a.num_heads,
-        head_features=(a.qkv_features or M) // a.num_heads,
-        kv_heads=a.num_kv_heads,
-        groups=a.num_groups or 1,
-        score_groups=a.score_groups or 1,
-        score_features=a.score_features,
-    )
-    return forward_flops(a.kind, shape, keys)
+    return forward_flops(attention(config.model, role), config.model.features, keys)

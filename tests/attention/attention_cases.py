@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from kind_references import KINDS
 
+from mhe_jax import attention
 from mhe_jax.attention import Mask, make_attention
 
 # All different and prime, so that a swapped axis cannot pass.
@@ -28,6 +30,7 @@ class Case:
     groups: int | None = None
     score_groups: int | None = None
     score_features: int | None = None
+    more: tuple[tuple[str, int], ...] = ()  # other fields of the module
 
     def __str__(self):
         parts = [
@@ -54,8 +57,12 @@ class Case:
         return self.heads * D
 
     @property
+    def head_features(self):
+        return D
+
+    @property
     def one_source(self):
-        return self.kind in ("skv", "el")
+        return attention.KINDS[self.kind].one_source
 
     def module(self, **fields):
         given = {"num_heads": self.heads, "qkv_features": self.width}
@@ -67,50 +74,22 @@ class Case:
             "score_groups": self.score_groups,
             "score_features": self.score_features,
         }
-        given |= {name: value for name, value in own.items() if value}
+        given |= {name: value for name, value in own.items() if value} | dict(self.more)
         return make_attention(self.kind, **(given | fields))
 
     def reference(self, params, q, k, v, mask, **more):
-        return reference.attention(*self._sizes(params, q, k, v, mask), **more, **self._heads())
+        given = self._given(params, q, k, v, mask)
+        return reference.attention(*given, heads=self.heads, **more)
 
     def reference_gradients(self, params, q, k, v, mask, cotangent):
-        given = self._sizes(params, q, k, v, mask)
-        return reference.gradients(*given, np.asarray(cotangent, np.float64), **self._heads())
+        given = self._given(params, q, k, v, mask)
+        return reference.gradients(*given, np.float64(cotangent), heads=self.heads)
 
-    def _sizes(self, params, q, k, v, mask):
-        return self.kind, *f64((params, q, k, v)), np.asarray(mask)
-
-    def _heads(self):
-        return {"heads": self.heads, "kv_heads": self.kv_heads}
+    def _given(self, params, q, k, v, mask):
+        return KINDS[self.kind].head, *f64((params, q, k, v)), np.asarray(mask)
 
 
-CASES = [
-    Case("mha"),
-    Case("sha"),
-    Case("mqa"),
-    Case("gqa", kv_heads=1),
-    Case("gqa", heads=6, kv_heads=2),
-    Case("gqa", heads=6, kv_heads=3),
-    Case("skv"),
-    Case("el"),
-    Case("mhe_add", "materialized"),
-    Case("mhe_add", "folded"),
-    Case("mhe_add", "shared"),
-    Case("mhe_add", "shared", heads=6, groups=2),
-    Case("mhe_add", "folded", heads=6, groups=2),
-    Case("mhe_add", "materialized", heads=6, groups=2),
-    Case("mhe_add", "shared", heads=6, score_groups=3),
-    Case("mhe_add", "folded", heads=6, score_groups=3),
-    Case("mhe_add", "materialized", heads=6, score_groups=3),
-    Case("mhe_mul", "materialized"),
-    Case("mhe_mul", "folded"),
-    Case("mhe_mul", "folded", heads=6, groups=3),
-    Case("mhe_mul", "materialized", heads=6, groups=3),
-    Case("mva", "shared", score_features=13),
-    Case("mva", "materialized", score_features=13),
-    Case("mva", "shared", heads=6, groups=2),
-    Case("mva", "materialized", heads=6, groups=2),
-]
+CASES = [Case(kind, **fields) for kind in KINDS for fields in KINDS[kind].cases]
 MHE = ["mhe_add", "mhe_mul"]
 # Groupings of heads beside the first composite one of gqa go through `test_kinds` only.
 BATTERY = [c for c in CASES if c.kv_heads in (None, 2) and not (c.groups or c.score_groups)]

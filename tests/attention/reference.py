@@ -10,21 +10,22 @@ import numpy as np
 EPSILON = 1e-6  # Flax's LayerNorm
 
 
-def attention(kind, params, inputs_q, inputs_k, inputs_v, mask, **more):
+def attention(head, params, inputs_q, inputs_k, inputs_v, mask, **more):
     """Output [B, T, M] and weights [B, H, T, S]; arguments as `run`."""
-    output, weights, _ = run(kind, params, inputs_q, inputs_k, inputs_v, mask, **more)
+    output, weights, _ = run(head, params, inputs_q, inputs_k, inputs_v, mask, **more)
     return output, weights
 
 
-def gradients(kind, params, inputs_q, inputs_k, inputs_v, mask, cotangent, **more):
+def gradients(head, params, inputs_q, inputs_k, inputs_v, mask, cotangent, **more):
     """Gradients of `sum(output * cotangent)` for (params, inputs_q, inputs_k, inputs_v)."""
-    return run(kind, params, inputs_q, inputs_k, inputs_v, mask, **more)[2](cotangent)
+    return run(head, params, inputs_q, inputs_k, inputs_v, mask, **more)[2](cotangent)
 
 
-def run(kind, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kv_heads=None, kept=None):
+def run(head, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kept=None):
     """Output, weights, and the function from the output's gradient to all gradients.
 
     Args:
+      head: queries, keys and values of a head, see `kind_references`.
       params: the parameter dict of the module.
       mask: booleans [B, H, T, S].
       kept: what dropout multiplies the weights by [B, H, T, S]: 0 or 1/(1-rate).
@@ -39,13 +40,11 @@ def run(kind, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kv_heads=Non
             x = [
                 (x[b], d[b]) for x, d in zip((inputs_q, inputs_k, inputs_v), d_inputs, strict=True)
             ]
-            (q, pull_q), (k, pull_k), (v, pull_v) = _head(
-                kind, params, d_params, x, h, heads, kv_heads
-            )
+            (q, pull_q), (k, pull_k), (v, pull_v) = head(params, d_params, x, h, heads)
             bias, pull_bias = 0.0, None
             if "key_bias" in params:
                 one = slice(h, h + 1)
-                bias, pull_bias = _map(params["key_bias"], d_params["key_bias"], *x[1], one)
+                bias, pull_bias = projected(params["key_bias"], d_params["key_bias"], *x[1], one)
                 bias = bias[:, 0]
             if "query_ln" in params:
                 q, pull_q = _layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
@@ -84,37 +83,7 @@ def run(kind, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kv_heads=Non
     return np.stack(outputs), np.stack(weights), pull_all
 
 
-def _head(kind, params, grads, x, h, heads, kv_heads):
-    """(q [T, D], pull), (k [S, D], pull), (v [S, D], pull) of head h."""
-    if kind in ("sha", "mhe_add", "mhe_mul", "mva"):
-        roles = enumerate(("query", "key", "value"))
-        shared = [_map(params[r], grads[r], *x[i], _group(params[r], h, heads)) for i, r in roles]
-        if kind in ("sha", "mva"):
-            return shared
-        if "query_group_embedding" in params:
-            c = h // (heads // len(params["query_group_embedding"]))
-            u, du = (tree["query_group_embedding"][c] for tree in (params, grads))
-            shared[0] = _multiply(*shared[0], u, du)
-        names = [f"{r}_head_embedding" for r in ("query", "key", "value")]
-        psi = _add if kind == "mhe_add" else _multiply
-        return [psi(*s, params[n][h], grads[n][h]) for s, n in zip(shared, names, strict=True)]
-    query = _map(params["query"], grads["query"], *x[0], h)
-    if kind == "skv":
-        return query, *(_map(params["key_value"], grads["key_value"], *x[i], h) for i in (1, 2))
-    if kind == "el":
-        return query, *(_slice(*x[i], h, heads) for i in (1, 2))
-    # Query heads 0 .. H/K-1 read key head 0, the next H/K read key head 1, and so on.
-    g = {"mha": h, "mqa": 0, "gqa": h // (heads // (kv_heads or heads))}[kind]
-    return query, *(_map(params[r], grads[r], *x[i], g) for i, r in ((1, "key"), (2, "value")))
-
-
-def _group(p, h, heads):
-    """Which of G projections head h reads; None where there is one for all."""
-    kernel = p["kernel"]
-    return None if kernel.ndim == 2 else h // (heads // kernel.shape[1])
-
-
-def _map(p, grad, x, dx, head=None):
+def projected(p, grad, x, dx, head=None):
     """x W (+ b), with the kernel of one head where there are several."""
     at = (slice(None),) if head is None else (slice(None), head)
     w = p["kernel"][at]
@@ -131,7 +100,7 @@ def _map(p, grad, x, dx, head=None):
     return y, pull
 
 
-def _slice(x, dx, h, heads):
+def sliced(x, dx, h, heads):
     """The slice of head h."""
     width = x.shape[-1] // heads
     cut = slice(h * width, (h + 1) * width)
@@ -142,7 +111,7 @@ def _slice(x, dx, h, heads):
     return x[:, cut], pull
 
 
-def _add(x, pull_x, e, de):
+def add(x, pull_x, e, de):
     """x + e."""
 
     def pull(dy):
@@ -152,7 +121,7 @@ def _add(x, pull_x, e, de):
     return x + e, pull
 
 
-def _multiply(x, pull_x, e, de):
+def multiply(x, pull_x, e, de):
     """x ⊙ (1 + e)."""
 
     def pull(dy):

@@ -13,8 +13,6 @@ import pytest
 from attention_cases import (
     B,
     Case,
-    D,
-    H,
     S,
     T,
     assert_close,
@@ -23,6 +21,7 @@ from attention_cases import (
     normal,
     random_parameters,
 )
+from kind_references import KINDS
 
 from mhe_jax.attention import Mask
 from mhe_jax.shapeshifter.kronecker import KroneckerProjection
@@ -156,17 +155,7 @@ def test_causal_said_twice_is_still_the_full_pass(case):
 def test_numbers_cached_per_token(case):
     """2HD, 2D, 2KD, HD, or for mva D_s + HD + H."""
     cache = decoder(case).cache
-    wanted = {
-        "mha": 2 * H * D,
-        "sha": 2 * D,
-        "mqa": 2 * D,
-        "gqa": 2 * (case.kv_heads or 0) * D,
-        "skv": H * D,
-        "el": H * D,
-        "mhe_add": 2 * D,
-        "mhe_mul": 2 * D,
-        "mva": (case.score_features or 0) + H * D + H,
-    }[case.kind]
+    wanted = KINDS[case.kind].cached(case)
     held = sum(a[0, 0].size for name, a in cache.items() if name != "cache_index")
     assert held == wanted
     assert cache["cache_index"].shape == (B,)

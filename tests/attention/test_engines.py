@@ -27,8 +27,10 @@ def arrays(T=8, S=8, H=4, K=4, D=64, E=64, dtype=jnp.bfloat16):
     return tuple(jnp.zeros((B, *shape), dtype) for shape in ((T, H, D), (S, K, D), (S, K, E)))
 
 
-def refusal(*, mask=None, options=None, **sizes):
-    return cudnn.refusal(*arrays(**sizes), mask or Mask(), options or Options())
+def refusal(*, mask=None, options=None, biased=False, **sizes):
+    given = arrays(**sizes)
+    bias = jnp.zeros((B, given[1].shape[1], given[0].shape[2])) if biased else None
+    return cudnn.refusal(*given, bias, mask or Mask(), options or Options())
 
 
 def test_device():
@@ -74,6 +76,11 @@ class TestTableOfCudnn:
     def test_masks(self, mask):
         assert refusal(mask=mask) is None
 
+    def test_a_key_bias_is_one_more_column_of_the_keys(self):
+        assert refusal(biased=True, D=63) is None
+        assert refusal(biased=True, D=63, K=1) is None
+        assert "not 65 and 64" in refusal(biased=True)
+
     def test_dropout(self):
         assert "dropout" in refusal(options=Options(dropout_rate=0.1))
 
@@ -99,17 +106,17 @@ class TestTableOfCudnn:
             assert refusal() is None
             assert "not 4 query and 2 key heads" in refusal(K=2)
             assert "not 1 query and 1 key heads" in refusal(H=1, K=1)
-            assert engines.attend(*arrays(K=2), Mask(), Options())[2] == "xla"
+            assert engines.attend(*arrays(K=2), None, Mask(), Options())[2] == "xla"
         with jax.set_mesh(mesh), nn.logical_axis_rules([("batch", "data")]):
             assert refusal(K=2) is None
 
     def test_auto_takes_cudnn_first_and_xla_where_that_refuses(self, monkeypatch):
         taken = object(), object()
-        monkeypatch.setattr(cudnn, "attend", lambda *a: taken)
+        monkeypatch.setattr(cudnn, "attend", lambda *a, scale: taken)
         q, k, v = arrays()
-        assert engines.attend(q, k, v, Mask(), Options()) == (*taken, "cudnn")
+        assert engines.attend(q, k, v, None, Mask(), Options()) == (*taken, "cudnn")
         q, k, v = arrays(dtype=jnp.float32)
-        assert engines.attend(q, k, v, Mask(), Options())[2] == "xla"
+        assert engines.attend(q, k, v, None, Mask(), Options())[2] == "xla"
 
 
 class TestMachine:
@@ -126,7 +133,7 @@ class TestMachine:
 
         monkeypatch.setattr(jax.nn, "dot_product_attention", absent)
         assert refusal() == "cannot run here: cuDNN is not detected."
-        assert engines.attend(*arrays(), Mask(), Options())[2] == "xla"
+        assert engines.attend(*arrays(), None, Mask(), Options())[2] == "xla"
 
     @pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0", "10.3"])
     def test_compute_capability(self, capability, monkeypatch):
@@ -156,21 +163,25 @@ MASKS = {
 }
 
 
+@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("name", MASKS)
-def test_what_cudnn_is_asked_to_compute(monkeypatch, name):
+def test_what_cudnn_is_asked_to_compute(monkeypatch, name, biased):
     """With jax's own kernel in cuDNN's place: xla's result, and a mask that cuDNN takes."""
     real = jax.nn.dot_product_attention
 
-    def stand_in(q, k, v, *, mask, is_causal, implementation):
+    def stand_in(q, k, v, *, mask, scale, is_causal, implementation):
         assert implementation == "cudnn"
         assert mask is None or (mask.ndim, mask.dtype) == (4, bool)
         assert mask is None or mask.shape[2:] == (q.shape[1], k.shape[1])
-        return real(q, k, v, mask=mask, is_causal=is_causal, implementation="xla")
+        return real(q, k, v, mask=mask, scale=scale, is_causal=is_causal, implementation="xla")
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    q, k, v = (normal(i, B, 8, h, 16) for i, h in ((1, 4), (2, 2), (4, 2)))
-    output, kept = cudnn.attend(q, k, v, MASKS[name], Options())
-    wanted, wanted_kept = xla.attend(q, k, v, MASKS[name], Options())
+    # The bias is a column of the keys, and values are as wide.
+    q, k = normal(1, B, 8, 4, 16 - biased), normal(2, B, 8, 2, 16 - biased)
+    v = normal(4, B, 8, 2, 16)
+    bias = normal(5, B, 8, 4) if biased else None
+    output, kept = cudnn.attend(q, k, v, bias, MASKS[name], Options(), scale=0.3)
+    wanted, wanted_kept = xla.attend(q, k, v, bias, MASKS[name], Options(), scale=0.3)
     np.testing.assert_allclose(output, wanted, atol=2e-6)
     one = (B, 8, 4, 1)
     np.testing.assert_array_equal(np.broadcast_to(kept, one), np.broadcast_to(wanted_kept, one))
@@ -179,27 +190,27 @@ def test_what_cudnn_is_asked_to_compute(monkeypatch, name):
 def test_causal_is_cudnn_s_own_only_where_it_means_the_same(monkeypatch):
     asked = []
 
-    def stand_in(q, k, v, *, mask, is_causal, implementation):
+    def stand_in(q, k, v, *, mask, scale, is_causal, implementation):
         asked.append(is_causal)
         return jnp.zeros_like(q)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     cases = ((Mask.causal(), 8), (Mask.causal(), 6), (Mask.causal(jnp.zeros(B, int)), 8))
     for mask, queries in cases:
-        cudnn.attend(*arrays(T=queries), mask, Options())
+        cudnn.attend(*arrays(T=queries), None, mask, Options(), scale=1.0)
     assert asked == [True, False, False]
 
 
 def test_every_refusal_is_read_when_none_takes_the_call(monkeypatch):
     monkeypatch.setattr(xla, "refusal", lambda *a: "is away")
     with pytest.raises(ValueError, match="cudnn: needs an NVIDIA GPU.*; xla: is away"):
-        engines.attend(*arrays(), Mask(), Options())
+        engines.attend(*arrays(), None, Mask(), Options())
 
 
 def test_an_engine_asked_for_by_name_does_not_fall_back():
     with pytest.raises(ValueError, match="cudnn: needs an NVIDIA GPU"):
-        engines.attend(*arrays(), Mask(), Options(), "cudnn")
-    assert engines.attend(*arrays(), Mask(), Options(), "xla")[2] == "xla"
+        engines.attend(*arrays(), None, Mask(), Options(), "cudnn")
+    assert engines.attend(*arrays(), None, Mask(), Options(), "xla")[2] == "xla"
 
 
 @every_kind
@@ -220,6 +231,23 @@ def test_choices_tell_what_ran(case, caplog, monkeypatch):
 def test_values_may_be_wider_than_keys():
     """The contract of `xla`, on which other forms build."""
     q, k, v = normal(1, B, 5, 3, 11), normal(2, B, 7, 1, 11), normal(3, B, 7, 1, 13)
-    output, _, _ = engines.attend(q, k, v, Mask(), Options(), "xla")
+    output, _, _ = engines.attend(q, k, v, None, Mask(), Options(), "xla")
     weights = jax.nn.softmax(jnp.einsum("bthd,bsd->bhts", q, k[:, :, 0]) / np.sqrt(11))
     np.testing.assert_allclose(output, jnp.einsum("bhts,bse->bthe", weights, v[:, :, 0]), atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [None, 0.4])
+@pytest.mark.parametrize("name", ["none", "causal & padding", "an example empty"])
+def test_a_key_bias_and_a_scale(name, scale):
+    """Of `xla`: scores of four heads that share two key heads, and a bias of each head's own."""
+    q, k, v = normal(1, B, 8, 4, 11), normal(2, B, 8, 2, 11), normal(3, B, 8, 2, 13)
+    bias = normal(4, B, 8, 4)
+    mask = MASKS[name]
+    output, _, _ = engines.attend(q, k, v, bias, mask, Options(), "xla", scale=scale)
+    key, value = k.repeat(2, 2), v.repeat(2, 2)
+    logits = np.einsum("bthd,bshd->bhts", q, key) * (scale or 11**-0.5)
+    logits += bias.swapaxes(1, 2)[:, :, None]
+    allowed = mask.to_dense(8, 8)
+    allowed = np.ones((1, 1, 1, 1), bool) if allowed is None else np.asarray(allowed)
+    weights = np.asarray(jax.nn.softmax(np.where(allowed, logits, -1e30))) * allowed
+    np.testing.assert_allclose(output, np.einsum("bhts,bshe->bthe", weights, value), atol=1e-5)

@@ -11,7 +11,6 @@ from attention_cases import (
     CASES,
     B,
     D,
-    H,
     S,
     T,
     assert_close,
@@ -23,6 +22,7 @@ from attention_cases import (
     normal,
     random_parameters,
 )
+from kind_references import KINDS
 
 
 @functools.cache
@@ -169,27 +169,12 @@ def test_the_reference_gradients_are_its_derivatives(case):
 
 @every_grouping
 def test_parameters_have_the_shapes_of_the_contract(case):
-    heads, kv = case.heads, {"mha": H, "mqa": 1, "gqa": case.kv_heads}.get(case.kind)
-    wide = (case.width, heads, D)
-    groups = (case.groups,) if case.groups else ()
-    one = (case.width, *groups, D)
-    scored = (case.width, *groups, case.score_features or D)
-    wanted = {
-        "mha": {"query": wide, "key": wide, "value": wide},
-        "mqa": {"query": wide, "key": (case.width, kv, D), "value": (case.width, kv, D)},
-        "gqa": {"query": wide, "key": (case.width, kv, D), "value": (case.width, kv, D)},
-        "skv": {"query": wide, "key_value": wide},
-        "el": {"query": wide},
-        "mva": {"query": scored, "key": scored, "value": wide},
-    }.get(case.kind, {"query": one, "key": one, "value": one})
-    wanted = {name: {"kernel": shape, "bias": shape[1:]} for name, shape in wanted.items()}
-    wanted["out"] = {"kernel": (heads, D, case.width), "bias": (case.width,)}
-    if case.kind == "mva":
-        wanted["key_bias"] = {"kernel": (case.width, heads)}
-    if case.score_groups:
-        wanted["query_group_embedding"] = (case.score_groups, D)
-    if case.kind.startswith("mhe_"):
-        for role in ("query", "key", "value"):
-            wanted[f"{role}_head_embedding"] = (heads, D)
+    kind = KINDS[case.kind]
+    kernels = kind.kernels(case)
+    wanted = {name: {"kernel": shape, "bias": shape[1:]} for name, shape in kernels.items()}
+    wanted["out"] = {"kernel": (case.heads, D, case.width), "bias": (case.width,)}
+    wanted |= kind.tables(case)
+    for name in kind.unbiased:
+        del wanted[name]["bias"]
     params = jax.eval_shape(case.module().init, jax.random.key(0), normal(1, B, T, case.width))
     assert jax.tree.map(lambda x: x.shape, params["params"]) == wanted

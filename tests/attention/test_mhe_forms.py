@@ -10,6 +10,7 @@ from attention_cases import (
     MHE,
     B,
     Case,
+    D,
     H,
     S,
     T,
@@ -22,7 +23,7 @@ from attention_cases import (
 
 from mhe_jax.attention import KINDS, Mask, choices, make_attention
 from mhe_jax.attention.engines import Options
-from mhe_jax.attention.forms import Call
+from mhe_jax.attention.module import Call
 
 ADD, MUL = Case("mhe_add"), Case("mhe_mul")
 GRADIENTS = {}
@@ -164,7 +165,7 @@ HEADS_DIFFER = Mask.array(jnp.ones((1, H, 1, 1), bool))
 )
 def test_auto_takes_the_first_form_that_can_do_the_call(kind, fields, call, form):
     given = {"queries": 32, "dtype": jnp.dtype("float32"), "mask": Mask(), "options": Options()}
-    assert Case(kind).module(**fields).resolve(Call(**(given | call))) == form
+    assert Case(kind).module(**fields).resolve(Call(D, D * H, **(given | call))) == form
 
 
 @pytest.mark.parametrize(

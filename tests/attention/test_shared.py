@@ -88,7 +88,7 @@ def _run(sizes, mask, cotangent, *given):
 
 
 def _output_and_gradients(mask, options, cotangent, *given):
-    output, pull = jax.vjp(lambda *a: shared.attend(*a, mask, options)[0], *given)
+    output, pull = jax.vjp(lambda *a: shared.attend(*a, mask, options, scale=D**-0.5)[0], *given)
     return output, pull(cotangent)
 
 
@@ -275,7 +275,9 @@ def of_saturated_rows(attend, dtype, spread, heads):
     assert np.abs(wanted[:, saturated]).max() < 1e-9
 
     def of_queries(cotangent, *given):
-        return jax.vjp(lambda *a: attend(*a, Mask(), Options())[0], *given)[1](cotangent)[0]
+        return jax.vjp(lambda *a: attend(*a, Mask(), Options(), scale=D**-0.5)[0], *given)[1](
+            cotangent
+        )[0]
 
     def run(f, *call):
         # A CPU would leave roundings out, as no device with bfloat16 products does.
@@ -385,7 +387,8 @@ def test_dropout(broadcast, long, spread, monkeypatch):
     flat = np.zeros_like(b)
     if spread > factored.MAX_SPREAD:
         flat[:, 0] = -spread  # the same way through the code; its own key is left out below
-    seen, _ = shared.attend(0 * q, k, jnp.asarray(marks), jnp.asarray(flat), Mask(), options)
+    marks, flat = jnp.asarray(marks), jnp.asarray(flat)
+    seen, _ = shared.attend(0 * q, k, marks, flat, Mask(), options, scale=1.0)
     kept = np.asarray(seen > 0).swapaxes(1, 2)[..., :S] / (1 - rate)
     mask = Mask()
     if spread > factored.MAX_SPREAD:
@@ -407,7 +410,7 @@ def compiled(length, gradients):
     cotangent = jax.ShapeDtypeStruct((1, length, 12, 64), jnp.float32)
 
     def forward(*given):
-        return shared.attend(*given, Mask(), Options())[0]
+        return shared.attend(*given, Mask(), Options(), scale=64**-0.5)[0]
 
     def both(cotangent, *given):
         return jax.vjp(forward, *given)[1](cotangent)

@@ -69,7 +69,7 @@ def run(query, key, value, key_bias, cotangent, mask, blocks=None):
     """Output and gradients by the interpreted kernels; the sum of the weights."""
 
     def attend(*args):
-        return tpu.attend(*args, mask, Options(), blocks=blocks, interpret=True)
+        return tpu.attend(*args, mask, Options(), scale=D**-0.5, blocks=blocks, interpret=True)
 
     with jax.default_matmul_precision("highest"):
         output, pull, kept = jax.vjp(attend, query, key, value, key_bias, has_aux=True)
@@ -286,7 +286,7 @@ def test_on_a_mesh():
     @jax.jit
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
     def attend(*args):
-        return tpu.attend(*args, mask, Options(), blocks=(8, 16), interpret=True)[0]
+        return tpu.attend(*args, mask, Options(), scale=D**-0.5, blocks=(8, 16), interpret=True)[0]
 
     with jax.default_matmul_precision("highest"):
         output, pull = jax.vjp(attend, *given[:4])
@@ -315,7 +315,7 @@ specs = rows, rows, rows, heads, rows, rows
 
 def attend(query, key, value, key_bias, valid, segments):
     mask = Mask.causal() & Mask.padding(valid) & Mask.segments(segments)
-    return tpu.attend(query, key, value, key_bias, mask, None)[0]
+    return tpu.attend(query, key, value, key_bias, mask, None, scale=0.1)[0]
 
 if where == "mesh":
     attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)

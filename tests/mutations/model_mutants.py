@@ -339,7 +339,7 @@ MODEL = (
     Mutant(
         "masks of dropout are drawn again",
         "_is_kept",
-        " or _IS_NAMED(primitive, *args, **params)",
+        " or is_saved(primitive, *args, **params)",
         "",
         "test_stack.py::test_a_scanned_layer_keeps_products",
     ),

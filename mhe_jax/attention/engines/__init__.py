@@ -1,4 +1,10 @@
-"""One function for all softmax attention, and the ladder of engines that compute it.
+"""Softmax attention, and the ladder of engines that compute it.
+
+An engine is a file and its line in `LADDER` or `SHARED`:
+
+    refusal(query, key, value, key_bias, mask, options) -> why it cannot do the call, or None
+    attend(query, key, value, key_bias, mask, options, *, scale) -> output, weight sum
+    SAVED: names of primitives whose results a scanned layer saves for its backward pass, if any
 
 | what the call asks for | `xla` | `cudnn` |
 |---|---|---|
@@ -7,6 +13,7 @@
 | lengths | any | even |
 | head width | any, values may differ | a multiple of 8, at most 128, values the same |
 | fewer key heads than query heads | yes | yes, where no mesh splits the heads |
+| a key bias | added to the scores | as one more column of the keys, which the head width counts |
 | a mesh that splits the heads | yes | into parts of whole heads |
 | causal | yes | yes, skips what nobody sees where T = S |
 | offset, padding, segments, dense mask | yes | yes, as a [B, H, T, S] bias in memory |
@@ -38,6 +45,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.attention.engines import cudnn, xla
+from mhe_jax.attention.engines.blocks import KEPT
 from mhe_jax.attention.engines.shared import tpu
 from mhe_jax.attention.engines.shared import xla as shared
 from mhe_jax.attention.mask import Mask
@@ -46,6 +54,8 @@ from mhe_jax.config import InputError
 LADDER = {"cudnn": cudnn, "xla": xla}
 # Engines of `attend_shared`.
 SHARED = {"pallas": tpu, "xla": shared}
+_SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
+_is_named = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 _log = logging.getLogger("mhe_jax.attention")
 _choices: dict[str, str] = {}
@@ -71,29 +81,34 @@ def attend(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    key_bias: jax.Array | None,
     mask: Mask,
     options: Options,
     engine: str = "auto",
+    *,
+    scale: float | None = None,
 ) -> tuple[jax.Array, jax.Array, str]:
-    """`O[t, h] = Σ_j softmax_j(q[t, h]·k[j, ⌊hK/H⌋] / √D) v[j, ⌊hK/H⌋]`, over the allowed keys j.
+    """`O[t, h] = Σ_j softmax_j(scale · q[t, h]·k[j, g] + b[j, h]) v[j, g]`, g = ⌊hK/H⌋.
 
     Args:
       query: [B, T, H, D].
       key: [B, S, K, D], K divides H; query head h reads key head ⌊hK/H⌋.
       value: [B, S, K, E].
-      mask: the allowed keys.
+      key_bias: b [B, S, H], None for 0.
+      mask: the allowed keys, over which softmax goes.
       options: dropout, precision and the like.
       engine: 'auto', 'xla' or 'cudnn'.
+      scale: a finite number above 0; None for 1/√D.
 
     Returns:
-      The output [B, T, H, E], 0 where a query has no key; the sum of the weights that were kept
-      [B, T, H, 1] or something that broadcasts to it (1, or 0 without a key, where there is no
-      dropout); the name of the engine.
+      The output [B, T, H, E], 0 where a query has no key; the weight sum, which is that of the
+      weights that dropout leaves, [B, T, H, 1] or something that broadcasts to it (1, or 0 without
+      a key, where there is no dropout); the name of the engine.
 
     Raises:
       ValueError: the engine refuses the call (for `auto`: every engine does), with each reason.
     """
-    return _first(LADDER, engine, query, key, value, mask, options)
+    return _first(LADDER, engine, scale, query, key, value, key_bias, mask, options)
 
 
 def attend_shared(
@@ -104,8 +119,10 @@ def attend_shared(
     mask: Mask,
     options: Options,
     engine: str = "auto",
+    *,
+    scale: float | None = None,
 ) -> tuple[jax.Array, jax.Array, str]:
-    """`O[t, h] = Σ_j softmax_j(q[t, g]·k[j, g] / √D + b[j, h]) v[j, h]`, g = ⌊hG/H⌋.
+    """`O[t, h] = Σ_j softmax_j(scale · q[t, g]·k[j, g] + b[j, h]) v[j, h]`, g = ⌊hG/H⌋.
 
     The scores of the heads of a group differ by a bias on the keys alone, so that one score matrix
     serves them all: see `shared`, which also says what is guaranteed.
@@ -118,6 +135,7 @@ def attend_shared(
       mask: the allowed keys, the same for all heads.
       options: dropout, precision and the like.
       engine: 'auto', 'pallas' or 'xla'.
+      scale: as of `attend`.
 
     Returns:
       As `attend`.
@@ -128,7 +146,7 @@ def attend_shared(
     reason = shared_refusal(query.dtype, mask, options)
     if reason is not None:
         raise InputError(f"heads cannot share scores in this attention call: {reason}")
-    return _first(SHARED, engine, query, key, value, key_bias, mask, options)
+    return _first(SHARED, engine, scale, query, key, value, key_bias, mask, options)
 
 
 def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
@@ -144,10 +162,19 @@ def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
     return None
 
 
-def _first(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
+def is_saved(primitive, *args, **params) -> bool:
+    """Whether a scanned layer saves what `primitive` gives, as far as engines and dropout say it.
+
+    A policy of `jax.checkpoint`: what is named `KEPT`, and what an engine names in `SAVED`.
+    """
+    return primitive.name in _SAVED or _is_named(primitive, *args, **params)
+
+
+def _first(ladder, engine: str, scale: float | None, *call) -> tuple[jax.Array, jax.Array, str]:
+    scale = call[0].shape[-1] ** -0.5 if scale is None else scale
     placed = jax.typeof(call[0]).sharding
     if AxisType.Explicit not in placed.mesh.axis_types:
-        return _first_of(ladder, engine, *call)
+        return _first_of(ladder, engine, scale, *call)
     # Engines leave it to XLA how what they compute is laid out, and their output is as the queries.
     *arrays, mask, options = call
     ran = []
@@ -156,22 +183,22 @@ def _first(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
         weights = []
         sow = options.sow and weights.append
         given = dataclasses.replace(options, dropout_rng=rng, sow=sow)
-        output, kept, name = _first_of(ladder, engine, *arrays, mask, given)
+        output, weight_sum, name = _first_of(ladder, engine, scale, *arrays, mask, given)
         ran.append(name)
         # Chosen by the output, since what comes of the mask alone is not yet where the output is.
-        return output, jnp.where(output[..., :1] > 0, kept, kept), weights
+        return output, jnp.where(output[..., :1] > 0, weight_sum, weight_sum), weights
 
     as_queries = NamedSharding(placed.mesh, PartitionSpec(*placed.spec[:3]))
     by_heads = NamedSharding(placed.mesh, PartitionSpec(*(placed.spec[i] for i in (0, 2, 1))))
     sown = [by_heads] if options.sow else []
     on_auto_axes: Any = jax.sharding.auto_axes(run, out_sharding=(as_queries, as_queries, sown))
-    output, kept, weights = on_auto_axes(arrays, mask, options.dropout_rng)
+    output, weight_sum, weights = on_auto_axes(arrays, mask, options.dropout_rng)
     for each in weights:
         options.sow(each)
-    return output, kept, ran[0]
+    return output, weight_sum, ran[0]
 
 
-def _first_of(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
+def _first_of(ladder, engine: str, scale: float, *call) -> tuple[jax.Array, jax.Array, str]:
     names = list(ladder) if engine == "auto" else [engine]
     refusals = []
     for name in names:
@@ -182,7 +209,7 @@ def _first_of(ladder, engine: str, *call) -> tuple[jax.Array, jax.Array, str]:
             )
         reason = ladder[name].refusal(*call)
         if reason is None:
-            return *ladder[name].attend(*call), name
+            return *ladder[name].attend(*call, scale=scale), name
         refusals.append(f"{name}: {reason}")
     raise InputError("no engine takes this attention call; " + "; ".join(refusals))
 

@@ -10,14 +10,17 @@ import jax.numpy as jnp
 from mhe_jax.attention.engines.mesh import parts_of_heads, platform
 from mhe_jax.attention.mask import Mask
 
+# As `jax.nn.dot_product_attention` calls it.
+SAVED = ("dot_product_attention_fwd_wrapper",)
 
-def refusal(query, key, value, mask: Mask, options) -> str | None:
+
+def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why cuDNN cannot do this call, or None."""
     if platform() != "gpu":
         return f"needs an NVIDIA GPU, this is {platform()}"
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"needs float16 or bfloat16, not {query.dtype}"
-    D, E = query.shape[-1], value.shape[-1]
+    D, E = query.shape[-1] + (key_bias is not None), value.shape[-1]
     if D % 8 or D > 128 or D != E:
         return f"needs one head width, a multiple of 8 up to 128, not {D} and {E}"
     T, S = query.shape[1], key.shape[1]
@@ -35,7 +38,7 @@ def refusal(query, key, value, mask: Mask, options) -> str | None:
             f"needs as many key heads as query heads where a mesh splits them into {parts}, in a "
             f"number that {parts} divides, not {H} query and {K} key heads"
         )
-    return missing(query, key, value)
+    return missing(*with_bias(query, key, value, key_bias, 1.0))
 
 
 def missing(query, key, value) -> str | None:
@@ -53,8 +56,21 @@ def missing(query, key, value) -> str | None:
     return None
 
 
-def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+def with_bias(query, key, value, key_bias, scale: float):
+    """Query, key and value whose scaled scores have the key bias in them, by one more column."""
+    if key_bias is None:
+        return query, key, value
+    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], 2) for x in (key, value))
+    query = jnp.concatenate([query, jnp.ones_like(query[..., :1])], -1)
+    key = jnp.concatenate([key, (key_bias / scale)[..., None].astype(key.dtype)], -1)
+    return query, key, value
+
+
+def attend(
+    query, key, value, key_bias, mask: Mask, options, *, scale: float
+) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend`."""
+    query, key, value = with_bias(query, key, value, key_bias, scale)
     T, S = query.shape[1], key.shape[1]
     # cuDNN's own causal mask aligns as ours does only where T = S and the offset is 0.
     native = mask.is_causal and mask.offset is None and T == S
@@ -67,7 +83,13 @@ def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array
         axes = ("batch", "length", "activation_heads", None)
         query, key, value = (nn.with_logical_constraint(x, axes) for x in (query, key, value))
     output = jax.nn.dot_product_attention(
-        query, key, value, mask=allowed, is_causal=native, implementation="cudnn"
+        query,
+        key,
+        value,
+        mask=allowed,
+        scale=scale,
+        is_causal=native,
+        implementation="cudnn",
     )
     # cuDNN averages the values of a row without keys.
     has_key = mask.row_has_key(T, S, query.dtype)

@@ -8,29 +8,33 @@ from mhe_jax.attention.engines.blocks import KEPT
 from mhe_jax.attention.mask import Mask
 
 
-def refusal(query, key, value, mask: Mask, options) -> str | None:
+def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """None: this engine takes every call."""
     return None
 
 
-def attend(query, key, value, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+def attend(
+    query, key, value, key_bias, mask: Mask, options, *, scale: float
+) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend`. Logits of all heads stand in memory: B·H·T·S numbers."""
     B, T, H, D = query.shape
     S, K, E = key.shape[1], key.shape[2], value.shape[3]
     dtype = query.dtype
-    # Heads first, so that logits come out of the matrix product in the order the softmax reads;
-    # those that share a key head are rows of one product: an axis of their own, even of length 1,
-    # makes gradients a third slower on a CPU.
-    query = (query / jnp.sqrt(D).astype(dtype)).transpose(0, 2, 1, 3).reshape(B, K, H // K * T, D)
+    # Divided, as Flax does it, and rounded alike. Heads first, so that logits come out of the
+    # product in the order the softmax reads; those that share a key head are rows of one product:
+    # an axis of their own, even of length 1, makes gradients a third slower on a CPU.
+    query = query / jnp.asarray(1 / scale, dtype)
+    query = query.transpose(0, 2, 1, 3).reshape(B, K, H // K * T, D)
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
     logits = jnp.einsum("bknd,bksd->bkns", query, key, precision=options.precision)
     logits = logits.reshape(B, H, T, S)
-
+    if options.float32_softmax:
+        logits = logits.astype(jnp.promote_types(dtype, jnp.float32))
+    if key_bias is not None:
+        logits += key_bias.astype(logits.dtype).swapaxes(1, 2)[:, :, None]
     allowed = mask.to_dense(T, S)
     if allowed is not None:
         logits = jnp.where(allowed, logits, jnp.finfo(dtype).min)
-    if options.float32_softmax:
-        logits = logits.astype(jnp.promote_types(dtype, jnp.float32))
     weights = jax.nn.softmax(logits)
     if allowed is not None and mask.may_empty_a_row:
         # The softmax of a row without keys is uniform; 0 is what such a row means.

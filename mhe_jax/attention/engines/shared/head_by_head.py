@@ -19,7 +19,7 @@ from mhe_jax.attention.engines.mesh import varying
 
 
 def forward(static: Static, q, k, v, b, seen: Seen):
-    """`softmax(q·k/√D + b[h]) v[h]`."""
+    """`softmax(scale · q·k + b[h]) v[h]`."""
 
     def one(head, output):
         def step(block, output):

@@ -59,14 +59,14 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
 
 def attend(
-    query, key, value, key_bias, mask: Mask, options, *, blocks=None, interpret=False
+    query, key, value, key_bias, mask: Mask, options, *, scale, blocks=None, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend_shared`; `interpret` runs the kernels on any device, slowly."""
     T, S = query.shape[1], key.shape[1]
 
     def run(q, k, v, b, seen):
         sizes = _sizes(T, S, q.shape[2], b.shape[2], v, mask, blocks, interpret)
-        return _shared(sizes, q, k, v, b, seen)
+        return _shared(Static(scale, 1.0, None), sizes, q, k, v, b, seen)
 
     output = over_rows(run, query, key, value, key_bias.astype(jnp.float32), Seen(mask))
     return output, mask.row_has_key(T, S, output.dtype)
@@ -96,55 +96,51 @@ def _up(size, step):
     return -(-size // step) * step
 
 
-def _output(sizes, q, k, v, b, seen) -> jax.Array:
-    return _forward(sizes, q, k, v, b, seen)[0]
+def _output(static, sizes, q, k, v, b, seen) -> jax.Array:
+    return _forward(static, sizes, q, k, v, b, seen)[0]
 
 
-def _forward(sizes, q, k, v, b, seen):
+def _forward(static, sizes, q, k, v, b, seen):
     def one_by_one(q, k, v, values, b, seen):
         rows = q.shape[0] * sizes.groups, _up(q.shape[1], sizes.block_queries), sizes.weights
-        return head_by_head.forward(_static(q), q, k, v, b, seen), jnp.zeros(rows, b.dtype)
+        return head_by_head.forward(static, q, k, v, b, seen), jnp.zeros(rows, b.dtype)
 
     values = factored.values_of(q, v, b, seen)
-    fits = factored.fits(_static(q), q, v, values, b, seen)
-    kernel = functools.partial(_kernel_forward, sizes)
+    fits = factored.fits(static, q, v, values, b, seen)
+    kernel = functools.partial(_kernel_forward, static, sizes)
     found = jax.lax.cond(fits, kernel, one_by_one, q, k, v, values, b, seen)
     output, saved = checkpoint_name(found, KEPT)
     return output, (q, k, v, b, seen, output, saved, fits)
 
 
-def _backward(sizes, residuals, cotangent):
+def _backward(static, sizes, residuals, cotangent):
     def one_by_one(q, k, v, values, b, seen, output, saved, cotangent):
-        return head_by_head.gradient(_static(q), q, k, v, b, seen, cotangent)
+        return head_by_head.gradient(static, q, k, v, b, seen, cotangent)
 
     q, k, v, b, seen, *residuals, fits = residuals
     values = factored.values_of(q, v, b, seen)
-    kernels = functools.partial(_kernel_gradient, sizes)
+    kernels = functools.partial(_kernel_gradient, static, sizes)
     call = q, k, v, values, b, seen, *residuals, cotangent
     return *jax.lax.cond(fits, kernels, one_by_one, *call), None
 
 
-_shared = jax.custom_vjp(_output, nondiff_argnums=(0,))
+_shared = jax.custom_vjp(_output, nondiff_argnums=(0, 1))
 _shared.defvjp(_forward, _backward)
 
 
-def _static(q):
-    return Static(q.shape[2] ** -0.5, 1.0, None)
-
-
-def _kernel_forward(sizes, q, k, v, values, b, seen):
+def _kernel_forward(static, sizes, q, k, v, values, b, seen):
     """The output [N, T, R, E], and what the kernel saves."""
     w, columns = factored.columns_of(values, b, factored.seen_keys(q, b, seen))
-    output, saved = tpu_kernels.forward(sizes, *_inputs(sizes, q, k, v, w, columns, seen))
+    output, saved = tpu_kernels.forward(sizes, *_inputs(static, sizes, q, k, v, w, columns, seen))
     output = _heads_of(sizes, output, q.shape[1], b.shape[2], v.shape[3])
     return factored.multiplied(values, output).astype(v.dtype), saved
 
 
-def _kernel_gradient(sizes, q, k, v, values, b, seen, output, saved, cotangent):
+def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cotangent):
     """Gradients of q, k, v and b; see `factored.gradient`."""
     (N, T, _), (_, S, R), E = q.shape, b.shape, v.shape[3]
     w, columns = factored.columns_of(values, b, factored.seen_keys(q, b, seen))
-    inputs = _inputs(sizes, q, k, v, w, columns, seen)
+    inputs = _inputs(static, sizes, q, k, v, w, columns, seen)
     into, back = factored.cotangent_powers(values, cotangent)
 
     def of_part(x, part, length):
@@ -166,12 +162,12 @@ def _kernel_gradient(sizes, q, k, v, values, b, seen, output, saved, cotangent):
     dw = of_part(of_weights, 0, S) + of_part(of_weights, 2, S)
     dcolumns = _heads_of(sizes, dcolumns, S, R, E)
     dv, db = factored.columns_gradient(values, w, columns, dw, dcolumns, into, back)
-    dq = factored.times_any_power(_static(q).scale * dq, back[..., 0])
+    dq = factored.times_any_power(static.scale * dq, back[..., 0])
     dk = factored.times_any_power(dk, back[..., 0])
     return dq.astype(q.dtype), dk.astype(k.dtype), dv, db
 
 
-def _inputs(sizes, q, k, v, w, columns, seen):
+def _inputs(static, sizes, q, k, v, w, columns, seen):
     """What all kernels read, padded to whole blocks."""
     T, S = _up(q.shape[1], sizes.block_queries), _up(sizes.keys, sizes.block_keys)
     D = _up(q.shape[2], LANES)
@@ -185,7 +181,7 @@ def _inputs(sizes, q, k, v, w, columns, seen):
         None if of_queries is None else _marks(of_queries, q.shape[1], T)[..., None],
         None if of_keys is None else _marks(of_keys, sizes.keys, S)[:, None],
     )
-    scaled = q * jnp.asarray(_static(q).scale, q.dtype)
+    scaled = q * jnp.asarray(static.scale, q.dtype)
     return _pad(scaled, T, D), _pad(k, S, D), _pad(columns, S), marks
 
 

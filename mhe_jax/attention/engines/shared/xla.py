@@ -50,10 +50,12 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     return None
 
 
-def attend(query, key, value, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+def attend(
+    query, key, value, key_bias, mask: Mask, options, *, scale: float
+) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend_shared`."""
-    (B, T, _, D), S = query.shape, key.shape[1]
-    static = Static(D**-0.5, 1.0 - options.dropout_rate, options.precision)
+    B, T, S = *query.shape[:2], key.shape[1]
+    static = Static(scale, 1.0 - options.dropout_rate, options.precision)
     seen = Seen(mask)
     if options.dropout_rate > 0:
         # The weights that are left sum up in a column of their own.

@@ -1,0 +1,52 @@
+"""EL-attention: the hidden states are keys and values."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+
+from mhe_jax.attention.cache import KeyValues
+from mhe_jax.attention.cost import Widths
+from mhe_jax.attention.module import Attention, Call
+
+
+class ELAttention(Attention):
+    """EL: `K_h = V_h = X[:, hD:(h+1)D]`, the hidden states themselves, cut into H slices.
+
+    W_q [M, H, D], W_o [H, D, M]; no key and no value projection. Parameters 2M², cached numbers a
+    token HD. Keys and values must be H·D wide. Where `inputs_v` is given, its slices are the
+    values; with `decode`, whose cache has one array for both, it is refused.
+    Yan et al. 2021, in the form that Xue & Aletras 2023 count.
+
+    Raises:
+      ValueError: the width of `inputs_k` or `inputs_v` is not `qkv_features`.
+    """
+
+    kind: ClassVar[str] = "el"
+    one_source: ClassVar[bool] = True
+
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
+        memory = {"hidden": self._slices(inputs_k, call)}
+        return memory if inputs_v is None else memory | {"value": self._slices(inputs_v, call)}
+
+    def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
+        hidden = memory["hidden"]
+        return self.normalized("key_ln", hidden), memory.get("value", hidden)
+
+    def widths(self, head_features: int) -> Widths:
+        HD = self.num_heads * head_features
+        return Widths(query=HD, key=0, value=0, cached=HD, scored=HD, weighted=HD)
+
+    def _slices(self, x: jax.Array, call: Call) -> jax.Array:
+        """[B, S, H·D] to [B, S, H, D]."""
+        width = self.num_heads * call.head_features
+        if x.shape[-1] != width:
+            raise ValueError(
+                f"el cuts the hidden states into heads: their width {x.shape[-1]} must be "
+                f"qkv_features={width}"
+            )
+        # Without this, XLA's partitioner gave wrong gradients of inputs that are cut into heads on
+        # one side and projected on the other.
+        x = nn.with_logical_constraint(x, ("batch", "length", None))
+        x = x.reshape(*x.shape[:-1], self.num_heads, call.head_features)
+        return x if self.dtype is None else x.astype(self.dtype)

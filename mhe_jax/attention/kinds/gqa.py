@@ -1,0 +1,28 @@
+"""GQA: grouped-query attention, fewer key and value heads than query heads."""
+
+from typing import ClassVar
+
+from mhe_jax.attention.module import Attention
+
+
+class GroupedQueryAttention(Attention):
+    """GQA: as MHA, and query head h reads key and value head ⌊hK/H⌋ of K = `num_kv_heads`.
+
+    W_q [M, H, D], W_k, W_v [M, K, D], W_o [H, D, M]. Parameters 2M² + 2MDK, cached numbers a token
+    2KD. Ainslie et al. 2023.
+
+    Raises:
+      ValueError: `num_kv_heads` is missing or does not divide `num_heads`.
+    """
+
+    num_kv_heads: int | None = None
+
+    kind: ClassVar[str] = "gqa"
+
+    @property
+    def kv_heads(self) -> int:
+        if not self.num_kv_heads or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
+            )
+        return self.num_kv_heads

@@ -1,0 +1,103 @@
+"""MHE-Add: head embeddings are added to the shared projections."""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention.cache import KeyValues
+from mhe_jax.attention.cost import Widths
+from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
+from mhe_jax.attention.module import Call
+from mhe_jax.attention.projection import named
+
+
+class MHEAddAttention(MultipleHeadEmbeddingAttention):
+    """MHE-Add: ψ(A, e) = A + e.
+
+    Folded: `q·(k_j + e_k)` adds to all keys j of a query the same number, which softmax cancels, so
+    e_k drops out and its gradient is 0; the weights sum to one, so e_v is added to the head's
+    output (times the weight sum under dropout, 0 for a query without keys).
+
+    Shared: what is left of a head's own scores is a bias on the keys, `e_q[h]·k_j / √D`, so that
+    softmax factors and one score matrix serves all heads.
+
+    Attributes beyond `MultipleHeadEmbeddingAttention`:
+      score_groups: C > 1 gives H/C heads each a score matrix, told apart by
+        `query_group_embedding` u [C, D]: `Q_h = X W_q ⊙ (1 + u[c]) + e_q[h]`, c = ⌊hC/H⌋. An
+        extension that the paper does not have: CD parameters more, the same cache, C exponentials
+        instead of one.
+
+    Raises:
+      ValueError: `score_groups` does not divide `num_heads`, or comes with `num_groups`.
+    """
+
+    score_groups: int = 1
+
+    kind: ClassVar[str] = "mhe_add"
+    forms: ClassVar[tuple[str, ...]] = ("shared", "folded", "materialized")
+    shared_queries: ClassVar[int] = 32
+
+    def start(self, call: Call) -> Call:
+        if self.score_groups < 1 or self.num_heads % self.score_groups:
+            raise ValueError(
+                f"score_groups={self.score_groups} must divide num_heads={self.num_heads}"
+            )
+        if self.score_groups > 1 and self.num_groups > 1:
+            raise ValueError(
+                f"score_groups={self.score_groups} does not go with num_groups={self.num_groups}"
+            )
+        return super().start(call)
+
+    def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
+        return self.broadcast(x, jnp.ones_like(embedding)) + embedding[None, None]
+
+    def fold_query(self, q: jax.Array, call: Call) -> jax.Array:
+        e_q = call.embeddings["query"].astype(q.dtype)
+        return q if call.form == "shared" else self.psi(q, e_q)
+
+    def fold_output(self, heads: jax.Array, weight_sum: jax.Array, e_v: jax.Array) -> jax.Array:
+        return heads + weight_sum * e_v[None, None]
+
+    def project_groups(self, name: str, x: jax.Array, width: int) -> jax.Array:
+        projected = super().project_groups(name, x, width)
+        if name != "query" or self.score_groups == 1:
+            return projected
+        init = named(nn.initializers.normal(0.5), (None, "head_features"))
+        shape = (self.score_groups, width)
+        factors = self.param("query_group_embedding", init, shape, self.param_dtype)
+        return projected * (1 + factors.astype(projected.dtype))[None, None]
+
+    def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
+        key, value = super().expand(memory, call)
+        if call.form == "shared" and self.score_groups > 1:
+            shape = (*key.shape[:2], self.score_groups, key.shape[3])
+            key, value = jnp.broadcast_to(key, shape), jnp.broadcast_to(value, shape)
+        return key, value
+
+    def key_bias(self, memory: KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
+        if call.form != "shared":
+            return None
+        B, S, G, D = key.shape
+        e_q = call.embeddings["query"].astype(key.dtype).reshape(G, -1, D)
+        bias = jnp.einsum(
+            "bsgd,grd->bsgr",
+            key,
+            e_q,
+            precision=self.precision,
+            preferred_element_type=jnp.promote_types(key.dtype, jnp.float32),
+        )
+        return bias.reshape(B, S, self.num_heads) * D**-0.5
+
+    def widths(self, head_features: int) -> Widths:
+        H, D, C = self.num_heads, head_features, self.score_groups
+        row = super().widths(D)
+        return dataclasses.replace(
+            row,
+            # One score matrix a group, and H sums and H denominators.
+            scored=max(self.num_groups, C) * D,
+            weighted=H * D + H,
+            tables=row.tables + (C * D if C > 1 else 0),
+        )
