@@ -134,8 +134,11 @@ def test_initial_standard_deviations_are_those_of_flax(case):
             wanted = {"mhe_add": 0.02, "mhe_mul": 0.5}[case.kind]
             assert abs(leaves.std() / wanted - 1) < 5 / np.sqrt(2 * leaves.size)
             continue
+        if "scale" in leaves:
+            assert np.all(leaves["scale"] == 1)
+            continue
         kernel = leaves["kernel"]
-        fan_in = width if name == "out" else inputs
+        fan_in = width if name == "out" else kernel.shape[0]
         assert abs(kernel.std() * np.sqrt(fan_in) - 1) < 5 / np.sqrt(2 * kernel.size), name
         assert not np.any(leaves.get("bias", 0))
         if name in flax and kernel.shape == flax[name]["kernel"].shape:
@@ -304,8 +307,8 @@ def test_what_a_decoding_call_means_does_not_depend_on_identity(case):
     module = case.module(decode=True)
     params = {"params": random_parameters(case.module(), x)}
     _, cache = module.apply(params, x, mutable=["cache"])
-    names = ("num_heads", "qkv_features", "num_kv_heads", "score_features", "form", "decode")
-    fields = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    fields = {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init}
+    del fields["parent"], fields["name"]
     wanted = module.apply(params, x, mask=Mask.causal(), mutable=["cache"])[0]
     lifted = [lift(KINDS[case.kind])(**fields) for lift in (nn.remat, nn.jit)]
     for run, inputs in ((module, (x, x * 1)), *((m, (x, x)) for m in (module, *lifted))):
