@@ -1,12 +1,9 @@
-"""Command lines: what they mean, and how a command ends; every mistake is one line."""
+"""Command lines and what they mean; every mistake is one line."""
 
 import contextlib
 import dataclasses
 import io
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -304,75 +301,3 @@ def test_a_sweep_starts_its_runs_as_it_was_started(monkeypatch, config_file, sta
     assert calls == [*(start_again or [module])]
     if not start_again:
         assert start(*module[1:], "--help")[1].startswith("usage: train.py CONFIG")
-
-
-# The process
-
-
-PROGRAM = """
-import sys
-from mhe_jax.config import InputError
-from mhe_jax.cli.process import run_entry_point
-
-def main():
-    {body}
-
-run_entry_point(main)
-"""
-
-
-def run_program(body, **environment):
-    environment = {**os.environ, **environment}
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(body=body)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-
-
-def test_entry_point_exits_zero():
-    done = run_program("print('fine')")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
-
-
-def test_entry_point_prints_a_mistake_on_one_line():
-    done = run_program("raise InputError('a\\n b')")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: a b\n")
-
-
-def test_entry_point_shows_a_traceback_when_asked():
-    done = run_program("raise InputError('a')", MHE_JAX_TRACEBACK="1")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-
-
-def test_entry_point_keeps_other_errors():
-    done = run_program("raise KeyError('a')")
-    assert done.returncode == 1
-    assert "KeyError" in done.stderr
-
-
-def test_entry_point_says_what_needs_less_memory():
-    done = run_program("import jax; jax.numpy.zeros(1 << 44).block_until_ready()")
-    assert (done.returncode, done.stdout) == (1, "")
-    line = r"error: Out of memory .*[^.]\. Less is needed with fewer rows \(data.batch_size.*\n"
-    assert re.fullmatch(line, done.stderr)
-
-
-def test_entry_point_is_quiet_on_interrupt():
-    done = run_program("raise KeyboardInterrupt")
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
-
-
-def test_entry_point_is_quiet_when_the_reader_leaves():
-    done = subprocess.run(
-        ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | head -n 1', sys.executable,
-         PROGRAM.format(body="[print('x' * 1000) for _ in range(1000)]")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.stderr == ""
-    assert done.returncode == 141

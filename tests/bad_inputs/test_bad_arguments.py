@@ -280,6 +280,24 @@ def test_sweeping(refused, flags, says):
             "eval.py runs/labels --answer_length 0",
             r"evaluation\.answer_length is 0: takes 1 or more$",
         ),
+        (
+            "mhe_jax/__main__.py",
+            r"no command given: takes one of train, eval, compare",
+        ),
+        (
+            "mhe_jax/__main__.py evil runs/lm",
+            r"no command evil: .*; did you mean eval",
+        ),
+        ("mhe_jax/__main__.py factorize runs/lm", r"two directories come first; usage: "),
+        (
+            "mhe_jax/__main__.py factorize runs/lm new",
+            r"no rank is given: takes --attention,",
+        ),
+        ("mhe_jax/__main__.py factorize runs/no new --mlp 1", r"no run at runs/no: it has no conf"),
+        (
+            "mhe_jax/__main__.py factorize runs/lm new --mlp 0",
+            r"model\.kronecker\.mlp is 0: takes 1 or more$",
+        ),
         ("eval.py paper now", r"eval\.py paper takes no arguments, not now$"),
         ("eval.py compare", r"no runs given; usage: eval\.py compare RUNS"),
         ("eval.py compare --out x", r"no runs given; usage: eval\.py compare RUNS"),

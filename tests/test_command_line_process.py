@@ -1,7 +1,9 @@
-"""Which commands start once more to have huge pages, and what stays as it was."""
+"""A command as a process: which start once more to have huge pages, and how they end."""
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +116,75 @@ def test_only_whole_programs_start_once_more(monkeypatch, pages, started, argume
 def test_nothing_starts_where_it_is_of_no_use(monkeypatch, pages, content, expected):
     pages.unlink() if content is None else pages.write_text(content)
     assert starts(monkeypatch, ["train.py"], ["train.py"]) == expected
+
+
+# How a command ends
+
+
+ENDING = """
+import sys
+from mhe_jax.config import InputError
+from mhe_jax.cli.process import run_entry_point
+
+def main():
+    {body}
+
+run_entry_point(main)
+"""
+
+
+def run_program(body, **environment):
+    environment = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", ENDING.format(body=body)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+
+def test_entry_point_exits_zero():
+    done = run_program("print('fine')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_entry_point_prints_a_mistake_on_one_line():
+    done = run_program("raise InputError('a\\n b')")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: a b\n")
+
+
+def test_entry_point_shows_a_traceback_when_asked():
+    done = run_program("raise InputError('a')", MHE_JAX_TRACEBACK="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_entry_point_keeps_other_errors():
+    done = run_program("raise KeyError('a')")
+    assert done.returncode == 1
+    assert "KeyError" in done.stderr
+
+
+def test_entry_point_says_what_needs_less_memory():
+    done = run_program("import jax; jax.numpy.zeros(1 << 44).block_until_ready()")
+    assert (done.returncode, done.stdout) == (1, "")
+    line = r"error: Out of memory .*[^.]\. Less is needed with fewer rows \(data.batch_size.*\n"
+    assert re.fullmatch(line, done.stderr)
+
+
+def test_entry_point_is_quiet_on_interrupt():
+    done = run_program("raise KeyboardInterrupt")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
+
+
+def test_entry_point_is_quiet_when_the_reader_leaves():
+    done = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | head -n 1', sys.executable,
+         ENDING.format(body="[print('x' * 1000) for _ in range(1000)]")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.returncode == 141
