@@ -10,22 +10,12 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mhe_jax.config.tasks import FACTS, Role, TaskFacts, TaskName
+
 Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
 Form = Literal["auto", "materialized", "folded", "shared"]
 Engine = Literal["auto", "xla", "cudnn", "pallas"]
-Task = Literal[
-    "mlm",
-    "lm",
-    "translation",
-    "shuffle_random",
-    "classification",
-    "regression",
-    "multiple_choice",
-    "span",
-]
-# The tasks of one encoder whose examples carry a label: what a pre-trained encoder is tuned on.
-LABELLED: tuple[Task, ...] = ("classification", "regression", "multiple_choice", "span")
-# Data sets of labelled examples, see `data/tasks/table.py`; `own` is any other.
+# Data sets of labelled examples, see `tasks/labelled/table.py`; `own` is any other.
 Dataset = Literal[
     "own",
     "cola",
@@ -47,7 +37,6 @@ Dataset = Literal[
     "squad",
     "squad_v2",
 ]
-Role = Literal["encoder", "decoder", "cross"]
 # A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
 Hashing = Literal[
     "md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj"
@@ -423,7 +412,7 @@ class Config:
     # were moved or replaced, `lm` a language model, `translation` an encoder-decoder; the others
     # tune an encoder on labelled examples: a class, a number, which of several texts, or the span
     # that answers a question.
-    task: Task = "mlm"
+    task: TaskName = "mlm"
     # Where checkpoints, logs and the resolved config go.
     workdir: str = "runs/unnamed"
     # Shape of the transformer.
@@ -438,6 +427,11 @@ class Config:
     mesh: MeshConfig = MeshConfig()
     # What eval.py does.
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def facts(self) -> TaskFacts:
+        """The facts of its task."""
+        return FACTS[self.task]
 
 
 @dataclass(frozen=True)
