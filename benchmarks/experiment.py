@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import timing
-from mhe_jax.config import Config, InputError, Task
+from mhe_jax.config import Config, InputError, TaskName
 from mhe_jax.config.loading import load_config, set_field
 from mhe_jax.config.rules import check
 
-CONFIGS: dict[Task, str] = {"mlm": "bert_base.py", "translation": "wmt14_base.py"}
+CONFIGS: dict[TaskName, str] = {"mlm": "bert_base.py", "translation": "wmt14_base.py"}
 # Flags that change the field of this name, where they are given.
 FIELDS = {
     "layers": "model.num_layers",
@@ -29,7 +29,9 @@ def add_flags(parser: timing.Parser) -> None:
     parser.add_argument("--unrolled", action="store_true", help="model.scan_layers False")
 
 
-def experiment(parser: timing.Parser, args: Namespace, task: Task, length: int | None) -> Config:
+def experiment(
+    parser: timing.Parser, args: Namespace, task: TaskName, length: int | None
+) -> Config:
     """The config of `task` with the flags laid over it; a rule that they break ends the command."""
     config = load_config(str(Path(__file__).parents[1] / "configs" / CONFIGS[task]))
     length = length or config.data.sequence_length

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 from benchmarks import experiments, timing
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
-from mhe_jax.model import count_parameters, make_model
+from mhe_jax.model import count_parameters
 from mhe_jax.report.tables import Column, Table
-from mhe_jax.training.objective import make_initializer
+from mhe_jax.tasks import TASKS
 
 EMBEDDINGS = (*experiments.HASHES, "pieces")
 
@@ -47,7 +47,7 @@ def embedding_parameters(run: Path) -> int | None:
     if not (run / "config.json").exists():
         return None
     config = load_json(run / "config.json")
-    initialize = make_initializer(config.task, make_model(config.task, config.model), 2)
+    initialize = TASKS[config.task].initializer(TASKS[config.task].model(config.model), 2)
     params = jax.eval_shape(initialize, jax.random.key(0))
     return count_parameters(params["embeddings"]["token"])["total"]
 

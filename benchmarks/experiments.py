@@ -31,7 +31,7 @@ from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
 from mhe_jax.data import open_train, train_tokenizer
-from mhe_jax.data.tasks import text_of
+from mhe_jax.tasks.labelled import text_of
 
 ROOT = Path(__file__).parents[1]
 # A command line is parsed in one thread at a time, and standard error is caught meanwhile.

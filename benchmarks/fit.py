@@ -31,6 +31,7 @@ from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import KINDS
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.loading import load_config, set_field
+from mhe_jax.tasks import TASKS
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base": ("bert_base.py", {}),
@@ -123,7 +124,7 @@ def config_of(cell: Cell, num_devices: int) -> Config:
     (fields,) = timing.variants([cell.kind], ["auto"], heads).values()
     config = experiment.with_attention(config, fields)
     rows = FIXED_TOKENS // config.data.sequence_length
-    return ahead.with_rows(config, num_devices * rows)
+    return TASKS[config.task].with_rows(config, num_devices * rows)
 
 
 def tables(found: list[dict]) -> Iterator[str]:

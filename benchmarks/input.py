@@ -30,6 +30,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from mhe_jax import tasks
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 BARS = {"cold_seconds": 90.0, "warm_seconds": 10.0, "memory_megabytes": 300.0}
@@ -171,7 +173,6 @@ def measure(
     """Seconds to the first batch, peak memory beyond the imports, and speed."""
     import numpy as np
 
-    from mhe_jax import data
     from mhe_jax.config import Config, DataConfig, ModelConfig
 
     config = Config(
@@ -180,9 +181,9 @@ def measure(
         data=DataConfig(train=(text,), tokenizer=tokenizer, cache_directory=cache, packing=packing),
     )
     before = peak_megabytes()
-    data.check_sources(config)
-    made = data.make_tokenizer(config, Path(cache) / "run" / "tokenizer.model")
-    batches = data.train_batches(config, made)
+    tasks.check_sources(config)
+    made = tasks.make_tokenizer(config, Path(cache) / "run" / "tokenizer.model")
+    batches = tasks.train_batches(config, made)
     print(batches.describe(), file=sys.stderr)
     with batches.iterate() as iterator:
         next(iterator)

@@ -39,9 +39,10 @@ from benchmarks import experiment, timing
 from mhe_jax.config import Config
 from mhe_jax.data import NUM_SPECIAL
 from mhe_jax.data.examples import num_predictions
-from mhe_jax.model import count_parameters, layers, make_model
-from mhe_jax.training import objective, sharding
-from mhe_jax.training.flops import FORMULA, step_flops
+from mhe_jax.model import count_parameters, layers
+from mhe_jax.tasks import TASKS
+from mhe_jax.tasks.flops import FORMULA
+from mhe_jax.training import sharding
 from mhe_jax.training.optimizer import make_optimizer, make_schedule
 from mhe_jax.training.state import make_initializer
 from mhe_jax.training.step import make_train_step
@@ -136,13 +137,13 @@ def models(config: Config, args) -> dict[str, Callable[[], timing.Case]]:
 
 def our_step(name: str, config: Config, rows: int, peer: bool = False) -> timing.Case:
     """The step of `train.py`, over one random batch."""
-    model, optimizer = make_model(config.task, config.model), make_optimizer(config)
+    model, optimizer = TASKS[config.task].model(config.model), make_optimizer(config)
     mesh = sharding.make_mesh(config, jax.devices()[:1])
     length = config.data.sequence_length
-    init = objective.make_initializer(config.task, model, length)
+    init = TASKS[config.task].initializer(model, length)
     initialize, abstract = make_initializer(init, optimizer, mesh, ema=False)
     step = make_train_step(
-        objective.make_sums(config.task, model, config.optimizer.label_smoothing),
+        TASKS[config.task].sums(model, config.optimizer.label_smoothing),
         optimizer,
         mesh,
         jax.tree.map(lambda leaf: leaf.sharding, abstract),
@@ -158,7 +159,9 @@ def our_step(name: str, config: Config, rows: int, peer: bool = False) -> timing
         return metrics
 
     about = about_step(name, config, rows, count_parameters(abstract.params), peer)
-    return timing.Case(about, call, step_flops(config, rows), timing.memory_of(compiled))
+    return timing.Case(
+        about, call, TASKS[config.task].step_flops(config, rows), timing.memory_of(compiled)
+    )
 
 
 def about_step(name: str, config: Config, rows: int, parameters: dict, peer: bool) -> dict:
@@ -280,7 +283,9 @@ def hugging_face_step(config: Config, rows: int) -> timing.Case:
         ),
     }
     about = about_step(HUGGING_FACE, config, rows, parameters, peer=True)
-    return timing.Case(about, call, step_flops(config, rows), timing.torch_memory(torch, call))
+    return timing.Case(
+        about, call, TASKS[config.task].step_flops(config, rows), timing.torch_memory(torch, call)
+    )
 
 
 if __name__ == "__main__":

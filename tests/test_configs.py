@@ -12,10 +12,9 @@ import pytest
 
 from mhe_jax.config import Config, KroneckerConfig
 from mhe_jax.config.loading import check, check_devices, load_config
-from mhe_jax.data import resolve
 from mhe_jax.evaluation.published import TRANSLATION
-from mhe_jax.model import count_parameters, make_model
-from mhe_jax.training.objective import make_initializer
+from mhe_jax.model import count_parameters
+from mhe_jax.tasks import TASKS, resolve
 
 CONFIGS = sorted(Path(__file__).parent.parent.joinpath("configs").glob("*.py"))
 DEVICES = {"bert_base": 256, "wmt14_base": 8, "wmt14_big": 8}
@@ -44,7 +43,7 @@ def load(path: Path, variant: str) -> Config:
 def parameters(config: Config) -> dict[str, int]:
     """How many the model has, `total` and in `attention`; nothing is computed."""
     config = resolve(config)
-    initialize = make_initializer(config.task, make_model(config.task, config.model), 2)
+    initialize = TASKS[config.task].initializer(TASKS[config.task].model(config.model), 2)
     return count_parameters(jax.eval_shape(initialize, jax.random.key(0)))
 
 

@@ -16,7 +16,7 @@ from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.fields import save_json
 from mhe_jax.config.loading import load_config
 from mhe_jax.data.tokenizer import Tokenizer
-from mhe_jax.evaluation.tasks import name_of
+from mhe_jax.evaluation.run import name_of
 
 NAMES = ("mhe_mul", "sha", "mqa")
 LOSSES = {1e-3: 2.5, 2e-3: 2.0, 4e-3: 3.0}

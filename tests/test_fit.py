@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 from benchmarks import cycles, fit
 from mhe_jax.analysis import ahead
 from mhe_jax.config import InputError
+from mhe_jax.tasks import TASKS
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def compiled(monkeypatch):
         if config.model.attention.kind == "sha":
             raise InputError("no sha today")
         configs.append((config, len(devices)))
-        rows, length = ahead.batch_shape(config)
+        rows, length = TASKS[config.task].rows_per_batch(config), config.data.sequence_length
         return {
             "jax": "1.2.3",
             "attention": {config.model.attention.kind: "folded on xla"},
@@ -61,7 +62,7 @@ def test_every_cell_once(compiled, tmp_path, capsys):
     assert text.count(row) == 4
     assert "not compiled: bert-large sha on v5e:16x16: no sha today" in text
     for config, devices in compiled:
-        rows, length = ahead.batch_shape(config)
+        rows, length = TASKS[config.task].rows_per_batch(config), config.data.sequence_length
         assert rows * length == devices * fit.FIXED_TOKENS
         assert (config.model.num_layers, config.model.features) in ((24, 1024), (6, 1024))
     assert {c.model.attention.num_kv_heads for c, _ in compiled} == {None, 4}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax import data
+from mhe_jax import tasks
 from mhe_jax.cli import sweep
 from mhe_jax.config import InputError
 from mhe_jax.config.loading import load_json, save_json
@@ -338,7 +338,7 @@ def test_a_finished_run_of_a_labelled_task_is_seen(place):
     found = sweep.parse([*arguments, "--seeds", "2", "--workdir", str(place / "sweep")])
     for run, steps in zip(found.runs, (200, 100), strict=True):
         run.workdir.mkdir(parents=True)
-        save_json(data.resolve(run.config), run.workdir / "config.json")
+        save_json(tasks.resolve(run.config), run.workdir / "config.json")
         run.workdir.joinpath("result.json").write_text(json.dumps({"steps": steps}))
     assert [run.result() for run in found.runs] == [{"steps": 200}, None]
     first = found.runs[0]

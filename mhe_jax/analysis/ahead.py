@@ -17,17 +17,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from mhe_jax import tasks
 from mhe_jax.analysis.collectives import collectives_of
 from mhe_jax.analysis.hlo import Program
 from mhe_jax.analysis.topology import describe_devices, hbm_bytes
 from mhe_jax.config import Config, Target
 from mhe_jax.config.rules import mesh_shape
-from mhe_jax.data import examples, pairs, resolve
-from mhe_jax.data.tasks.labelled import empty_row
+from mhe_jax.data import examples
 from mhe_jax.hashformers.hashes import BYTES
-from mhe_jax.model import make_model
-from mhe_jax.training import objective, sharding, summary
-from mhe_jax.training.flops import step_flops
+from mhe_jax.tasks.task import SIGNATURES
+from mhe_jax.training import sharding, summary
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import TrainState, make_initializer
 from mhe_jax.training.step import train_step_of
@@ -41,7 +40,7 @@ def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
     Raises:
       InputError: no such target, or the config cannot be laid over it.
     """
-    config = resolve(config)
+    config = tasks.resolve(config)
     devices = describe_devices(target.topology, target.num_slices)
     answer = search_batch if target.search_batch else compile_step
     found = {"topology": target.topology, "num_slices": target.num_slices}
@@ -58,7 +57,8 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     step that does not fit it is what the compiler says it would need.
     """
     mesh = sharding.make_mesh(config, devices)
-    rows, length = batch_shape(config)
+    task, length = tasks.of(config), config.data.sequence_length
+    rows = task.rows_per_batch(config)
     state, lowered = lower(config, mesh)
     began = time.monotonic()
     compiled, total = None, 0
@@ -86,9 +86,8 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         own["program"] = memory.generated_code_size_in_bytes
         total = sum(own.values())
     hbm = hbm_bytes(mesh.devices.flat[0].device_kind)
-    flops = step_flops(config, rows)
+    flops = task.step_flops(config, rows)
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    sides = 2 if config.task == "translation" else 1
     return {
         **summary.described(config, mesh, state.params),
         "mesh": dict(mesh.shape),
@@ -96,7 +95,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
             "rows": rows,
             "length": length,
             "rows_per_chip": rows // shards,
-            "tokens": sides * rows * length,
+            "tokens": len(task.token_inputs) * rows * length,
         },
         "fits": compiled is not None and (hbm is None or total <= hbm),
         "bytes_per_chip": {**own, "total": total},
@@ -114,8 +113,9 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
 
 def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any]:
     """The abstract state of training, and its step traced for the devices of `mesh`."""
-    model, optimizer = make_model(config.task, config.model), make_optimizer(config)
-    init_params = objective.make_initializer(config.task, model, config.data.sequence_length)
+    task, optimizer = tasks.of(config), make_optimizer(config)
+    model = task.model(config.model)
+    init_params = task.initializer(model, config.data.sequence_length)
     ema = config.optimizer.ema_decay is not None
     _, state = make_initializer(init_params, optimizer, mesh, ema)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
@@ -123,35 +123,19 @@ def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any]:
     return state, step.lower(state, abstract_batch(config, mesh))
 
 
-def batch_shape(config: Config) -> tuple[int, int]:
-    """Rows and length of a global batch; in translation of the longest bucket."""
-    length = config.data.sequence_length
-    if config.task == "translation":
-        return pairs.rows_of(config.data, length), length
-    return config.data.batch_size, length
-
-
 def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """A batch of training without its numbers."""
-    rows, length = batch_shape(config)
-    if config.task == "mlm":
-        size, rate = config.model.vocabulary_size, config.data.mask_rate
-        row = examples.mlm_row([], length, size, rate, np.random.default_rng(0))
-    elif config.task in ("lm", "shuffle_random"):
-        row = examples.lm_row([], length)  # of the same arrays
-    elif config.task == "translation":
-        row = examples.translation_row([], [], length)
-    else:
-        row = empty_row(config, length)
+    task = tasks.of(config)
+    rows, row = task.rows_per_batch(config), task.empty_row(config)
     if config.data.packing:
         of = examples.SEGMENTS_OF
         row |= {of[name]: row[name] for name in of if name in row}
     if not config.model.has_table:
-        row[objective.SIGNATURES] = np.zeros((*row["tokens"].shape, BYTES), np.uint8)
+        row[SIGNATURES] = np.zeros((*row["tokens"].shape, BYTES), np.uint8)
     spread = NamedSharding(mesh, sharding.BATCH)
     return {
         name: jax.ShapeDtypeStruct((rows, *row[name].shape), row[name].dtype, sharding=spread)
-        for name in objective.what_is_read(config.task, row)
+        for name in task.read(row)
     }
 
 
@@ -165,13 +149,12 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     even the smallest fits, it is the answer.
     """
     data, fsdp, _ = mesh_shape(config.mesh, len(devices))
-    unit = data * fsdp * config.optimizer.accumulate_steps
-    if config.task == "translation":
-        unit = math.lcm(unit, config.data.row_multiple)
+    task = tasks.of(config)
+    unit = math.lcm(data * fsdp * config.optimizer.accumulate_steps, task.row_multiple(config))
     tries: dict[int, dict[str, Any]] = {}
 
     def fits(units: int) -> bool:
-        found = tries[units] = compile_step(with_rows(config, units * unit), devices)
+        found = tries[units] = compile_step(task.with_rows(config, units * unit), devices)
         b, verdict = found["batch"], "fits" if found["fits"] else "does not fit"
         print(
             f"{b['rows']} rows of {b['length']} tokens, {b['rows_per_chip']} a chip: "
@@ -218,16 +201,6 @@ def _reached(few: int, many: int, tries: dict[int, dict[str, Any]]) -> int:
     low, high = (tries[n]["bytes_per_chip"]["total"] for n in (few, many))
     each, hbm = max(1, high - low) / (many - few), tries[few]["hbm_bytes"] or low
     return min(few + int((hbm - low) / each), 8 * many)
-
-
-def with_rows(config: Config, rows: int) -> Config:
-    """The config with global batches of so many rows; in translation of the longest bucket."""
-    data = config.data
-    if config.task == "translation":
-        data = dataclasses.replace(data, tokens_per_batch=2 * rows * data.sequence_length)
-    else:
-        data = dataclasses.replace(data, batch_size=rows)
-    return dataclasses.replace(config, data=data)
 
 
 def shard_bytes(tree: Any) -> int:

@@ -6,6 +6,7 @@ such as `model.attention.kind`. The comment above a field is its help text. Noth
 jax.
 
 experiment.py  the whole         model.py  data.py  training.py  evaluation.py  its parts
+tasks.py       the tasks by name, and which fields go with each
 fields.py      dotted names      loading.py  config files and JSON      files.py  the cache
 rules/         which values are allowed, alone and together
 """
@@ -13,7 +14,7 @@ rules/         which values are allowed, alone and together
 from mhe_jax.config.data import DataConfig, Dataset
 from mhe_jax.config.errors import InputError, not_installed
 from mhe_jax.config.evaluation import Comparison, EvaluationConfig
-from mhe_jax.config.experiment import LABELLED, Config, Target, Task
+from mhe_jax.config.experiment import Config, Target
 from mhe_jax.config.model import (
     FIELDS_OF_KINDS,
     MHE_KINDS,
@@ -26,13 +27,13 @@ from mhe_jax.config.model import (
     Kind,
     KroneckerConfig,
     ModelConfig,
-    Role,
 )
+from mhe_jax.config.tasks import FACTS, Role, TaskFacts, TaskName
 from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
 
 __all__ = [
     "FIELDS_OF_KINDS",
-    "LABELLED",
+    "FACTS",
     "MHE_KINDS",
     "AttentionByRole",
     "AttentionConfig",
@@ -53,7 +54,8 @@ __all__ = [
     "OptimizerConfig",
     "Role",
     "Target",
-    "Task",
+    "TaskFacts",
+    "TaskName",
     "TrainConfig",
     "not_installed",
 ]

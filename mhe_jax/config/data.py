@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-# Data sets of labelled examples, see `data/tasks/table.py`; `own` is any other.
+# Data sets of labelled examples, see `tasks/labelled/table.py`; `own` is any other.
 Dataset = Literal[
     "own",
     "cola",

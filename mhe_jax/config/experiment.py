@@ -1,25 +1,12 @@
 """One experiment, and the devices that it may be compiled for."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from mhe_jax.config.data import DataConfig
 from mhe_jax.config.evaluation import EvaluationConfig
 from mhe_jax.config.model import ModelConfig
+from mhe_jax.config.tasks import FACTS, TaskFacts, TaskName
 from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
-
-Task = Literal[
-    "mlm",
-    "lm",
-    "translation",
-    "shuffle_random",
-    "classification",
-    "regression",
-    "multiple_choice",
-    "span",
-]
-# The tasks of one encoder whose examples carry a label: what a pre-trained encoder is tuned on.
-LABELLED: tuple[Task, ...] = ("classification", "regression", "multiple_choice", "span")
 
 
 @dataclass(frozen=True)
@@ -30,7 +17,7 @@ class Config:
     # were moved or replaced, `lm` a language model, `translation` an encoder-decoder; the others
     # tune an encoder on labelled examples: a class, a number, which of several texts, or the span
     # that answers a question.
-    task: Task = "mlm"
+    task: TaskName = "mlm"
     # Where checkpoints, logs and the resolved config go.
     workdir: str = "runs/unnamed"
     # Shape of the transformer.
@@ -45,6 +32,11 @@ class Config:
     mesh: MeshConfig = MeshConfig()
     # What eval.py does.
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def facts(self) -> TaskFacts:
+        """The facts of its task."""
+        return FACTS[self.task]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ are the batch of one process, so that dropout, which goes by the place of a row,
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from mhe_jax.config import InputError
 from mhe_jax.data.examples import Row, stack
@@ -88,15 +87,10 @@ class EvaluationBatches(Batches):
 
     The last rows of the last batch are padding with weight 0 where the split gives no more.
     `num_words` counts what stands between blanks in all that is predicted, and one end for each
-    line: the denominator of a perplexity per word. Labelled examples have `scores` instead, which
-    takes the numbers and the outputs of the rows of each batch; `shuffle_random` has it too, and it
-    takes the labels in place of the numbers.
+    line: the denominator of a perplexity per word.
     """
 
     num_words: int
-
-    def scores(self, outputs: Sequence[tuple[Any, Any]]) -> dict[str, float]:
-        raise NotImplementedError
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -1,7 +1,6 @@
-"""Rows of running text, for encoders that need no labels and for language models.
+"""Rows of running text: the tokens of all items in order, eos after each.
 
-Text is the tokens of all items in order, eos after each. A row of `lm` predicts T of them, one of
-`mlm` and `shuffle_random` holds bos and T - 1 of them.
+What a row makes of its tokens, and how many it takes, is for the task to say: `RowMaker`.
 
 Training never tokenizes a whole file. An epoch has N rows; row i starts near place
 
@@ -15,7 +14,8 @@ surroundings.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from mhe_jax.data.examples import Row
 from mhe_jax.data.opening import open_split
 from mhe_jax.data.pieces import pieces
 from mhe_jax.data.sources import Source, stream
-from mhe_jax.data.tasks.scores import roc_auc
 from mhe_jax.data.tokenizer import EOS
 from mhe_jax.data.tokens import tokenize
 from mhe_jax.data.words import AnyTokenizer
@@ -37,9 +36,18 @@ SAMPLE_ITEMS = 4096
 ORDER, MASKS = 0, 1
 
 
-def tokens_per_row(config: Config) -> int:
-    """Tokens of text in a row of the experiment."""
-    return config.data.sequence_length - (config.task != "lm")
+@dataclass(frozen=True)
+class RowMaker:
+    """How the tokens of a text become a row.
+
+    `make(ids, length, generator)` is a row of `length`, with what is random in it drawn from the
+    generator; at most length - begin ids fit. `mask_rate` is the share of the tokens that are
+    predicted at positions of their own; None where each place of a row has its prediction.
+    """
+
+    make: Callable[[Sequence[int] | np.ndarray, int, np.random.Generator], Row]
+    begin: int = 1
+    mask_rate: float | None = None
 
 
 class Density(tuple[float, float]):
@@ -73,13 +81,15 @@ class TrainBlocks(TrainRows):
         config: Config,
         tokenizer: AnyTokenizer,
         source: Source,
+        maker: RowMaker,
         process_index: int = 0,
         process_count: int = 1,
     ):
         super().__init__(config.data.batch_size, process_index, process_count)
-        self.config, self.tokenizer, self.source = config, tokenizer, source
+        self.tokenizer, self.source, self.maker = tokenizer, source, maker
+        self._length, self._seed = config.data.sequence_length, config.train.seed
         self.text = source.key
-        self._wanted = tokens_per_row(config)
+        self._wanted = self._length - maker.begin
         self.num_tokens, self._bytes_per_token = Density.measure(self.source, tokenizer)
         # Rows in an epoch. A single one starts at the beginning and may end before it is full.
         self.num_rows = max(1, math.ceil(self.num_tokens / self._wanted))
@@ -97,13 +107,13 @@ class TrainBlocks(TrainRows):
         """The rows with these numbers, which count from the first step."""
         rows = self._fill([self._place(number) for number in numbers])
         return [
-            _example(self.config, self.tokenizer, ids, self.config.train.seed, number)
+            self.maker.make(ids, self._length, np.random.default_rng([MASKS, self._seed, number]))
             for number, ids in zip(numbers, rows, strict=True)
         ]
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, float]:
         """The order of an epoch's rows, and its shift."""
-        generator = np.random.default_rng([ORDER, self.config.train.seed, epoch])
+        generator = np.random.default_rng([ORDER, self._seed, epoch])
         order = np.arange(self.num_rows, dtype=np.int32 if self.num_rows < 1 << 31 else np.int64)
         generator.shuffle(order)
         return order, float(generator.random())
@@ -154,8 +164,7 @@ class TrainBlocks(TrainRows):
 class EvaluationBlocks(EvaluationBatches):
     """A split cut into rows without gap or overlap; what is masked depends on the row alone.
 
-    In `lm` each token is predicted once, from bos and those before it in its row. The tokens of the
-    split are held in memory, two bytes each up to a vocabulary of 65,536.
+    The tokens of the split are held in memory, two bytes each up to a vocabulary of 65,536.
     """
 
     def __init__(
@@ -164,15 +173,16 @@ class EvaluationBlocks(EvaluationBatches):
         tokenizer: AnyTokenizer,
         split: str,
         batch_size: int,
+        maker: RowMaker,
         process_index: int = 0,
         process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
-        self.config, self.tokenizer = config, tokenizer
+        self.maker, self._length = maker, config.data.sequence_length
         self.source = open_split(config, split)
         self._rows = batch_size
         self._own = self._own_rows(batch_size)
-        self._wanted = tokens_per_row(config)
+        self._wanted = self._length - maker.begin
         self._tokens = np.concatenate(list(tokenize(self.source, tokenizer)))
         self.num_tokens = len(self._tokens)
         # Of whole lines: a word may be cut where a long line is tokenized in parts.
@@ -190,14 +200,6 @@ class EvaluationBlocks(EvaluationBatches):
             f"of line, {self.num_tokens:,} tokens in {len(self):,} batches"
         )
 
-    def scores(self, outputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-        """Of `shuffle_random`: `auc`, how well moved tokens (1) are told from original ones (0)."""
-        labels, found = (
-            np.concatenate([x.ravel() for x in of]) for of in zip(*outputs, strict=True)
-        )
-        told = (labels == 0) | (labels == 1)
-        return {"auc": roc_auc(labels[told], found[told])}
-
     def _text(self, index: int) -> str:
         item = self.source[index]
         assert isinstance(item, str)
@@ -209,23 +211,6 @@ class EvaluationBlocks(EvaluationBatches):
         rows = []
         for number in range(step * self._rows, (step + 1) * self._rows)[self._own]:
             ids = self._tokens[number * self._wanted : (number + 1) * self._wanted]
-            row = _example(self.config, self.tokenizer, ids, 0, number)
+            row = self.maker.make(ids, self._length, np.random.default_rng([MASKS, 0, number]))
             rows.append(row if len(ids) else examples.padding_like(row))
         return examples.stack(rows)
-
-
-def _example(
-    config: Config, tokenizer: AnyTokenizer, ids: list[int] | np.ndarray, seed: int, number: int
-) -> Row:
-    """Row `number` of the task; what is masked or corrupted comes from a generator of its own."""
-    data, generator = config.data, np.random.default_rng([MASKS, seed, number])
-    if config.task == "lm":
-        return examples.lm_row(ids, data.sequence_length)
-    if config.task == "shuffle_random":
-        tokens = examples.begun(ids, data.sequence_length)
-        return examples.shuffle_random_row(
-            tokenizer.inputs(tokens), config.model.vocabulary_size, data.corruption_rate, generator
-        )
-    return examples.mlm_row(
-        ids, data.sequence_length, tokenizer.vocabulary_size, data.mask_rate, generator
-    )

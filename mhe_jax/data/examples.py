@@ -1,12 +1,11 @@
-"""Rows of a batch from numbers of pieces or words, for each task without labels.
+"""Rows of a batch from numbers of pieces or words.
 
 Every row is a dict of int32 arrays; `weights` is float32, 1 where `labels` count and 0 where not.
-T is the length of a row, P the most tokens that a row of `mlm` predicts; padding is `PAD`.
+T is the length of a row, P the most tokens that a masked row predicts; padding is `PAD`.
 
-    mlm             tokens [T]  positions [P]  labels [P]  weights [P]
-    shuffle_random  tokens [T]                 labels [T]  weights [T]
-    lm              tokens [T]                 labels [T]  weights [T]
-    translation     source [S]  target [T]     labels [T]  weights [T]
+    mlm_row          tokens [T]  positions [P]  labels [P]  weights [P]
+    lm_row           tokens [T]                 labels [T]  weights [T]
+    translation_row  source [S]  target [T]     labels [T]  weights [T]
 
 Of hashed words without a table `tokens` are types, and stand beside signatures [T, 16] of uint8:
 see `words.py`.
@@ -14,8 +13,8 @@ see `words.py`.
 A packed row holds several examples one after the other, and for each of its sides which example a
 token belongs to, counted from 1, and 0 for padding:
 
-    mlm, lm      segments [T]
-    translation  source_segments [S]  target_segments [T]
+    text   segments [T]
+    pairs  source_segments [S]  target_segments [T]
 """
 
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ SEGMENTS_OF = {
 
 
 def num_predictions(sequence_length: int, mask_rate: float) -> int:
-    """P: how many tokens a row of `mlm` predicts when it is full of ordinary tokens.
+    """P: how many tokens a masked row predicts when it is full of ordinary tokens.
 
     >>> num_predictions(128, 0.15), num_predictions(4, 0.15)
     (19, 1)
@@ -81,42 +80,6 @@ def begun(ids: Sequence[int] | np.ndarray, sequence_length: int) -> np.ndarray:
     return tokens
 
 
-def shuffle_random_row(
-    inputs: Row, vocabulary_size: int, rate: float, generator: np.random.Generator
-) -> Row:
-    """Which ordinary tokens are original (0), from another place of the row (1), or random (2).
-
-    Each takes with probability `rate` the token of another ordinary place, by a permutation of them
-    all; each of the others becomes with probability `rate` a random one: an ordinary id, or as its
-    signature the bits of its own in random order. So there are as many ones as in words; with LSH
-    those are not half, and the number of fair bits would tell label 2. A token that comes out as it
-    was keeps the label 0. Special tokens stay, and count for nothing.
-
-    Source: Xue & Aletras 2022, "HashFormers"; their code draws bits that words do not have, and
-    labels a token as moved that is as it was.
-    """
-    name = "signatures" if "signatures" in inputs else "tokens"
-    (places,) = np.nonzero(inputs["tokens"] >= NUM_SPECIAL)
-    codes = inputs[name]
-    old = codes[places]
-    moved = generator.random(len(places)) < rate
-    random = ~moved & (generator.random(len(places)) < rate)
-    new = old.copy()
-    new[moved] = old[generator.permutation(len(places))[moved]]
-    if name == "signatures":
-        bits = generator.permuted(np.unpackbits(old[random], axis=1), axis=1)
-        new[random] = np.packbits(bits, axis=1)
-    else:
-        new[random] = generator.integers(NUM_SPECIAL, vocabulary_size, int(random.sum()))
-    changed = (new != old).any(axis=tuple(range(1, new.ndim)))
-    row = {**inputs, name: codes.copy()}
-    row[name][places] = new
-    labels, weights = np.zeros((2, len(codes)), np.int32)
-    labels[places] = np.where(changed, moved + 2 * random, 0)
-    weights[places] = 1
-    return {**row, "labels": labels, "weights": weights.astype(np.float32)}
-
-
 def lm_row(ids: Sequence[int] | np.ndarray, sequence_length: int) -> Row:
     """At most T tokens to predict, each from bos and those before it in the row."""
     return _shifted("tokens", ids, sequence_length)
@@ -143,7 +106,7 @@ def _shifted(name: str, ids: Sequence[int] | np.ndarray, length: int) -> Row:
 def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int) -> Row:
     """Several rows of one task as one, without their padding.
 
-    Every side of it has length T, and in `mlm` P = `most_predictions`; all must fit.
+    Every side of it has length T, positions P = `most_predictions`; all must fit.
 
     >>> packed = pack([lm_row([7, 8], 2), lm_row([9], 4)], 4, 1)
     >>> packed["tokens"].tolist(), packed["labels"].tolist(), packed["segments"].tolist()

@@ -114,7 +114,7 @@ def open_train(config: Config) -> list[tuple[Source, float]]:
 def _open(config: Config, split: str, written: Sequence[str]) -> Source:
     return open_source(
         written,
-        "pair" if config.task == "translation" else "text",
+        "pair" if config.facts.content == "pair" else "text",
         fields=config.data.fields,
         directory=config.data.directory,
         cache=cache_directory(config.data.cache_directory),

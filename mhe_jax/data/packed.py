@@ -1,11 +1,11 @@
 """Rows that hold several examples each, kept apart by their segments (`data.packing`).
 
-    mlm, lm      an example is an item of the source with eos; one that is longer than a row is cut
-                 into parts of nearly equal length, an empty one is left out
-    translation  an example is a pair; empty sides and pairs that are too long are left out
+    text   an example is an item of the source with eos; one that is longer than a row is cut into
+           parts of nearly equal length, an empty one is left out
+    pairs  an example is a pair; empty sides and pairs that are too long are left out
 
-Each segment of `lm` and `mlm` and of a target begins with bos. All rows have the same shape, S = T
-= `data.sequence_length`. What is masked in an example depends on seed, epoch and example alone.
+Each segment of a text and of a target begins with bos. All rows have the same shape, S = T =
+`data.sequence_length`. What is masked in an example depends on seed, epoch and example alone.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
 from mhe_jax.data.batches import TrainRows
-from mhe_jax.data.blocks import tokens_per_row
+from mhe_jax.data.blocks import RowMaker
 from mhe_jax.data.examples import Row, num_predictions
 from mhe_jax.data.packing import Plan
-from mhe_jax.data.pairs import Usable, encode
+from mhe_jax.data.pairs import Usable, encode, rows_of
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.tokens import TokenFile, item_ends
@@ -37,10 +37,11 @@ class _Packed(TrainRows):
         config: Config,
         tokenizer: Tokenizer,
         source: Source,
+        rows_per_batch: int,
         process_index: int = 0,
         process_count: int = 1,
     ):
-        super().__init__(rows_per_batch(config), process_index, process_count)
+        super().__init__(rows_per_batch, process_index, process_count)
         self.config, self.tokenizer, self.source = config, tokenizer, source
         self.text = source.key
         data = config.data
@@ -73,28 +74,36 @@ class _Packed(TrainRows):
 
 
 class PackedText(_Packed):
-    """Packed rows of `mlm` or `lm`.
+    """Packed rows of running text.
 
     The whole source is tokenized once, and the tokens are kept in the cache: two bytes each up to a
     vocabulary of 65,536.
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, source: Source, *process: int):
-        super().__init__(config, tokenizer, source, *process)
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        source: Source,
+        maker: RowMaker,
+        *process: int,
+    ):
+        super().__init__(config, tokenizer, source, config.data.batch_size, *process)
+        self.maker = maker
         cache = cache_directory(config.data.cache_directory)
         self._tokens = TokenFile(source, tokenizer, cache)
-        self._cuts, is_last = cut(item_ends(self._tokens), tokens_per_row(config))
+        self._cuts, is_last = cut(item_ends(self._tokens), self._length - maker.begin)
         lengths = np.diff(self._cuts)
         used = np.flatnonzero((lengths > 1) | ~is_last)
         if not len(used):
             raise InputError(f"{source.name}: has no text, only empty items")
         self._parts = used.astype(np.int32 if len(lengths) < 1 << 31 else np.int64)
         self.num_examples, self.num_empty = len(used), len(lengths) - len(used)
-        sizes, capacity = lengths[used][:, None], (self._length,)
-        if config.task == "mlm":
-            # Beside its tokens and bos an example needs room for its predictions.
-            masked = np.maximum(1, np.rint(config.data.mask_rate * (lengths - is_last)[used]))
-            sizes = np.concatenate([sizes + 1, masked.astype(np.int64)[:, None]], axis=1)
+        sizes, capacity = lengths[used][:, None] + maker.begin, (self._length,)
+        if maker.mask_rate is not None:
+            # Beside its tokens an example needs room for its predictions.
+            masked = np.maximum(1, np.rint(maker.mask_rate * (lengths - is_last)[used]))
+            sizes = np.concatenate([sizes, masked.astype(np.int64)[:, None]], axis=1)
             capacity = (self._length, self._most)
         self.plan = Plan(sizes, capacity, config.train.seed)
 
@@ -111,22 +120,19 @@ class PackedText(_Packed):
     def _example(self, epoch: int, i: int) -> Row:
         part = int(self._parts[i])
         ids = self._tokens[self._cuts[part] : self._cuts[part + 1]]
-        if self.config.task == "lm":
-            return examples.lm_row(ids, len(ids))
-        return examples.mlm_row(
-            ids,
-            len(ids) + 1,
-            self.tokenizer.vocabulary_size,
-            self.config.data.mask_rate,
-            np.random.default_rng([MASKS, self.config.train.seed, epoch, i]),
-        )
+        generator = np.random.default_rng([MASKS, self.config.train.seed, epoch, i])
+        return self.maker.make(ids, len(ids) + self.maker.begin, generator)
 
 
 class PackedPairs(_Packed):
-    """Packed rows of translation: source and target of a pair carry the same number."""
+    """Packed rows of pairs: source and target of a pair carry the same number.
+
+    A batch has as many as `tokens_per_batch` holds: source and target, T tokens each.
+    """
 
     def __init__(self, config: Config, tokenizer: Tokenizer, source: Source, *process: int):
-        super().__init__(config, tokenizer, source, *process)
+        rows_per_batch = rows_of(config.data, config.data.sequence_length)
+        super().__init__(config, tokenizer, source, rows_per_batch, *process)
         self.usable = Usable(config, tokenizer, source)
         self.plan = Plan(self.usable.lengths, (self._length, self._length), config.train.seed)
 
@@ -138,18 +144,6 @@ class PackedPairs(_Packed):
         """Each (epoch, pair) as a row of its own."""
         numbers = self.usable.numbers[[i for _, i in wanted]]
         return encode(self.source, self.tokenizer, numbers, self._length)
-
-
-def rows_per_batch(config: Config) -> int:
-    """Packed rows in a global batch.
-
-    Translation has as many as `tokens_per_batch` holds: source and target, T tokens each.
-    """
-    data = config.data
-    if config.task != "translation":
-        return data.batch_size
-    whole = data.tokens_per_batch // (2 * data.sequence_length) // data.row_multiple
-    return max(whole, 1) * data.row_multiple
 
 
 def cut(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:

@@ -19,12 +19,13 @@ from typing import Any, BinaryIO
 
 import jax
 
-from mhe_jax.config import EvaluationConfig, InputError
+from mhe_jax import tasks
+from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.config.files import publish
 from mhe_jax.config.loading import load_json
 from mhe_jax.data import EOS, Tokenizer
 from mhe_jax.evaluation.generation import Generator
-from mhe_jax.evaluation.tasks import EVALUATIONS, Run, name_of
+from mhe_jax.evaluation.run import Run, name_of
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.training.cluster import group
 from mhe_jax.training.run.resume import FILE as CONFIG
@@ -66,7 +67,7 @@ def evaluate(
     config = dataclasses.replace(config, data=data)
     group.check()
     run = Run.load(workdir, config, evaluation, devices)
-    result = EVALUATIONS[config.task](run)
+    result = tasks.of(config).evaluate(run)
     if jax.process_index() == 0:
         with publish(workdir / f"eval_{name_of(evaluation)}.json") as file:
             file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -103,8 +104,7 @@ def translate(
     """
     workdir = Path(workdir)
     config = load_json(workdir / CONFIG)
-    if config.task != "translation":
-        raise InputError(f"{workdir} is a run of task {config.task}: only translation translates")
+    _check_search(workdir, config, "translate")
     if jax.process_count() > 1:
         raise InputError("translating lines takes one process")
     run = Run.load(workdir, config, evaluation, devices)
@@ -164,8 +164,7 @@ def generate(
     """
     workdir = Path(workdir)
     config = load_json(workdir / CONFIG)
-    if config.task != "lm":
-        raise InputError(f"{workdir} is a run of task {config.task}: only lm generates")
+    _check_search(workdir, config, "generate")
     if jax.process_count() > 1:
         raise InputError("generating takes one process")
     run = Run.load(workdir, config, evaluation, devices)
@@ -197,6 +196,12 @@ def generate(
         "top_p": evaluation.top_p,
         "seed": evaluation.seed,
     }
+
+
+def _check_search(workdir: Path, config: Config, search: str) -> None:
+    if tasks.of(config).search != search:
+        which = ", ".join(name for name, task in tasks.TASKS.items() if task.search == search)
+        raise InputError(f"{workdir} is a run of task {config.task}: only {which} {search}s")
 
 
 def _chunks(lines: Iterable[str], chunk: int | None, batch: int) -> Iterator[list[str]]:

@@ -21,11 +21,11 @@ from flax.traverse_util import path_aware_map
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
+from mhe_jax import tasks
 from mhe_jax.analysis.memory import check_fits
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.data import BOS, EOS, MASK, PAD, UNK, Tokenizer
 from mhe_jax.evaluation.translator import encode_some, longest_piece
-from mhe_jax.model import make_model
 from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
 
 FORBIDDEN = (PAD, UNK, BOS, MASK)
@@ -91,7 +91,7 @@ class Generator:
         tokenizer: Tokenizer,
     ):
         """Takes unboxed parameters, laid over the mesh in any way."""
-        self.model: Any = make_model(config.task, config.model)
+        self.model: Any = tasks.of(config).model(config.model)
         self.evaluation, self.tokenizer, self.mesh = evaluation, tokenizer, mesh
         self.params = params
         self.longest = config.data.sequence_length

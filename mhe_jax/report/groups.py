@@ -13,23 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.attention.cost import cached_numbers
-from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError
+from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, TaskName
 from mhe_jax.config.fields import did_you_mean, nearest, short_names
-from mhe_jax.config.rules import ROLES
 from mhe_jax.model.layers import attention
 from mhe_jax.report.runs import VALIDATION, Run, score_names
+from mhe_jax.tasks import TASKS
 
 # Fields that make no other experiment: where things lie, how often one looks, what runs it.
 SAME = ("workdir", "train.seed", "data.directory", "data.cache_directory", "data.tokenizer")
 SAME_BELOW = ("mesh.", "evaluation.", "train.log", "train.eval", "train.checkpoint", "train.keep")
-# The score of a task, the first that there is, unless its result names one: `metric`. Other tasks
-# have a `score`.
-METRICS = {
-    "translation": ("bleu",),
-    "lm": ("perplexity_per_word", "perplexity_per_token"),
-    "mlm": ("perplexity",),
-    "shuffle_random": ("auc",),
-}
 
 
 def lower_is_better(metric: str) -> bool:
@@ -74,7 +66,7 @@ class Group:
 
     def cached_numbers(self) -> int | None:
         """Numbers that one layer of the decoder keeps of a token; None without a decoder."""
-        roles = ROLES[self.config.task]
+        roles = self.config.facts.roles
         if "decoder" not in roles:
             return None
         model = self.config.model
@@ -86,7 +78,7 @@ class Section:
     """Runs that learn the same from the same text."""
 
     title: str
-    task: str
+    task: TaskName
     groups: list[Group]
     runs: list[Run]
     metric: str
@@ -165,9 +157,9 @@ def _text(run: Run) -> tuple:
     return run.config.task, train, json.dumps(data, sort_keys=True)
 
 
-def _metric(runs: Sequence[Run], task: str, wanted: str | None) -> str:
+def _metric(runs: Sequence[Run], task: TaskName, wanted: str | None) -> str:
     named = [run.scores["metric"] for run in runs if isinstance(run.scores.get("metric"), str)]
-    for name in (wanted, *named, *METRICS.get(task, ("score",))):
+    for name in (wanted, *named, *TASKS[task].metrics):
         if name and any(run.number(name) is not None for run in runs):
             return name
     return VALIDATION
@@ -175,7 +167,7 @@ def _metric(runs: Sequence[Run], task: str, wanted: str | None) -> str:
 
 def kind_of(config: Config) -> str:
     """The attention of a model: one kind, or that of each role where they differ."""
-    kinds = {role: config.model.attention_for(role).kind for role in ROLES[config.task]}
+    kinds = {role: config.model.attention_for(role).kind for role in config.facts.roles}
     if len(set(kinds.values())) == 1:
         return next(iter(kinds.values()))
     return " ".join(f"{role}:{kind}" for role, kind in kinds.items())

@@ -115,7 +115,7 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
     known: dict[Any, int] = {}
     for group in section.groups:
         model = group.config.model
-        role = "decoder" if section.task == "lm" else "encoder"
+        role = group.config.facts.roles[0]
         module = attention(model, role, "self_attention")
         for run, gradients in (("forward", False), ("with gradients", True)):
             for length in lengths:

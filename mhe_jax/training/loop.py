@@ -13,13 +13,13 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from mhe_jax import data
+from mhe_jax import tasks
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import publish
 from mhe_jax.config.loading import set_field
 from mhe_jax.config.rules import check
-from mhe_jax.model import make_model
-from mhe_jax.training import objective, scored, sharding, summary
+from mhe_jax.tasks.sums import criterion
+from mhe_jax.training import sharding, summary
 from mhe_jax.training.checkpoint import (
     Checkpoints,
     NotSaved,
@@ -30,7 +30,6 @@ from mhe_jax.training.checkpoint import (
 from mhe_jax.training.cluster import group
 from mhe_jax.training.cluster.signals import Signals, Stopped
 from mhe_jax.training.feeding import feed
-from mhe_jax.training.flops import step_flops
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
@@ -57,7 +56,7 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     """
     check(config)
     with Signals() as signals:
-        return _train(data.resolve(config), devices, signals)
+        return _train(tasks.resolve(config), devices, signals)
 
 
 def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     mesh = sharding.make_mesh(config, devices)
     if not resume.holds_run(config):
         warm_start.check_init_from(config)
-    data.check_sources(config)
+    tasks.check_sources(config)
     workdir = Path(config.workdir)
     check_path(workdir)
     _check_writable(workdir)
@@ -95,20 +94,21 @@ def _train_alone(
         file, told = resume.tokenizer_file(config)
         if writes:
             resume.drop_draft(config)
-        tokenizer = data.make_tokenizer(config, file)
+        tokenizer = tasks.make_tokenizer(config, file)
     group.together("tokenizer read")
     process = {"process_index": share, "process_count": shares}
-    batches = data.train_batches(config, tokenizer, **process)
+    batches = tasks.train_batches(config, tokenizer, **process)
     validation = None
     if config.data.validation:
         rows = sharding.round_up_rows(config.evaluation.batch_size, mesh)
-        validation = data.evaluation_batches(
+        validation = tasks.evaluation_batches(
             config, tokenizer, "validation", batch_size=rows, **process
         )
 
     # 3. The state comes from the newest checkpoint, or from the seed.
-    model, optimizer = make_model(config.task, config.model), make_optimizer(config)
-    init_params = objective.make_initializer(config.task, model, config.data.sequence_length)
+    task = tasks.of(config)
+    model, optimizer = task.model(config.model), make_optimizer(config)
+    init_params = task.initializer(model, config.data.sequence_length)
     ema = config.optimizer.ema_decay is not None
     initialize, abstract = make_initializer(init_params, optimizer, mesh, ema)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
@@ -137,7 +137,7 @@ def _train_alone(
             workdir,
             c.num_steps,
             start,
-            task=config.task,
+            loss_unit=task.loss_unit,
             tensorboard=c.tensorboard,
             writes=writes,
         ) as tracker:
@@ -201,10 +201,10 @@ class _Loop:
 
     def __init__(self, config: Config, mesh, model, optimizer, abstract, checkpoints, meta, lock):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
-        self.lock = lock
+        self.lock, self.task = lock, tasks.of(config)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
-        evaluated = objective.make_sums(config.task, model, outputs=True)
+        evaluated = self.task.sums(model, outputs=True)
         self.eval_step = make_eval_step(evaluated, mesh, shardings.params)
 
     def run(self, state: TrainState, start: int, batches, validation, tracker, signals) -> None:
@@ -262,8 +262,9 @@ class _Loop:
         c, device = self.config, self.mesh.devices.flat[0].device_kind
 
         def flops(shapes: dict[str, tuple[int, ...]]) -> float:
-            *rows, length = shapes[objective.INPUTS[c.task][0]]
-            return step_flops(set_field(c, "data.sequence_length", length), math.prod(rows))
+            *rows, length = shapes[self.task.inputs[0]]
+            of_length = set_field(c, "data.sequence_length", length)
+            return self.task.step_flops(of_length, math.prod(rows))
 
         peak = PEAK[device] * self.mesh.size if device in PEAK else None
         skip = c.train.skip_nonfinite
@@ -285,7 +286,7 @@ class _Loop:
                 found.append(self.eval_step(params, self._on_devices(rows)))
                 if stop := self.signals.agreed():
                     return stop
-        numbers = scored.summarize(jax.device_get(found), validation)
+        numbers = self.task.measure(jax.device_get(found), validation)
         if not math.isfinite(numbers["loss"]):
             raise NotFinite(step, "validation loss")
         self.meta |= {"validated_step": step, "validation": numbers}
@@ -295,7 +296,7 @@ class _Loop:
 
     def _keep_if_best(self, state: TrainState, step: int) -> None:
         best = self.checkpoints.best_criterion
-        if best is None or scored.criterion(self.meta["validation"]) < best:
+        if best is None or criterion(self.meta["validation"]) < best:
             self._check_lock()
             self.checkpoints.save_best(_evaluated(state), step, copy.deepcopy(self.meta))
 
@@ -304,8 +305,7 @@ class _Loop:
             self.lock.check()
 
     def _on_devices(self, rows) -> dict[str, jax.Array]:
-        rows = objective.what_is_read(self.config.task, rows)
-        return sharding.global_batch(rows, self.mesh)
+        return sharding.global_batch(self.task.read(rows), self.mesh)
 
 
 def _evaluated(state: TrainState) -> Any:

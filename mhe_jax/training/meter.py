@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mhe_jax.training import objective
+from mhe_jax.tasks.sums import ratios
 from mhe_jax.training.tracking import Tracker
 
 # FLOP/s of a device in bfloat16 without sparsity, as its maker says.
@@ -154,7 +154,7 @@ class Meter:
 
     def _log(self, step: int, gradient_norm: float, learning_rate: float) -> None:
         window, seconds = self.totals["window"], max(self._window_seconds, 1e-9)
-        numbers = objective.ratios(window) if window else {}
+        numbers = ratios(window) if window else {}
         if math.isfinite(gradient_norm):
             numbers["gradient_norm"] = gradient_norm
         numbers |= {

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mhe_jax import tasks
 from mhe_jax.config import Config
+from mhe_jax.tasks.task import Batch, SumsFunction
 from mhe_jax.training import sharding
-from mhe_jax.training.objective import Batch, SumsFunction, make_sums
 from mhe_jax.training.optimizer import make_schedule
 from mhe_jax.training.state import TrainState
 
@@ -127,7 +128,7 @@ def train_step_of(
     """The train step of an experiment."""
     c = config.optimizer
     return make_train_step(
-        make_sums(config.task, model, c.label_smoothing),
+        tasks.of(config).sums(model, c.label_smoothing),
         optimizer,
         mesh,
         state_shardings,

@@ -7,7 +7,6 @@ from jax.sharding import Mesh
 
 from mhe_jax.attention import choices
 from mhe_jax.config import Config
-from mhe_jax.config.rules import ROLES
 from mhe_jax.model import count_parameters
 from mhe_jax.training.checkpoint import Meta
 
@@ -27,13 +26,13 @@ def about(config: Config, mesh: Mesh, params: Any) -> str:
 
 def _forms(config: Config) -> dict[str, str]:
     """What the kinds of the config run as, as far as they have been traced."""
-    kinds = {config.model.attention_for(role).kind for role in ROLES[config.task]}
+    kinds = {config.model.attention_for(role).kind for role in config.facts.roles}
     return {k: v for k, v in choices().items() if k in kinds}
 
 
 def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
     """What every result says: the model, its size, and what it ran on."""
-    kinds = {role: config.model.attention_for(role).kind for role in ROLES[config.task]}
+    kinds = {role: config.model.attention_for(role).kind for role in config.facts.roles}
     return {
         "task": config.task,
         "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mhe_jax.config import LABELLED, InputError, not_installed
+from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.files import publish, write_whole
 
 FILE = "metrics.jsonl"
@@ -28,7 +28,7 @@ class Tracker:
     Args:
       workdir: where files go.
       num_steps: of the whole run.
-      task: names the unit of the loss in the picture; None leaves it unnamed.
+      loss_unit: for the picture; None leaves it unnamed.
       start_step: the step that training goes on from; what an earlier process logged after it is
         dropped, since it comes again.
       tensorboard: also write event files.
@@ -41,11 +41,11 @@ class Tracker:
         num_steps: int,
         start_step: int = 0,
         *,
-        task: str | None,
+        loss_unit: str | None,
         tensorboard: bool = False,
         writes: bool = True,
     ):
-        self.workdir, self.task, self.writes = Path(workdir), task, writes
+        self.workdir, self.loss_unit, self.writes = Path(workdir), loss_unit, writes
         self._console = Console(stderr=True)
         self._events = self._file = self._progress = None
         if not writes:
@@ -105,7 +105,7 @@ class Tracker:
     def draw(self) -> None:
         """The learning curve of the whole run, from metrics.jsonl."""
         if self.writes:
-            self.note(learning_curve(self.workdir, self.task))
+            self.note(learning_curve(self.workdir, self.loss_unit))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -143,8 +143,8 @@ def truncate(path: Path, step: int) -> None:
     write_whole(path, "".join(kept))
 
 
-def learning_curve(workdir: Path, task: str | None) -> str:
-    """Draw training and validation loss of a task by step; returns the line to tell people."""
+def learning_curve(workdir: Path, loss_unit: str | None) -> str:
+    """Draw training and validation loss by step; returns the line to tell people."""
     try:
         figure = new_figure(figsize=(7, 4.5))
     except InputError as error:
@@ -157,7 +157,7 @@ def learning_curve(workdir: Path, task: str | None) -> str:
         if points:
             axes.plot(*zip(*points, strict=True), style, label=split, markersize=4)
             axes.legend()
-    axes.set(xlabel="step", ylabel=loss_name(task), title=workdir.name)
+    axes.set(xlabel="step", ylabel=loss_name(loss_unit), title=workdir.name)
     axes.grid(alpha=0.3)
     try:
         with publish(workdir / PICTURE) as draft:
@@ -167,17 +167,13 @@ def learning_curve(workdir: Path, task: str | None) -> str:
     return f"learning curve: {workdir / PICTURE}"
 
 
-def loss_name(task: str | None) -> str:
-    """The loss with its unit, where the task is known.
+def loss_name(unit: str | None) -> str:
+    """The loss with its unit, where that is known.
 
-    >>> loss_name("regression"), loss_name("lm")
-    ('loss (squared error)', 'loss (nats a token)')
+    >>> loss_name("nats a token"), loss_name(None)
+    ('loss (nats a token)', 'loss')
     """
-    if task is None:
-        return "loss"
-    units: dict[str, str] = dict.fromkeys(LABELLED, "nats an example")
-    units |= {"regression": "squared error", "span": "nats a start or end"}
-    return f"loss ({units.get(task, 'nats a token')})"
+    return "loss" if unit is None else f"loss ({unit})"
 
 
 def new_figure(**options: Any) -> Any:

@@ -15,12 +15,10 @@ import jax
 import pytest
 from labelled_files import squad
 
-from mhe_jax import data
+from mhe_jax import data, tasks
 from mhe_jax.config.loading import load_config, save_json
-from mhe_jax.model import make_model
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.loop import train
-from mhe_jax.training.objective import make_initializer
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -69,11 +67,11 @@ def text_of(language, count):
 
 def leave_untrained(config):
     """What evaluation and tuning need of a run."""
-    config, workdir = data.resolve(config), Path(config.workdir)
-    tokenizer = data.make_tokenizer(config, workdir / data.TOKENIZER)
+    config, workdir = tasks.resolve(config), Path(config.workdir)
+    tokenizer = tasks.make_tokenizer(config, workdir / data.TOKENIZER)
     save_json(config, workdir / "config.json")
-    model = make_model(config.task, config.model)
-    initialize = make_initializer(config.task, model, config.data.sequence_length)
+    model = tasks.of(config).model(config.model)
+    initialize = tasks.of(config).initializer(model, config.data.sequence_length)
     params = jax.jit(lambda key: nn.unbox(initialize(key)))(jax.random.key(0))
     checkpoints = Checkpoints(workdir)
     checkpoints.save_best(params, 2, {"validation": {"loss": 1.0}, "tokenizer": tokenizer.key})

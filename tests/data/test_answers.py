@@ -7,7 +7,13 @@ import string
 import numpy as np
 import pytest
 
-from mhe_jax.data.tasks.answers import answer_scores, best_threshold, exact_match, f1, normalized
+from mhe_jax.tasks.labelled.answers import (
+    answer_scores,
+    best_threshold,
+    exact_match,
+    f1,
+    normalized,
+)
 
 # Rajpurkar et al. 2016, 6.1: "ignore punctuations and articles"; F1 over bags of words.
 

@@ -16,13 +16,10 @@ from mhe_jax.data import (
     EOS,
     PAD,
     BatchIterator,
-    check_sources,
-    evaluation_batches,
-    make_tokenizer,
-    train_batches,
 )
 from mhe_jax.data.pairs import choose_buckets, token_lengths
 from mhe_jax.data.pieces import Span
+from mhe_jax.tasks import check_sources, evaluation_batches, make_tokenizer, train_batches
 
 TASKS = ("mlm", "lm", "translation")
 

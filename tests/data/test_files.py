@@ -13,12 +13,13 @@ from text_for_tests import equal, experiment, sentences, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import publish, write_whole
-from mhe_jax.data import index, open_source, train_batches
+from mhe_jax.data import index, open_source
 from mhe_jax.data.cache import kept
 from mhe_jax.data.pairs import token_lengths
-from mhe_jax.data.tasks import records
-from mhe_jax.data.tasks.examples import read_examples, read_questions
 from mhe_jax.data.tokens import TokenFile
+from mhe_jax.tasks import train_batches
+from mhe_jax.tasks.labelled import records
+from mhe_jax.tasks.labelled.examples import read_examples, read_questions
 
 PACK = {".gz": gzip.compress, ".xz": lzma.compress}
 ONE, TWO = (("".join(f"{line}\n" for line in sentences(501, seed))).encode() for seed in (1, 2))

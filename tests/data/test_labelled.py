@@ -10,12 +10,13 @@ import pytest
 from labelled_files import CONTEXT, FILES, QUOTED, write
 
 from mhe_jax.config import Config, DataConfig, InputError, ModelConfig
-from mhe_jax.data import check_sources, resolve
-from mhe_jax.data.tasks.examples import _words, read_examples, read_questions
-from mhe_jax.data.tasks.labelled import LabelledRows, cut
-from mhe_jax.data.tasks.records import Record
-from mhe_jax.data.tasks.table import TABLE
 from mhe_jax.data.tokenizer import BOS, EOS, PAD
+from mhe_jax.tasks import check_sources, resolve
+from mhe_jax.tasks.labelled.examples import _words, read_examples, read_questions
+from mhe_jax.tasks.labelled.records import Record
+from mhe_jax.tasks.labelled.rows import LabelledRows, cut
+from mhe_jax.tasks.labelled.table import TABLE
+from mhe_jax.tasks.multiple_choice import ChoiceRows
 
 PAIR = tuple((f"first {i} {QUOTED}", f"second {i}") for i in range(3))
 SINGLE = tuple((f"first {i} {QUOTED}",) for i in range(3))
@@ -208,7 +209,7 @@ def test_rows(config, tokenizer):
     row = LabelledRows(config("cola", sequence_length=20), tokenizer, "test").row(2, 20)
     assert row["tokens"].tolist() == [BOS, *tokenizer.encode(SINGLE[2][0])[:18], EOS]
     assert row["weights"] == 0.0
-    row = LabelledRows(config("copa", sequence_length=90), tokenizer, "train").row(0, 90)
+    row = ChoiceRows(config("copa", sequence_length=90), tokenizer, "train").row(0, 90)
     assert row["tokens"].shape == (2, 90)
     assert row["tokens"][1, : row["token_types"][1].argmax()].tolist() == [
         BOS,

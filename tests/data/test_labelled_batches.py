@@ -8,9 +8,9 @@ import pytest
 from labelled_files import write
 
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, TrainConfig
-from mhe_jax.data import evaluation_batches, resolve, train_batches
-from mhe_jax.data.tasks import batches as labelled_batches
-from mhe_jax.data.tasks.submission import submission
+from mhe_jax.tasks import evaluation_batches, resolve, train_batches
+from mhe_jax.tasks.labelled import batches as labelled_batches
+from mhe_jax.tasks.labelled.submission import submission
 
 ROWS = 6
 
@@ -199,7 +199,7 @@ SUBMISSIONS = {
 
 @pytest.mark.parametrize("dataset", SUBMISSIONS)
 def test_submissions(config, tokenizer, tmp_path, dataset):
-    from mhe_jax.data.tasks.table import TABLE
+    from mhe_jax.tasks.labelled.table import TABLE
 
     train, dev, test = write(dataset, tmp_path)
     data = dataclasses.replace(

@@ -9,9 +9,10 @@ from text_for_tests import equal, experiment, joined, sentences, with_seed, writ
 
 from mhe_jax.config import InputError
 from mhe_jax.config.rules import check
-from mhe_jax.data import MASK, check_sources, evaluation_batches, make_tokenizer, train_batches
+from mhe_jax.data import MASK
 from mhe_jax.data.mixture import BLOCK, Draws
 from mhe_jax.data.tokenizer import NUM_FIXED
+from mhe_jax.tasks import check_sources, evaluation_batches, make_tokenizer, train_batches
 
 CASES = [(task, packing) for task in ("mlm", "lm", "translation") for packing in (False, True)]
 

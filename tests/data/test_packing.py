@@ -8,9 +8,10 @@ import pytest
 from text_for_tests import equal, experiment, joined, sentences, with_seed, write_lines
 
 from mhe_jax.config import InputError
-from mhe_jax.data import BOS, EOS, PAD, evaluation_batches, train_batches
+from mhe_jax.data import BOS, EOS, PAD
 from mhe_jax.data.examples import num_predictions
 from mhe_jax.data.packing import Plan, fill
+from mhe_jax.tasks import evaluation_batches, train_batches
 
 TASKS = ("mlm", "lm", "translation")
 LONG = "haus und hund " * 40

@@ -9,8 +9,8 @@ import scipy.stats
 import sklearn.metrics as sk
 
 from mhe_jax.config import InputError
-from mhe_jax.data.tasks import scores
-from mhe_jax.data.tasks.table import TABLE
+from mhe_jax.tasks.labelled import scores
+from mhe_jax.tasks.labelled.table import TABLE
 
 DRAW = np.random.default_rng(0)
 CLASSES = [

@@ -23,7 +23,8 @@ from tfds_files import (
 )
 
 from mhe_jax.config import InputError
-from mhe_jax.data import open_source, tfds_source, tfrecord, train_batches
+from mhe_jax.data import open_source, tfds_source, tfrecord
+from mhe_jax.tasks import train_batches
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,11 @@ from mhe_jax.data import (
     PAD,
     UNK,
     Tokenizer,
-    check_sources,
-    make_tokenizer,
     train_tokenizer,
 )
 from mhe_jax.data import tokenizer as module
 from mhe_jax.data.sources import Items
+from mhe_jax.tasks import check_sources, make_tokenizer
 
 
 def items(lines):

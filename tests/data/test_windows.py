@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig
-from mhe_jax.data.tasks.windows import WindowRows, best_spans
 from mhe_jax.data.tokenizer import BOS, EOS
+from mhe_jax.tasks.labelled.windows import WindowRows, best_spans
 
 PIECES = [
     *("der", "hund", "läuft", "house", "dog", "a", "xyz", "日本", "–", "“", "naïve", "e\u0301"),

@@ -8,13 +8,14 @@ import pytest
 from labelled_files import write
 from text_for_tests import equal, experiment, joined, sentences, write_lines
 
-from mhe_jax import data
+from mhe_jax import data, tasks
 from mhe_jax.config import Config, InputError, ModelConfig
 from mhe_jax.data import BOS, EOS, PAD, UNK, HashedWords, Pieces
-from mhe_jax.data.examples import begun, shuffle_random_row
-from mhe_jax.data.tasks.scores import roc_auc
+from mhe_jax.data.examples import begun
 from mhe_jax.data.words import WORD
 from mhe_jax.hashformers.hashes import LSH, MD
+from mhe_jax.tasks.labelled.scores import roc_auc
+from mhe_jax.tasks.shuffle_random import shuffle_random_row
 
 FAMILIES = ("md", "lsh")
 
@@ -95,11 +96,11 @@ def test_a_batch_is_a_function_of_seed_and_step(tmp_path, hashing):
     """Whatever was read before, in whichever process, and whatever numbers words got there."""
     write_lines(tmp_path / "t.txt", [f"{line} <unk> ." for line in sentences(200)])
     config = hash_experiment(tmp_path, hashing)
-    data.check_sources(config)
+    tasks.check_sources(config)
 
     def batches(**process):
-        tokenizer = data.make_tokenizer(config, tmp_path / "tokenizer.model")
-        return data.train_batches(config, tokenizer, **process)
+        tokenizer = tasks.make_tokenizer(config, tmp_path / "tokenizer.model")
+        return tasks.train_batches(config, tokenizer, **process)
 
     first = batches()
     assert (tmp_path / "tokenizer.model").exists() == hashing.startswith("lsh")
@@ -129,7 +130,7 @@ def test_a_workdir_whose_pieces_are_gone(tmp_path):
     write_lines(tmp_path / "t.txt", sentences(9))
     config = hash_experiment(tmp_path, "lsh_add", lsh_pieces=200)
     with pytest.raises(InputError, match="data.lsh_pieces=200: a tokenizer needs more than 261"):
-        data.make_tokenizer(config, tmp_path / "other.model")
+        tasks.make_tokenizer(config, tmp_path / "other.model")
 
 
 @pytest.fixture(scope="module")
@@ -244,8 +245,8 @@ def test_labelled_rows(tmp_path, dataset):
         data=dataclasses.replace(config.data, **fields),
         model=dataclasses.replace(config.model, hashing="md_proj", max_length=60),
     )
-    tokenizer = data.make_tokenizer(config, tmp_path / "tokenizer.model")
-    batch = data.evaluation_batches(config, tokenizer, "validation").batch(0)
+    tokenizer = tasks.make_tokenizer(config, tmp_path / "tokenizer.model")
+    batch = tasks.evaluation_batches(config, tokenizer, "validation").batch(0)
     tokens, types = batch["tokens"], batch["token_types"]
     assert batch["signatures"].shape == (*tokens.shape, 16)
     assert (batch["signatures"].any(axis=-1) == (tokens == WORD)).all()

@@ -17,10 +17,8 @@ from mhe_jax.config import (
     ModelConfig,
 )
 from mhe_jax.config.loading import save_json
-from mhe_jax.data import make_tokenizer
-from mhe_jax.model import make_model
+from mhe_jax.tasks import TASKS, make_tokenizer
 from mhe_jax.training.checkpoint import Checkpoints
-from mhe_jax.training.objective import make_initializer
 
 WORDS = ["red", "green", "cat", "dog", "bird", "runs", "sleeps", "the", "a", "small", "big", "old"]
 
@@ -75,8 +73,8 @@ def save_run(config, change=lambda params: params):
     workdir.mkdir(parents=True)
     make_tokenizer(config, workdir / "tokenizer.model")
     save_json(config, workdir / "config.json")
-    model = make_model(config.task, config.model)
-    initialize = make_initializer(config.task, model, config.data.sequence_length)
+    model = TASKS[config.task].model(config.model)
+    initialize = TASKS[config.task].initializer(model, config.data.sequence_length)
     params = jax.jit(lambda key: nn.unbox(initialize(key)))(jax.random.key(3))
     # Larger than initial ones, so that the probabilities are far from flat.
     params = change(jax.tree.map(lambda x: 1.5 * x, params))

@@ -18,7 +18,7 @@ from mhe_jax.config.loading import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import generate
 from mhe_jax.evaluation.generation import FORBIDDEN, Generator, cut
-from mhe_jax.evaluation.tasks import Run
+from mhe_jax.evaluation.run import Run
 
 ROOT = Path(__file__).parents[2]
 T = 16

@@ -22,13 +22,13 @@ from mhe_jax.config import (
     TrainConfig,
 )
 from mhe_jax.config.loading import load_json
-from mhe_jax.data import evaluation_batches, train_batches
-from mhe_jax.data.tasks.answers import exact_match, f1
-from mhe_jax.data.tasks.table import TABLE
-from mhe_jax.evaluation import evaluate, tasks
-from mhe_jax.evaluation.tasks import Run
+from mhe_jax.evaluation import evaluate
+from mhe_jax.evaluation import run as evaluation_run
+from mhe_jax.evaluation.run import Run
+from mhe_jax.tasks import TASKS, evaluation_batches, train_batches
+from mhe_jax.tasks.labelled.answers import exact_match, f1
+from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training.loop import train
-from mhe_jax.training.objective import batch_names
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_no_time_goes_into_compiling(run_of_data, monkeypatch):
     text = "".join(json.dumps(passage) + "\n" for passage in passages)
     (Path(config.data.directory) / "long.jsonl").write_text(text)
     seen = []
-    make = tasks.make_eval_step
+    make = evaluation_run.make_eval_step
 
     def clock():
         seen.append("clock")
@@ -128,8 +128,8 @@ def test_no_time_goes_into_compiling(run_of_data, monkeypatch):
 
         return noting
 
-    monkeypatch.setattr(tasks, "make_eval_step", make_noting)
-    monkeypatch.setattr(tasks, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(evaluation_run, "make_eval_step", make_noting)
+    monkeypatch.setattr(evaluation_run, "time", SimpleNamespace(perf_counter=clock))
     evaluation = dataclasses.replace(config.evaluation, sources=("long.jsonl",))
     result = evaluate(workdir, evaluation, devices=jax.devices()[:1])
     assert result["examples"] == 9
@@ -200,4 +200,4 @@ def test_training_batches_have_no_other_arrays_than_the_step_reads(run_of_data):
     config, workdir = run_of_data("cola")
     run = Run.load(workdir, config, config.evaluation, jax.devices()[:1])
     batch = train_batches(config, run.tokenizer).batch(0)
-    assert set(batch) == set(batch_names("classification"))
+    assert set(batch) == set(TASKS["classification"].batch_names)

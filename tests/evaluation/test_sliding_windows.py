@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from mhe_jax.config.loading import load_json
-from mhe_jax.data import BOS, EOS, evaluation_batches
+from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import evaluate
-from mhe_jax.evaluation.tasks import Run
-from mhe_jax.evaluation.windows import Windows
+from mhe_jax.evaluation.run import Run
+from mhe_jax.tasks import evaluation_batches
+from mhe_jax.tasks.lm import SlidingWindows
 
 T = 16
 
@@ -36,7 +37,7 @@ def ids(run, texts):
 @pytest.mark.parametrize("stride", [1, 5, T - 1, T])
 @pytest.mark.parametrize("rows", [3, 8])
 def test_each_token_once_with_its_context(run, ids, stride, rows):
-    windows = Windows(run.config, run.tokenizer, "test", rows, stride)
+    windows = SlidingWindows(run.config, run.tokenizer, "test", rows, stride)
     predicted = []
     for batch in windows:
         assert batch["tokens"].shape == (rows, T)
@@ -57,7 +58,7 @@ def test_each_token_once_with_its_context(run, ids, stride, rows):
 @pytest.mark.parametrize("count", [2, 3])
 def test_rows_of_processes_are_those_of_one(run, count):
     def windows(rows, *process):
-        return Windows(run.config, run.tokenizer, "test", rows, 5, *process)
+        return SlidingWindows(run.config, run.tokenizer, "test", rows, 5, *process)
 
     one = windows(6).batch(1)
     parts = [windows(6, index, count).batch(1) for index in range(count)]
@@ -70,13 +71,13 @@ def test_a_text_shorter_than_a_window(run, tmp_path):
     tmp_path.joinpath("short.txt").write_text("the cat\n")
     data = dataclasses.replace(run.config.data, directory=str(tmp_path), test=("short.txt",))
     config = dataclasses.replace(run.config, data=data)
-    windows = Windows(config, run.tokenizer, "test", 4, 3)
+    windows = SlidingWindows(config, run.tokenizer, "test", 4, 3)
     assert len(windows) == 1
     assert windows.batch(0)["weights"].sum() == windows.num_tokens < T
 
 
 def test_the_stride_of_a_block_gives_the_blocks(run):
-    windows = Windows(run.config, run.tokenizer, "test", 8, T)
+    windows = SlidingWindows(run.config, run.tokenizer, "test", 8, T)
     blocks = evaluation_batches(run.config, run.tokenizer, "test", batch_size=8)
     for one, other in zip(windows, blocks, strict=True):
         assert one.keys() == other.keys()

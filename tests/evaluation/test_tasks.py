@@ -13,10 +13,11 @@ import pytest
 
 from mhe_jax.config import InputError, MeshConfig
 from mhe_jax.config.loading import load_json
-from mhe_jax.data import BOS, EOS, evaluation_batches
+from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import evaluate
-from mhe_jax.evaluation.tasks import Run, evaluation_mesh
+from mhe_jax.evaluation.run import Run, evaluation_mesh
 from mhe_jax.evaluation.translator import Translator
+from mhe_jax.tasks import evaluation_batches
 
 WIKITEXT = Path(__file__).parents[3] / "shared/data/wikitext-2/test.txt.xz"
 

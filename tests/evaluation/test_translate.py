@@ -21,7 +21,7 @@ from mhe_jax.config.loading import load_json
 from mhe_jax.data import EOS
 from mhe_jax.evaluation import PART, input_lines, translate
 from mhe_jax.evaluation.decoding import Hypotheses
-from mhe_jax.evaluation.tasks import Run
+from mhe_jax.evaluation.run import Run
 from mhe_jax.evaluation.translator import Translator, encode_some
 
 ROOT = Path(__file__).parents[2]

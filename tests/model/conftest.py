@@ -13,9 +13,9 @@ import pytest
 
 from mhe_jax.attention import KINDS
 from mhe_jax.config import AttentionConfig, ModelConfig
-from mhe_jax.model import make_model
+from mhe_jax.tasks import TASKS
 
-TASKS = ("mlm", "lm", "translation")
+NAMES = ("mlm", "lm", "translation")
 # Compiling is most of the time of these tests. So unrolled layers run eagerly, each operation
 # compiled once for all tests, and what is scanned is compiled with little optimization.
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
@@ -28,7 +28,7 @@ MASKED = np.array([[1, 4, 6], [0, 3, 3]])
 class Tiny:
     """What tests build models from."""
 
-    tasks = TASKS
+    tasks = NAMES
     kinds = tuple(KINDS)
 
     @staticmethod
@@ -57,7 +57,7 @@ class Tiny:
     @classmethod
     def params(cls, task, config, seed=0):
         """Random parameters of the model's shapes."""
-        model = make_model(task, config)
+        model = TASKS[task].model(config)
         shapes = jax.eval_shape(model.init, jax.random.key(0), *cls.inputs(task))["params"]
         rng = np.random.default_rng(seed)
 
@@ -78,7 +78,7 @@ class Tiny:
 
     @classmethod
     def logits(cls, task, config, params, inputs=None, **fields):
-        model = make_model(task, config)
+        model = TASKS[task].model(config)
 
         def apply(params, inputs):
             return model.apply({"params": params}, *inputs, **fields)

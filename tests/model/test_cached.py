@@ -9,7 +9,8 @@ import pytest
 
 from mhe_jax.attention import KINDS
 from mhe_jax.config import AttentionConfig, KroneckerConfig
-from mhe_jax.model import make_model, unroll_layers
+from mhe_jax.model import unroll_layers
+from mhe_jax.tasks import TASKS
 
 T, PREFILL = 5, 3
 
@@ -37,7 +38,7 @@ def step(model, params, cache, tokens, positions):
 def test_prefill_and_steps_equal_the_full_pass(tiny, kind, kronecker, task, scan_layers):
     config = tiny.config(kind, scan_layers=scan_layers, positions="learned", kronecker=kronecker)
     params = tiny.params(task, config)
-    model = make_model(task, config)
+    model = TASKS[task].model(config)
     inputs = tiny.inputs(task)
     tokens = inputs[-1][:, :T]
 
@@ -74,7 +75,7 @@ def test_numbers_kept_for_a_token(tiny, scan_layers):
     S, length, L, H, D = 7, 6, 2, 4, 3
     for kind, numbers in {"mhe_add": 2 * D, "mhe_mul": 2 * D, "mha": 2 * H * D}.items():
         config = tiny.config(kind, scan_layers=scan_layers)
-        model = make_model("translation", config)
+        model = TASKS["translation"].model(config)
         params = tiny.params("translation", config)
         inputs = tiny.inputs("translation")
         cache = jax.eval_shape(
@@ -92,7 +93,7 @@ def test_numbers_kept_for_a_token(tiny, scan_layers):
 
 def test_the_default_length_is_the_longest_sequence(tiny):
     config = tiny.config()
-    model = make_model("lm", config)
+    model = TASKS["lm"].model(config)
     cache = start(model, tiny.params("lm", config), "lm", tiny.inputs("lm"))
     assert cache["cache"]["decoder"]["layer_0"]["self_attention"]["cached_key"].shape[1] == 9
 
@@ -101,7 +102,7 @@ def test_an_overfull_cache_never_clamps(tiny):
     """What is known before the program runs raises; what only the rows know poisons with NaN."""
     for scan_layers in (True, False):
         config = tiny.config("mhe_mul", scan_layers=scan_layers)
-        model = make_model("lm", config)
+        model = TASKS["lm"].model(config)
         params = tiny.params("lm", config)
         tokens = tiny.inputs("lm")[0]
         positions = jnp.broadcast_to(jnp.arange(7), tokens.shape)
@@ -134,7 +135,7 @@ def test_decoding_ignores_remat_and_dropout(tiny):
     positions = jnp.broadcast_to(jnp.arange(5), inputs[1].shape)
 
     def run(config):
-        model = make_model("translation", config)
+        model = TASKS["translation"].model(config)
 
         def program(params):
             cache = start(model, params, "translation", inputs)
@@ -148,7 +149,7 @@ def test_decoding_ignores_remat_and_dropout(tiny):
 def test_rows_may_stand_at_places_of_their_own(tiny):
     """Prompts of different lengths: after the prefill the shorter row's padding is overwritten."""
     config = tiny.config("mhe_mul")
-    model = make_model("lm", config)
+    model = TASKS["lm"].model(config)
     params = tiny.params("lm", config)
     tokens = jnp.array([[3, 14, 5, 9], [8, 7, 4, 6]])
     lengths = jnp.array([3, 2])
@@ -170,7 +171,7 @@ def test_normalize_qk_and_biases_decode_too(tiny):
     config = tiny.config(attention={"normalize_qk": True, "use_bias": True})
     assert isinstance(config.attention, AttentionConfig)
     params = tiny.params("translation", config)
-    model = make_model("translation", config)
+    model = TASKS["translation"].model(config)
     inputs = tiny.inputs("translation")
     cache = start(model, params, "translation", inputs)
     positions = jnp.broadcast_to(jnp.arange(5), inputs[1].shape)

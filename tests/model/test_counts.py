@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from mhe_jax.config import AttentionConfig, ModelConfig
-from mhe_jax.model import count_parameters, make_model
+from mhe_jax.model import count_parameters
+from mhe_jax.tasks import TASKS
 
 # Xue & Aletras 2023: 12 layers, M=768, H=12; what is printed, in millions. MHA's last digit is
 # the paper's: 28,311,552 rounds to 28.31.
@@ -45,7 +46,7 @@ def shape(kind, heads, **fields):
 def counts(task, config):
     tokens = jnp.ones((1, 2), jnp.int32)
     inputs = (tokens,) if task == "lm" else (tokens, jnp.zeros((1, 1), jnp.int32))
-    model = make_model(task, config)
+    model = TASKS[task].model(config)
     return count_parameters(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"])
 
 

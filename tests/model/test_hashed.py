@@ -10,8 +10,8 @@ import pytest
 from mhe_jax.config import AttentionConfig, KroneckerConfig, ModelConfig
 from mhe_jax.hashformers.embeddings import EMBEDDINGS, Add, HashEmbedding, Pool, Proj, chunk_numbers
 from mhe_jax.hashformers.embeddings import unpack_bits as bits_of
-from mhe_jax.model import count_parameters, make_model
-from mhe_jax.training.objective import make_initializer
+from mhe_jax.model import count_parameters
+from mhe_jax.tasks import TASKS
 
 THE = np.frombuffer(bytes.fromhex("b9386d96710ddd52bc49ff0033ead10f"), np.uint8)
 CHUNKS_OF_THE = [741, 903, 870, 626, 56, 470, 176, 74, 1021, 4, 251, 722, 16]
@@ -190,7 +190,7 @@ def test_parameters_of_the_published_models(family, kind):
         num_classes=3,
         scan_layers=True,
     )
-    initialize = make_initializer("classification", make_model("classification", config), 2)
+    initialize = TASKS["classification"].initializer(TASKS["classification"].model(config), 2)
     params = jax.eval_shape(initialize, jax.random.key(0))
     assert count_parameters(params, config)["total"] == WHOLE[kind]
     if kind == "emb":
@@ -225,7 +225,7 @@ def test_hashes_go_with_every_kind_of_attention(tiny, kind):
     kronecker = KroneckerConfig(attention=2, mlp=2)
     config = encoder(tiny, "lsh_add", kind, kronecker=kronecker, num_layers=1)
     positional, signatures = hashed_inputs("shuffle_random")
-    model = make_model("shuffle_random", config)
+    model = TASKS["shuffle_random"].model(config)
     params = drawn(model, positional, signatures)
     logits = model.apply({"params": params}, *positional, signatures=signatures)
     assert logits.shape == (2, 7, 3)
@@ -241,7 +241,7 @@ def test_hashes_go_with_every_kind_of_attention(tiny, kind):
 def test_a_token_by_itself_sees_no_other(tiny, kind):
     config = encoder(tiny, kind=kind, context="token")
     positional, signatures = hashed_inputs("shuffle_random")
-    model = make_model("shuffle_random", config)
+    model = TASKS["shuffle_random"].model(config)
     params = drawn(model, positional, signatures)
     logits = model.apply({"params": params}, *positional, signatures=signatures)
     other = model.apply({"params": params}, *positional, signatures=signatures.at[0, 1, 0].add(1))
@@ -249,7 +249,7 @@ def test_a_token_by_itself_sees_no_other(tiny, kind):
     assert changed.sum() == 1
     assert changed[0, 1]
     # Beside that it is the same model: a text of one token is read alike.
-    whole = make_model("shuffle_random", dataclasses.replace(config, context="text"))
+    whole = TASKS["shuffle_random"].model(dataclasses.replace(config, context="text"))
     one = whole.apply({"params": params}, positional[0][:, :1], signatures=signatures[:, :1])
     np.testing.assert_allclose(one, logits[:, :1], atol=1e-5)
 
@@ -257,10 +257,10 @@ def test_a_token_by_itself_sees_no_other(tiny, kind):
 @pytest.mark.parametrize("task", ["classification", "shuffle_random"])
 def test_signatures_are_asked_for(tiny, task):
     positional, signatures = hashed_inputs(task)
-    model = make_model(task, encoder(tiny))
+    model = TASKS[task].model(encoder(tiny))
     params = jax.eval_shape(model.init, jax.random.key(0), *positional)
     with pytest.raises(ValueError, match="signatures are for model.hashing without a table"):
         jax.eval_shape(model.apply, params, *positional)
-    model = make_model(task, encoder(tiny, hashing="md_emb"))
+    model = TASKS[task].model(encoder(tiny, hashing="md_emb"))
     with pytest.raises(ValueError, match="signatures are for model.hashing without a table"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), *positional, signatures=signatures))

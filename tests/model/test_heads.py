@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import AttentionConfig, ModelConfig
-from mhe_jax.model import MaskedLanguageModel, make_model
+from mhe_jax.model import MaskedLanguageModel
 from mhe_jax.model.encoder import EncoderModel
+from mhe_jax.tasks import TASKS
 
 CONFIG = ModelConfig(
     vocabulary_size=13,
@@ -28,7 +29,7 @@ MARKS = np.array([[0, 1, 1, 0, 0, 2, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0]])
 
 
 def made(task, config=CONFIG, inputs=(TOKENS, TYPES, MARKS)):
-    model = make_model(task, config)
+    model = TASKS[task].model(config)
     return model, jax.device_get(model.init(jax.random.key(0), *inputs))
 
 
@@ -66,7 +67,7 @@ def test_classifier_by_hand(num_spans, token_types, pooling):
 
 def test_dropout_is_before_the_pooler_and_after_it():
     config = dataclasses.replace(CONFIG, num_spans=2, dropout_rate=0.5)
-    model = make_model("classification", config)
+    model = TASKS["classification"].model(config)
     for deterministic in (False, True):
         found = []
 
@@ -91,7 +92,7 @@ def test_regressor_and_choices():
     np.testing.assert_allclose(found, expected, atol=2e-6)
     # The choices of a row are scored alike, by themselves.
     scorer, choices = (
-        make_model("multiple_choice", CONFIG),
+        TASKS["multiple_choice"].model(CONFIG),
         (x[None] for x in (TOKENS, TYPES, MARKS)),
     )
     np.testing.assert_allclose(scorer.apply(variables, *choices), expected[None], atol=2e-6)

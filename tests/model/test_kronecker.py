@@ -11,10 +11,11 @@ import pytest
 
 from mhe_jax.attention.projection import Projection
 from mhe_jax.config import KroneckerConfig
-from mhe_jax.model import count_parameters, make_model
+from mhe_jax.model import count_parameters
 from mhe_jax.shapeshifter import kronecker
 from mhe_jax.shapeshifter.factorize import best_factors, factorize
 from mhe_jax.shapeshifter.kronecker import Factors, KroneckerDense, KroneckerEmbed, balanced
+from mhe_jax.tasks import TASKS
 
 # Primes, ones, products of few and of many primes.
 SHAPES = [(12, 20), (16, 16), (7, 13), (97, 11), (1, 5), (6, 1), (30, 64), (101, 24)]
@@ -184,7 +185,7 @@ def test_models_compute_with_the_matrices_that_the_factors_stand_for(tiny, task,
     params = tiny.params(task, config)
     got = tiny.logits(task, config, params)
     dense = dataclasses.replace(config, kronecker=KroneckerConfig())
-    like = jax.eval_shape(make_model(task, dense).init, jax.random.key(0), *tiny.inputs(task))
+    like = jax.eval_shape(TASKS[task].model(dense).init, jax.random.key(0), *tiny.inputs(task))
     want = tiny.logits(task, dense, as_dense(params, like["params"]))
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=2e-5)
     for apply in ("factored", "materialized"):
@@ -277,7 +278,7 @@ def test_transformer_base_has_2_42_million_numbers_in_its_matrices(tiny):
     )
 
     def matrices(config):
-        model = make_model("translation", config)
+        model = TASKS["translation"].model(config)
         tokens = np.zeros((1, 4), np.int32)
         shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
         leaves = jax.tree_util.tree_leaves_with_path(shapes)

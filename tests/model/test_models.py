@@ -13,7 +13,6 @@ import pytest
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.module import Attention
 from mhe_jax.config import AttentionConfig, ModelConfig
-from mhe_jax.model import make_model
 
 TASKS = ("mlm", "lm", "translation")
 
@@ -30,7 +29,7 @@ def test_no_gradient_from_later_tokens(tiny, task, kind):
     tokens = jnp.arange(1, T + 1)[None]
     sources = jnp.arange(11, 17)[None]
     inputs = (tokens,) if task == "lm" else (sources, tokens)
-    model = make_model(task, config)
+    model = TASKS[task].model(config)
 
     def logits(table):
         changed = params | {"embeddings": params["embeddings"] | {"token": table}}
@@ -122,7 +121,7 @@ def test_the_head_of_a_masked_language_model_is_its_equation(tiny, activation):
     config = tiny.config(activation=activation, layer_norm_epsilon=0.1)
     params = tiny.params("mlm", config)
     tokens, masked = tiny.inputs("mlm")
-    model = make_model("mlm", config)
+    model = TASKS["mlm"].model(config)
     p = jax.tree.map(np.asarray, params)
     x = np.asarray(model.apply({"params": params}, tokens, method="encode"))
     x = np.take_along_axis(x, np.asarray(masked)[:, :, None], 1)
@@ -146,7 +145,7 @@ def test_the_head_of_a_masked_language_model_is_its_equation(tiny, activation):
 )
 def test_dropout_is_asked_of_every_part(tiny, task, wanted):
     """In training, and in training alone."""
-    model, inputs = make_model(task, tiny.config(num_layers=2)), tiny.inputs(task)
+    model, inputs = TASKS[task].model(tiny.config(num_layers=2)), tiny.inputs(task)
     for deterministic in (True, False):
         asked = collections.Counter()
 
@@ -175,7 +174,7 @@ def test_dropout(tiny, rates):
             scan_layers=scan_layers,
         )
         params = tiny.params(task, config)
-        model = make_model(task, config)
+        model = TASKS[task].model(config)
 
         def both(params, key, model=model, task=task):
             inputs = tiny.inputs(task)
@@ -217,7 +216,7 @@ def loss_of(task, model, params, inputs, labels):
 def test_loss_and_gradients_at_the_start(tiny, task, norm_position):
     """The loss is that of knowing nothing, and every parameter gets a moderate gradient."""
     config = tiny.config("mhe_mul", norm_position=norm_position, scan_layers=True)
-    model = make_model(task, config)
+    model = TASKS[task].model(config)
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(1, 26, (16, 9)))
     inputs = (tokens,) if task == "lm" else (tokens, tokens % 9 if task == "mlm" else tokens)
@@ -247,7 +246,7 @@ def test_learns_to_copy(tiny):
         dropout_rate=0.0,
         scan_layers=True,
     )
-    model = make_model("translation", config)
+    model = TASKS["translation"].model(config)
     schedule = optax.schedules.warmup_cosine_decay_schedule(0, 1e-2, 20, 150)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, 0.9, 0.98))
 

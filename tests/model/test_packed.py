@@ -10,9 +10,7 @@ import pytest
 
 from mhe_jax.attention import KINDS
 from mhe_jax.data.examples import lm_row, mlm_row, pack, stack, translation_row
-from mhe_jax.model import make_model
 from mhe_jax.model.embeddings import positions_within
-from mhe_jax.training.objective import INPUTS, SEGMENTS, make_sums
 
 TASKS = ("mlm", "lm", "translation")
 FORMS = [(kind, form) for kind, cls in KINDS.items() for form in getattr(cls, "forms", (None,))]
@@ -46,7 +44,7 @@ def batches(task):
 def losses(tiny, task, kind, form):
     """`(params, batch) -> loss and gradients`, and parameters."""
     config = tiny.config(kind, {"form": form}, num_layers=1)
-    sums = make_sums(task, make_model(task, config), label_smoothing=0.1)
+    sums = TASKS[task].sums(TASKS[task].model(config), label_smoothing=0.1)
     run = jax.value_and_grad(lambda params, batch: sums(params, batch, None)["loss"])
     return tiny.jit(run), tiny.params(task, config)
 
@@ -72,14 +70,14 @@ def test_packed_is_unpacked(tiny, task, kind, form):
 
     # Without its own loss, what stands in the middle segment of the first row does not matter.
     changed = {name: x.copy() for name, x in packed.items()}
-    of_labels = packed[SEGMENTS[task][-1]]
+    of_labels = packed[TASKS[task].segments[-1]]
     if task == "mlm":
         of_labels = np.take_along_axis(of_labels, packed["positions"], 1)
     changed["weights"][0, of_labels[0] == 2] = 0
     before = run(params, changed)
     assert abs(loss - before[0]) > 0.1
-    sides = [name for name in INPUTS[task] if name != "positions"]
-    for side, segments in zip(sides, SEGMENTS[task], strict=True):
+    sides = [name for name in TASKS[task].inputs if name != "positions"]
+    for side, segments in zip(sides, TASKS[task].segments, strict=True):
         middle = packed[segments][0] == 2
         changed[side][0, middle] = (changed[side][0, middle] + 7) % (V - 5) + 5
     after = run(params, changed)
@@ -91,9 +89,9 @@ def test_packed_is_unpacked(tiny, task, kind, form):
 def test_one_segment_is_none(tiny, task):
     """A row of one example has the same loss whether its segments are given or not."""
     config = tiny.config("mhe_mul", num_layers=1)
-    sums = make_sums(task, make_model(task, config))
+    sums = TASKS[task].sums(TASKS[task].model(config))
     _, alone = batches(task)
-    plain = {name: x for name, x in alone.items() if name not in SEGMENTS[task]}
+    plain = {name: x for name, x in alone.items() if name not in TASKS[task].segments}
     params = tiny.params(task, config)
     one, other = (
         tiny.jit(lambda p, b: sums(p, b, None)["loss"])(params, batch) for batch in (alone, plain)

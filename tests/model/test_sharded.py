@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mhe_jax.attention import KINDS
-from mhe_jax.model import make_model
+from mhe_jax.tasks import TASKS
 from mhe_jax.training.sharding import RULES
 
 
 def boxed_shapes(tiny, task, config):
-    model = make_model(task, config)
+    model = TASKS[task].model(config)
     with nn.logical_axis_rules(RULES):
         return jax.eval_shape(model.init, jax.random.key(0), *tiny.inputs(task))["params"]
 
@@ -40,7 +40,7 @@ def test_every_parameter_has_a_name_for_every_axis(tiny, kind, scan_layers):
 
 
 def test_without_rules_parameters_are_plain(tiny):
-    model = make_model("lm", tiny.config())
+    model = TASKS["lm"].model(tiny.config())
     shapes = jax.eval_shape(model.init, jax.random.key(0), *tiny.inputs("lm"))
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(shapes))
 
@@ -51,7 +51,7 @@ def test_without_rules_parameters_are_plain(tiny):
 def test_eight_devices_compute_what_one_does(tiny, task, scan_layers):
     config = tiny.config("mhe_mul", scan_layers=scan_layers)
     params = tiny.params(task, config)
-    model = make_model(task, config)
+    model = TASKS[task].model(config)
     inputs = tuple(np.concatenate([x, x[::-1]]) for x in tiny.inputs(task))
     weights = np.random.default_rng(0).normal(size=(1, 1, 26)).astype(np.float32)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import AttentionByRole, AttentionOverride
-from mhe_jax.model import make_model, stack_layers, unroll_layers
+from mhe_jax.model import stack_layers, unroll_layers
 from mhe_jax.training.sharding import RULES
 
 TASKS = ("mlm", "lm", "translation")
@@ -40,7 +40,7 @@ def test_conversion_keeps_logical_names(tiny):
     config = tiny.config("mhe_add")
     trees = {}
     for scan_layers in (True, False):
-        model = make_model("translation", dataclasses.replace(config, scan_layers=scan_layers))
+        model = TASKS["translation"].model(dataclasses.replace(config, scan_layers=scan_layers))
         with nn.logical_axis_rules(RULES):
             trees[scan_layers] = jax.eval_shape(
                 model.init, jax.random.key(0), *tiny.inputs("translation")
@@ -73,7 +73,7 @@ def test_remat_changes_nothing(tiny, task, scan_layers):
     params = tiny.params(task, config)
     results = []
     for remat in (False, True):
-        model = make_model(task, dataclasses.replace(config, remat=remat))
+        model = TASKS[task].model(dataclasses.replace(config, remat=remat))
 
         def loss(params, model=model):
             logits = model.apply(
@@ -131,7 +131,7 @@ def test_a_scanned_layer_keeps_products(tiny, kind):
 
 def _gradient(tiny, task, config):
     """The traced gradient of a sum of outputs, under dropout."""
-    model = make_model(task, config)
+    model = TASKS[task].model(config)
 
     def loss(params):
         rngs = {"dropout": jax.random.key(3)}
@@ -159,7 +159,7 @@ def test_post_norm_ends_in_the_norm_of_the_last_layer(tiny):
     params = tiny.params("mlm", config)
     norm = params["encoder"]["layer_1"]["mlp_norm"]
     norm["scale"], norm["bias"] = jnp.ones(12), jnp.zeros(12)
-    x = make_model("mlm", config).apply({"params": params}, tiny.inputs("mlm")[0], method="encode")
+    x = TASKS["mlm"].model(config).apply({"params": params}, tiny.inputs("mlm")[0], method="encode")
     np.testing.assert_allclose(x.mean(-1), 0, atol=1e-6)
     np.testing.assert_allclose(x.std(-1), 1, atol=1e-4)
 
@@ -190,7 +190,7 @@ def test_decoder_depth_of_its_own(tiny):
 
 
 def test_scanned_layers_start_different_from_each_other(tiny):
-    model = make_model("lm", tiny.config("mhe_mul", scan_layers=True))
+    model = TASKS["lm"].model(tiny.config("mhe_mul", scan_layers=True))
     params = tiny.jit(model.init)(jax.random.key(0), *tiny.inputs("lm"))["params"]
     layers = params["decoder"]["layers"]
     for leaf in (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mhe_jax.evaluation.decoding import beam_search, greedy_search
-from mhe_jax.model import count_parameters, make_model
-from mhe_jax.training import objective
+from mhe_jax.model import count_parameters
+from mhe_jax.tasks import TASKS
 
 PADDED = 32
 
@@ -33,7 +33,7 @@ def test_padding_changes_no_number(tiny, task, tie_embeddings):
     V = config.vocabulary_size
     assert padded_config.padded_vocabulary_size == PADDED > V
     inputs = tiny.inputs(task)
-    padded, plain = make_model(task, padded_config), make_model(task, config)
+    padded, plain = TASKS[task].model(padded_config), TASKS[task].model(config)
     params = tiny.jit(padded.init)(jax.random.key(0), *inputs)["params"]
     plain_params = cut(params, config)
     logits = padded.apply({"params": params}, *inputs)
@@ -45,14 +45,14 @@ def test_padding_changes_no_number(tiny, task, tie_embeddings):
     assert count_parameters(plain_params, config) == count_parameters(plain_params)
 
     labels = np.arange(want[..., 0].size, dtype=np.int32).reshape(want.shape[:-1]) % V
-    names = objective.INPUTS[task]
+    names = TASKS[task].inputs
     batch = dict(zip(names, inputs, strict=True)) | {
         "labels": labels,
         "weights": np.ones(labels.shape, np.float32),
     }
 
     def loss_of(model):
-        sums = objective.make_sums(task, model, label_smoothing=0.1)
+        sums = TASKS[task].sums(model, label_smoothing=0.1)
         return jax.value_and_grad(lambda params: sums(params, batch, None)["loss"])
 
     loss, gradients = tiny.jit(loss_of(padded))(params)

@@ -4,10 +4,10 @@ from mutations.mutant import Mutant
 
 MORE_DATA = (
     Mutant(
-        "data: _example 1",
-        "_example",
-        "np.random.default_rng([MASKS, seed, number])",
-        "np.random.default_rng([MASKS, seed])",
+        "data: TrainBlocks.rows 1",
+        "TrainBlocks.rows",
+        "[MASKS, self._seed, number]",
+        "[MASKS, self._seed]",
         "test_examples.py test_batches.py",
     ),
     Mutant(
@@ -61,17 +61,17 @@ MORE_DATA = (
         "test_examples.py test_batches.py",
     ),
     Mutant(
-        "data: _example 2",
-        "_example",
-        "np.random.default_rng([MASKS, seed, number])",
-        "np.random.default_rng([MASKS, number])",
+        "data: TrainBlocks.rows 2",
+        "TrainBlocks.rows",
+        "[MASKS, self._seed, number]",
+        "[MASKS, number]",
         "test_examples.py test_batches.py",
     ),
     Mutant(
         "data: EvaluationBlocks.batch 1",
         "EvaluationBlocks.batch",
-        "row = _example(self.config, self.tokenizer, ids, 0, number)",
-        "row = _example(self.config, self.tokenizer, ids, self.config.train.seed, number)",
+        "[MASKS, 0, number]",
+        "[MASKS, 0, step]",
         "test_batches.py",
     ),
     Mutant(
@@ -98,14 +98,14 @@ MORE_DATA = (
     Mutant(
         "data: TrainBlocks._shuffled 1",
         "TrainBlocks._shuffled",
-        "np.random.default_rng([ORDER, self.config.train.seed, epoch])",
-        "np.random.default_rng([ORDER, self.config.train.seed])",
+        "np.random.default_rng([ORDER, self._seed, epoch])",
+        "np.random.default_rng([ORDER, self._seed])",
         "test_batches.py",
     ),
     Mutant(
         "data: TrainBlocks._shuffled 2",
         "TrainBlocks._shuffled",
-        "np.random.default_rng([ORDER, self.config.train.seed, epoch])",
+        "np.random.default_rng([ORDER, self._seed, epoch])",
         "np.random.default_rng([ORDER, epoch])",
         "test_batches.py",
     ),
@@ -124,10 +124,10 @@ MORE_DATA = (
         "test_batches.py",
     ),
     Mutant(
-        "data: tokens_per_row 1",
-        "tokens_per_row",
-        'return config.data.sequence_length - (config.task != "lm")',
-        "return config.data.sequence_length - 1",
+        "data: RowMaker of lm 1",
+        "MAKER",
+        "begin=0",
+        "begin=1",
         "test_batches.py",
     ),
     Mutant(
@@ -322,8 +322,8 @@ MORE_DATA = (
     Mutant(
         "data: PackedText.__init__ 2",
         "PackedText.__init__",
-        "sizes = np.concatenate([sizes + 1, masked",
-        "sizes = np.concatenate([sizes, masked",
+        "lengths[used][:, None] + maker.begin",
+        "lengths[used][:, None]",
         "test_packing.py",
     ),
     Mutant(
@@ -420,8 +420,8 @@ MORE_DATA = (
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
-        "data: LabelledRows._pair 1",
-        "LabelledRows._pair",
+        "data: LabelledRows.pair 1",
+        "LabelledRows.pair",
         "tokens[start + more : end - 1] = self._ids[text][number][:count]",
         "tokens[start + more : end - 1] = self._ids[text][number][-count:]",
         "test_labelled_batches.py test_labelled.py",
@@ -455,8 +455,8 @@ MORE_DATA = (
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
-        "data: LabelledRows._pair 2",
-        "LabelledRows._pair",
+        "data: LabelledRows.pair 2",
+        "LabelledRows.pair",
         "token_types[start:end] = int(text > 0)",
         "token_types[start : end - 1] = int(text > 0)",
         "test_labelled_batches.py test_labelled.py",

@@ -21,8 +21,8 @@ from mhe_jax.config import (
     TrainConfig,
 )
 from mhe_jax.config.loading import set_field, to_dict
-from mhe_jax.model import make_model
-from mhe_jax.training import objective, sharding
+from mhe_jax.tasks import TASKS
+from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import make_initializer
@@ -95,8 +95,8 @@ def saved():
 
     def restore(config, workdir=None):
         mesh = sharding.make_mesh(config, jax.devices()[:1])
-        model = make_model(config.task, config.model)
-        init = objective.make_initializer(config.task, model, config.data.sequence_length)
+        model = TASKS[config.task].model(config.model)
+        init = TASKS[config.task].initializer(model, config.data.sequence_length)
         ema = config.optimizer.ema_decay is not None
         _, abstract = make_initializer(init, make_optimizer(config), mesh, ema)
         checkpoints = Checkpoints(workdir or config.workdir)

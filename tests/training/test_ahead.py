@@ -13,13 +13,14 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 from labelled_files import write
 
-from mhe_jax import data
+from mhe_jax import tasks
 from mhe_jax.analysis import ahead, topology
 from mhe_jax.attention.engines import mesh
 from mhe_jax.cli.arguments import parse_target
 from mhe_jax.config import InputError, Target
 from mhe_jax.config.loading import save_json
-from mhe_jax.data.tasks.table import TABLE
+from mhe_jax.tasks import TASKS
+from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training import sharding
 
 ROOT = Path(__file__).parents[2]
@@ -122,8 +123,8 @@ def test_what_is_needed_stands_in_the_complaint(message, needed):
 @pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
 def test_batches_have_the_shapes_of_training(tiny, task):
     config = tiny(task, **{"mesh.data": 2, "mesh.fsdp": 4})
-    tokenizer = data.make_tokenizer(config, Path(config.workdir + ".model"))
-    batches = data.train_batches(config, tokenizer)
+    tokenizer = tasks.make_tokenizer(config, Path(config.workdir + ".model"))
+    batches = tasks.train_batches(config, tokenizer)
     abstract = ahead.abstract_batch(config, sharding.make_mesh(config))
     found = [batches.batch(step) for step in range(12)]
     real = next(b for b in found if b["labels"].shape[1] == abstract["labels"].shape[1])
@@ -137,8 +138,8 @@ def test_batches_have_the_shapes_of_training(tiny, task):
 @pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
 def test_packed_batches_too(tiny, task):
     config = tiny(task, **{"data.packing": True, "data.length_buckets": ()})
-    tokenizer = data.make_tokenizer(config, Path(config.workdir + ".model"))
-    real = data.train_batches(config, tokenizer).batch(0)
+    tokenizer = tasks.make_tokenizer(config, Path(config.workdir + ".model"))
+    real = tasks.train_batches(config, tokenizer).batch(0)
     abstract = ahead.abstract_batch(config, sharding.make_mesh(config))
     assert any("segments" in name for name in abstract)
     for name, leaf in abstract.items():
@@ -160,8 +161,8 @@ def test_batches_of_labelled_tasks(tiny, tmp_path, dataset):
             "model.max_length": 128,
         },
     )
-    tokenizer = data.make_tokenizer(config, Path(config.workdir + ".model"))
-    batches = data.train_batches(config, tokenizer)
+    tokenizer = tasks.make_tokenizer(config, Path(config.workdir + ".model"))
+    batches = tasks.train_batches(config, tokenizer)
     abstract = ahead.abstract_batch(config, sharding.make_mesh(config, jax.devices()[:1]))
     real = batches.batch(0)
     for name, leaf in abstract.items():
@@ -179,7 +180,7 @@ def test_the_search_finds_the_largest_batch(tiny, monkeypatch, capsys, task, mos
     tried = []
 
     def compile_step(config, devices):
-        rows, length = ahead.batch_shape(config)
+        rows, length = TASKS[config.task].rows_per_batch(config), config.data.sequence_length
         assert rows % unit == 0
         units = rows // unit
         tried.append(units)

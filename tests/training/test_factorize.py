@@ -13,8 +13,8 @@ import pytest
 from mhe_jax.config import InputError, KroneckerConfig
 from mhe_jax.config.loading import load_json, set_field
 from mhe_jax.config.rules.trust import is_own
-from mhe_jax.data import make_tokenizer
 from mhe_jax.evaluation import evaluate
+from mhe_jax.tasks import make_tokenizer
 from mhe_jax.training.loop import train
 from mhe_jax.training.run.factorize import factorize
 from mhe_jax.training.tracking import read

@@ -19,7 +19,8 @@ import pytest
 from mhe_jax.config import InputError
 from mhe_jax.config.loading import set_field
 from mhe_jax.data.blocks import TrainBlocks
-from mhe_jax.training import loop, objective, tracking
+from mhe_jax.tasks import sums
+from mhe_jax.training import loop, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.cluster import signals
 from mhe_jax.training.cluster.signals import Stopped
@@ -382,8 +383,8 @@ def test_label_sums_ignore_what_does_not_exist():
     labels, weights = rng.integers(0, 7, (2, 3)), np.ones((2, 3), np.float32)
     padded = np.pad(logits, ((0, 0), (0, 0), (0, 4)), constant_values=-np.inf)
     for smoothing in (0.0, 0.1):
-        want = objective.label_sums(logits, labels, weights, smoothing)
-        got = objective.label_sums(padded, labels, weights, smoothing)
+        want = sums.label_sums(logits, labels, weights, smoothing)
+        got = sums.label_sums(padded, labels, weights, smoothing)
         assert {k: float(v) for k, v in got.items()} == pytest.approx(
             {k: float(v) for k, v in want.items()}, rel=1e-6
         )

@@ -3,15 +3,15 @@
 import jax
 import pytest
 
+from mhe_jax import tasks
 from mhe_jax.analysis.ahead import abstract_batch
 from mhe_jax.config import KroneckerConfig
 from mhe_jax.config.loading import set_field
-from mhe_jax.model import make_model
-from mhe_jax.training import objective, sharding
-from mhe_jax.training.flops import step_flops
+from mhe_jax.tasks import TASKS
+from mhe_jax.training import sharding
 
 ROWS, T, M, V = 8, 32, 128, 1000
-TASKS = ["mlm", "lm", "translation", "classification"]
+NAMES = ["mlm", "lm", "translation", "classification"]
 
 
 def config_of(tiny, task):
@@ -35,12 +35,12 @@ def config_of(tiny, task):
     return config
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", NAMES)
 def test_formula_counts_what_the_compiler_counts(tiny, task):
     config = config_of(tiny, task)
-    model = make_model(task, config.model)
-    params = objective.make_initializer(task, model, T)(jax.random.key(0))
-    sums = objective.make_sums(task, model)
+    model = TASKS[task].model(config.model)
+    params = TASKS[task].initializer(model, T)(jax.random.key(0))
+    sums = TASKS[task].sums(model)
     mesh = sharding.make_mesh(config, jax.devices()[:1])
     shapes = abstract_batch(config, mesh)
 
@@ -49,7 +49,7 @@ def test_formula_counts_what_the_compiler_counts(tiny, task):
 
     counted = jax.jit(jax.grad(loss)).lower(params, shapes).cost_analysis()["flops"]
     # Softmax, normalization and the like are not in the formula.
-    assert step_flops(config, ROWS) == pytest.approx(counted, rel=0.1)
+    assert tasks.of(config).step_flops(config, ROWS) == pytest.approx(counted, rel=0.1)
 
 
 def test_formula_by_hand(tiny):
@@ -60,13 +60,13 @@ def test_formula_by_hand(tiny):
     projections, mlp, logits = 2 * 4 * M * M, 4 * M * F, 2 * M * V
     full, half = projections + 4 * T * M, projections + 4 * (T // 2) * M
     encoder, decoder = L * (full + mlp), decoder_layers * (half + full + mlp)
-    assert step_flops(config, ROWS) == 3 * ROWS * T * (encoder + decoder + logits)
+    assert tasks.of(config).step_flops(config, ROWS) == 3 * ROWS * T * (encoder + decoder + logits)
     config = config_of(tiny, "lm")
-    assert step_flops(config, ROWS) == 3 * ROWS * T * (L * (half + mlp) + logits)
+    assert tasks.of(config).step_flops(config, ROWS) == 3 * ROWS * T * (L * (half + mlp) + logits)
 
 
 def test_kronecker_products_count_as_the_matrices_they_stand_for(tiny):
     config = config_of(tiny, "lm")
     small = set_field(config, "model.kronecker.mlp", 4)
     assert small.model.kronecker == KroneckerConfig(mlp=4)
-    assert step_flops(small, ROWS) == step_flops(config, ROWS)
+    assert tasks.of(small).step_flops(small, ROWS) == tasks.of(config).step_flops(config, ROWS)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhe_jax import data
+from mhe_jax import tasks
 from mhe_jax.analysis import ahead
 from mhe_jax.config import AttentionConfig, InputError, KroneckerConfig
 from mhe_jax.config.loading import load_json, set_field
@@ -84,8 +84,8 @@ def test_a_run_resumes_and_is_scored(hashed, tmp_path):
 @pytest.mark.parametrize("hashing", ["md_proj", "md_emb"])
 def test_what_is_compiled_ahead_has_the_shapes_of_training(hashed, hashing):
     config = hashed(hashing)
-    tokenizer = data.make_tokenizer(config, config.workdir + ".model")
-    real = data.train_batches(config, tokenizer).batch(0)
+    tokenizer = tasks.make_tokenizer(config, config.workdir + ".model")
+    real = tasks.train_batches(config, tokenizer).batch(0)
     abstract = ahead.abstract_batch(config, make_mesh(config, jax.devices()[:1]))
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in abstract.items()} == {
         name: (array.shape, array.dtype) for name, array in real.items()

@@ -15,8 +15,9 @@ import pytest
 
 from mhe_jax.config import InputError
 from mhe_jax.config.loading import load_json, set_field
-from mhe_jax.data import make_tokenizer
-from mhe_jax.training import loop, profile, scored, summary, tracking
+from mhe_jax.tasks import make_tokenizer
+from mhe_jax.tasks.task import Task
+from mhe_jax.training import loop, profile, summary, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.run import resume
@@ -66,7 +67,7 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
     monkeypatch.setattr(tracking, "learning_curve", lambda *a: drawn.append(a) or draw(*a))
     config = tiny(task, **{"optimizer.ema_decay": 0.9, "optimizer.label_smoothing": 0.1})
     result = train(config)
-    assert set(drawn) == {(Path(config.workdir), task)}
+    assert set(drawn) == {(Path(config.workdir), "nats a token")}
     assert json.loads(json.dumps(result)) == result
     assert result["task"] == task
     assert result["kind"] == "mhe_mul"
@@ -321,11 +322,11 @@ def test_the_first_of_the_best_is_kept(tiny, saved, monkeypatch, name, values, b
     """Its parameters are the average, as that is what was validated."""
     told = iter(values)
 
-    def summarize(found, batches):
+    def measure(self, found, batches):
         value = next(told)
         return {"loss": value} if name == "loss" else {"loss": 1.0 + value, "score": value}
 
-    monkeypatch.setattr(scored, "summarize", summarize)
+    monkeypatch.setattr(Task, "measure", measure)
     every = {"train.eval_every": 1, "train.checkpoint_every": 1, "train.keep_checkpoints": 5}
     config = tiny("lm", **every, **{"train.num_steps": 5, "optimizer.ema_decay": 0.9})
     result = train(config)

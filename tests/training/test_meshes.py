@@ -13,8 +13,8 @@ import pytest
 from mhe_jax.attention import KINDS
 from mhe_jax.config import InputError
 from mhe_jax.config.loading import set_field
-from mhe_jax.model import make_model
-from mhe_jax.training import loop, objective, sharding, tracking
+from mhe_jax.tasks import TASKS
+from mhe_jax.training import loop, sharding, tracking
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import make_initializer
 from mhe_jax.training.step import make_train_step
@@ -65,12 +65,12 @@ class Run:
         count = mesh.data * mesh.fsdp * mesh.tensor
         self.config = config
         self.mesh = sharding.make_mesh(config, jax.devices()[:count])
-        model, optimizer = make_model(config.task, config.model), make_optimizer(config)
-        init = objective.make_initializer(config.task, model, config.data.sequence_length)
+        model, optimizer = TASKS[config.task].model(config.model), make_optimizer(config)
+        init = TASKS[config.task].initializer(model, config.data.sequence_length)
         initialize, self.abstract = make_initializer(init, optimizer, self.mesh, ema=False)
         self.state = initialize(jax.random.key(0))
         self.step = make_train_step(
-            objective.make_sums(config.task, model, config.optimizer.label_smoothing),
+            TASKS[config.task].sums(model, config.optimizer.label_smoothing),
             optimizer,
             self.mesh,
             jax.tree.map(lambda leaf: leaf.sharding, self.abstract),

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhe_jax.model import make_model
-from mhe_jax.training import objective
+from mhe_jax.tasks import TASKS
+from mhe_jax.tasks.sums import label_sums, ratios, squared_error_sums
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -17,7 +17,7 @@ def test_label_sums(smoothing, dtype):
     logits = jnp.asarray(rng.normal(size=(3, 5, 7)) * 3, dtype)
     labels = rng.integers(0, 7, (3, 5))
     weights = rng.integers(0, 2, (3, 5)).astype(np.float32)
-    sums = objective.label_sums(logits, jnp.asarray(labels), jnp.asarray(weights), smoothing)
+    sums = label_sums(logits, jnp.asarray(labels), jnp.asarray(weights), smoothing)
     exact = np.asarray(logits, np.float64)
     log_p = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
     nats = -np.take_along_axis(log_p, labels[..., None], -1)[..., 0]
@@ -33,7 +33,7 @@ def test_of_equal_logits_the_first_is_predicted():
     logits = jnp.asarray([[1.0, 2.0, 2.0], [0.0, 0.0, 0.0], [3.0, -jnp.inf, 3.0], [0, jnp.nan, 1]])
     for label, correct in enumerate(([0, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0])):
         found = [
-            float(objective.label_sums(row[None], jnp.asarray([label]), jnp.ones(1))["correct"])
+            float(label_sums(row[None], jnp.asarray([label]), jnp.ones(1))["correct"])
             for row in logits
         ]
         assert found == correct
@@ -43,15 +43,15 @@ def test_of_equal_logits_the_first_is_predicted():
 
 def test_a_row_of_padding_changes_nothing_but_is_not_counted(tiny):
     config = tiny("translation", **{"model.dropout_rate": 0.0})
-    model = make_model("translation", config.model)
-    params = jax.jit(objective.make_initializer("translation", model, 16))(jax.random.key(0))
+    model = TASKS["translation"].model(config.model)
+    params = jax.jit(TASKS["translation"].initializer(model, 16))(jax.random.key(0))
     rng = np.random.default_rng(1)
     batch = {name: rng.integers(5, 300, (2, 8)) for name in ("source", "target", "labels")}
     batch = {k: jnp.asarray(v, jnp.int32) for k, v in batch.items()} | {
         "weights": jnp.ones((2, 8), jnp.float32)
     }
     padded = {k: jnp.concatenate([v, jnp.zeros_like(v)]) for k, v in batch.items()}
-    sums_function = jax.jit(lambda p, b: objective.make_sums("translation", model)(p, b, None))
+    sums_function = jax.jit(lambda p, b: TASKS["translation"].sums(model)(p, b, None))
     one, two = (sums_function(params, b) for b in (batch, padded))
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-6)
@@ -60,7 +60,7 @@ def test_a_row_of_padding_changes_nothing_but_is_not_counted(tiny):
 
 def test_squared_errors_of_what_counts():
     predictions, labels = np.array([0.5, 3.0, -2.0], np.float32), np.array([2.5, 3.5, 9.0])
-    sums = objective.squared_error_sums(
+    sums = squared_error_sums(
         jnp.asarray(predictions, jnp.bfloat16), jnp.asarray(labels), jnp.array([1.0, 1.0, 0.0])
     )
     assert {name: float(value) for name, value in sums.items()} == {"loss": 4.25, "count": 2.0}
@@ -68,10 +68,10 @@ def test_squared_errors_of_what_counts():
 
 def test_ratios_are_over_what_counts():
     sums = {"loss": 7.0, "nats": 6.0, "correct": 3.0, "count": 5.0, "tokens": 11.0}
-    found = objective.ratios(sums)
+    found = ratios(sums)
     assert found == pytest.approx({"loss": 1.4, "accuracy": 0.6, "perplexity": np.exp(1.2)})
-    assert objective.ratios({"loss": 7.0, "count": 5.0, "tokens": 11.0}) == {"loss": 1.4}
-    assert objective.ratios({"loss": 0.0, "count": 0.0}) == {"loss": 0.0}
+    assert ratios({"loss": 7.0, "count": 5.0, "tokens": 11.0}) == {"loss": 1.4}
+    assert ratios({"loss": 0.0, "count": 0.0}) == {"loss": 0.0}
 
 
 class Recorder(nn.Module):
@@ -96,13 +96,13 @@ class Recorder(nn.Module):
 )
 def test_tokens_are_ids_that_are_not_padding(task, shape, tokens):
     ids = np.array([[3, 4, 5, 6, 0], [2, 8, 9, 0, 0]], np.int32)
-    batch = {name: np.ones((2, 5), np.int32) for name in objective.INPUTS[task]}
-    batch |= {objective.INPUTS[task][0]: ids, "index": np.arange(2)}
+    batch = {name: np.ones((2, 5), np.int32) for name in TASKS[task].inputs}
+    batch |= {TASKS[task].inputs[0]: ids, "index": np.arange(2)}
     if task == "translation":
         batch["target"] = np.array([[2, 4, 0, 0, 0], [2, 8, 9, 0, 0]], np.int32)
     of_labels = shape if task == "regression" else shape[:-1]
     batch |= {"labels": np.zeros(of_labels, np.int32), "weights": np.ones(of_labels, np.float32)}
-    sums = objective.make_sums(task, Recorder(shape))({}, batch, None)
+    sums = TASKS[task].sums(Recorder(shape))({}, batch, None)
     assert sums["tokens"] == tokens
 
 
@@ -116,7 +116,7 @@ def test_outputs_of_shuffle_random_tell_shuffled_from_original():
     labels = np.array([[0, 1, 2, 1, 0], [2, 0, 1, 0, 0]])
     weights = np.array([[1, 1, 1, 0, 1], [0, 1, 1, 1, 0]], np.float32)
     batch = {"tokens": np.ones((2, 5), np.int32), "labels": labels, "weights": weights}
-    found = objective.make_sums("shuffle_random", Fixed(), outputs=True)({}, batch, None)
+    found = TASKS["shuffle_random"].sums(Fixed(), outputs=True)({}, batch, None)
     log_p = np.asarray(jax.nn.log_softmax(logits))
     np.testing.assert_allclose(found["outputs"], log_p[..., 1] - log_p[..., 0], atol=1e-6)
     np.testing.assert_array_equal(found["index"], [[0, 1, 2, -1, 0], [-1, 0, 1, 0, -1]])

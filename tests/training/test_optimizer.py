@@ -8,8 +8,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from mhe_jax.config import OptimizerConfig
-from mhe_jax.model import make_model
-from mhe_jax.training import objective
+from mhe_jax.tasks import TASKS
 from mhe_jax.training.optimizer import decayed, frozen, make_optimizer, make_schedule
 from mhe_jax.training.sharding import path_parts
 
@@ -53,8 +52,8 @@ def test_schedule_without_warmup_starts_near_the_peak(schedule):
 
 
 def shapes_of(config):
-    model = make_model(config.task, config.model)
-    init = objective.make_initializer(config.task, model, 16)
+    model = TASKS[config.task].model(config.model)
+    init = TASKS[config.task].initializer(model, 16)
     return jax.eval_shape(init, jax.random.key(0))
 
 

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from mhe_jax.config import InputError, MeshConfig
-from mhe_jax.model import make_model
-from mhe_jax.training import objective, sharding
+from mhe_jax.tasks import TASKS
+from mhe_jax.training import sharding
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import make_initializer
 
@@ -23,8 +23,8 @@ def mesh_of(config, data, fsdp, tensor, devices=None):
 
 
 def initializer_of(config, mesh, ema=False):
-    model = make_model(config.task, config.model)
-    init = objective.make_initializer(config.task, model, config.data.sequence_length)
+    model = TASKS[config.task].model(config.model)
+    init = TASKS[config.task].initializer(model, config.data.sequence_length)
     return make_initializer(init, make_optimizer(config), mesh, ema)
 
 

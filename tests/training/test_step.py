@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from mhe_jax.config import MeshConfig
-from mhe_jax.model import make_model
-from mhe_jax.training import objective, sharding
+from mhe_jax.tasks import TASKS
+from mhe_jax.training import sharding
 from mhe_jax.training.optimizer import make_optimizer, make_schedule
 from mhe_jax.training.state import make_initializer
 from mhe_jax.training.step import make_eval_step, make_train_step, train_step_of
@@ -55,11 +55,11 @@ class Trainer:
             sizes, sharding.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=devices
         )
         optimizer = optimizer or optax.sgd(0.5)
-        init = objective.make_initializer(task, model, LENGTH)
+        init = TASKS[task].initializer(model, LENGTH)
         initialize, self.abstract = make_initializer(init, optimizer, self.mesh, ema is not None)
         self.state = initialize(jax.random.key(0))
         self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-        self.sums = objective.make_sums(task, model)
+        self.sums = TASKS[task].sums(model)
         self.step = make_train_step(
             self.sums, optimizer, self.mesh, self.shardings, ema_decay=ema, **options
         )
@@ -140,14 +140,14 @@ def test_real_models_on_one_and_eight_devices(tiny, task, sizes):
         "labels": rng.integers(5, 300, shape).astype(np.int32),
         "weights": np.ones(shape, np.float32),
     }
-    for name in objective.INPUTS[task]:
+    for name in TASKS[task].inputs:
         batch[name] = rng.integers(5, 300, (8, LENGTH)).astype(np.int32)
     if task == "mlm":
         batch["positions"] = rng.integers(0, LENGTH, (8, 3)).astype(np.int32)
     # AdamW divides tiny gradients by their own size: a larger epsilon keeps noise what it is.
     config = tiny(task, **{"optimizer.epsilon": 1e-3, "optimizer.weight_decay": 0.1})
     trainers = [
-        Trainer(make_model(task, config.model), make_optimizer(config), sizes=s, task=task)
+        Trainer(TASKS[task].model(config.model), make_optimizer(config), sizes=s, task=task)
         for s in ((1, 1, 1), sizes)
     ]
     for _ in range(3):
@@ -216,7 +216,7 @@ def test_a_step_does_what_its_config_says(tiny):
     trainer.step = train_step_of(
         config, model, make_optimizer(config), trainer.mesh, trainer.shardings
     )
-    sums = jax.jit(objective.make_sums("lm", model, 0.2))
+    sums = jax.jit(TASKS["lm"].sums(model, 0.2))
     key = jax.random.fold_in(jax.random.wrap_key_data(jax.device_get(trainer.state.key)), 0)
     before, batch = trainer.params(), batch_of(0)
     losses = [
@@ -322,7 +322,7 @@ def test_scanned_and_unrolled_layers_train_alike(tiny):
     config = tiny("lm", **{"model.num_layers": 2, "model.dropout_rate": 0.0})
     scanned = dataclasses.replace(config.model, scan_layers=True)
     trainers = [
-        Trainer(make_model("lm", m), make_optimizer(config)) for m in (config.model, scanned)
+        Trainer(TASKS["lm"].model(m), make_optimizer(config)) for m in (config.model, scanned)
     ]
     params = jax.tree.map(jnp.array, stack_layers(trainers[0].state.params))
     trainers[1].state = trainers[1].state.replace(params=params)

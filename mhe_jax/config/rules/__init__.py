@@ -3,9 +3,9 @@
 Each broken rule is one line: the dotted name of a field, its value, and what is allowed.
 
 ranges.py      one field by itself              model.py     attention, and what some models have
-data.py        what is trained on               roles.py     what each task is made of
-evaluation.py  how a run is scored              devices.py   the mesh, and what it divides
-trust.py       files that a run names         results.py   what train.py and eval.py leave
+data.py        what is trained on               devices.py   the mesh, and what it divides
+evaluation.py  how a run is scored              trust.py     files that a run names
+results.py     what train.py and eval.py leave
 """
 
 from mhe_jax.config import Config
@@ -14,11 +14,9 @@ from mhe_jax.config.rules.devices import check_devices, mesh_shape
 from mhe_jax.config.rules.evaluation import check_evaluation
 from mhe_jax.config.rules.model import check_attention, check_encoder
 from mhe_jax.config.rules.ranges import check_ranges
-from mhe_jax.config.rules.roles import ROLES
 from mhe_jax.config.rules.trust import check_files
 
 __all__ = [
-    "ROLES",
     "check",
     "check_devices",
     "check_files",

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from mhe_jax.config import (
-    LABELLED,
     Config,
     InputError,
 )
@@ -15,14 +14,14 @@ PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
 
 def check_data(config: Config) -> None:
     """Sources, lengths and what goes with the task."""
-    data, task = config.data, config.task
+    data, task, facts = config.data, config.task, config.facts
     if data.sequence_length > config.model.max_length:
         raise refuse(
             "data.sequence_length",
             data.sequence_length,
             f"at most model.max_length={config.model.max_length}",
         )
-    rows = "row_multiple" if task == "translation" else "batch_size"
+    rows = facts.rows
     if getattr(data, rows) % config.optimizer.accumulate_steps:
         raise refuse(
             "optimizer.accumulate_steps",
@@ -43,7 +42,7 @@ def check_data(config: Config) -> None:
         return
     if data.packing:
         raise refuse("data.length_buckets", buckets, "not with data.packing: its rows are alike")
-    if task not in ("translation", *LABELLED):
+    if facts.content == "text":
         raise refuse("data.length_buckets", buckets, f"not for task {task}: all rows are whole")
     if buckets[0] < 1 or any(a >= b for a, b in zip(buckets, buckets[1:], strict=False)):
         raise refuse("data.length_buckets", buckets, "takes lengths above 0, each above the last")
@@ -56,9 +55,9 @@ def check_data(config: Config) -> None:
 
 
 def _check_labelled(config: Config) -> None:
-    data, task = config.data, config.task
-    if task not in LABELLED:
-        if config.train.init_from is not None and task not in ("mlm", "shuffle_random"):
+    data, task, facts = config.data, config.task, config.facts
+    if not facts.labelled:
+        if config.train.init_from is not None and not facts.is_encoder:
             raise refuse("train.init_from", config.train.init_from, f"not for task {task}")
         if data.dataset != "own":
             raise refuse("data.dataset", data.dataset, f"task {task} has no labels")
@@ -68,11 +67,11 @@ def _check_labelled(config: Config) -> None:
             raise refuse(f"data.{field}", getattr(data, field), f"not for task {task}")
     if config.train.eval_batches is not None:
         raise refuse("train.eval_batches", config.train.eval_batches, "official scores take all")
-    if config.optimizer.label_smoothing and task in ("regression", "span"):
+    if config.optimizer.label_smoothing and not facts.label_smoothing:
         raise refuse(
             "optimizer.label_smoothing", config.optimizer.label_smoothing, f"not for {task}"
         )
-    if task == "span":
+    if facts.questions:
         around = 3 if config.model.hashing is None else 4
         room = data.sequence_length - data.question_length - around
         if data.window_stride > room:
@@ -101,7 +100,7 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
         raise refuse("data.train_weights", data.train_weights, "their sum is not finite")
     sources, names = [], list(data.train)
     while names:
-        alone = config.task != "translation" or _is_whole(names[0])
+        alone = config.facts.content != "pair" or _is_whole(names[0])
         sources.append(tuple(names[: 1 if alone else 2]))
         names = names[len(sources[-1]) :]
     if len(sources) != len(data.train_weights):
@@ -121,9 +120,9 @@ def _is_whole(name: str) -> bool:
 
 def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:
     data, name = config.data, f"data.{split}"
-    if not sources or config.task in LABELLED:
+    if not sources or config.facts.labelled:
         return
-    if config.task != "translation":
+    if config.facts.content == "text":
         if len(sources) > 1:
             raise refuse(
                 name,

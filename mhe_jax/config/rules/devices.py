@@ -8,7 +8,6 @@ from mhe_jax.config import (
     MeshConfig,
 )
 from mhe_jax.config.rules.ranges import refuse
-from mhe_jax.config.rules.roles import ROLES
 
 
 def mesh_shape(mesh: MeshConfig, num_devices: int) -> tuple[int, int, int]:
@@ -43,7 +42,7 @@ def check_devices(config: Config, num_devices: int) -> None:
     """
     data, fsdp, tensor = mesh_shape(config.mesh, num_devices)
     model = config.model
-    rows = "row_multiple" if config.task == "translation" else "batch_size"
+    rows = config.facts.rows
     parts = data * fsdp * config.optimizer.accumulate_steps
     if getattr(config.data, rows) % parts:
         raise refuse(
@@ -63,12 +62,12 @@ def check_devices(config: Config, num_devices: int) -> None:
         )
     split = {"model.mlp_features": model.mlp_features}
     if config.mesh.length == "tensor":
-        if config.task == "translation" and not config.data.length_buckets:
+        if config.facts.content == "pair" and not config.data.length_buckets:
             raise InputError("data.length_buckets is not set: mesh.length=tensor needs it")
         split["data.sequence_length"] = config.data.sequence_length
         for i, length in enumerate(config.data.length_buckets):
             split[f"data.length_buckets[{i}]"] = length
-    for role in ROLES[config.task]:
+    for role in config.facts.roles:
         own = getattr(model.attention_by_role, role).num_heads is not None
         name = f"attention_by_role.{role}" if own else "attention"
         split[f"model.{name}.num_heads"] = model.attention_for(role).num_heads

@@ -1,7 +1,7 @@
 """Rules for how a run is scored."""
 
 from mhe_jax.config import (
-    LABELLED,
+    FACTS,
     Config,
 )
 from mhe_jax.config.rules.ranges import refuse
@@ -9,7 +9,7 @@ from mhe_jax.config.rules.ranges import refuse
 
 def _has_spans(config: Config) -> bool:
     """Whether places in the texts matter."""
-    return config.task == "span" or config.data.dataset in ("wic", "wsc")
+    return config.facts.questions or config.data.dataset in ("wic", "wsc")
 
 
 def check_evaluation(config: Config) -> None:
@@ -19,15 +19,16 @@ def check_evaluation(config: Config) -> None:
     if name not in ("best", "last") and not (name.isascii() and name.isdigit()):
         raise refuse("evaluation.checkpoint", name, "takes best, last or a step number")
     if evaluation.stride is not None:
-        if config.task != "lm":
-            raise refuse("evaluation.stride", evaluation.stride, f"lm only, not {config.task}")
+        if not config.facts.stride:
+            which = ", ".join(name for name, facts in FACTS.items() if facts.stride)
+            raise refuse("evaluation.stride", evaluation.stride, f"{which} only, not {config.task}")
         if evaluation.stride > config.data.sequence_length:
             raise refuse(
                 "evaluation.stride",
                 evaluation.stride,
                 f"at most data.sequence_length={config.data.sequence_length}",
             )
-    if evaluation.spelling_noise and (config.task not in LABELLED or _has_spans(config)):
+    if evaluation.spelling_noise and (not config.facts.labelled or _has_spans(config)):
         what = (
             f"data.dataset {config.data.dataset}" if _has_spans(config) else f"task {config.task}"
         )

@@ -9,20 +9,19 @@ from mhe_jax.config import (
     InputError,
 )
 from mhe_jax.config.rules.ranges import ATTENTION_LIMITS, ATTENTION_RANGES, refuse
-from mhe_jax.config.rules.roles import ROLES
 
 
 def check_attention(config: Config) -> None:
     """Every role that the task has: widths, heads, and fields of other kinds."""
-    model = config.model
+    model, roles = config.model, config.facts.roles
     for role in ("encoder", "decoder", "cross"):
         override = getattr(model.attention_by_role, role)
-        if role not in ROLES[config.task] and override != type(override)():
+        if role not in roles and override != type(override)():
             raise InputError(
                 f"model.attention_by_role.{role} is set: task {config.task} has only "
-                f"{', '.join(ROLES[config.task])}"
+                f"{', '.join(roles)}"
             )
-    for role in ROLES[config.task]:
+    for role in roles:
         override = getattr(model.attention_by_role, role)
 
         def named(field: str, override=override, role=role) -> str:
@@ -88,16 +87,16 @@ def _check_form(attention: AttentionConfig, named) -> None:
 
 def check_encoder(config: Config) -> None:
     """What goes with encoders only: hashed words, and tokens that see nothing else."""
-    model, data, task = config.model, config.data, config.task
-    encoders = [name for name, roles in ROLES.items() if roles == ("encoder",)]
+    model, data, task, facts = config.model, config.data, config.task, config.facts
     for field in ("hashing", "context"):
         value = getattr(model, field)
-        if task not in encoders and value not in (None, "text"):
+        if not facts.is_encoder and value not in (None, "text"):
             raise refuse(
                 f"model.{field}", value, f"not for task {task}: only for those of an encoder"
             )
-    if data.packing and (task == "shuffle_random" or model.hashing or model.context == "token"):
-        which = "task shuffle_random" if task == "shuffle_random" else "model.hashing or context"
+    packs = facts.packing or facts.labelled  # labelled examples have a rule of their own
+    if data.packing and (not packs or model.hashing or model.context == "token"):
+        which = "model.hashing or context" if packs else f"task {task}"
         raise refuse("data.packing", data.packing, f"not with {which}")
     if model.hashing is None:
         return
@@ -107,9 +106,9 @@ def check_encoder(config: Config) -> None:
         if model.vocabulary_size < 7:
             raise refuse("model.vocabulary_size", model.vocabulary_size, "takes 7 or more")
         return
-    if task == "mlm":
+    if facts.vocabulary:
         raise refuse(
-            "model.hashing", model.hashing, "task mlm needs the classes of md_emb, lsh_emb"
+            "model.hashing", model.hashing, f"task {task} needs the classes of md_emb, lsh_emb"
         )
     for field, default in (("kronecker.embedding", None), ("vocabulary_multiple", 1)):
         value = functools.reduce(getattr, field.split("."), model)

@@ -170,7 +170,7 @@ def _check_products(config: Config) -> None:
             f"{model.max_length:,} + layers {layers:,} · mlp_features {model.mlp_features:,}) · "
             f"features {model.features:,} must be at most {PARAMETERS:,}"
         )
-    own = "row_multiple" if config.task == "translation" else "batch_size"
+    own = config.facts.rows
     for name, count, other, size in (
         (f"data.{own}", getattr(data, own), "data.sequence_length", data.sequence_length),
         (

@@ -10,9 +10,9 @@ import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
 from mhe_jax.data import AnyTokenizer
+from mhe_jax.tasks.sums import criterion
 from mhe_jax.training.checkpoint import checksums
 from mhe_jax.training.checkpoint.quiet import quiet_orbax
-from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
 
 Meta = dict[str, Any]

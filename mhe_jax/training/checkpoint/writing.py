@@ -9,6 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
+from mhe_jax.tasks.sums import criterion
 from mhe_jax.training.checkpoint.checksums import items_of, verify
 from mhe_jax.training.checkpoint.store import (
     Meta,
@@ -25,7 +26,6 @@ from mhe_jax.training.checkpoint.store import (
     writing,
 )
 from mhe_jax.training.cluster import group
-from mhe_jax.training.scored import criterion
 from mhe_jax.training.state import TrainState
 
 

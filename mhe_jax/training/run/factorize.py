@@ -13,14 +13,14 @@ from typing import Any
 
 import jax
 
+from mhe_jax import tasks
 from mhe_jax.config import Config, InputError, KroneckerConfig
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.data import TOKENIZER
-from mhe_jax.model import make_model
 from mhe_jax.shapeshifter import factorize as parameters
-from mhe_jax.training import objective, sharding
+from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.run.resume import FILE
@@ -46,8 +46,8 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     mesh = sharding.make_mesh(config)
     params, step, tokenizer = read_run(run, dense, mesh)
 
-    model, optimizer = make_model(config.task, config.model), make_optimizer(config)
-    init_params = objective.make_initializer(config.task, model, config.data.sequence_length)
+    task, optimizer = tasks.of(config), make_optimizer(config)
+    init_params = task.initializer(task.model(config.model), config.data.sequence_length)
     ema = config.optimizer.ema_decay is not None
     initialize, abstract = make_initializer(init_params, optimizer, mesh, ema)
     found, errors = parameters.factorize(params, abstract.params)

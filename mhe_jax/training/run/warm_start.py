@@ -13,11 +13,11 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
-from mhe_jax.config import LABELLED, Config, InputError
+from mhe_jax import tasks
+from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, load_json, to_dict
 from mhe_jax.data import TOKENIZER, AnyTokenizer, load_tokenizer
-from mhe_jax.model import make_model
-from mhe_jax.training import objective, sharding
+from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.run.resume import FILE
 from mhe_jax.training.state import TrainState
@@ -53,7 +53,7 @@ def _config_of(run: str) -> Config:
     if not path.exists():
         raise InputError(f"train.init_from is {run!r}: there is no run with a {FILE}")
     config = load_json(path)
-    if config.task not in ("mlm", "shuffle_random", *LABELLED):
+    if not config.facts.is_encoder:
         raise InputError(f"train.init_from is {run!r}: task {config.task} has no encoder to take")
     return config
 
@@ -94,8 +94,8 @@ def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
 
 def abstract_params(config: Config, mesh: Mesh) -> Any:
     """Shapes of a run's parameters, with the shardings they have on `mesh`."""
-    model = make_model(config.task, config.model)
-    initialize = objective.make_initializer(config.task, model, config.data.sequence_length)
+    task = tasks.of(config)
+    initialize = task.initializer(task.model(config.model), config.data.sequence_length)
     with sharding.use_mesh(mesh):
         boxed = jax.eval_shape(initialize, jax.eval_shape(lambda: jax.random.key(0)))
     return jax.tree.map(

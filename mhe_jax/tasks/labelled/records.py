@@ -32,7 +32,7 @@ from mhe_jax.data.index import (
     open_lines,
 )
 from mhe_jax.data.sources import TextLines
-from mhe_jax.data.tasks.table import DatasetRow
+from mhe_jax.tasks.labelled.table import DatasetRow
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json")
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import not_installed
-from mhe_jax.data.tasks.table import DatasetRow
+from mhe_jax.tasks.labelled.table import DatasetRow
 
 # What a share of nothing is; scikit-learn would warn.
 ZERO: Any = 0.0

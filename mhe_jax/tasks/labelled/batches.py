@@ -17,26 +17,18 @@ from mhe_jax.data.batches import EvaluationBatches, TrainBatches
 from mhe_jax.data.cache import key_of_all
 from mhe_jax.data.examples import Row
 from mhe_jax.data.pairs import choose_buckets
-from mhe_jax.data.tasks.answers import answer_scores, best_threshold
-from mhe_jax.data.tasks.labelled import LabelledRows
-from mhe_jax.data.tasks.scores import official_scores, with_score
-from mhe_jax.data.tasks.windows import Answer, WindowRows
-from mhe_jax.data.words import AnyTokenizer
+from mhe_jax.tasks.labelled.answers import answer_scores, best_threshold
+from mhe_jax.tasks.labelled.rows import LabelledRows
+from mhe_jax.tasks.labelled.scores import official_scores, with_score
+from mhe_jax.tasks.labelled.windows import Answer, WindowRows
 
 POOL = 50  # batches that are sorted together
 # Of each batch: the numbers of its rows, and their outputs.
 Outputs = Sequence[tuple[np.ndarray, np.ndarray]]
+Rows = LabelledRows | WindowRows
 
 
-def _rows(
-    config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
-) -> LabelledRows | WindowRows:
-    if config.task == "span":
-        return WindowRows(config, tokenizer, split)
-    return LabelledRows(config, tokenizer, split, spelling_noise)
-
-
-def _batch(rows: LabelledRows | WindowRows, numbers: np.ndarray, length: int) -> Row:
+def _batch(rows: Rows, numbers: np.ndarray, length: int) -> Row:
     """The rows of these numbers, -1 for padding."""
     found = [rows.row(int(number), length) for number in numbers if number >= 0]
     if len(found) < len(numbers):
@@ -54,13 +46,13 @@ class TrainExamples(TrainBatches):
     def __init__(
         self,
         config: Config,
-        tokenizer: AnyTokenizer,
+        rows: Rows,
         process_index: int = 0,
         process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
         data = config.data
-        self._rows = _rows(config, tokenizer, "train")
+        self._rows = rows
         self.text = key_of_all(self._rows.records)
         self._name = ", ".join(data.train)
         self._seed, self._size = config.train.seed, data.batch_size
@@ -105,22 +97,22 @@ class EvaluationExamples(EvaluationBatches):
     def __init__(
         self,
         config: Config,
-        tokenizer: AnyTokenizer,
+        rows: Rows,
         split: str,
         batch_size: int,
         process_index: int = 0,
         process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
-        self.rows = _rows(config, tokenizer, split, config.evaluation.spelling_noise)
-        self.labelled = self.rows.labelled
-        self.num_examples = self.rows.num_examples
+        self.rows = rows
+        self.labelled = rows.labelled
+        self.num_examples = rows.num_examples
         self._name = ", ".join(getattr(config.data, split))
         self._size = batch_size
         self._own = self._own_rows(batch_size)
         self._version_2 = config.data.dataset == "squad_v2"
         self._threshold = config.evaluation.no_answer_threshold
-        lengths = self.rows.lengths
+        lengths = rows.lengths
         self.buckets = choose_buckets(lengths, config.data.sequence_length)
         of_bucket = np.searchsorted(self.buckets, lengths)
         self._batches: list[tuple[int, np.ndarray]] = []

@@ -22,10 +22,10 @@ import numpy as np
 from mhe_jax.config import Config
 from mhe_jax.data.examples import Row
 from mhe_jax.data.spelling import misspell
-from mhe_jax.data.tasks.examples import Example, read_examples
-from mhe_jax.data.tasks.table import row_of
 from mhe_jax.data.tokenizer import BOS, EOS, PAD
 from mhe_jax.data.words import AnyTokenizer
+from mhe_jax.tasks.labelled.examples import Example, read_examples
+from mhe_jax.tasks.labelled.table import row_of
 
 CHUNK = 1 << 14  # texts that are tokenized at once
 SPELLING = 5  # first number of a seed; see `packing`
@@ -53,22 +53,20 @@ def cut(first: int, second: int, room: int) -> tuple[int, int]:
     return min(first, room - second), second
 
 
-def empty_row(config: Config, length: int) -> Row:
-    """What the rows of a labelled task hold, in shape and type; the numbers are 0."""
-    choices = (len(row_of(config).texts) - 1,) if config.task == "multiple_choice" else ()
-    of_label = (2,) if config.task == "span" else ()
-    kind = np.float32 if config.task == "regression" else np.int32
-    texts = {name: (*choices, length) for name in ("tokens", "token_types", "marks")}
+def empty_row(length: int) -> Row:
+    """What a row of `LabelledRows` holds, in shape and type; all zeros."""
     return {
-        **{name: np.zeros(shape, np.int32) for name, shape in texts.items()},
-        "labels": np.zeros(of_label, kind),
-        "weights": np.zeros(of_label, np.float32),
+        **{name: np.zeros(length, np.int32) for name in ("tokens", "token_types", "marks")},
+        "labels": np.zeros((), np.int32),
+        "weights": np.zeros((), np.float32),
         "index": np.zeros((), np.int32),
     }
 
 
 class LabelledRows:
     """The examples of a split, tokenized, misspelt first with `spelling_noise`."""
+
+    label_type: type = np.int32
 
     def __init__(
         self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
@@ -88,9 +86,7 @@ class LabelledRows:
             ]
         self._longest = config.data.sequence_length
         self._tokenizer = tokenizer
-        self._regression = config.task == "regression"
-        self._choices = config.task == "multiple_choice"
-        count = len(self.examples[0].texts)
+        self.num_texts = count = len(self.examples[0].texts)
         self._ids = [
             encode(tokenizer, [example.texts[i] for example in self.examples]) for i in range(count)
         ]
@@ -132,22 +128,21 @@ class LabelledRows:
     def row(self, number: int, length: int) -> Row:
         """Example `number` as a row of `length`, which must hold it."""
         label = self.examples[number].label
-        kind = np.float32 if self._regression else np.int32
-        texts = range(1, len(self._ids)) if self._choices else [1 % len(self._ids)]
-        rows = [self._pair(number, second, length) for second in texts]
-        tokens, token_types, marks = (
-            np.stack(parts) if self._choices else parts[0] for parts in zip(*rows, strict=True)
-        )
+        tokens, token_types, marks = self.arrays(number, length)
         return {
             **self._tokenizer.inputs(tokens),
             "token_types": token_types,
             "marks": marks,
-            "labels": np.array(0 if label is None else label, kind),
+            "labels": np.array(0 if label is None else label, self.label_type),
             "weights": np.array(label is not None, np.float32),
             "index": np.array(number, np.int32),
         }
 
-    def _pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
+    def arrays(self, number: int, length: int) -> tuple[np.ndarray, ...]:
+        """Tokens, token types and marks of example `number`."""
+        return self.pair(number, 1 % self.num_texts, length)
+
+    def pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
         """Text 0 with text `second`, or alone where that is 0 too."""
         tokens, token_types, marks = np.zeros((3, length), np.int32)
         between = self._tokenizer.separators

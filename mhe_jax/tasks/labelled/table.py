@@ -11,7 +11,7 @@ al. 2016, 2018 (SQuAD 1.1, 2.0).
 from dataclasses import dataclass
 from typing import Literal
 
-from mhe_jax.config import Config, Dataset, InputError, Task
+from mhe_jax.config import Config, Dataset, InputError, TaskName
 
 Suite = Literal["own", "glue", "superglue", "squad"]
 
@@ -20,7 +20,7 @@ Suite = Literal["own", "glue", "superglue", "squad"]
 class DatasetRow:
     """One data set; the names of labels are those in its files, in the order of TFDS's numbers."""
 
-    task: Task
+    task: TaskName
     suite: Suite
     # Columns (or fields) of the one or two texts, and of the label.
     texts: tuple[str, ...]

@@ -19,8 +19,8 @@ from typing import Any
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import cache_directory
-from mhe_jax.data.tasks.records import Record, read_records
-from mhe_jax.data.tasks.table import DatasetRow, row_of
+from mhe_jax.tasks.labelled.records import Record, read_records
+from mhe_jax.tasks.labelled.table import DatasetRow, row_of
 
 # One of the texts by number, and where in it a span begins and ends, in characters.
 Span = tuple[int, int, int]
@@ -49,6 +49,11 @@ class Question:
     question: str
     context: str
     answers: tuple[tuple[str, int], ...]
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """All that is read of it."""
+        return self.question, self.context
 
 
 def read_examples(config: Config, split: str) -> list[Example]:

@@ -26,11 +26,11 @@ import numpy as np
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.data.examples import Row
-from mhe_jax.data.tasks.examples import Question, read_questions
-from mhe_jax.data.tasks.labelled import encode
-from mhe_jax.data.tasks.table import row_of
 from mhe_jax.data.tokenizer import BOS, EOS, PAD
 from mhe_jax.data.words import AnyTokenizer
+from mhe_jax.tasks.labelled.examples import Question, read_questions
+from mhe_jax.tasks.labelled.rows import encode
+from mhe_jax.tasks.labelled.table import row_of
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,136 @@
+"""What can be learned: a task a file, each one value of `TASKS`.
+
+    config = resolve(config)                    # with the labels that the data has
+    check_sources(config)                       # all that can be wrong with the input, early
+    tokenizer = make_tokenizer(config, path)    # read, or trained on data.train; kept at path
+    batches = train_batches(config, tokenizer)  # endless
+    with batches.iterate(step) as iterator:     # or batches.batch(step)
+        for batch in iterator: ...
+    for batch in evaluation_batches(config, tokenizer, "validation"): ...
+
+    task = of(config)
+    model = task.model(config.model)
+    sums = task.sums(model)(params, task.read(batch), dropout_key)
+    result = task.evaluate(run)
+
+A new task is a file here, its line in `TASKS`, and its lines in `mhe_jax/config/tasks.py`.
+"""
+
+from pathlib import Path
+
+from mhe_jax.config import Config, TaskName
+from mhe_jax.data import (
+    TOKENIZER,
+    AnyTokenizer,
+    EvaluationBatches,
+    TrainBatches,
+    load_tokenizer,
+    read_tokenizer,
+    tokenizer_file,
+    train_tokenizer,
+)
+from mhe_jax.tasks.classification import Classification
+from mhe_jax.tasks.lm import LanguageModeling
+from mhe_jax.tasks.mlm import MaskedLanguageModeling
+from mhe_jax.tasks.multiple_choice import MultipleChoice
+from mhe_jax.tasks.regression import Regression
+from mhe_jax.tasks.shuffle_random import ShuffleRandom
+from mhe_jax.tasks.span import Span
+from mhe_jax.tasks.task import Task
+from mhe_jax.tasks.translation import Translation
+
+TASKS: dict[TaskName, Task] = {
+    "mlm": MaskedLanguageModeling(),
+    "lm": LanguageModeling(),
+    "translation": Translation(),
+    "shuffle_random": ShuffleRandom(),
+    "classification": Classification(),
+    "regression": Regression(),
+    "multiple_choice": MultipleChoice(),
+    "span": Span(),
+}
+
+
+def of(config: Config) -> Task:
+    """The task of an experiment.
+
+    >>> of(Config(task="lm")).inputs
+    ('tokens',)
+    """
+    return TASKS[config.task]
+
+
+def resolve(config: Config) -> Config:
+    """The config with what follows from its data: see `Task.resolve`."""
+    return of(config).resolve(config)
+
+
+def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validation")) -> None:
+    """Opens and checks all of the splits that are set, and the tokenizer given to a new run.
+
+    Raises:
+      InputError: one line with file, line and reason.
+    """
+    for split in splits:
+        if split == "train" or getattr(config.data, split):
+            of(config).check_split(config, split)
+    if (file := tokenizer_file(config)) and not (Path(config.workdir) / TOKENIZER).exists():
+        read_tokenizer(config, file)
+
+
+def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
+    """The tokenizer of a run, kept at `path`; `md_` words need none.
+
+    What is at `path` already is used (a run that resumes keeps its tokenizer); else the model that
+    `data.tokenizer` names, that of the run `train.init_from`, or one trained on `data.train`, is
+    published there. All processes of a run may do this at the same time: they publish the same
+    bytes.
+
+    Raises:
+      InputError: it does not have `model.vocabulary_size` pieces, or cannot.
+    """
+    path = Path(path)
+    if not path.exists() and config.model.has_pieces:
+        if file := tokenizer_file(config):
+            tokenizer = read_tokenizer(config, file)
+        else:
+            lsh = config.model.hashing is not None
+            option = "data.lsh_pieces" if lsh else "model.vocabulary_size"
+            size = config.data.lsh_pieces if lsh else config.model.vocabulary_size
+            tokenizer = train_tokenizer(of(config).text(config), size, option)
+        tokenizer.save(path)
+    return load_tokenizer(config, path)
+
+
+def train_batches(
+    config: Config, tokenizer: AnyTokenizer, *, process_index: int = 0, process_count: int = 1
+) -> TrainBatches:
+    """The batches that an experiment trains on.
+
+    Raises:
+      InputError: something is wrong with `data.train`, or the tokenizer does not fit the model.
+    """
+    tokenizer.check_vocabulary(config.model.vocabulary_size)
+    return of(config).train_batches(config, tokenizer, process_index, process_count)
+
+
+def evaluation_batches(
+    config: Config,
+    tokenizer: AnyTokenizer,
+    split: str,
+    *,
+    batch_size: int | None = None,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> EvaluationBatches:
+    """All of `split` (`validation`, `test` or `train`), `batch_size` rows at a time.
+
+    `batch_size` is that of all processes together; None means `evaluation.batch_size`.
+
+    Raises:
+      InputError: something is wrong with the split, or the tokenizer does not fit the model.
+    """
+    tokenizer.check_vocabulary(config.model.vocabulary_size)
+    rows = config.evaluation.batch_size if batch_size is None else batch_size
+    process = (process_index, process_count)
+    return of(config).evaluation_batches(config, tokenizer, split, rows, *process)

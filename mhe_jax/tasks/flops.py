@@ -1,0 +1,40 @@
+"""Operations of a forward pass, counted from the shapes of a config."""
+
+from mhe_jax.attention.cost import forward_flops
+from mhe_jax.config import Config, ModelConfig, Role
+from mhe_jax.model.layers import attention
+
+FORMULA = (
+    "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F) "
+    "+ head, with attention of `mhe_jax.attention.cost.forward_flops` for each sublayer (in the "
+    "cheapest form of its kind, (T + 1)/2 keys where causal), and head 2·M·V for each target token "
+    "or 2·M² + 2·M·V for each masked token; embeddings and the heads of other tasks, next to "
+    "nothing, are left out, and Kronecker products count as the matrices that they stand for"
+)
+
+
+def encoder_flops(config: Config) -> int:
+    """Of the encoder, for each token."""
+    layer = attention_flops(config, "encoder", config.data.sequence_length)
+    return config.model.num_layers * (layer + mlp_flops(config.model))
+
+
+def decoder_layer_flops(config: Config) -> int:
+    """Of causal attention and MLP of one layer, for each token."""
+    causal = attention_flops(config, "decoder", (config.data.sequence_length + 1) // 2)
+    return causal + mlp_flops(config.model)
+
+
+def logits_flops(model: ModelConfig) -> int:
+    """Of the output matrix, for each predicted token."""
+    return 2 * model.features * model.vocabulary_size
+
+
+def mlp_flops(model: ModelConfig) -> int:
+    """Of one MLP, for each token."""
+    return 4 * model.features * model.mlp_features
+
+
+def attention_flops(config: Config, role: Role, keys: int) -> int:
+    """Of one sublayer, forward, for each token."""
+    return forward_flops(attention(config.model, role), config.model.features, keys)

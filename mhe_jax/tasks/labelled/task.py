@@ -1,0 +1,141 @@
+"""What the tasks on labelled examples share; they tune an encoder.
+
+tokens, token_types, marks [T]   labels, weights, index []
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, TrainBatches
+from mhe_jax.data.examples import Row
+from mhe_jax.data.sources import Items
+from mhe_jax.tasks.flops import encoder_flops
+from mhe_jax.tasks.labelled import scores
+from mhe_jax.tasks.labelled.batches import EvaluationExamples, Rows, TrainExamples
+from mhe_jax.tasks.labelled.examples import label_names, read_examples
+from mhe_jax.tasks.labelled.rows import LabelledRows, empty_row
+from mhe_jax.tasks.labelled.submission import submission
+from mhe_jax.tasks.labelled.table import row_of
+from mhe_jax.tasks.task import Batch, Outputs, Result, Sums, Task, TrainedRun
+
+
+class LabelledTask(Task):
+    """A task on labelled examples. Its score is the official one of the data set."""
+
+    inputs = ("tokens", "token_types", "marks")
+    loss_unit = "nats an example"
+
+    @property
+    def batch_names(self) -> tuple[str, ...]:
+        """With the number of each example."""
+        return (*super().batch_names, "index")
+
+    def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
+        """`loss` and `count` alone: what the examples are worth is their official score."""
+        found = super().losses(logits, batch, label_smoothing)
+        return {name: found[name] for name in ("loss", "count")}
+
+    def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
+        """What the model gave, and the numbers of the examples."""
+        return {"outputs": logits, "index": batch["index"]}
+
+    def step_flops(self, config: Config, rows: int) -> float:
+        """The encoder at each token; the head is next to nothing."""
+        return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
+
+    def num_classes(self, labels: tuple[str, ...]) -> int | None:
+        """`model.num_classes` of so many labels; None where the head has a shape of its own."""
+        return None
+
+    def resolve(self, config: Config) -> Config:
+        """The config with what follows from its data set: labels, and the shape of the head.
+
+        Only the labels of `own` examples are read, from `data.train`.
+        """
+        row, labels = row_of(config), label_names(config)
+        classes = self.num_classes(labels)
+        found = {
+            "data.labels": (config.data.labels or None, labels or None),
+            "model.num_classes": (config.model.num_classes, classes),
+            "model.num_spans": (config.model.num_spans, row.num_spans),
+        }
+        for name, (given, right) in found.items():
+            if given not in (None, right):
+                raise InputError(
+                    f"{name} is {given!r}: data.dataset {config.data.dataset} has {right!r}"
+                )
+        model = dataclasses.replace(config.model, num_classes=classes, num_spans=row.num_spans)
+        return dataclasses.replace(
+            config, model=model, data=dataclasses.replace(config.data, labels=labels)
+        )
+
+    def examples(self, config: Config, split: str) -> list[Any]:
+        """The examples of a split, each with all of its `texts`."""
+        return read_examples(config, split)
+
+    def check_split(self, config: Config, split: str) -> None:
+        """Reads the whole split."""
+        scores.require(row_of(config))
+        self.examples(config, split)
+
+    def text(self, config: Config) -> Source:
+        """All texts of the training split."""
+        found = (text for example in self.examples(config, "train") for text in example.texts)
+        name = ", ".join(config.data.train)
+        return Items(name, list(dict.fromkeys(found)), "text", key=name)
+
+    def rows(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+    ) -> Rows:
+        """The examples of a split as rows."""
+        return LabelledRows(config, tokenizer, split, spelling_noise)
+
+    def train_batches(
+        self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
+    ) -> TrainBatches:
+        """Examples of similar length."""
+        rows = self.rows(config, tokenizer, "train")
+        return TrainExamples(config, rows, process_index, process_count)
+
+    def evaluation_batches(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
+    ) -> EvaluationBatches:
+        """All examples in order of length, misspelt with `evaluation.spelling_noise`."""
+        rows = self.rows(config, tokenizer, split, config.evaluation.spelling_noise)
+        return EvaluationExamples(config, rows, split, batch_size, *process)
+
+    def empty_row(self, config: Config) -> Row:
+        """The arrays of a row, all zeros."""
+        return empty_row(config.data.sequence_length)
+
+    def scores(self, batches: EvaluationBatches, outputs: Outputs) -> dict[str, float]:
+        """The official metrics of the data set, and their `score`."""
+        assert isinstance(batches, EvaluationExamples)
+        return batches.scores(outputs)
+
+    def evaluate(self, run: TrainedRun) -> Result:
+        """Official metrics of a split whose labels are known; predictions in SPLIT.predictions.*.
+
+        The file has the form in which the suite of the data set takes submissions.
+        """
+        found, batches, seconds = run.outputs()
+        assert isinstance(batches, EvaluationExamples)
+        outputs = [(batch["index"], batch["outputs"]) for batch in found]
+        if not all(np.isfinite(output).all() for _, output in outputs):
+            raise InputError(f"{run.workdir}: the output is not a number: a broken checkpoint")
+        for suffix, text in submission(run.config, batches, outputs).items():
+            run.publish(suffix, text)
+        numbers = self.measure(found, batches) if batches.labelled else {}
+        return {
+            **run.described(),
+            "dataset": run.config.data.dataset,
+            "spelling_noise": run.evaluation.spelling_noise,
+            **numbers,
+            "examples": batches.num_examples,
+            "seconds": seconds,
+            "examples_per_second": batches.num_examples / seconds,
+        }

@@ -1,0 +1,44 @@
+"""Regression: a number of a text, or of a pair of texts."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from mhe_jax.config import Config, ModelConfig
+from mhe_jax.data import AnyTokenizer
+from mhe_jax.data.examples import Row
+from mhe_jax.model import Regressor
+from mhe_jax.tasks.labelled.rows import LabelledRows
+from mhe_jax.tasks.labelled.task import LabelledTask
+from mhe_jax.tasks.sums import squared_error_sums
+from mhe_jax.tasks.task import Batch, Sums
+
+
+class NumberRows(LabelledRows):
+    """Rows whose label is a number."""
+
+    label_type = np.float32
+
+
+class Regression(LabelledTask):
+    """Task `regression`."""
+
+    loss_unit = "squared error"
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        """(tokens, token_types, marks [B, T]) -> numbers [B]."""
+        return Regressor(config)
+
+    def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
+        """Squared errors."""
+        return squared_error_sums(logits, batch["labels"], batch["weights"])
+
+    def rows(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+    ) -> NumberRows:
+        """The examples of a split as rows."""
+        return NumberRows(config, tokenizer, split, spelling_noise)
+
+    def empty_row(self, config: Config) -> Row:
+        """With a label that is a number."""
+        return super().empty_row(config) | {"labels": np.zeros((), np.float32)}

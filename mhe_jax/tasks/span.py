@@ -1,0 +1,43 @@
+"""Span: where in a context the answer to a question begins and ends (SQuAD)."""
+
+import flax.linen as nn
+import numpy as np
+
+from mhe_jax.config import Config, InputError, ModelConfig
+from mhe_jax.data import AnyTokenizer
+from mhe_jax.data.examples import Row
+from mhe_jax.model import SpanFinder
+from mhe_jax.tasks.labelled.examples import Question, read_questions
+from mhe_jax.tasks.labelled.task import LabelledTask
+from mhe_jax.tasks.labelled.windows import WindowRows
+
+
+class Span(LabelledTask):
+    """Task `span`; a context that is too long for a row is read in windows."""
+
+    loss_unit = "nats a start or end"
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        """(tokens, token_types, marks [B, T]) -> logits [B, 2, T]."""
+        return SpanFinder(config)
+
+    def examples(self, config: Config, split: str) -> list[Question]:
+        """The questions of a split."""
+        return read_questions(config, split)
+
+    def check_split(self, config: Config, split: str) -> None:
+        """Reads the whole split; one question of a validation must have an answer."""
+        super().check_split(config, split)
+        if split == "validation" and not any(q.answers for q in self.examples(config, split)):
+            raise InputError("data.validation: no question has an answer")
+
+    def rows(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+    ) -> WindowRows:
+        """The windows of a split as rows; nothing is misspelt."""
+        return WindowRows(config, tokenizer, split)
+
+    def empty_row(self, config: Config) -> Row:
+        """With a start and an end as labels."""
+        of_labels = {"labels": np.zeros(2, np.int32), "weights": np.zeros(2, np.float32)}
+        return super().empty_row(config) | of_labels

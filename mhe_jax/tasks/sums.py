@@ -1,0 +1,89 @@
+"""Losses and metrics of a batch as sums, and what the sums of a split say.
+
+    loss = Σ w · ((1 - ε) · -log p(label) + ε · mean_v(-log p(v)))    ε: label smoothing (training)
+    nats = Σ w · -log p(label)
+    correct = Σ w · [label is the most probable]
+    count = Σ w
+
+so perplexity is exp(nats / count). All float32, whatever the model computes in. The loss of numbers
+is Σ w · (prediction - label)².
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def label_sums(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
+) -> dict[str, jax.Array]:
+    """loss, nats, correct and count of logits [..., V], labels [...] and weights [...]."""
+    logits = logits.astype(jnp.float32)
+    weights = weights.astype(jnp.float32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    nats = normalizer - label_logits
+    smooth = nats
+    if label_smoothing:
+        # A logit of -inf stands past the end of the vocabulary.
+        exists = logits > -jnp.inf
+        total = jnp.sum(jnp.where(exists, logits, 0.0), axis=-1)
+        spread = normalizer - total / jnp.sum(exists, axis=-1)
+        smooth = (1 - label_smoothing) * nats + label_smoothing * spread
+    correct = _is_highest(logits, labels, label_logits)
+    return {
+        "loss": jnp.sum(smooth * weights),
+        "nats": jnp.sum(nats * weights),
+        "correct": jnp.sum(correct * weights),
+        "count": jnp.sum(weights),
+    }
+
+
+def _is_highest(logits, labels, label_logits):
+    """`argmax(logits) == labels`, of equal logits the first: many times faster on a CPU."""
+    places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    label_logits = label_logits[..., None]
+    equal = (logits == label_logits) & (places >= labels[..., None])
+    return jnp.all((logits < label_logits) | equal, axis=-1)
+
+
+def squared_error_sums(
+    predictions: jax.Array, labels: jax.Array, weights: jax.Array
+) -> dict[str, jax.Array]:
+    """loss and count of predictions, labels and weights of one shape."""
+    weights = weights.astype(jnp.float32)
+    errors = jnp.square(predictions.astype(jnp.float32) - labels)
+    return {"loss": jnp.sum(errors * weights), "count": jnp.sum(weights)}
+
+
+def ratios(sums: dict[str, float]) -> dict[str, float]:
+    """What people read: loss, accuracy and perplexity; the loss with smoothing where it is used.
+
+    Accuracy and perplexity only where their sums are there.
+
+    >>> ratios({"loss": 4.0, "nats": 2.0, "correct": 1.0, "count": 2.0})
+    {'loss': 2.0, 'accuracy': 0.5, 'perplexity': 2.718281828459045}
+    """
+    count = max(sums["count"], 1.0)
+    found = {"loss": sums["loss"] / count}
+    if "correct" in sums:
+        found["accuracy"] = sums["correct"] / count
+    if "nats" in sums:
+        found["perplexity"] = float(np.exp(min(sums["nats"] / count, 700.0)))
+    return found
+
+
+def total(found: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The sums of all batches, added in float64: a long split loses no digits."""
+    names = [name for name in found[0] if name not in ("index", "outputs")]
+    return {name: sum(float(batch[name]) for batch in found) for name in names}
+
+
+def criterion(numbers: dict[str, float]) -> float:
+    """The best checkpoint has the lowest: the loss, or minus the official score; inf for NaN."""
+    found = -numbers["score"] if "score" in numbers else numbers["loss"]
+    return math.inf if math.isnan(found) else found

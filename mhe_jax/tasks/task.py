@@ -1,0 +1,240 @@
+"""A task as one value: inputs, rows, loss, operations, and how a run of it is scored."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhe_jax.config import Config, EvaluationConfig, InputError, ModelConfig
+from mhe_jax.config.fields import set_field
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, TrainBatches, open_split
+from mhe_jax.data.examples import Row
+from mhe_jax.data.opening import open_train
+from mhe_jax.tasks.sums import label_sums, ratios, total
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, jax.Array]
+# (params, batch, dropout key or None) -> sums.
+SumsFunction = Callable[[Any, Batch, jax.Array | None], Sums]
+# Of each batch: `index` and `outputs` of its rows, see `Task.sums`.
+Outputs = Sequence[tuple[np.ndarray, np.ndarray]]
+Result = dict[str, Any]
+
+# Of hashed words without a table: a keyword argument of every model that has an encoder alone.
+SIGNATURES = "signatures"
+# Inputs that hold no tokens.
+NOT_TOKENS = ("positions", "token_types", "marks")
+PAD_ID = 0
+
+
+class TrainedRun(Protocol):
+    """What a task is scored with: a run with its parameters on the mesh, see `evaluation.run`."""
+
+    @property
+    def workdir(self) -> Path: ...
+    @property
+    def config(self) -> Config: ...
+    @property
+    def evaluation(self) -> EvaluationConfig: ...
+
+    def outputs(self) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
+        """The sums of each batch of the split, the batches, and the seconds without compiling."""
+        ...
+
+    def translate(self, texts: Sequence[str]) -> tuple[list[Any], Any]:
+        """Translations of the texts by beam search, and what they cost."""
+        ...
+
+    def described(self) -> Result:
+        """What every result says: the model, the split, the checkpoints."""
+        ...
+
+    def publish(self, suffix: str, text: str) -> None:
+        """Writes a file of results, named by the split and `suffix`."""
+        ...
+
+
+class Task:
+    """One thing to learn. A subclass says what differs; `mhe_jax.tasks.TASKS` has a value of each.
+
+    inputs      the arrays of a batch that the model reads, in the order of its arguments
+    segments    the arrays that keep the examples of a packed row apart, by name
+    metrics     the score of a run in reports: the first that its result has
+    loss_unit   for pictures
+    search      what `evaluation` does with its model: `translate`, `generate` or None
+    """
+
+    inputs: tuple[str, ...]
+    segments: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("score",)
+    loss_unit: str = "nats a token"
+    search: str | None = None
+
+    # What is computed.
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        """The model that learns the task: it takes token ids and gives float32 logits."""
+        raise NotImplementedError
+
+    def initializer(self, model: nn.Module, length: int) -> Callable[[jax.Array], Any]:
+        """`key -> params` of `model`, boxed with logical names under sharding rules."""
+        inputs = [np.zeros((1, length), np.int32) for _ in self.inputs]
+        return lambda key: model.init(key, *inputs)["params"]
+
+    @property
+    def token_inputs(self) -> tuple[str, ...]:
+        """The inputs that hold tokens: one, or source and target."""
+        return tuple(name for name in self.inputs if name not in NOT_TOKENS)
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """The arrays of some batches that a model takes by name."""
+        return (*self.segments, SIGNATURES)
+
+    @property
+    def batch_names(self) -> tuple[str, ...]:
+        """The arrays that every batch has for a step to read."""
+        return (*self.inputs, "labels", "weights")
+
+    def read(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """`batch_names` of a batch, and those of `keywords` that it has."""
+        optional = [name for name in self.keywords if name in rows]
+        return {name: rows[name] for name in (*self.batch_names, *optional)}
+
+    def sums(
+        self, model: nn.Module, label_smoothing: float = 0.0, *, outputs: bool = False
+    ) -> SumsFunction:
+        """The sums of a batch that goes through `model`: those of `losses`, and `tokens`.
+
+        Batch: `inputs`, `labels` and `weights`, both of the shape of the model's output without its
+        vocabulary axis, and `keywords`. Without a dropout key the model is deterministic. `tokens`
+        are those that are not padding (translation: of source and target). With `outputs` a task
+        whose score needs more than sums also gives `outputs` and `index`, whose they are.
+        """
+
+        def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> Sums:
+            named: dict[str, Any] = {name: batch[name] for name in self.keywords if name in batch}
+            logits: Any = model.apply(
+                {"params": params},
+                *(batch[name] for name in self.inputs),
+                **named,
+                deterministic=dropout_key is None,
+                rngs=None if dropout_key is None else {"dropout": dropout_key},
+            )
+            tokens = sum(jnp.sum(batch[name] != PAD_ID) for name in self.token_inputs)
+            found = self.losses(logits, batch, label_smoothing)
+            found |= {"tokens": jnp.asarray(tokens, jnp.float32)}
+            return found | (self.outputs(logits, batch) if outputs else {})
+
+        return sums
+
+    def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
+        """`loss` and `count`, and other sums that are measured; see `sums.py`."""
+        return label_sums(logits, batch["labels"], batch["weights"], label_smoothing)
+
+    def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
+        """`outputs` and `index` of a batch, where `scores` takes them."""
+        return {}
+
+    def step_flops(self, config: Config, rows: int) -> float:
+        """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side)."""
+        raise NotImplementedError
+
+    # What is read.
+
+    def resolve(self, config: Config) -> Config:
+        """The config with what follows from its data.
+
+        Raises:
+          InputError: what is given does not agree with the data.
+        """
+        return config
+
+    def check_split(self, config: Config, split: str) -> None:
+        """Raises InputError where something is wrong with a split, or it could not be scored."""
+        if split == "train":
+            open_train(config)
+        else:
+            open_split(config, split)
+
+    def text(self, config: Config) -> Source | list[tuple[Source, float]]:
+        """The training text, from which a tokenizer is made."""
+        return open_train(config)
+
+    def train_batches(
+        self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
+    ) -> TrainBatches:
+        """The batches that an experiment trains on."""
+        raise NotImplementedError
+
+    def evaluation_batches(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
+    ) -> EvaluationBatches:
+        """All of a split, `batch_size` rows at a time: for validation."""
+        raise NotImplementedError
+
+    def scored_batches(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
+    ) -> EvaluationBatches:
+        """All of a split as `config.evaluation` asks for it."""
+        return self.evaluation_batches(config, tokenizer, split, batch_size, *process)
+
+    def empty_row(self, config: Config) -> Row:
+        """A longest row of training in shape and type; its numbers mean nothing."""
+        raise NotImplementedError
+
+    def rows_per_batch(self, config: Config) -> int:
+        """Rows of a global batch, of the longest where they differ."""
+        return config.data.batch_size
+
+    def with_rows(self, config: Config, rows: int) -> Config:
+        """The config with `rows_per_batch` of `rows`."""
+        return set_field(config, "data.batch_size", rows)
+
+    def row_multiple(self, config: Config) -> int:
+        """What the rows of a global batch are a multiple of."""
+        return 1
+
+    # How a run is scored.
+
+    def scores(self, batches: EvaluationBatches, outputs: Outputs) -> dict[str, float]:
+        """The metrics that need `outputs`."""
+        raise NotImplementedError
+
+    def measure(
+        self, found: Sequence[dict[str, Any]], batches: EvaluationBatches
+    ) -> dict[str, float]:
+        """The metrics of a split, from what the evaluation step gave for each of its batches."""
+        numbers = ratios(total(found))
+        if "outputs" in found[0] and math.isfinite(numbers["loss"]):
+            outputs = [(batch["index"], batch["outputs"]) for batch in found]
+            numbers |= self.scores(batches, outputs)
+        return numbers
+
+    def evaluate(self, run: TrainedRun) -> Result:
+        """The result of a run on the split that `run.evaluation` names."""
+        found, batches, seconds = run.outputs()
+        sums = finite(run, total(found))
+        return {
+            **run.described(),
+            **self.measure(found, batches),
+            "predicted_tokens": int(sums["count"]),
+            "seconds": seconds,
+            "tokens_per_second": sums["tokens"] / seconds,
+        }
+
+
+def finite(run: TrainedRun, sums: dict[str, float]) -> dict[str, float]:
+    """The sums.
+
+    Raises:
+      InputError: the loss is not a number.
+    """
+    if not sums["nats"] < float("inf"):
+        raise InputError(f"{run.workdir}: the loss is not a number: a broken checkpoint")
+    return sums

@@ -1,0 +1,108 @@
+"""Translation: an encoder reads a source, a decoder predicts each token of its target.
+
+source [S]  target [T]  labels [T]  weights [T]      target is bos and all labels but the last
+"""
+
+import dataclasses
+
+import flax.linen as nn
+
+from mhe_jax.config import Config, ModelConfig
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, Tokenizer, TrainBatches, open_split, pairs
+from mhe_jax.data.examples import Row, translation_row
+from mhe_jax.data.mixture import MixedBatches, MixedRows
+from mhe_jax.data.opening import open_train
+from mhe_jax.data.packed import PackedPairs
+from mhe_jax.model import EncoderDecoder
+from mhe_jax.tasks.flops import attention_flops, decoder_layer_flops, encoder_flops, logits_flops
+from mhe_jax.tasks.metrics import translation_scores
+from mhe_jax.tasks.task import Result, Task, TrainedRun
+
+
+class Translation(Task):
+    """Task `translation`, on pairs of texts."""
+
+    inputs = ("source", "target")
+    segments = ("source_segments", "target_segments")
+    metrics = ("bleu",)
+    search = "translate"
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        """(sources [B, S], targets [B, T]) -> logits [B, T, V]."""
+        return EncoderDecoder(config)
+
+    def train_batches(
+        self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
+    ) -> TrainBatches:
+        """Pairs of similar length, or packed with several pairs a row."""
+        assert isinstance(tokenizer, Tokenizer)
+        process, seed = (process_index, process_count), config.train.seed
+        sources, weights = zip(*open_train(config), strict=True)
+        if config.data.packing:
+            parts = [PackedPairs(config, tokenizer, source, *process) for source in sources]
+            return parts[0] if len(parts) == 1 else MixedRows(parts, weights, seed)
+        buckets = pairs.buckets_for(config, tokenizer, sources)
+        parts = [
+            pairs.TrainPairs(config, tokenizer, source, buckets, *process) for source in sources
+        ]
+        return parts[0] if len(parts) == 1 else MixedBatches(parts, weights, seed)
+
+    def evaluation_batches(
+        self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
+    ) -> EvaluationBatches:
+        """All pairs in order of length."""
+        assert isinstance(tokenizer, Tokenizer)
+        return pairs.EvaluationPairs(config, tokenizer, split, batch_size, *process)
+
+    def empty_row(self, config: Config) -> Row:
+        """A row without text, of the longest bucket."""
+        return translation_row([], [], config.data.sequence_length)
+
+    def rows_per_batch(self, config: Config) -> int:
+        """Pairs in a batch of the longest bucket."""
+        return pairs.rows_of(config.data, config.data.sequence_length)
+
+    def with_rows(self, config: Config, rows: int) -> Config:
+        """The config with so many pairs in a batch of the longest bucket."""
+        tokens = 2 * rows * config.data.sequence_length
+        return dataclasses.replace(
+            config, data=dataclasses.replace(config.data, tokens_per_batch=tokens)
+        )
+
+    def row_multiple(self, config: Config) -> int:
+        """`data.row_multiple`."""
+        return config.data.row_multiple
+
+    def step_flops(self, config: Config, rows: int) -> float:
+        """Encoder, decoder with cross-attention, and logits at each token."""
+        m, T = config.model, config.data.sequence_length
+        layer = decoder_layer_flops(config) + attention_flops(config, "cross", T)
+        decoder = (m.num_decoder_layers or m.num_layers) * layer
+        return 3.0 * rows * T * (encoder_flops(config) + decoder + logits_flops(m))
+
+    def evaluate(self, run: TrainedRun) -> Result:
+        """BLEU, chrF and exact matches of a split; what was scored is in SPLIT.hypotheses.txt."""
+        evaluation = run.evaluation
+        source = open_split(run.config, evaluation.split)
+        texts, references = [], []
+        for number in range(len(source)):
+            text, reference = source[number]
+            texts.append(text)
+            references.append(reference)
+        translations, cost = run.translate(texts)
+        hypotheses = [translation.text for translation in translations]
+        run.publish("hypotheses.txt", "".join(f"{hypothesis}\n" for hypothesis in hypotheses))
+        seconds = max(cost.decode_seconds, 1e-9)
+        return {
+            **run.described(),
+            **translation_scores(hypotheses, references),
+            "beam_size": evaluation.beam_size,
+            "length_penalty": evaluation.length_penalty,
+            "sentences": len(texts),
+            "truncated_sources": sum(translation.truncated for translation in translations),
+            "output_tokens": cost.tokens,
+            "seconds": cost.decode_seconds,
+            "compile_seconds": cost.compile_seconds,
+            "sentences_per_second": cost.sentences / seconds,
+            "output_tokens_per_second": cost.tokens / seconds,
+        }
