@@ -248,8 +248,8 @@ ATTENTION = (
     Mutant(
         "key biases of other heads",
         "attend",
-        "logits += key_bias.astype(logits.dtype).swapaxes(1, 2)[:, :, None]",
-        "logits += key_bias[:, :, ::-1].astype(logits.dtype).swapaxes(1, 2)[:, :, None]",
+        "key_bias.astype(wide).swapaxes(1, 2)[:, :, None]",
+        "key_bias[:, :, ::-1].astype(wide).swapaxes(1, 2)[:, :, None]",
         "test_engines.py::test_a_key_bias_and_a_scale",
     ),
     Mutant(

@@ -28,13 +28,14 @@ def attend(
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
     logits = jnp.einsum("bknd,bksd->bkns", query, key, precision=options.precision)
     logits = logits.reshape(B, H, T, S)
-    if options.float32_softmax:
-        logits = logits.astype(jnp.promote_types(dtype, jnp.float32))
     if key_bias is not None:
-        logits += key_bias.astype(logits.dtype).swapaxes(1, 2)[:, :, None]
+        wide = jnp.promote_types(dtype, jnp.float32) if options.float32_softmax else dtype
+        logits = logits.astype(wide) + key_bias.astype(wide).swapaxes(1, 2)[:, :, None]
     allowed = mask.to_dense(T, S)
     if allowed is not None:
         logits = jnp.where(allowed, logits, jnp.finfo(dtype).min)
+    if options.float32_softmax:
+        logits = logits.astype(jnp.promote_types(dtype, jnp.float32))
     weights = jax.nn.softmax(logits)
     if allowed is not None and mask.may_empty_a_row:
         # The softmax of a row without keys is uniform; 0 is what such a row means.
