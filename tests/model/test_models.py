@@ -13,8 +13,9 @@ import pytest
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.module import Attention
 from mhe_jax.config import AttentionConfig, ModelConfig
+from mhe_jax.tasks import TASKS
 
-TASKS = ("mlm", "lm", "translation")
+NAMES = ("mlm", "lm", "translation")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_no_gradient_from_later_tokens(tiny, task, kind):
         assert (gradients[:, 11:17] > 0).all()
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", NAMES)
 def test_a_permuted_batch_permutes_the_output(tiny, task):
     config = tiny.config("mhe_mul")
     params = tiny.params(task, config)
@@ -58,7 +59,7 @@ def test_a_permuted_batch_permutes_the_output(tiny, task):
 def test_more_padding_changes_no_real_token(tiny, kind):
     config = tiny.config(kind)
     pad = lambda x: jnp.pad(x, ((0, 0), (0, 2)))  # noqa: E731
-    for task in TASKS:
+    for task in NAMES:
         params = tiny.params(task, config)
         inputs = tiny.inputs(task)
         padded = inputs if task == "mlm" else tuple(map(pad, inputs))
@@ -70,7 +71,7 @@ def test_more_padding_changes_no_real_token(tiny, kind):
 
 
 def test_a_row_of_padding_only_stays_finite(tiny):
-    for task in TASKS:
+    for task in NAMES:
         config = tiny.config("mhe_add")
         params = tiny.params(task, config)
         inputs = [x.at[1].set(0) for x in tiny.inputs(task)]
@@ -193,7 +194,7 @@ def test_dropout(tiny, rates):
         assert (np.abs(one - other) > 1e-3).any()
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", NAMES)
 def test_bfloat16_is_close(tiny, task):
     config = tiny.config("mhe_mul", scan_layers=True)
     params = tiny.params(task, config)

@@ -11,8 +11,9 @@ import pytest
 from mhe_jax.attention import KINDS
 from mhe_jax.data.examples import lm_row, mlm_row, pack, stack, translation_row
 from mhe_jax.model.embeddings import positions_within
+from mhe_jax.tasks import TASKS
 
-TASKS = ("mlm", "lm", "translation")
+NAMES = ("mlm", "lm", "translation")
 FORMS = [(kind, form) for kind, cls in KINDS.items() for form in getattr(cls, "forms", (None,))]
 T, RATE, V = 9, 0.3, 26
 MOST = 4  # predictions in a row of mlm
@@ -56,7 +57,7 @@ def close(one, other):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 0.01 * largest))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", NAMES)
 @pytest.mark.parametrize(("kind", "form"), FORMS)
 def test_packed_is_unpacked(tiny, task, kind, form):
     """The same losses and gradients; and a segment that changes changes no other's."""
@@ -85,7 +86,7 @@ def test_packed_is_unpacked(tiny, task, kind, form):
     close(after[1], before[1])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", NAMES)
 def test_one_segment_is_none(tiny, task):
     """A row of one example has the same loss whether its segments are given or not."""
     config = tiny.config("mhe_mul", num_layers=1)

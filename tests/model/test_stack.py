@@ -12,9 +12,10 @@ import pytest
 
 from mhe_jax.config import AttentionByRole, AttentionOverride
 from mhe_jax.model import stack_layers, unroll_layers
+from mhe_jax.tasks import TASKS
 from mhe_jax.training.sharding import RULES
 
-TASKS = ("mlm", "lm", "translation")
+NAMES = ("mlm", "lm", "translation")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def _gradient(tiny, task, config):
 def test_norms_of_pre_and_post(tiny):
     trees = {
         (task, norm): tiny.params(task, tiny.config(norm_position=norm))
-        for task in TASKS
+        for task in NAMES
         for norm in ("pre", "post")
     }
     for (task, norm), tree in trees.items():
