@@ -31,7 +31,7 @@ from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
 from mhe_jax.data import open_train, train_tokenizer
-from mhe_jax.tasks.labelled import text_of
+from mhe_jax.tasks import of
 
 ROOT = Path(__file__).parents[1]
 # A command line is parsed in one thread at a time, and standard error is caught meanwhile.
@@ -200,10 +200,10 @@ def pieces(at: Workplace) -> Path:
         if not path.exists():
             note(f"{path}: train_tokenizer")
             with PARSING:
-                wikitext, *tasks = [
+                wikitext, *configs = [
                     parse_train_arguments(at.arguments(*one)) for one in (MLM, *map(of_task, TASKS))
                 ]
-            texts = [(text_of(task), 1.0) for task in tasks]
+            texts = [(of(config).text(config), 1.0) for config in configs]
             train_tokenizer([*open_train(wikitext), *texts], VOCABULARY_SIZE).save(path)
     return path
 
