@@ -147,6 +147,22 @@ def test_configs_import_the_config_only(path):
     }
 
 
+def test_private_names_of_jax_are_in_one_file():
+    users = {
+        name(path)
+        for path in FILES
+        if any(module.startswith("jax._src") for module in imported(path))
+    }
+    assert users == {"training/cluster/distributed.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_state_is_hidden_in_frozen_objects(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr == "__setattr__":
+            pytest.fail(f"{path}:{node.lineno}: what a call decides is passed on as a value")
+
+
 def test_no_room_without_a_meaning():
     python = [*FILES, *ROOT.glob("*.py"), *(ROOT / "tests").rglob("*.py")]
     for path in python:

@@ -42,10 +42,10 @@ def failed(error: BaseException) -> None:
 
 
 @contextlib.contextmanager
-def bound(timeout: float) -> Iterator[None]:
-    """Binds the processes of `jax.distributed` for the block."""
+def bound(store: Any, timeout: float) -> Iterator[None]:
+    """Binds the processes of `jax.distributed` for the block; `store` is its key-value store."""
     global _group
-    _group = Group(timeout)
+    _group = Group(store, timeout)
     try:
         yield
     except BaseException as error:
@@ -95,10 +95,8 @@ def together(name: str) -> None:
 class Group:
     """The processes, as one of them sees them."""
 
-    def __init__(self, timeout: float):
-        from jax._src import distributed  # the store has no public door
-
-        self._client: Any = distributed.global_state.client
+    def __init__(self, store: Any, timeout: float):
+        self._client = store
         self.index, self.count, self.timeout = jax.process_index(), jax.process_count(), timeout
         self.period = min(max(1.0, self.count / 100), timeout / 4)
         self._lock = threading.Lock()
