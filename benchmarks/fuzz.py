@@ -105,7 +105,7 @@ class Program:
         return run
 
     def draw(self, rng):
-        """What it is; parameters, inputs and cotangent that the type holds; mask, and booleans."""
+        """Its name; parameters, inputs and cotangent that the type holds; mask, and booleans."""
         B, T, S = self.sizes
         case, width = self.case, self.case.width
         scale, of_values, of_cotangent = (

@@ -1,4 +1,4 @@
-"""What attention is timed beside: MHA of the same H and D, as other libraries compute it.
+"""Peers of attention: MHA of the same H and D, as other libraries compute it.
 
 Each of `PEERS` gives the cases of its forward run and of that with gradients, or raises where it is
 not there or refuses. `args` are those of benchmarks/attention.py.

@@ -1,4 +1,4 @@
-"""What the kinds of this project are worth on one small budget: WikiText-2, perplexity a token.
+"""Quality of the kinds on one small budget: WikiText-2, perplexity a token.
 
     python benchmarks/quality.py --data.directory data/wikitext-2            # about three hours
     python benchmarks/quality.py --workdir runs/quality --table              # what is there so far
@@ -141,7 +141,7 @@ def directory_of(workdir: Path, name: str, rate: str, seed: int) -> Path:
 
 
 def results(workdir: Path) -> list[dict]:
-    """What each finished or failed run says."""
+    """The result of each finished or failed run."""
     return [json.loads(path.read_text()) for path in sorted(workdir.glob("*/*/quality.json"))]
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark commands share: cases in turn, their summaries, tables and JSON.
+"""The common part of the benchmarks: cases in turn, their summaries, tables and JSON.
 
 Each case gets its turn once a round, so that whatever else the machine does hits all of them alike;
 the order is drawn anew each round, so that none always finds the caches that the same other left.
@@ -56,7 +56,7 @@ class PlainParser(argparse.ArgumentParser):
 
 
 class Parser(PlainParser):
-    """What is timed."""
+    """One thing to time."""
 
     def __init__(self, doc: str | None, forms: Iterable[str] = FORMS, timed: bool = True):
         super().__init__(doc)
@@ -236,7 +236,7 @@ def header_lines(about: dict[str, Any]) -> list[str]:
 
 
 def mha_note(kinds: Iterable[str], features: int, heads: int) -> list[str]:
-    """What a comparison with MHA must say, with numbers from the cost table."""
+    """The remark that a comparison with MHA needs, with numbers from the cost table."""
     mhe = [kind for kind in kinds if kind.startswith("mhe_")]
     if not mhe:
         return []
@@ -286,7 +286,7 @@ def _cores() -> int:
 
 
 class TorchResult:
-    """What PyTorch has queued, waited for as JAX's arrays are."""
+    """Waits for the work that PyTorch has queued, as for JAX's arrays."""
 
     def __init__(self, torch, value):
         self.torch, self.value = torch, value

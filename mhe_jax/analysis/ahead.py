@@ -35,7 +35,7 @@ GIB = 2**30
 
 
 def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
-    """What the train step of `config` needs on `target`; printed, and returned for the last line.
+    """The needs of the train step of `config` on `target`; printed, and returned.
 
     Raises:
       InputError: no such target, or the config cannot be laid over it.
@@ -212,7 +212,7 @@ def shard_bytes(tree: Any) -> int:
 
 
 def needed_bytes(message: str) -> int | None:
-    """What a program needs of a device's HBM, out of the compiler's complaint; None for another.
+    """Bytes of HBM that a program needs, by the compiler's complaint; None for another complaint.
 
     >>> needed_bytes("RESOURCE_EXHAUSTED: ... in memory space hbm. Used 2.50G of 1.50G hbm.")
     2684354560

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices.
+"""The traffic of a compiled program between devices.
 
 A collective counts once for each time that it runs. Bytes are those that one device hands in, or
 for an all-gather those that it gets: the whole array, the same however it travels.

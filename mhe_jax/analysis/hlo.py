@@ -29,7 +29,7 @@ class Instruction(NamedTuple):
     attributes: str
 
     def called(self, role: str) -> str | None:
-        """What the attribute `role` names."""
+        """The computation that the attribute `role` names."""
         found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
         return found and found[1]
 
@@ -104,7 +104,7 @@ class Program:
         return {}
 
     def _step(self, body: dict[str, Instruction], place: str | None, carried) -> int | None:
-        """What a turn of the body adds to the carried number at `place`."""
+        """The step of the carried number at `place` in a turn of the body."""
         root = list(body.values())[-1]
         if place is None or root.opcode != "tuple":
             return None
@@ -124,7 +124,7 @@ def _number(own: dict[str, Instruction], name: str, carried: dict[str, int]) -> 
 
 
 def _source(own: dict[str, Instruction], name: str) -> Instruction:
-    """What is behind copies of `name`."""
+    """The instruction behind copies of `name`."""
     i = own[name]
     while i.opcode in ("bitcast", "copy", "copy-start", "copy-done"):
         i = own[i.operands[0]]

@@ -101,7 +101,7 @@ def _gpus(name: str, kind: str, layout: str) -> list[Any]:
 
 
 def hbm_bytes(device_kind: str) -> int | None:
-    """What a program may fill of the memory of a device; None where that is not known.
+    """Bytes of a device's memory that a program may fill; None where that is not known.
 
     Of a GPU it is the share that JAX takes, 75 % unless XLA_PYTHON_CLIENT_MEM_FRACTION says other.
     """

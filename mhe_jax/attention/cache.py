@@ -49,7 +49,7 @@ def fill(module: nn.Module, entries: KeyValues) -> None:
 
 
 def read(module: nn.Module) -> KeyValues:
-    """What the cache holds."""
+    """The arrays of the cache."""
     prefix = "cached_"
     leaves = module.variables["cache"]
     return {

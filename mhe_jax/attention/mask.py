@@ -116,7 +116,7 @@ class Mask:
         return Mask(self.is_causal, offset, key_valid, segments, allowed)
 
     def misfit(self, heads: tuple[int, int, int, int]) -> str | None:
-        """What of the mask does not broadcast to [B, H, T, S], or None."""
+        """The part of the mask that does not broadcast to [B, H, T, S], or None."""
         B, _, T, S = heads
         of_queries, of_keys = self.segment_ids or (None, None)
         for part, array, wanted in (

@@ -127,7 +127,7 @@ class Attention(nn.Module):
         }
 
     def expand(self, memory: cache.KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
-        """What the cache holds to keys [B, S, K, D] and values [B, S, K, E] of the engine."""
+        """The arrays of the cache to keys [B, S, K, D] and values [B, S, K, E] of the engine."""
         return memory["key"], memory["value"]
 
     def merge(self, heads: jax.Array, weight_sum: jax.Array, call: Call) -> jax.Array:
@@ -142,7 +142,7 @@ class Attention(nn.Module):
         return None
 
     def scale(self, query: jax.Array, call: Call) -> float:
-        """What a product of a query and a key is multiplied by: 1/√D."""
+        """The factor of a product of a query and a key: 1/√D."""
         return query.shape[-1] ** -0.5
 
     def start(self, call: Call) -> Call:
@@ -150,7 +150,7 @@ class Attention(nn.Module):
         return call
 
     def widths(self, head_features: int) -> Widths:
-        """What heads of width D cost, for `mhe_jax.attention.cost`: here MHA, GQA and MQA."""
+        """The cost of heads of width D, for `mhe_jax.attention.cost`: here MHA, GQA and MQA."""
         query, key = self.num_heads * head_features, self.kv_heads * head_features
         return Widths(query, key, value=key, cached=2 * key, scored=query, weighted=query)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """What eval.py does with a run."""
+    """How eval.py scores, translates or continues with a run."""
 
     # Which split.
     split: Literal["validation", "test"] = "test"

@@ -41,7 +41,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for instead of training: devices that need not be there."""
+    """Devices to compile for instead of training; they need not be there."""
 
     # A TPU and its layout, as v5e:16x16.
     topology: str = ""

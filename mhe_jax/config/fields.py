@@ -66,7 +66,7 @@ def _is_part(hint: Any) -> TypeGuard[type]:
 
 
 def allowed_values(hint: Any) -> str:
-    """What a field of this type takes, in words.
+    """The values that a field of this type takes, in words.
 
     >>> allowed_values(int | None), allowed_values(tuple[str, ...])
     ('a whole number or None', 'any number of texts')

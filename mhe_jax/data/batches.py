@@ -1,4 +1,4 @@
-"""What all batches have in common.
+"""The common part of all batches.
 
     global batch = f(seed, step)        process p of P holds its rows pR/P to (p + 1)R/P of R
 

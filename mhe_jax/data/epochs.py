@@ -1,4 +1,4 @@
-"""What is drawn anew for each epoch: kept for the last two, since batches straddle them."""
+"""Values drawn anew for each epoch, held for the last two, since batches straddle them."""
 
 import threading
 from collections import OrderedDict

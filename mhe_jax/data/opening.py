@@ -1,4 +1,4 @@
-"""What `data.train`, `data.validation` and `data.test` name, as sources.
+"""The sources that `data.train`, `data.validation` and `data.test` name.
 
     what is written in `data.train`          an item is
     a.txt (any other suffix)                 a line
@@ -42,7 +42,7 @@ def open_source(
     cache: Path | None = None,
     option: str = "data",
 ) -> Source:
-    """What `data.train`, `data.validation` or `data.test` names, checked from end to end.
+    """The source that `data.train`, `data.validation` or `data.test` names, checked whole.
 
     Args:
       written: one name, or two parallel files.

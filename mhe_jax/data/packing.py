@@ -21,7 +21,7 @@ ORDER = 2
 
 
 class _Pattern(NamedTuple):
-    """What `repeats` rows consist of: `copies` examples of each of `classes`."""
+    """The contents of `repeats` rows: `copies` examples of each of `classes`."""
 
     repeats: int
     classes: np.ndarray

@@ -36,7 +36,7 @@ NAME = re.compile(
 def open_items(
     written: str, fields: tuple[str, ...], cache: Path
 ) -> tuple[Sequence[Any], Content, str, np.ndarray | None]:
-    """What `Items` takes of the one or two texts that `tfds:NAME/CONFIG:SPLIT` has in `fields`.
+    """The arguments of `Items` for the one or two texts of `tfds:NAME/CONFIG:SPLIT` in `fields`.
 
     NAME may carry a version (`tfds:wmt14_translate/de-en:1.0.0:train`), SPLIT a slice
     (`tfds:wmt14_translate/de-en:train[:90%]`); data lies where TFDS keeps it ($TFDS_DATA_DIR).

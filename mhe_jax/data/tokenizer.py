@@ -155,7 +155,7 @@ class Tokenizer(Pieces):
         return rows
 
     def inputs(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """What a model reads in place of ids [...]: themselves, as `tokens`."""
+        """The inputs of a model for ids [...]: themselves, as `tokens`."""
         return {"tokens": ids}
 
     def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:

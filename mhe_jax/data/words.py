@@ -84,7 +84,7 @@ class HashedWords:
             self._ids.update(zip(new, range(first, last), strict=True))
 
     def inputs(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """What a model reads in place of ids [...].
+        """The inputs of a model for ids [...].
 
         `tokens` [...]: the ids themselves, rows of the table; or without a table types, 0 to 4 the
         special tokens and 5 a word, with `signatures` [..., 16], zeros for special tokens.

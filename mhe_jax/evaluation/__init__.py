@@ -1,4 +1,4 @@
-"""What a trained run is worth, and its translations and texts.
+"""The scores of a trained run, and its translations and texts.
 
     evaluate(workdir, evaluation)                    # scores on a split
     translate(workdir, evaluation, lines, write)     # lines in, lines out

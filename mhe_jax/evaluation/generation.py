@@ -62,7 +62,7 @@ def cut(
 
 @dataclass(frozen=True)
 class Continuation:
-    """What became of one prompt."""
+    """The continuation of one prompt."""
 
     text: str  # of prompt and continuation
     tokens: list[int]  # of the continuation, with eos where it ended

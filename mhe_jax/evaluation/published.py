@@ -1,4 +1,4 @@
-"""What Xue & Aletras 2023 print: parameter counts and scores, to compare with what we compute.
+"""Parameter counts and scores that Xue & Aletras 2023 print, to compare with what we compute.
 
 "Pit One Against Many: Leveraging Attention-head Embeddings for Parameter-efficient Multi-head
 Attention", Findings of EMNLP 2023, arXiv 2310.07911.

@@ -70,7 +70,7 @@ class Run:
         return self.config.evaluation
 
     def described(self) -> dict[str, Any]:
-        """What every result says: the model, the split, the checkpoints."""
+        """The part that all results share: the model, the split, the checkpoints."""
         evaluation = self.evaluation
         return {
             **described(self.config, self.mesh, self.params),
@@ -135,7 +135,7 @@ def evaluation_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mes
 
 
 def name_of(evaluation: EvaluationConfig) -> str:
-    """What files of results are called: by the split, or by the first source in its place."""
+    """The name of files of results: the split, or the first source in its place."""
     name = evaluation.split
     if evaluation.sources:
         name = re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)

@@ -32,7 +32,7 @@ SHORTEST = 16
 
 @dataclass(frozen=True)
 class Translation:
-    """What became of one text; a blank one has no tokens, not even eos."""
+    """The translation of one text; that of a blank one has no tokens, not even eos."""
 
     text: str
     tokens: list[int]  # with eos
@@ -43,7 +43,7 @@ class Translation:
 
 @dataclass
 class Cost:
-    """What the translations so far took; compiling is apart from decoding."""
+    """The cost of the translations so far; compiling is apart from decoding."""
 
     compile_seconds: float = 0.0
     decode_seconds: float = 0.0

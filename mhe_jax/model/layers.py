@@ -36,7 +36,7 @@ def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:
 
 
 def projection(config: ModelConfig, rank: int | None) -> Callable[..., nn.Module]:
-    """What makes a dense projection, or one of `rank` Kronecker products."""
+    """The maker of a dense projection, or of one of `rank` Kronecker products."""
     return Projection if rank is None else KroneckerProjection(rank, config.kronecker.apply)
 
 

@@ -183,7 +183,7 @@ def runs_table(found: Sequence[Section], runs: Sequence[Run]) -> Table:
 
 
 def published_tables() -> list[Table]:
-    """What the paper prints, for orientation."""
+    """The figures of the paper, for orientation."""
     columns = [Column("kind"), Column("attention parameters", 0)]
     for benchmark in published.BENCHMARKS:
         columns += [Column(benchmark, 1), Column("PRR", 1), Column("PEoP", 2)]

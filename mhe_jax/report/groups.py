@@ -85,7 +85,7 @@ class Section:
     chosen: tuple[str, ...]  # fields of which each group has the value that is best for it
 
     def base(self, group: Group, kind: str) -> Group | None:
-        """What `group` is compared with: the group of `kind` that differs in its attention alone.
+        """The base of `group`: the group of `kind` that differs from it in its attention alone.
 
         Of several, the one that also has its number of heads and all else that every kind has.
         """
@@ -143,7 +143,7 @@ def sections(runs: Sequence[Run], metric: str | None, choose: Sequence[str] = ()
 
 
 def _text(run: Run) -> tuple:
-    """What is learned: the task, and which data by name (where it lies does not matter)."""
+    """The task, and its data by name (where they lie does not matter)."""
     assert run.config is not None
     data = {
         name: value

@@ -34,7 +34,7 @@ NO_SCORES = ("seconds", "nats", "per_second")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one run left. `config` is None of one that failed before it wrote any."""
+    """The files of one run. `config` is None of one that failed before it wrote any."""
 
     path: Path
     config: Config | None
@@ -142,7 +142,7 @@ def _read(path: Path, split: str) -> Run:
 
 
 def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
-    """What tells that a run was trained on after it was evaluated; "" if nothing does."""
+    """A sign that a run was trained on after it was evaluated; "" if there is none."""
     which = {"best": "best_step", "last": "steps"}.get(scores.get("checkpoint", ""), "")
     now, then = result.get(which), scores.get("steps")
     last = then[-1] if isinstance(then, list) and then else then

@@ -1,4 +1,4 @@
-"""What can be learned: a task a file, each one value of `TASKS`.
+"""Tasks: a file each, and each one value of `TASKS`.
 
     config = resolve(config)                    # with the labels that the data has
     check_sources(config)                       # all that can be wrong with the input, early

@@ -1,4 +1,4 @@
-"""What the tasks on running text share: rows of one shape, cut from the text of a source."""
+"""The common part of the tasks on running text: rows of one shape, cut from a source."""
 
 from mhe_jax.config import Config
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, Tokenizer, TrainBatches, examples

@@ -61,7 +61,7 @@ def squared_error_sums(
 
 
 def ratios(sums: dict[str, float]) -> dict[str, float]:
-    """What people read: loss, accuracy and perplexity; the loss with smoothing where it is used.
+    """Loss, accuracy and perplexity of sums; the loss with smoothing where it is used.
 
     Accuracy and perplexity only where their sums are there.
 

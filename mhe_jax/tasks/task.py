@@ -33,7 +33,7 @@ PAD_ID = 0
 
 
 class TrainedRun(Protocol):
-    """What a task is scored with: a run with its parameters on the mesh, see `evaluation.run`."""
+    """A run with its parameters on the mesh, as scoring needs it; see `evaluation.run`."""
 
     @property
     def workdir(self) -> Path: ...
@@ -51,7 +51,7 @@ class TrainedRun(Protocol):
         ...
 
     def described(self) -> Result:
-        """What every result says: the model, the split, the checkpoints."""
+        """The part that all results share: the model, the split, the checkpoints."""
         ...
 
     def publish(self, suffix: str, text: str) -> None:
@@ -197,7 +197,7 @@ class Task:
         return set_field(config, "data.batch_size", rows)
 
     def row_multiple(self, config: Config) -> int:
-        """What the rows of a global batch are a multiple of."""
+        """A number that divides the rows of a global batch."""
         return 1
 
     # How a run is scored.

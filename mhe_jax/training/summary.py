@@ -1,4 +1,4 @@
-"""What a run is, in one line before it and one JSON object after it."""
+"""A run in one line before it, and in one JSON object after it."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ def about(config: Config, mesh: Mesh, params: Any) -> str:
 
 
 def _forms(config: Config) -> dict[str, str]:
-    """What the kinds of the config run as, as far as they have been traced."""
+    """Form and engine of each kind in the config, as far as they have been traced."""
     kinds = {config.model.attention_for(role).kind for role in config.facts.roles}
     return {k: v for k, v in choices().items() if k in kinds}
 
 
 def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
-    """What every result says: the model, its size, and what it ran on."""
+    """The part that all results share: the model, its size, and the devices."""
     kinds = {role: config.model.attention_for(role).kind for role in config.facts.roles}
     return {
         "task": config.task,

@@ -1,4 +1,4 @@
-"""What there is to look at: metrics.jsonl, progress bar or plain lines, TensorBoard, a picture.
+"""The log of a run: metrics.jsonl, progress bar or plain lines, TensorBoard, a picture.
 
 Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `split` (`train` or
 `validation`) and numbers; training numbers are means since the line before.

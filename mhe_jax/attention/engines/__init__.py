@@ -63,7 +63,7 @@ _choices: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class Options:
-    """What a call asks of an engine beside its arrays.
+    """The demands of a call on an engine, beside its arrays.
 
     `broadcast_dropout`: True draws one dropout mask per example for all its heads, 'batch' one for
     the whole batch (Flax's default), False one for each head.
@@ -222,5 +222,5 @@ def record_choice(what: str, choice: str) -> None:
 
 
 def choices() -> dict[str, str]:
-    """What each attention kind traced so far runs as, e.g. `{'mhe_mul': 'folded on xla'}`."""
+    """Form and engine of each attention kind traced so far: `{'mhe_mul': 'folded on xla'}`."""
     return dict(_choices)

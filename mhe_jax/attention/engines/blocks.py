@@ -22,7 +22,7 @@ KEPT = "kept"
 
 
 class Static(NamedTuple):
-    """What the compiler knows of a call."""
+    """The static part of a call."""
 
     scale: float
     keep: float  # share of the weights that dropout keeps

@@ -42,7 +42,7 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
 
 def missing(query, key, value) -> str | None:
-    """What this machine lacks for such a call, or None."""
+    """The reason why this machine cannot do such a call, or None."""
     call = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
     try:
         jax.eval_shape(call, query, key, value)

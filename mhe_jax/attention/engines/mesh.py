@@ -1,4 +1,4 @@
-"""What a call runs on: its platform, and each device's own rows and heads by `jax.shard_map`."""
+"""The devices of a call: its platform, and each one's own rows and heads by `jax.shard_map`."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 
 def platform() -> str:
-    """What a call is compiled for: 'cpu', 'gpu' or 'tpu'.
+    """The platform that a call is compiled for: 'cpu', 'gpu' or 'tpu'.
 
     That of the mesh that is set, whose devices need not be there, else JAX's default.
     """

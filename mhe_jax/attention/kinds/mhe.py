@@ -50,7 +50,7 @@ class MultipleHeadEmbeddingAttention(AttentionInForms):
         raise TypeError("the folding is defined by MHEAddAttention and MHEMulAttention")
 
     def fold_output(self, heads: jax.Array, weight_sum: jax.Array, e_v: jax.Array) -> jax.Array:
-        """What e_v does to the sums over the shared value, [B, T, H, D]."""
+        """Lays e_v over the sums over the shared value, [B, T, H, D]."""
         raise TypeError("the folding is defined by MHEAddAttention and MHEMulAttention")
 
     def refusal_of(self, form: str, call: Call) -> str | None:

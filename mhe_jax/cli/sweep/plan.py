@@ -40,7 +40,7 @@ class Run:
         return Path(self.config.workdir)
 
     def result(self) -> dict[str, Any] | None:
-        """What train.py says of it, None while it is not finished as its config says."""
+        """Its result by train.py, None while it is not finished as its config says."""
         try:
             result = read_result(self.workdir / RESULT)
         except InputError:

@@ -13,7 +13,7 @@ def _has_spans(config: Config) -> bool:
 
 
 def check_evaluation(config: Config) -> None:
-    """What goes with the task, and with one another."""
+    """Fields that go with the task, and with one another."""
     evaluation = config.evaluation
     name = evaluation.checkpoint
     if name not in ("best", "last") and not (name.isascii() and name.isdigit()):

@@ -86,7 +86,7 @@ def _check_form(attention: AttentionConfig, named) -> None:
 
 
 def check_encoder(config: Config) -> None:
-    """What goes with encoders only: hashed words, and tokens that see nothing else."""
+    """Fields of encoders only: hashed words, and tokens that see nothing else."""
     model, data, task, facts = config.model, config.data, config.task, config.facts
     for field in ("hashing", "context"):
         value = getattr(model, field)

@@ -24,7 +24,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalized(text: str) -> str:
-    """What is compared.
+    """The form in which answers are compared.
 
     >>> normalized("The  U.S. Army")
     'us army'

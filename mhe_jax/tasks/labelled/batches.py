@@ -137,7 +137,7 @@ class EvaluationExamples(EvaluationBatches):
         return _batch(self.rows, numbers[self._own], length)
 
     def predictions(self, outputs: Outputs) -> list[Any]:
-        """What a model predicts for each example, in their order.
+        """The predictions of a model for each example, in their order.
 
         Class or choice by the highest logit, a number as it is, an `Answer` as `windows.py` says.
         """

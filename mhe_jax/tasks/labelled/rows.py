@@ -54,7 +54,7 @@ def cut(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def empty_row(length: int) -> Row:
-    """What a row of `LabelledRows` holds, in shape and type; all zeros."""
+    """A row of `LabelledRows` in shape and type; all zeros."""
     return {
         **{name: np.zeros(length, np.int32) for name in ("tokens", "token_types", "marks")},
         "labels": np.zeros((), np.int32),

@@ -1,4 +1,4 @@
-"""What the tasks on labelled examples share; they tune an encoder.
+"""The common part of the tasks on labelled examples; they tune an encoder.
 
 tokens, token_types, marks [T]   labels, weights, index []
 """
@@ -40,7 +40,7 @@ class LabelledTask(Task):
         return {name: found[name] for name in ("loss", "count")}
 
     def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
-        """What the model gave, and the numbers of the examples."""
+        """The outputs of the model, and the numbers of the examples."""
         return {"outputs": logits, "index": batch["index"]}
 
     def step_flops(self, config: Config, rows: int) -> float:

@@ -134,7 +134,7 @@ class WindowRows:
         }
 
     def text(self, number: int, first: int, last: int) -> str:
-        """What stands in the context at places `first` to `last` of row `number`."""
+        """The text of the context at positions `first` to `last` of row `number`."""
         question, start = self._windows[number, :2]
         offset = start - len(self._asked[question]) - self._before
         places = self._places[self._context[question]]

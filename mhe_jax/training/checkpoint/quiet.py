@@ -1,4 +1,4 @@
-"""What Orbax prints of an error that it raises as well, many times over."""
+"""Silences errors that Orbax prints many times over and raises as well."""
 
 import inspect
 import logging

@@ -1,4 +1,4 @@
-"""What is done with Orbax itself: managers of a run's directories, one read, one write."""
+"""Calls of Orbax itself: managers of a run's directories, one read, one write."""
 
 import contextlib
 import re
@@ -29,7 +29,7 @@ def check_tokenizer(meta: Meta, tokenizer: AnyTokenizer) -> None:
 
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
-    """What it gives and "", or None and why it cannot be had."""
+    """Its result and "", or None and the reason why there is none."""
     try:
         return read(), ""
     except Exception as error:  # each library on the way has its own
@@ -53,7 +53,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def writing(manager: ocp.CheckpointManager) -> Iterator[None]:
-    """Whatever is raised inside, often long after its cause, becomes a NotSaved."""
+    """Turns every error inside, often long after its cause, into a NotSaved."""
     try:
         yield
     except NotSaved:

@@ -22,7 +22,7 @@ COMING, ANSWERING = 300, 100  # seconds, where --process_timeout does not say
 
 @dataclass(frozen=True)
 class Processes:
-    """What the flags say; with None for `coordinator` the cluster is asked."""
+    """The flags; with None for `coordinator` the cluster is asked."""
 
     coordinator: str | None = None
     num_processes: int | None = None

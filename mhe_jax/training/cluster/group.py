@@ -1,4 +1,4 @@
-"""What the processes of a run do together beside computing: wait, stop, and miss each other.
+"""The processes of a run, beside computing: they wait, stop together, and notice who is lost.
 
 All of it goes over the key-value store of `jax.distributed`, in a thread of its own, so that a step
 costs nothing more. Every `period` seconds each process
@@ -239,7 +239,7 @@ def _foreseen(error: BaseException) -> bool:
 
 
 def _end(code: int, reason: str, after: float = 0) -> None:
-    """What is not finished by now waits for somebody who never comes."""
+    """Ends the process: what is not finished by now waits for a process that is lost."""
     with contextlib.suppress(OSError):  # nobody may read it
         print(f"error: {reason}", file=sys.stderr, flush=True)
         sys.stdout.flush()

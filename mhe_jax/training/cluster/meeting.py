@@ -74,7 +74,7 @@ def _greet(to_first: socket.socket, index: int, count: int, end: float) -> str:
 
 
 def _line(connection: socket.socket, longest: int, end: float) -> bytes:
-    """What is sent up to the end of a line; process 0 waits for us after each of its own.
+    """One line as it was sent; process 0 waits for us after each of its own.
 
     Raises:
       TimeoutError: it takes until `end`, however little at a time comes.

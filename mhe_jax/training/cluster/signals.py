@@ -1,4 +1,4 @@
-"""What asks a run to save and stop: SIGTERM, Ctrl-C, SIGHUP, a standard error that nobody reads.
+"""Signals to save and stop: SIGTERM, Ctrl-C, SIGHUP, a standard error that nobody reads.
 
 A second SIGTERM or Ctrl-C ends the process. Nothing else does: a terminal that closes may send
 SIGHUP twice. A SIGHUP that is ignored, as under `nohup`, stays so.

@@ -45,7 +45,7 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 @dataclass(frozen=True)
 class Owner:
-    """What the file says."""
+    """The contents of the file."""
 
     host: str
     process: int
@@ -331,7 +331,7 @@ def _now() -> float:
 
 
 def _lost(path: Path, found: Owner | None) -> NoReturn:
-    """Whatever this process did from here on, it would do to the run of another."""
+    """Ends the process at once: from here on it would write into the run of another."""
     by = "it is gone" if found is None else f"{found} has it since {found.since}"
     reason = f"the lock of this run is no longer its own, {by}; nothing more is written"
     with contextlib.suppress(OSError):  # nobody may read it

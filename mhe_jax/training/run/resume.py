@@ -33,7 +33,7 @@ def holds_run(config: Config) -> bool:
 
 
 def changed_fields(config: Config) -> list[str]:
-    """What differs from the run in `config.workdir`, each as `name: old -> new`; [] without a run.
+    """Differences from the run in `config.workdir`, as `name: old -> new`; [] without a run.
 
     Raises:
       InputError: a difference under which the run cannot go on; nothing has been touched.

@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 class Sizes(NamedTuple):
-    """What the compiler knows of a call."""
+    """The static part of a call."""
 
     keys: int  # S without padding
     groups: int  # C

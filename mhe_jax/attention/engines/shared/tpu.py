@@ -168,7 +168,7 @@ def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cot
 
 
 def _inputs(static, sizes, q, k, v, w, columns, seen):
-    """What all kernels read, padded to whole blocks."""
+    """The inputs of all kernels, padded to whole blocks."""
     T, S = _up(q.shape[1], sizes.block_queries), _up(sizes.keys, sizes.block_keys)
     D = _up(q.shape[2], LANES)
     first, second = _parts(w)
