@@ -134,7 +134,9 @@ def test_saturated_queries_have_no_gradient():
 def test_calls_of_nothing():
     for lengths in ((0, S), (T, 0)):
         query, key, value, key_bias, cotangent = inputs(lengths=lengths, spread=0.0)
-        attend = functools.partial(tpu.attend, mask=Mask(), options=Options(), interpret=True)
+        attend = functools.partial(
+            tpu.attend, mask=Mask(), options=Options(), scale=0.5, interpret=True
+        )
         (output, _), pull = jax.vjp(attend, query, key, value, key_bias)
         np.testing.assert_array_equal(output, np.zeros(cotangent.shape))
 
