@@ -36,6 +36,8 @@ import jax
 import numpy as np
 
 from benchmarks import experiment, timing
+from mhe_jax.attention import MultiHeadAttention
+from mhe_jax.attention.cost import Widths
 from mhe_jax.config import Config
 from mhe_jax.data import NUM_SPECIAL
 from mhe_jax.data.examples import num_predictions
@@ -202,6 +204,10 @@ class FlaxAttention(nn.MultiHeadDotProductAttention):
         keys = inputs_q if inputs_k is None else inputs_k
         dense = None if mask is None else mask.to_dense(inputs_q.shape[-2], keys.shape[-2])
         return super().__call__(inputs_q, keys, mask=dense, deterministic=deterministic)
+
+    def widths(self, head_features: int) -> Widths:
+        """Its cost, that of `mha`."""
+        return MultiHeadAttention(self.num_heads).widths(head_features)
 
 
 @contextlib.contextmanager

@@ -255,7 +255,7 @@ def test_a_signal_before_the_first_step_ends_cleanly(tiny, monkeypatch, capsys, 
         raise RuntimeError("a library was interrupted")
 
     old = signal.getsignal(number)
-    monkeypatch.setattr(loop.data, "train_batches", kill)
+    monkeypatch.setattr(loop.tasks, "train_batches", kill)
     config = tiny("lm")
     with pytest.raises(Stopped) as stopped:
         train(config)

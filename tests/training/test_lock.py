@@ -184,7 +184,9 @@ def test_one_that_was_stopped_for_long_ends_when_it_goes_on(tmp_path, soon, hold
     with locked(tmp_path):
         mine = (tmp_path / FILE).read_bytes()
         holder.send_signal(signal.SIGCONT)
-        _, err = holder.communicate()
+        # Its standard input stays open: at its end it would leave by itself.
+        holder.wait(timeout=60)
+        err = holder.stderr.read()
         assert (tmp_path / FILE).read_bytes()[:100] == mine[:100]
     assert holder.returncode == 1
     assert err.startswith(f"error: {tmp_path}: the lock of this run is no longer its own, process ")

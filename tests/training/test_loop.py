@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from mhe_jax import tasks
 from mhe_jax.config import InputError
 from mhe_jax.config.loading import load_json, set_field
 from mhe_jax.tasks import make_tokenizer
@@ -214,6 +215,7 @@ def test_what_is_validated_and_kept(tiny, average, counts, loss, is_best):
     """The average where there is one; of equal losses the first is the best."""
     steps, noted, asked = loop._Loop.__new__(loop._Loop), Noted(), []
     steps.config, steps.meta, steps.lock = tiny("lm"), {}, None
+    steps.task = tasks.of(steps.config)
     steps.checkpoints = steps.signals = steps.tracker = noted
     steps._on_devices = lambda rows: rows
 
@@ -384,7 +386,7 @@ def test_a_start_that_ends_early_leaves_what_was_there_and_nothing_else(tiny, mo
     def fail(*arguments, **options):
         raise InputError("something is wrong")
 
-    monkeypatch.setattr(loop.data, "train_batches", fail)
+    monkeypatch.setattr(loop.tasks, "train_batches", fail)
     config = tiny("lm")
     workdir = Path(config.workdir)
     with pytest.raises(InputError, match="something is wrong"):
