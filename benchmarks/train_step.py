@@ -207,7 +207,7 @@ class FlaxAttention(nn.MultiHeadDotProductAttention):
 
     def widths(self, head_features: int) -> Widths:
         """Its cost, that of `mha`."""
-        return MultiHeadAttention(self.num_heads).widths(head_features)
+        return MultiHeadAttention(self.num_heads, parent=None).widths(head_features)
 
 
 @contextlib.contextmanager
