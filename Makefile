@@ -46,7 +46,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m slow
 
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants.py

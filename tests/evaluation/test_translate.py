@@ -231,20 +231,12 @@ def test_eval_py_ends_with_a_line_of_json(translation_run, texts):
     assert (translation_run / "validation.hypotheses.txt").exists()
 
 
-@pytest.fixture
-def heeds_ctrl_c():
-    """A process started in the background ignores SIGINT, and so would what it starts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_eval_py_translates_and_stops_at_ctrl_c(translation_run):
     process = start(translation_run, "--translate", "--beam_size", 1, "--batch_size", 1)
-    process.stdin.write("the cat\n\n\u2028日本\nthe dog\n".encode())
+    # A batch is translated at once, then four at a time: it waits for no more than these.
+    process.stdin.write("the cat\n\n\u2028日本\nthe dog\na cat\n".encode())
     process.stdin.flush()
-    lines = [process.stdout.readline() for _ in range(4)]
+    lines = [process.stdout.readline() for _ in range(5)]
     assert all(line.endswith(b"\n") for line in lines)
     assert lines[1] == b"\n"
     process.send_signal(signal.SIGINT)
