@@ -17,6 +17,7 @@ from mhe_jax.config import (
     ModelConfig,
 )
 from mhe_jax.config.loading import save_json
+from mhe_jax.config.rules.trust import remember
 from mhe_jax.tasks import TASKS, make_tokenizer
 from mhe_jax.training.checkpoint import Checkpoints
 
@@ -73,6 +74,7 @@ def save_run(config, change=lambda params: params):
     workdir.mkdir(parents=True)
     make_tokenizer(config, workdir / "tokenizer.model")
     save_json(config, workdir / "config.json")
+    remember(workdir)
     model = TASKS[config.task].model(config.model)
     initialize = TASKS[config.task].initializer(model, config.data.sequence_length)
     params = jax.jit(lambda key: nn.unbox(initialize(key)))(jax.random.key(3))
