@@ -6,11 +6,15 @@ after a prefill of right-padded prompts, set `cache_index` to their lengths, and
 overwrite the padding.
 """
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import AxisType
+
+from mhe_jax.attention.mask import Mask
 
 # What the `memory` of a kind returns, by name: [B, S, ...] each.
 KeyValues = dict[str, jax.Array]
@@ -18,12 +22,28 @@ KeyValues = dict[str, jax.Array]
 
 def is_filled_once(module: nn.Module) -> bool:
     """Whether the cache is the fixed one of cross-attention, written by `fill_cache`."""
-    return _has_entries(module) and not module.has_variable("cache", "cache_index")
+    return _has_entries(module) and not _is_begun(module)
 
 
-def exists(module: nn.Module) -> bool:
-    """Whether there is a cache to append to."""
-    return module.has_variable("cache", "cache_index")
+def extend(
+    module: nn.Module, entries: KeyValues, mask: Mask
+) -> tuple[KeyValues, Mask, jax.Array | None]:
+    """Append the entries of a call of self-attention, or make the cache where there is none.
+
+    Returns all that the cache holds, `mask` for keys that begin at the start of the row, and where
+    a row ran past the end [B]; a call that only makes the cache attends to its own tokens.
+
+    Raises:
+      ValueError: as `append`.
+    """
+    if not _is_begun(module):
+        create(module, entries)
+        return entries, mask, None
+    entries, offset, overflow = append(module, entries)
+    if mask.is_causal and mask.offset is None:
+        # The caller says it too; a position is counted from the start of the row.
+        mask = dataclasses.replace(mask, is_causal=False)
+    return entries, mask & Mask.causal(offset), overflow
 
 
 def create(module: nn.Module, entries: KeyValues) -> None:
@@ -40,7 +60,7 @@ def fill(module: nn.Module, entries: KeyValues) -> None:
     Raises:
       ValueError: the cache has been begun by a call, as that of self-attention.
     """
-    if exists(module):
+    if _is_begun(module):
         raise ValueError(
             "fill_cache: the cache is one of self-attention, which a call without fill_cache began"
         )
@@ -100,6 +120,10 @@ def append(module: nn.Module, entries: KeyValues) -> tuple[KeyValues, jax.Array,
         )
     module.put_variable("cache", "cache_index", index + tokens)
     return merged, index, overflow
+
+
+def _is_begun(module: nn.Module) -> bool:
+    return module.has_variable("cache", "cache_index")
 
 
 def _has_entries(module: nn.Module) -> bool:

@@ -115,8 +115,8 @@ class Mask:
         key_valid = None if self.key_valid is None else _cut(self.key_valid, 1, 0, keys)
         return Mask(self.is_causal, offset, key_valid, segments, allowed)
 
-    def misfit(self, heads: tuple[int, int, int, int]) -> str | None:
-        """The part of the mask that does not broadcast to [B, H, T, S], or None."""
+    def check(self, heads: tuple[int, int, int, int]) -> None:
+        """Raises ValueError where a part of the mask does not broadcast to [B, H, T, S]."""
         B, _, T, S = heads
         of_queries, of_keys = self.segment_ids or (None, None)
         for part, array, wanted in (
@@ -129,8 +129,9 @@ class Mask:
             shape = wanted if array is None else array.shape
             fits = len(shape) == len(wanted)
             if not fits or any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
-                return f"{part} has shape {shape}, which does not broadcast to {wanted}"
-        return None
+                raise ValueError(
+                    f"mask: {part} has shape {shape}, which does not broadcast to {wanted}"
+                )
 
     def to_dense(self, queries: int, keys: int) -> jax.Array | None:
         """Booleans of rank 4 that broadcast to [B, H, T, S]; None where all is allowed."""

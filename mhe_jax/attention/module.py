@@ -149,6 +149,10 @@ class Attention(nn.Module):
         """`call` with what the kind decides before anything is computed."""
         return call
 
+    def untrained(self) -> tuple[str, ...]:
+        """Names of parameters that cannot change the output, and get no update in training."""
+        return ()
+
     def widths(self, head_features: int) -> Widths:
         """The cost of heads of width D, for `mhe_jax.attention.cost`: here MHA, GQA and MQA."""
         query, key = self.num_heads * head_features, self.kv_heads * head_features
@@ -268,15 +272,7 @@ class Attention(nn.Module):
             inputs_v = inputs_k
         asks = inputs_k if fill else inputs_q
         batch, features = asks.shape[:-2], asks.shape[-1]
-        for name, array in (("inputs_k", inputs_k), ("inputs_v", inputs_v)):
-            if array is None:
-                continue
-            if array.shape[:-2] != batch or array.shape[-2] != inputs_k.shape[-2]:
-                by_name = "; a mask is passed as mask=..." if name == "inputs_v" else ""
-                raise ValueError(
-                    f"{name} has shape {array.shape}: its batch axes must be {batch}, as those of "
-                    f"inputs_q, and its length {inputs_k.shape[-2]}, as that of inputs_k{by_name}"
-                )
+        _check_shapes(batch, inputs_k, inputs_v)
         width = self._width(features, fill)
         call = Call(width // self.num_heads, self.out_features or features)
         inputs_k = _flatten(inputs_k)
@@ -304,18 +300,12 @@ class Attention(nn.Module):
             memory = cache.read(self)
         else:
             memory = self.memory(inputs_k, inputs_v, call)
-            if self.decode and cache.exists(self):
-                memory, offset, overflow = cache.append(self, memory)
-                if mask.is_causal and mask.offset is None:
-                    # The caller says it too; a position is counted from the start of the row.
-                    mask = dataclasses.replace(mask, is_causal=False)
-                mask = mask & Mask.causal(offset)
-            elif self.decode:
-                cache.create(self, memory)
+            if self.decode:
+                memory, mask, overflow = cache.extend(self, memory, mask)
         key, value = self.expand(memory, call)
         bias = self.key_bias(memory, key, call)
         query, key, value = promote_dtype(query, key, value, dtype=self.dtype)
-        _check_mask(mask, query, key)
+        mask.check((*query.shape[:1], query.shape[2], query.shape[1], key.shape[1]))
         if bias is not None:
             bias = nn.with_logical_constraint(bias, ("batch", "length", "activation_heads"))
         scale = self.scale(query, call)
@@ -377,13 +367,18 @@ class Attention(nn.Module):
         )
 
 
+def _check_shapes(batch: tuple[int, ...], inputs_k, inputs_v) -> None:
+    for name, array in (("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+        if array is None:
+            continue
+        if array.shape[:-2] != batch or array.shape[-2] != inputs_k.shape[-2]:
+            by_name = "; a mask is passed as mask=..." if name == "inputs_v" else ""
+            raise ValueError(
+                f"{name} has shape {array.shape}: its batch axes must be {batch}, as those of "
+                f"inputs_q, and its length {inputs_k.shape[-2]}, as that of inputs_k{by_name}"
+            )
+
+
 def _flatten(x: jax.Array) -> jax.Array:
     """[..., T, M] to [B, T, M]."""
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
-
-
-def _check_mask(mask: Mask, query: jax.Array, key: jax.Array) -> None:
-    B, T, H, _ = query.shape
-    misfit = mask.misfit((B, H, T, key.shape[1]))
-    if misfit is not None:
-        raise ValueError(f"mask: {misfit}")

@@ -1,13 +1,14 @@
 """Optimizers, learning-rate schedules, and which parameters decay or never move."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from mhe_jax.config import Config, OptimizerConfig, Role
+from mhe_jax.model.layers import attention as attention_module
 from mhe_jax.training.sharding import path_parts
 
 # Last part of the name of a parameter without weight decay: biases, and LayerNorm's scale.
@@ -85,19 +86,9 @@ def decayed(params: Any) -> Any:
 
 
 def frozen(params: Any, config: Config) -> Any:
-    """True for parameters that get no update: `key_head_embedding` where its role is `mhe_add`.
-
-    It adds the same number to all scores of a query, which the softmax cancels; with
-    `normalize_qk` a LayerNorm comes after it, and then it matters and is trained.
-    """
-
-    def is_frozen(parts: tuple[str, ...]) -> bool:
-        if parts[-1] != "key_head_embedding":
-            return False
-        attention = config.model.attention_for(role_of(parts))
-        return attention.kind == "mhe_add" and not attention.normalize_qk
-
-    return _by_name(params, is_frozen)
+    """True for parameters without an update: what their attention kind calls `untrained`."""
+    untrained = {role: attention_module(config.model, role).untrained() for role in get_args(Role)}
+    return _by_name(params, lambda parts: parts[-1] in untrained[role_of(parts)])
 
 
 def role_of(parts: tuple[str, ...]) -> Role:

@@ -125,7 +125,7 @@ def attend_shared(
     """`O[t, h] = Σ_j softmax_j(scale · q[t, g]·k[j, g] + b[j, h]) v[j, h]`, g = ⌊hG/H⌋.
 
     The scores of the heads of a group differ by a bias on the keys alone, so that one score matrix
-    serves them all: see `shared`, which also says what is guaranteed.
+    serves them all: see `shared.xla`, which also says what is guaranteed.
 
     Args:
       query: [B, T, G, D].

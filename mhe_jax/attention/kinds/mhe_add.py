@@ -51,6 +51,10 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
             )
         return super().start(call)
 
+    def untrained(self) -> tuple[str, ...]:
+        """The key embedding, which softmax cancels; a LayerNorm after it makes it matter."""
+        return () if self.normalize_qk else ("key_head_embedding",)
+
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
         return self.broadcast(x, jnp.ones_like(embedding)) + embedding[None, None]
 

@@ -1,4 +1,4 @@
-"""The factored softmax of `shared`: one score matrix, one exponential and one product for R heads.
+"""The factored softmax of `xla` and `tpu`: one score matrix, exponential and product for R heads.
 
 q [N, T, D], k [N, S, D], v [N, S, R or 1, E], key bias b [N, S, R]; the result is [N, T, R, E].
 Products are written over flat axes and sums as products, because XLA is faster with both.
@@ -59,7 +59,7 @@ def fits(static: Static, q, v, values: Values, b, seen: Seen):
     spread = jnp.where(keys.any(1), high - low, 0)
     sizes = jnp.abs(values.divided.astype(b.dtype))
     if static.keep < 1:
-        sizes = sizes[..., :-1]  # the last column is one of ones: see `shared`
+        sizes = sizes[..., :-1]  # the last column is one of ones: see `xla`
     sizes = jnp.max(sizes, -1, initial=0)
     largest = jnp.max(sizes, 1, initial=0)
     smallest = jnp.min(sizes, 1, initial=jnp.inf, where=sizes != 0)

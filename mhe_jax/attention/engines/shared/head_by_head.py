@@ -1,6 +1,6 @@
 """Softmax attention with a bias on the keys, one head after the other, in blocks: slow and lean.
 
-What `shared` does where its bound does not hold. q [N, T, D], k [N, S, D], v [N, S, R or 1, E],
+What `xla` does where its bound does not hold. q [N, T, D], k [N, S, D], v [N, S, R or 1, E],
 key bias b [N, S, R]; the result is [N, T, R, E]. One head's scores of one block are in memory.
 """
 

@@ -1,10 +1,10 @@
-"""Shared scores by Pallas kernels on a TPU: `shared`, with no score matrix in memory.
+"""Shared scores by Pallas kernels on a TPU: `xla`, with no score matrix in memory.
 
-The call is that of `shared`, with its factored softmax, bound and way out of it. The columns
+The call is that of `xla`, with its factored softmax, bound and way out of it. The columns
 
     X[h, j] = w[h, j] v[j, h]        w[h, j] = exp(b[h, j] - c[h])
 
-are made here, and `tpu_kernels` takes them as the values of one head. Denominators, and their
+are made here, and `kernels` takes them as the values of one head. Denominators, and their
 gradients d, ask for more than the bfloat16 of a matrix unit. They ride along with the values, as
 columns in parts that bfloat16 holds: with w = w₁ + w₂ and d = d₁ + d₂,
 
@@ -19,8 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines.blocks import KEPT, Seen, Static
 from mhe_jax.attention.engines.mesh import over_rows, platform
-from mhe_jax.attention.engines.shared import factored, head_by_head
-from mhe_jax.attention.engines.shared import kernels as tpu_kernels
+from mhe_jax.attention.engines.shared import factored, head_by_head, kernels
 from mhe_jax.attention.engines.shared.kernels import Sizes
 from mhe_jax.attention.mask import Mask
 
@@ -119,9 +118,9 @@ def _backward(static, sizes, residuals, cotangent):
 
     q, k, v, b, seen, *residuals, fits = residuals
     values = factored.values_of(q, v, b, seen)
-    kernels = functools.partial(_kernel_gradient, static, sizes)
+    by_kernels = functools.partial(_kernel_gradient, static, sizes)
     call = q, k, v, values, b, seen, *residuals, cotangent
-    return *jax.lax.cond(fits, kernels, one_by_one, *call), None
+    return *jax.lax.cond(fits, by_kernels, one_by_one, *call), None
 
 
 _shared = jax.custom_vjp(_output, nondiff_argnums=(0, 1))
@@ -131,7 +130,7 @@ _shared.defvjp(_forward, _backward)
 def _kernel_forward(static, sizes, q, k, v, values, b, seen):
     """The output [N, T, R, E], and what the kernel saves."""
     w, columns = factored.columns_of(values, b, factored.seen_keys(q, b, seen))
-    output, saved = tpu_kernels.forward(sizes, *_inputs(static, sizes, q, k, v, w, columns, seen))
+    output, saved = kernels.forward(sizes, *_inputs(static, sizes, q, k, v, w, columns, seen))
     output = _heads_of(sizes, output, q.shape[1], b.shape[2], v.shape[3])
     return factored.multiplied(values, output).astype(v.dtype), saved
 
@@ -154,9 +153,9 @@ def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cot
     dsums = _side_by_side(sizes, of_n, [first, first, second, second], v.dtype)
     inputs = *inputs, saved, _pad(dsums, saved.shape[1])
 
-    dq = tpu_kernels.gradient_of_queries(sizes, *inputs)[:, :T].reshape(N, sizes.groups, T, -1)
+    dq = kernels.gradient_of_queries(sizes, *inputs)[:, :T].reshape(N, sizes.groups, T, -1)
     dq = dq.sum(1)[..., : q.shape[2]]
-    dk, dcolumns = tpu_kernels.gradient_of_keys(sizes, *inputs)
+    dk, dcolumns = kernels.gradient_of_keys(sizes, *inputs)
     dk = dk[:, :S].reshape(N, sizes.groups, S, -1).sum(1)[..., : k.shape[2]]
     of_weights = dcolumns[..., sizes.values :]
     dw = of_part(of_weights, 0, S) + of_part(of_weights, 2, S)
@@ -176,7 +175,7 @@ def _inputs(static, sizes, q, k, v, w, columns, seen):
     columns = _side_by_side(sizes, columns, [first, second, first, second], v.dtype)
     mask = seen.mask
     key_valid, of_queries, of_keys = mask.key_valid, *(mask.segment_ids or (None, None))
-    marks = tpu_kernels.Marks(
+    marks = kernels.Marks(
         None if key_valid is None else _marks(key_valid, sizes.keys, S)[:, None],
         None if of_queries is None else _marks(of_queries, q.shape[1], T)[..., None],
         None if of_keys is None else _marks(of_keys, sizes.keys, S)[:, None],
