@@ -1,4 +1,4 @@
-"""Multi30k, English to German captions of pictures: at most 4 million parameters, real text.
+"""Multi30k, English to German captions: 3.7 million parameters with mhe_mul, 5.2 with mha.
 
     python train.py configs/multi30k.py --workdir runs/multi30k-mul
     python eval.py runs/multi30k-mul

@@ -49,9 +49,11 @@ class Call:
 class Attention(nn.Module):
     """`Y = concat_h(softmax(Q_h K_hᵀ / √D) V_h) W_o`, with fields as Flax's attention module.
 
-    A kind overrides at most: how inputs become queries (`queries`), what the key/value cache holds
-    of a key token (`memory`), how that becomes keys and values (`expand`), how heads become the
-    output (`merge`), and what it costs (`widths`). Each gets the `Call` that it works for.
+    A kind overrides what differs: how inputs become queries (`queries`), what the key/value cache
+    holds of a key token (`memory`), how that becomes keys and values (`expand`), how heads become
+    the output (`merge`), the bias and the factor of the scores (`key_bias`, `scale`), what a call
+    decides first (`start`), how many key and value heads are projected (`kv_heads`), which
+    parameters cannot change the output (`untrained`), and what it costs (`widths`).
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: what computes the softmax: 'auto', 'xla', 'cudnn' or 'pallas'

@@ -42,7 +42,8 @@ class AttentionConfig:
     # How an MHE kind or `mva` is computed; None is `auto`: the fastest form that is exact for the
     # call.
     form: Form | None = None
-    # Shared query and key projections G of an MHE kind or `mva`, H/G heads on each; None is 1.
+    # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva`; H/G
+    # heads on each; None is 1.
     num_groups: int | None = None
     # Groups of heads with a score matrix each; `mhe_add` only; None is 1.
     score_groups: int | None = None
