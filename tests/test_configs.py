@@ -76,12 +76,14 @@ def test_a_config_is_a_document(path):
             part = getattr(part, step)
 
 
-def test_commands_of_the_readme_say_where_ones_own_files_lie():
+def test_commands_of_the_pages_say_where_ones_own_files_lie():
     """A config has a directory and a test file of its own: a command that names others sets all."""
-    text = Path(__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8")
+    root = Path(__file__).parent.parent
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     commands = text.replace("\\\n", " ").splitlines()
     own = [line for line in commands if line.startswith("python train.py") and ".train " in line]
-    assert len(own) == 3
+    assert len(own) == 4
     for line in own:
         for field in ("directory", "validation", "test"):
             assert f"--data.{field} " in line

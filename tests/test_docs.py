@@ -302,7 +302,8 @@ def content_of(config: Config, name: str, count: int) -> bytes:
             text = "\n".join([head, *rows * 16]) + "\n"
     elif config.task == "classification":
         head = "\t".join([*data.fields, data.label_field])
-        text = "\n".join([head, *(f"{line}\t{line}\t{'ab'[len(line) % 2]}" for line in lines)])
+        rows = (f"{line}\t{line}\t{'ab'[i % 2]}" for i, line in enumerate(lines))
+        text = "\n".join([head, *rows])
     elif plain.endswith(".jsonl"):
         text = "\n".join(json.dumps(dict.fromkeys(data.fields, line)) for line in lines)
     else:
