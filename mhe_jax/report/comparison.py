@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from mhe_jax.evaluation import published
 from mhe_jax.report import paper
-from mhe_jax.report.groups import Group, Section, lower_is_better
+from mhe_jax.report.groups import Group, Section
 from mhe_jax.report.runs import SETTINGS, VALIDATION, Run, score_names
 from mhe_jax.report.tables import Column, Table
+from mhe_jax.tasks.metrics import lower_is_better
 
 # Bytes by run of `layer_memory`, group and length.
 Memory = dict[str, dict[str, dict[int, float]]]

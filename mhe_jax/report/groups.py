@@ -24,15 +24,6 @@ SAME = ("workdir", "train.seed", "data.directory", "data.cache_directory", "data
 SAME_BELOW = ("mesh.", "evaluation.", "train.log", "train.eval", "train.checkpoint", "train.keep")
 
 
-def lower_is_better(metric: str) -> bool:
-    """Whether a score of this name is a loss.
-
-    >>> lower_is_better("perplexity_per_word"), lower_is_better("bleu")
-    (True, False)
-    """
-    return any(part in metric for part in ("loss", "perplexity", "nats"))
-
-
 @dataclasses.dataclass(frozen=True)
 class Group:
     """Runs that differ in their seed only."""
@@ -167,10 +158,9 @@ def _metric(runs: Sequence[Run], task: TaskName, wanted: str | None) -> str:
 
 def kind_of(config: Config) -> str:
     """The attention of a model: one kind, or that of each role where they differ."""
-    kinds = {role: config.model.attention_for(role).kind for role in config.facts.roles}
-    if len(set(kinds.values())) == 1:
-        return next(iter(kinds.values()))
-    return " ".join(f"{role}:{kind}" for role, kind in kinds.items())
+    if len({*config.kinds.values()}) == 1:
+        return next(iter(config.kinds.values()))
+    return " ".join(f"{role}:{kind}" for role, kind in config.kinds.items())
 
 
 def _groups(runs: Sequence[Run], choose: Sequence[str]) -> list[Group]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from mhe_jax.evaluation import published
 from mhe_jax.report import paper
-from mhe_jax.report.groups import Section, lower_is_better
+from mhe_jax.report.groups import Section
 from mhe_jax.tasks import TASKS
+from mhe_jax.tasks.metrics import lower_is_better
 from mhe_jax.training.tracking import loss_name, new_figure
 
 MARKS = "osD^vP*X<>p"  # one more than there are colours: the first 110 groups all look different

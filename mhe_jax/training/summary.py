@@ -26,13 +26,12 @@ def about(config: Config, mesh: Mesh, params: Any) -> str:
 
 def _forms(config: Config) -> dict[str, str]:
     """Form and engine of each kind in the config, as far as they have been traced."""
-    kinds = {config.model.attention_for(role).kind for role in config.facts.roles}
-    return {k: v for k, v in choices().items() if k in kinds}
+    return {k: v for k, v in choices().items() if k in config.kinds.values()}
 
 
 def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
     """The part that all results share: the model, its size, and the devices."""
-    kinds = {role: config.model.attention_for(role).kind for role in config.facts.roles}
+    kinds = config.kinds
     return {
         "task": config.task,
         "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),

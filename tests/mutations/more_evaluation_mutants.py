@@ -68,9 +68,9 @@ MORE_EVALUATION = (
     ),
     Mutant(
         "evaluation: lower_is_better 1",
-        "lower_is_better",
-        'for part in ("loss", "perplexity", "nats")',
-        'for part in ("loss", "nats")',
+        "LOWER_IS_BETTER",
+        ', "perplexity")',
+        ")",
         "test_report.py",
     ),
     Mutant(
