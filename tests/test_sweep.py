@@ -13,7 +13,7 @@ import pytest
 from mhe_jax import tasks
 from mhe_jax.cli import sweep
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import load_json, save_json
+from mhe_jax.config.fields import load_json, save_json
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """
@@ -37,7 +37,7 @@ import json, signal, sys, time
 from pathlib import Path
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.process import run_entry_point
-from mhe_jax.config.loading import save_json
+from mhe_jax.config.fields import save_json
 from mhe_jax.config import InputError
 
 def main():

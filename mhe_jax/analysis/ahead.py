@@ -28,7 +28,7 @@ from mhe_jax.hashformers.hashes import BYTES
 from mhe_jax.tasks.task import SIGNATURES
 from mhe_jax.training import sharding, summary
 from mhe_jax.training.optimizer import make_optimizer
-from mhe_jax.training.state import TrainState, make_initializer
+from mhe_jax.training.state import TrainState, initializer_of
 from mhe_jax.training.step import train_step_of
 
 GIB = 2**30
@@ -113,13 +113,9 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
 
 def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any]:
     """The abstract state of training, and its step traced for the devices of `mesh`."""
-    task, optimizer = tasks.of(config), make_optimizer(config)
-    model = task.model(config.model)
-    init_params = task.initializer(model, config.data.sequence_length)
-    ema = config.optimizer.ema_decay is not None
-    _, state = make_initializer(init_params, optimizer, mesh, ema)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    step: Any = train_step_of(config, model, optimizer, mesh, shardings)
+    model, optimizer = tasks.of(config).model(config.model), make_optimizer(config)
+    _, state = initializer_of(config, model, optimizer, mesh)
+    step: Any = train_step_of(config, model, optimizer, mesh, sharding.shardings_of(state))
     return state, step.lower(state, abstract_batch(config, mesh))
 
 

@@ -12,7 +12,7 @@ import os
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mhe_jax.config import (
     Comparison,
@@ -62,11 +62,9 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the config comes before {name}; usage: {TRAIN_USAGE}")
-    import tyro
 
     def parse(default: Config) -> Config:
-        how = (tyro.conf.FlagConversionOff,)
-        return parse_fields(Config, default, rest, f"train.py {name}", how)
+        return parse_fields(Config, default, rest, f"train.py {name}")
 
     default = load_config(name)
     config = parse(default)
@@ -117,10 +115,8 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
     if len(own["compile_only"]) > 1:
         raise InputError(f"--compile_only is {own['compile_only'][1]!r}: takes no value")
     del own["compile_only"]
-    import tyro
-
     tokens = [token for option in own.values() for token in option]
-    target = parse_fields(Target, Target(), tokens, "train.py", (tyro.conf.FlagCreatePairsOff,))
+    target = parse_fields(Target, Target(), tokens, "train.py", bare_flags=True)
     if not target.topology:
         raise InputError(f"--compile_only needs --topology; usage: {TARGET_USAGE}")
     if target.num_slices < 1:
@@ -171,12 +167,8 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         hint = ": it has no config.json" if run.is_dir() else neighbours(run, "*/config.json")
         raise InputError(f"no run at {run}{hint}")
     config = load_json(run / "config.json")
-    import tyro
-
     default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
-    parsed = parse_fields(
-        _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
-    )
+    parsed = parse_fields(_EvaluationArguments, default, rest, f"eval.py {name}", bare_flags=True)
     values = dataclasses.asdict(parsed)
     trusted = values.pop("trust")
     flags = {action: values.pop(action) for action in ("translate", "generate")}
@@ -228,9 +220,16 @@ def parse_factorize_arguments(arguments: Sequence[str]) -> tuple[Path, Path, Kro
     return Path(run), Path(new), parse_fields(KroneckerConfig, KroneckerConfig(), options, prog)
 
 
-def parse_fields(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any = ()) -> T:
-    """`default` with the overrides of a command line, by tyro; its boxed errors made one line."""
+def parse_fields(
+    cls: type[T], default: T, arguments: Sequence[str], prog: str, *, bare_flags: bool = False
+) -> T:
+    """`default` with the overrides of a command line, by tyro; its boxed errors made one line.
+
+    With `bare_flags` a boolean field takes no value: its name sets it.
+    """
     import tyro
+
+    how = (tyro.conf.FlagCreatePairsOff if bare_flags else tyro.conf.FlagConversionOff,)
 
     def parse(tokens: Sequence[str]) -> T:
         return tyro.cli(
@@ -257,7 +256,7 @@ def parse_fields(cls: type[T], default: T, arguments: Sequence[str], prog: str, 
         except SystemExit:
             values = [*option[0].split("=", 1)[1:], *option[1:]]
             given = f"is {' '.join(values)!r}" if values else "has no value"
-            is_flag = name in ("translate", "generate", "search_batch")
+            is_flag = bare_flags and hints[name] is bool
             allowed = "no value" if is_flag else allowed_values(hints[name])
             raise InputError(f"--{name} {given}: takes {allowed}") from None
     raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))

@@ -13,29 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.fields import (
-    did_you_mean,
-    from_dict,
-    load_json,
-    nearest,
-    save_json,
-    set_field,
-    to_dict,
-)
-from mhe_jax.config.rules import check, check_devices
-
-__all__ = [
-    "check",
-    "check_devices",
-    "from_dict",
-    "load_config",
-    "load_json",
-    "nearest",
-    "neighbours",
-    "save_json",
-    "set_field",
-    "to_dict",
-]
+from mhe_jax.config.fields import did_you_mean, from_dict, nearest
 
 
 def load_config(name: str) -> Config:

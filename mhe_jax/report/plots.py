@@ -9,7 +9,7 @@ from mhe_jax.report import paper
 from mhe_jax.report.groups import Section
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.metrics import lower_is_better
-from mhe_jax.training.tracking import loss_name, new_figure
+from mhe_jax.training.tracking import new_figure
 
 MARKS = "osD^vP*X<>p"  # one more than there are colours: the first 110 groups all look different
 
@@ -41,7 +41,7 @@ def learning_curves(section: Section) -> Any:
                     linewidth=1,
                     label=_plain(group.name) if first else None,
                 )
-    axes.set(xlabel="step", ylabel=f"validation {loss_name(TASKS[section.task].loss_unit)}")
+    axes.set(xlabel="step", ylabel=f"validation loss ({TASKS[section.task].loss_unit})")
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return figure

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from mhe_jax import tasks
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.files import publish
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.files import write_whole
 from mhe_jax.config.rules import check
 from mhe_jax.tasks.sums import criterion
 from mhe_jax.training import sharding, summary
@@ -35,7 +35,7 @@ from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
 from mhe_jax.training.run import resume, warm_start
 from mhe_jax.training.run.lock import Lock, locked
-from mhe_jax.training.state import TrainState, make_initializer
+from mhe_jax.training.state import TrainState, initializer_of
 from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
 
@@ -108,9 +108,7 @@ def _train_alone(
     # 3. The state comes from the newest checkpoint, or from the seed.
     task = tasks.of(config)
     model, optimizer = task.model(config.model), make_optimizer(config)
-    init_params = task.initializer(model, config.data.sequence_length)
-    ema = config.optimizer.ema_decay is not None
-    initialize, abstract = make_initializer(init_params, optimizer, mesh, ema)
+    initialize, abstract = initializer_of(config, model, optimizer, mesh)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
     try:
         resume.check_length(config, checkpoints.latest_step or 0)
@@ -161,8 +159,7 @@ def _train_alone(
         result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
         if lock is not None:
             lock.check()
-            with publish(workdir / summary.FILE) as file:
-                file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            write_whole(workdir / summary.FILE, json.dumps(result, indent=2) + "\n")
         return result
     except BaseException as error:
         group.failed(error)
@@ -202,7 +199,7 @@ class _Loop:
     def __init__(self, config: Config, mesh, model, optimizer, abstract, checkpoints, meta, lock):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
         self.lock, self.task = lock, tasks.of(config)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        shardings = sharding.shardings_of(abstract)
         self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
         evaluated = self.task.sums(model, outputs=True)
         self.eval_step = make_eval_step(evaluated, mesh, shardings.params)

@@ -123,6 +123,20 @@ def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
     return shardings
 
 
+def shardings_of(tree: Any) -> Any:
+    """The sharding of each leaf, an array or its shape."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """The shape of each leaf, with its sharding."""
+    return jax.tree.map(
+        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
+        shapes,
+        shardings,
+    )
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())

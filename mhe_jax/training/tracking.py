@@ -28,7 +28,7 @@ class Tracker:
     Args:
       workdir: where files go.
       num_steps: of the whole run.
-      loss_unit: for the picture; None leaves it unnamed.
+      loss_unit: for the picture.
       start_step: the step that training goes on from; what an earlier process logged after it is
         dropped, since it comes again.
       tensorboard: also write event files.
@@ -41,7 +41,7 @@ class Tracker:
         num_steps: int,
         start_step: int = 0,
         *,
-        loss_unit: str | None,
+        loss_unit: str,
         tensorboard: bool = False,
         writes: bool = True,
     ):
@@ -143,7 +143,7 @@ def truncate(path: Path, step: int) -> None:
     write_whole(path, "".join(kept))
 
 
-def learning_curve(workdir: Path, loss_unit: str | None) -> str:
+def learning_curve(workdir: Path, loss_unit: str) -> str:
     """Draw training and validation loss by step; returns the line to tell people."""
     try:
         figure = new_figure(figsize=(7, 4.5))
@@ -157,7 +157,7 @@ def learning_curve(workdir: Path, loss_unit: str | None) -> str:
         if points:
             axes.plot(*zip(*points, strict=True), style, label=split, markersize=4)
             axes.legend()
-    axes.set(xlabel="step", ylabel=loss_name(loss_unit), title=workdir.name)
+    axes.set(xlabel="step", ylabel=f"loss ({loss_unit})", title=workdir.name)
     axes.grid(alpha=0.3)
     try:
         with publish(workdir / PICTURE) as draft:
@@ -165,15 +165,6 @@ def learning_curve(workdir: Path, loss_unit: str | None) -> str:
     except InputError as error:  # the run is whole without it
         return f"no {PICTURE}: {error}"
     return f"learning curve: {workdir / PICTURE}"
-
-
-def loss_name(unit: str | None) -> str:
-    """The loss with its unit, where that is known.
-
-    >>> loss_name("nats a token"), loss_name(None)
-    ('loss (nats a token)', 'loss')
-    """
-    return "loss" if unit is None else f"loss ({unit})"
 
 
 def new_figure(**options: Any) -> Any:

@@ -16,7 +16,8 @@ import pytest
 from labelled_files import squad
 
 from mhe_jax import data, tasks
-from mhe_jax.config.loading import load_config, save_json
+from mhe_jax.config.fields import save_json
+from mhe_jax.config.loading import load_config
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.loop import train
 

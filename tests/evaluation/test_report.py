@@ -21,7 +21,7 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.config.loading import save_json, set_field
+from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.report import plots, report
 from mhe_jax.report.groups import sections
 from mhe_jax.report.runs import Run, read_runs

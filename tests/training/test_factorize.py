@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from mhe_jax.config import InputError, KroneckerConfig
-from mhe_jax.config.loading import load_json, set_field
+from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.rules.trust import is_own
 from mhe_jax.evaluation import evaluate
 from mhe_jax.tasks import make_tokenizer

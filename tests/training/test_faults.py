@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
 from mhe_jax.data.blocks import TrainBlocks
 from mhe_jax.tasks import sums
 from mhe_jax.training import loop, tracking

@@ -12,13 +12,14 @@ import pytest
 from mhe_jax import tasks
 from mhe_jax.analysis import ahead
 from mhe_jax.config import AttentionConfig, InputError, KroneckerConfig
-from mhe_jax.config.loading import load_json, set_field
+from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.rules import check, check_devices
 from mhe_jax.evaluation import evaluate
 from mhe_jax.training import loop, tracking
 from mhe_jax.training.checkpoint import restore_params
-from mhe_jax.training.run.warm_start import abstract_params, check_init_from
+from mhe_jax.training.run.warm_start import check_init_from
 from mhe_jax.training.sharding import make_mesh
+from mhe_jax.training.state import abstract_params
 
 pytestmark = pytest.mark.usefixtures("cached_compilation")
 

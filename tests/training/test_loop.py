@@ -15,7 +15,7 @@ import pytest
 
 from mhe_jax import tasks
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import load_json, set_field
+from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.tasks import make_tokenizer
 from mhe_jax.tasks.task import Task
 from mhe_jax.training import loop, profile, summary, tracking

@@ -12,7 +12,7 @@ import pytest
 
 from mhe_jax.attention import KINDS
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import loop, sharding, tracking
 from mhe_jax.training.optimizer import make_optimizer

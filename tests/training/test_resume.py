@@ -3,7 +3,7 @@
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import save_json
+from mhe_jax.config.fields import save_json
 from mhe_jax.tasks import make_tokenizer
 from mhe_jax.training.run import resume
 

@@ -11,14 +11,14 @@ import pytest
 
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import load_json, save_json, set_field
+from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.evaluation import evaluate
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.loop import train
 from mhe_jax.training.run import warm_start
-from mhe_jax.training.run.warm_start import abstract_params, check_init_from, start_from
+from mhe_jax.training.run.warm_start import check_init_from, start_from
 from mhe_jax.training.sharding import make_mesh
-from mhe_jax.training.state import TrainState
+from mhe_jax.training.state import TrainState, abstract_params
 from mhe_jax.training.tracking import read
 
 

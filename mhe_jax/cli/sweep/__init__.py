@@ -14,7 +14,7 @@ plan.py      the runs of a command line        execution.py runs them
 """
 
 from mhe_jax.cli.sweep.execution import run
-from mhe_jax.cli.sweep.plan import Run, Sweep, is_sweep, parse
+from mhe_jax.cli.sweep.plan import is_sweep, parse
 from mhe_jax.report.sweeps import read, table
 
-__all__ = ["Run", "Sweep", "is_sweep", "parse", "read", "run", "table"]
+__all__ = ["is_sweep", "parse", "read", "run", "table"]

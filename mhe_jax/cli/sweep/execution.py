@@ -1,6 +1,5 @@
 """Runs what a sweep has planned, one process after the other."""
 
-import os
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 from mhe_jax.cli.sweep.plan import RESULT, Run, Sweep
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, to_dict
+from mhe_jax.config.files import publish
 from mhe_jax.report import sweeps as outcome
 
 LOG = "log.txt"
@@ -92,9 +92,8 @@ def _share_tokenizer(run: Run, runs: Sequence[Run]) -> None:
     for other in runs:
         there = other.workdir / TOKENIZER
         if there.exists() and _of_tokenizer(other.config) == _of_tokenizer(run.config):
-            draft = own.with_name(f".{TOKENIZER}.{os.getpid()}")
-            shutil.copyfile(there, draft)
-            draft.replace(own)
+            with publish(own) as draft:
+                shutil.copyfile(there, draft)
             return
 
 

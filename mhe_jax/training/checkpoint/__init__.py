@@ -3,8 +3,8 @@
     WORKDIR/checkpoints/STEP        params, ema_params (where there is an average), optimizer (its
                                     state, the step, the key), meta; the last `keep_checkpoints`
     WORKDIR/checkpoints_best/STEP   params (the average where there is one), meta; of the step with
-                                    the best validation (`scored.criterion`): what evaluation
-                                    needs
+                                    the best validation (`tasks.sums.criterion`): what
+                                    evaluation needs
 
 A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. What
 cannot be read moves to `checkpoints_unreadable`, and what belongs to another way from here to

@@ -84,7 +84,7 @@ class Checkpoints:
 
     @property
     def best_criterion(self) -> float | None:
-        """The lowest `scored.criterion` of those that are kept."""
+        """The lowest `tasks.sums.criterion` of those that are kept."""
         return min(self._found.values(), default=None)
 
     def save(self, state: TrainState, step: int, meta: Meta) -> None:

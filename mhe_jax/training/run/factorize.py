@@ -25,7 +25,7 @@ from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.run.resume import FILE
 from mhe_jax.training.run.warm_start import read_run
-from mhe_jax.training.state import make_initializer
+from mhe_jax.training.state import initializer_of
 
 
 def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> dict[str, Any]:
@@ -46,15 +46,13 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     mesh = sharding.make_mesh(config)
     params, step, tokenizer = read_run(run, dense, mesh)
 
-    task, optimizer = tasks.of(config), make_optimizer(config)
-    init_params = task.initializer(task.model(config.model), config.data.sequence_length)
-    ema = config.optimizer.ema_decay is not None
-    initialize, abstract = make_initializer(init_params, optimizer, mesh, ema)
+    model = tasks.of(config).model(config.model)
+    initialize, abstract = initializer_of(config, model, make_optimizer(config), mesh)
     found, errors = parameters.factorize(params, abstract.params)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
+    shardings = sharding.shardings_of(abstract.params)
     state = initialize(jax.random.key(config.train.seed))
     state = state.replace(params=jax.device_put(found, shardings))
-    if ema:
+    if state.ema_params is not None:
         state = state.replace(ema_params=jax.device_put(found, shardings))
 
     checkpoints = Checkpoints(new)

@@ -7,8 +7,7 @@ from typing import Any
 
 from mhe_jax import data
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.fields import leaves
-from mhe_jax.config.loading import load_json, save_json, to_dict
+from mhe_jax.config.fields import leaves, load_json, save_json, to_dict
 from mhe_jax.config.rules.trust import remember
 from mhe_jax.data import TOKENIZER
 from mhe_jax.training import summary, tracking

@@ -9,18 +9,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
-from mhe_jax import tasks
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, load_json, to_dict
 from mhe_jax.data import TOKENIZER, AnyTokenizer, load_tokenizer
-from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.run.resume import FILE
-from mhe_jax.training.state import TrainState
+from mhe_jax.training.state import TrainState, abstract_params
 
 TAKEN = ("embeddings", "encoder")
 # Fields of the model under which the encoder's parameters mean the same.
@@ -90,16 +87,3 @@ def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
         else {**state.ema_params, **jax.tree.map(jax.numpy.copy, taken)}
     )
     return state.replace(params=params, ema_params=ema)
-
-
-def abstract_params(config: Config, mesh: Mesh) -> Any:
-    """Shapes of a run's parameters, with the shardings they have on `mesh`."""
-    task = tasks.of(config)
-    initialize = task.initializer(task.model(config.model), config.data.sequence_length)
-    with sharding.use_mesh(mesh):
-        boxed = jax.eval_shape(initialize, jax.eval_shape(lambda: jax.random.key(0)))
-    return jax.tree.map(
-        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
-        nn.unbox(boxed),
-        sharding.parameter_shardings(boxed, mesh),
-    )
