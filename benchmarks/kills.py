@@ -35,6 +35,7 @@ from mhe_jax.config import (
     TrainConfig,
 )
 from mhe_jax.config.fields import load_json, to_dict
+from mhe_jax.config.files import METRICS
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import sharding, tracking
 from mhe_jax.training.checkpoint import Checkpoints
@@ -218,7 +219,7 @@ def last_step(workdir: Path) -> int:
 
 def steps_done(workdir: Path) -> int:
     """Of the life that has just ended, as far as its log tells."""
-    return max((line["step"] for line in tracking.read(workdir / tracking.FILE)), default=0)
+    return max((line["step"] for line in tracking.read(workdir / METRICS)), default=0)
 
 
 def contents(workdir: Path) -> tuple:
@@ -231,7 +232,7 @@ def contents(workdir: Path) -> tuple:
     state, _ = checkpoints.restore(abstract)
     checkpoints.close()
     names = ("step", "split", "loss", "gradient_norm", "perplexity")
-    logged = [[line.get(name) for name in names] for line in tracking.read(workdir / tracking.FILE)]
+    logged = [[line.get(name) for name in names] for line in tracking.read(workdir / METRICS)]
     return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state))], logged
 
 

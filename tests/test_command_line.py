@@ -155,7 +155,7 @@ def test_evaluation_arguments(run_directory):
         ("--translate yes", "--translate is 'yes': takes no value"),
         ("--checkpoint newest", "evaluation.checkpoint is 'newest': takes best, last or a step"),
         ("--average_checkpoints 2", "needs evaluation.checkpoint last, not best"),
-        ("--translate --generate", "--translate and --generate: one of both"),
+        ("--translate --generate", "--translate and --generate: give only one"),
         ("--generate 3", "--generate is '3': takes no value"),
         ("--stride 129", "evaluation.stride is 129: at most data.sequence_length=128"),
         ("--stride 0", "evaluation.stride is 0: takes 1 or more"),

@@ -163,7 +163,7 @@ def test_what_asks_for_a_sweep():
         ("--sweep model.attention.kind=mha,mha", "gives the run kind=mha,seed=0 twice"),
         ("--sweep optimizer.learning_rate=1e-3,0.001", "gives the run learning_rate=0.001,seed=0"),
         ("--sweep model.attention.kind=mha,gqa", "num_kv_heads is not set: kind gqa needs"),
-        ("--sweep model.attention.kind=mha --model.attention.kind sha", "swept too: one of both"),
+        ("--sweep model.attention.kind=mha --model.attention.kind sha", "swept too: give only one"),
         ("--sweep train.seed=1,2", "--sweep train.seed: --seeds does that"),
         ("--sweep data.train=a,b", "--sweep data.train: takes fields of one value"),
         ("--sweep model.attention.kind", "takes FIELD=VALUE,VALUE,..."),

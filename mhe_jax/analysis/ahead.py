@@ -139,10 +139,14 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     """`compile_step` of the largest batch that fits, with all `tries`.
 
     Batches are multiples of the smallest that the mesh divides, or of data.row_multiple in
-    translation. After the smallest comes the power of two that it lets expect; from two that fit on
-    where the line through their bytes reaches the memory, until one does not fit; then between what
-    fits and what does not, where the bytes of both say, and every fourth time halfway. Where not
-    even the smallest fits, it is the answer.
+    translation. The order of the tries is:
+
+    1. The smallest. Where it does not fit, it is the answer.
+    2. The power of two that its bytes let expect.
+    3. Larger ones, until one does not fit: each where the line through the bytes of the last two
+       reaches the memory.
+    4. Between the largest that fits and the smallest that does not: where the line through their
+       bytes reaches the memory, and every fourth time halfway.
     """
     data, fsdp, _ = mesh_shape(config.mesh, len(devices))
     task = tasks.of(config)

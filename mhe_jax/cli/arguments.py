@@ -22,8 +22,9 @@ from mhe_jax.config import (
     KroneckerConfig,
     Target,
 )
-from mhe_jax.config.fields import allowed_values, hints_of, load_json, unknown_field
-from mhe_jax.config.loading import load_config, neighbours
+from mhe_jax.config.fields import allowed_values, hints_of, unknown_field
+from mhe_jax.config.files import CONFIG
+from mhe_jax.config.loading import config_of, load_config
 from mhe_jax.config.rules import check, check_files
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
     default = load_config(name)
     config = parse(default)
     if config.train.init_from is not None:
-        begun = (Path(config.workdir) / "config.json").is_file()
+        begun = (Path(config.workdir) / CONFIG).is_file()
         config = parse(_shaped_as(config.workdir if begun else config.train.init_from, default))
     check(config)
     return config
@@ -77,12 +78,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
 
 def _shaped_as(run: str, config: Config) -> Config:
     """`config` with the encoder of another run; the rates of dropout and the head stay its own."""
-    path = Path(run) / "config.json"
-    if not path.is_file():
-        raise InputError(
-            f"train.init_from: no run at {run}{neighbours(Path(run), '*/config.json')}"
-        )
-    theirs, ours = load_json(path).model, config.model
+    theirs, ours = config_of(run, "train.init_from").model, config.model
     attention = dataclasses.replace(theirs.attention, dropout_rate=ours.attention.dropout_rate)
     model = dataclasses.replace(
         theirs,
@@ -157,23 +153,20 @@ def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, Evaluati
         print(f"usage: {EVALUATION_USAGE}\n\nRUN is the --workdir of a training run.")
         print("`eval.py RUN --help` explains every field.")
         print(f"\n{COMPARE_USAGE}\n    tables and plots of many runs, and of sweeps")
-        print("\neval.py paper\n    the published tables, and what they are recomputed")
+        print("\neval.py paper\n    the published tables beside our recomputed values")
         print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
     run = Path(name)
-    if not (run / "config.json").is_file():
-        hint = ": it has no config.json" if run.is_dir() else neighbours(run, "*/config.json")
-        raise InputError(f"no run at {run}{hint}")
-    config = load_json(run / "config.json")
+    config = config_of(run)
     default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
     parsed = parse_fields(_EvaluationArguments, default, rest, f"eval.py {name}", bare_flags=True)
     values = dataclasses.asdict(parsed)
     trusted = values.pop("trust")
     flags = {action: values.pop(action) for action in ("translate", "generate")}
     if all(flags.values()):
-        raise InputError("--translate and --generate: one of both")
+        raise InputError("--translate and --generate: give only one")
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation))
     action = "translate" if flags["translate"] else "generate" if flags["generate"] else "score"

@@ -22,13 +22,12 @@ import jax
 from mhe_jax import tasks
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.config.fields import load_json
-from mhe_jax.config.files import write_whole
+from mhe_jax.config.files import CONFIG, write_whole
 from mhe_jax.data import EOS, Tokenizer
 from mhe_jax.evaluation.generation import Generator
 from mhe_jax.evaluation.run import Run, name_of
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.training.cluster import group
-from mhe_jax.training.run.resume import FILE as CONFIG
 
 __all__ = ["evaluate", "generate", "input_lines", "translate", "usable"]
 

@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 
 from mhe_jax import tasks
 from mhe_jax.config import Config, EvaluationConfig, InputError, MeshConfig
-from mhe_jax.config.files import write_whole
-from mhe_jax.data import TOKENIZER, AnyTokenizer, EvaluationBatches, Tokenizer, load_tokenizer
+from mhe_jax.config.files import TOKENIZER, write_whole
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, Tokenizer, load_tokenizer
 from mhe_jax.evaluation.translator import Cost, Translation, Translator
 from mhe_jax.training import checkpoint, sharding
 from mhe_jax.training.state import abstract_params

@@ -91,7 +91,7 @@ def score_against_parameters(section: Section) -> Any:
     right.set(
         xlabel="attention parameters, % of mha's",
         ylabel="PRR: % of mha's score",
-        title="what is kept of mha's score",
+        title="share of mha's score",
         xscale="log",
     )
     right.set_xticks([20, 30, 50, 70, 100], ["20", "30", "50", "70", "100"])

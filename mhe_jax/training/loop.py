@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from mhe_jax import tasks
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import set_field
-from mhe_jax.config.files import write_whole
+from mhe_jax.config.files import RESULT, write_whole
 from mhe_jax.config.rules import check
 from mhe_jax.tasks.sums import criterion
 from mhe_jax.training import sharding, summary
@@ -159,13 +159,13 @@ def _train_alone(
         result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
         if lock is not None:
             lock.check()
-            write_whole(workdir / summary.FILE, json.dumps(result, indent=2) + "\n")
+            write_whole(workdir / RESULT, json.dumps(result, indent=2) + "\n")
         return result
     except BaseException as error:
         group.failed(error)
         raise
     finally:
-        # What cannot be written has been told by now.
+        # A write that failed has been reported by now.
         with contextlib.suppress(NotSaved):
             checkpoints.close()
 
@@ -283,11 +283,11 @@ class _Loop:
                 found.append(self.eval_step(params, self._on_devices(rows)))
                 if stop := self.signals.agreed():
                     return stop
-        numbers = self.task.measure(jax.device_get(found), validation)
-        if not math.isfinite(numbers["loss"]):
+        metrics = self.task.measure(jax.device_get(found), validation)
+        if not math.isfinite(metrics["loss"]):
             raise NotFinite(step, "validation loss")
-        self.meta |= {"validated_step": step, "validation": numbers}
-        self.tracker.log(step, "validation", numbers)
+        self.meta |= {"validated_step": step, "validation": metrics}
+        self.tracker.log(step, "validation", metrics)
         self._keep_if_best(state, step)
         return 0
 

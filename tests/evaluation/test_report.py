@@ -24,7 +24,7 @@ from mhe_jax.config import (
 from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.report import plots, report
 from mhe_jax.report.groups import sections
-from mhe_jax.report.runs import Run, read_runs
+from mhe_jax.report.runs import RunRecord, read_runs
 
 LM = Config(
     task="lm",
@@ -459,7 +459,7 @@ def test_numbers_that_are_none(tmp_path):
             file.write('{"step": "x", "split": [1], "loss": 0.5}\n')
     found = read_runs([tmp_path / "runs"], "test")
     assert [run.validation_loss for run in found] == [None, 3.0]
-    assert [run.number("bleu") for run in found] == [11.0, None]
+    assert [run.value("bleu") for run in found] == [11.0, None]
     groups = rows(compare(tmp_path, tmp_path / "runs", choose=("optimizer.learning_rate",)))
     assert list(groups) == ["mha, learning_rate=0.002"]
 
@@ -526,7 +526,8 @@ def test_seeds_are_runs_that_differ_in_nothing_else(tmp_path, name):
     config = set_field(LM, "workdir", "a")
     other = set_field(config, name, (OTHERS | ALIKE)[name])
     found = [
-        Run(tmp_path / str(i), one, "done", "", {}, {}, {}) for i, one in enumerate((config, other))
+        RunRecord(tmp_path / str(i), one, "done", "", {}, {}, {})
+        for i, one in enumerate((config, other))
     ]
     groups = [group for section in sections(found, None) for group in section.groups]
     assert [len(group.runs) for group in groups] == ([1, 1] if name in OTHERS else [2])
@@ -537,7 +538,7 @@ def made_up(path, **changes):
     for name, value in changes.items():
         config = set_field(config, name.replace("__", "."), value)
     result = {"best_validation_loss": 2.0}
-    return Run(path, config, "done", "", result, {}, {})
+    return RunRecord(path, config, "done", "", result, {}, {})
 
 
 def test_runs_of_a_group_stand_by_seed(tmp_path):

@@ -6,13 +6,14 @@ import sys
 import pytest
 
 from mhe_jax.config import InputError
+from mhe_jax.config.files import METRICS
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import tracking
 from mhe_jax.training.tracking import Tracker
 
 
 def lines(workdir):
-    return [json.loads(line) for line in (workdir / tracking.FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (workdir / METRICS).read_text().splitlines()]
 
 
 def numbers(loss):
@@ -41,7 +42,7 @@ def test_what_comes_again_is_dropped(tmp_path):
     with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
         for step in range(1, 7):
             tracker.log(step, "train", numbers(float(step)))
-    with (tmp_path / tracking.FILE).open("a") as file:
+    with (tmp_path / METRICS).open("a") as file:
         file.write('{"step": 4, "spl')  # as kill -9 leaves it
     with Tracker(tmp_path, 10, start_step=4, loss_unit="nats") as tracker:
         tracker.log(5, "train", numbers(50.0))
@@ -52,7 +53,7 @@ def test_what_comes_again_is_dropped(tmp_path):
         (4, 4.0),
         (5, 50.0),
     ]
-    assert [path.name for path in tmp_path.iterdir()] == [tracking.FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
@@ -89,7 +90,7 @@ def test_picture(tmp_path, capsys):
         tracker.draw()
     assert (tmp_path / tracking.PICTURE).read_bytes().startswith(b"\x89PNG")
     assert tracking.PICTURE in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == [tracking.PICTURE, tracking.FILE]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [tracking.PICTURE, METRICS]
 
 
 def test_a_picture_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys):
@@ -104,7 +105,7 @@ def test_a_picture_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys):
         tracker.draw()
     told = f"no {tracking.PICTURE}: cannot write {tmp_path / tracking.PICTURE}: No space left on de"
     assert told in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == [tracking.FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
 
 @pytest.mark.parametrize(

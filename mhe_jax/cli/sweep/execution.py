@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from mhe_jax.cli.sweep.plan import RESULT, Run, Sweep
+from mhe_jax.cli.sweep.plan import PlannedRun, Sweep
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, to_dict
-from mhe_jax.config.files import publish
+from mhe_jax.config.files import RESULT, TOKENIZER, publish
 from mhe_jax.report import sweeps as outcome
 
 LOG = "log.txt"
-TOKENIZER = "tokenizer.model"  # of a run
 # Fields that no tokenizer depends on.
 NOT_OF_TOKENIZER = re.compile(
     r"workdir|model\.(?!vocabulary_size|hashing).*|optimizer\..*|mesh\..*|evaluation\..*"
@@ -83,7 +82,7 @@ def _done(result: dict[str, Any]) -> dict[str, Any]:
     return {"status": "done", "result": result}
 
 
-def _share_tokenizer(run: Run, runs: Sequence[Run]) -> None:
+def _share_tokenizer(run: PlannedRun, runs: Sequence[PlannedRun]) -> None:
     """Give `run` the tokenizer of another that would train the very same."""
     own = run.workdir / TOKENIZER
     run.workdir.mkdir(parents=True, exist_ok=True)
@@ -136,7 +135,7 @@ class _Signals:
             self._process.send_signal(number)
 
 
-def _train(run: Run, command: Sequence[str], signals: _Signals) -> str | None:
+def _train(run: PlannedRun, command: Sequence[str], signals: _Signals) -> str | None:
     """One process; why it failed, None where it did not."""
     last = ""
     with (run.workdir / LOG).open("a", encoding="utf-8") as log:

@@ -67,7 +67,7 @@ class Checkpoints:
                 self._found[step] = worth
 
     def _verified_worth(self, step: int) -> float:
-        # Nothing but its worth is read here; when its parameters are, it is too late for another.
+        # The parameters are verified too: evaluation reads them, too late to make another.
         directory = Path(self._best.directory) / str(step)
         verify(directory, items_of(directory))
         return worth_of(self._best, step)
