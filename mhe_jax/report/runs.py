@@ -15,8 +15,7 @@ from mhe_jax.config.fields import did_you_mean, leaves, load_json, nearest, to_d
 from mhe_jax.config.files import CONFIG, METRICS, RESULT
 from mhe_jax.config.rules.model import check_attention
 from mhe_jax.config.rules.ranges import check_ranges
-from mhe_jax.config.rules.results import is_number, read_result
-from mhe_jax.report import sweeps
+from mhe_jax.report.results import is_number, read_result, read_sweep
 from mhe_jax.training import tracking
 
 VALIDATION = "best_validation_loss"
@@ -97,7 +96,7 @@ def _below(path: Path, split: str) -> Iterator[RunRecord]:
         return
     failed = {
         each["name"]: each.get("reason", "")
-        for each in sweeps.read(path)
+        for each in read_sweep(path)
         if each["status"] == "failed"
     }
     for child in sorted(path.iterdir()):

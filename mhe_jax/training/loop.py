@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
+import optax
 from jax.sharding import Mesh
 
 from mhe_jax import tasks
@@ -22,6 +24,7 @@ from mhe_jax.tasks.sums import criterion
 from mhe_jax.training import sharding, summary
 from mhe_jax.training.checkpoint import (
     Checkpoints,
+    Meta,
     NotSaved,
     check_path,
     check_tokenizer,
@@ -29,7 +32,6 @@ from mhe_jax.training.checkpoint import (
 )
 from mhe_jax.training.cluster import group
 from mhe_jax.training.cluster.signals import Signals, Stopped
-from mhe_jax.training.feeding import feed
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
@@ -91,7 +93,7 @@ def _train_alone(
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     with group.first_one_first("tokenizer"):
         # Where it lies is for process 0 to say, which alone holds the lock.
-        file, told = resume.tokenizer_file(config)
+        file, told = resume.own_tokenizer(config)
         if writes:
             resume.drop_draft(config)
         tokenizer = tasks.make_tokenizer(config, file)
@@ -144,10 +146,12 @@ def _train_alone(
                 tracker.note(line)
             if start:
                 tracker.note(f"{start} of {c.num_steps} steps are done")
-            loop = _Loop(config, mesh, model, optimizer, abstract, checkpoints, meta, lock)
+            loop = _Loop(
+                config, mesh, model, optimizer, abstract, checkpoints, meta, lock, tracker, signals
+            )
             signals.stepping = True
             try:
-                loop.run(state, start, batches, validation, tracker, signals)
+                loop.run(state, start, batches, validation)
                 checkpoints.wait()
                 tracker.draw()
             except (NotFinite, OSError) as error:
@@ -196,15 +200,28 @@ def _reason(error: Exception, checkpoints: Checkpoints, workdir: Path) -> str:
 class _Loop:
     """The steps between a state and the last one; `meta` is what the checkpoints know beside it."""
 
-    def __init__(self, config: Config, mesh, model, optimizer, abstract, checkpoints, meta, lock):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        model: nn.Module,
+        optimizer: optax.GradientTransformation,
+        abstract: TrainState,
+        checkpoints: Checkpoints,
+        meta: Meta,
+        lock: Lock | None,
+        tracker: Tracker,
+        signals: Signals,
+    ):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
-        self.lock, self.task = lock, tasks.of(config)
+        self.lock, self.tracker, self.signals = lock, tracker, signals
+        self.task = tasks.of(config)
         shardings = sharding.shardings_of(abstract)
         self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
         evaluated = self.task.sums(model, outputs=True)
         self.eval_step = make_eval_step(evaluated, mesh, shardings.params)
 
-    def run(self, state: TrainState, start: int, batches, validation, tracker, signals) -> None:
+    def run(self, state: TrainState, start: int, batches, validation) -> None:
         """Steps `start + 1` to the last.
 
         Raises:
@@ -212,21 +229,17 @@ class _Loop:
           NotFinite: a loss or an update is not, and no more may be left out.
           NotSaved: a checkpoint cannot be written.
         """
-        self.tracker, self.signals = tracker, signals
         # A signal can come before the validation of a step, a crash before its best checkpoint.
         if start and self.meta.get("validated_step") == start:
             self._keep_if_best(state, start)
         elif start and self._validates(start):
             self._validate(state, start, validation)
-        self._run(state, start, batches, validation)
-
-    def _run(self, state: TrainState, start: int, batches, validation) -> None:
         c, last = self.config.train, self.config.train.num_steps
         meter = self._meter()
         profile = Profile(Path(self.config.workdir), c.profile_steps)
         with (
             batches.iterate(start, last) as rows,
-            contextlib.closing(feed(rows, self._on_devices)) as fed,
+            contextlib.closing(sharding.feed(rows, self._on_devices)) as fed,
             profile,
         ):
             for step, batch in enumerate(fed, start + 1):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.cli.arguments import parse_compare_arguments
+from mhe_jax.cli.compare import parse
 from mhe_jax.config import (
     AttentionConfig,
     Comparison,
@@ -403,12 +403,10 @@ def test_no_runs(tmp_path):
 
 def test_arguments():
     fields = ["optimizer.learning_rate", "train.num_steps"]
-    paths, settings = parse_compare_arguments(
-        ["a", "b/c", "--out", "o", "--choose", *fields, "--lengths", "8", "16"]
-    )
+    paths, settings = parse(["a", "b/c", "--out", "o", "--choose", *fields, "--lengths", "8", "16"])
     assert paths == ["a", "b/c"]
     assert settings == Comparison(out="o", choose=tuple(fields), lengths=(8, 16))
-    assert parse_compare_arguments(["a", "--lengths"])[1].lengths == ()
+    assert parse(["a", "--lengths"])[1].lengths == ()
     for arguments, complaint in (
         ("--out x", "no runs given; usage: eval.py compare"),
         ("a --ot x", "unknown field --ot; did you mean --out"),
@@ -417,7 +415,7 @@ def test_arguments():
         ("a --lengths x", "--lengths is 'x': takes any number of whole numbers"),
     ):
         with pytest.raises(InputError, match=re.escape(complaint)):
-            parse_compare_arguments(arguments.split())
+            parse(arguments.split())
 
 
 def test_cells_are_escaped(tmp_path):

@@ -143,12 +143,12 @@ def test_process_0_decides_first_where_the_tokenizer_lies(tiny, monkeypatch):
         order.append("process 0 is done")
         yield
 
-    def tokenizer_file(config):
+    def own_tokenizer(config):
         order.append("decided")
         raise ZeroDivisionError  # that is all
 
     monkeypatch.setattr(loop.group, "first_one_first", first_one_first)
-    monkeypatch.setattr(loop.resume, "tokenizer_file", tokenizer_file)
+    monkeypatch.setattr(loop.resume, "own_tokenizer", own_tokenizer)
     with pytest.raises(ZeroDivisionError):
         train(tiny("lm"))
     assert order == ["process 0 is done", "decided"]
@@ -206,7 +206,7 @@ class Noted:
     def agreed(self):
         return 0
 
-    def log(self, step, split, numbers):
+    def log(self, step, split, metrics):
         pass
 
 

@@ -13,7 +13,7 @@ from mhe_jax.cli.sweep.plan import PlannedRun, Sweep
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, to_dict
 from mhe_jax.config.files import RESULT, TOKENIZER, publish
-from mhe_jax.report import sweeps as outcome
+from mhe_jax.report.results import read_sweep, save_sweep
 
 LOG = "log.txt"
 # Fields that no tokenizer depends on.
@@ -40,7 +40,7 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
         sweep.workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make {sweep.workdir}: {error.strerror}") from None
-    outcome.read(sweep.workdir)
+    read_sweep(sweep.workdir)
     about: dict[str, dict[str, Any]] = {
         one.name: {"name": one.name, "workdir": str(one.workdir), "values": one.values}
         | ({"status": "not run"} if (found := one.result()) is None else _done(found))
@@ -55,7 +55,7 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
             _share_tokenizer(one, sweep.runs)
             reason = _train(one, command, signals)
             if signals.received:
-                outcome.save(sweep.workdir, list(about.values()))
+                save_sweep(sweep.workdir, list(about.values()))
                 _note(f"{signals.received.name}: {one.name} ended with: {reason or 'finished'}")
                 _note("the same command goes on from there")
                 raise SystemExit(128 + signals.received)
@@ -66,8 +66,8 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
                 about[one.name] |= {"status": "failed", "reason": reason}
             else:
                 about[one.name] |= _done(result)
-            outcome.save(sweep.workdir, list(about.values()))
-    outcome.save(sweep.workdir, list(about.values()))
+            save_sweep(sweep.workdir, list(about.values()))
+    save_sweep(sweep.workdir, list(about.values()))
     runs = list(about.values())
     statuses = [each["status"] for each in runs]
     return {

@@ -19,7 +19,7 @@ from mhe_jax.config.fields import (
     unknown_field,
 )
 from mhe_jax.config.files import CONFIG, RESULT
-from mhe_jax.config.rules.results import read_result
+from mhe_jax.report.results import read_result
 
 # What train.py takes from the data set of a labelled task, where it is not given.
 OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")

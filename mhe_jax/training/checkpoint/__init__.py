@@ -14,8 +14,7 @@ the day, whatever mesh wrote it.
 Each step keeps a checksum of every file, and what has another one counts as not to be read.
 
 writing.py     the checkpoints of a run that trains    reading.py   parameters of a finished one
-store.py       what is done with Orbax itself          quiet.py     and what it prints
-checksums.py   of the files, written and verified
+store.py       calls of Orbax, and what it prints      checksums.py of the files, verified
 """
 
 from mhe_jax.training.checkpoint.reading import restore_params

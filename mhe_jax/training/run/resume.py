@@ -80,7 +80,7 @@ def _bytes_of(tokenizer: Path) -> bytes:
     return data.Pieces.load(tokenizer).model
 
 
-def tokenizer_file(config: Config) -> tuple[Path, list[str]]:
+def own_tokenizer(config: Config) -> tuple[Path, list[str]]:
     """Where the tokenizer lies, or is to be made, and what people must know of that.
 
     A new one is a draft until the run begins: a start that ends before may have wanted another
