@@ -81,7 +81,7 @@ def _bytes_of(tokenizer: Path) -> bytes:
 
 
 def own_tokenizer(config: Config) -> tuple[Path, list[str]]:
-    """Where the tokenizer lies, or is to be made, and what people must know of that.
+    """Where the tokenizer of the run lies or is to be made, and the notes for the log on that.
 
     A new one is a draft until the run begins: a start that ends before may have wanted another
     than the next, and whatever lies under the name of the tokenizer itself is the user's.
