@@ -295,7 +295,7 @@ def test_sweeping(refused, flags, says):
         ),
         (
             "mhe_jax/__main__.py factorize runs/no new --mlp 1",
-            r"no run at runs/no; did you mean",
+            r"no run at runs/no$",
         ),
         (
             "mhe_jax/__main__.py factorize runs/lm new --mlp 0",

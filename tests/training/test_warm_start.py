@@ -212,7 +212,7 @@ def test_a_run_goes_on_without_the_one_it_started_from(pretrained, tuned, one, t
         ({"model.max_length": 32}, r"model.max_length is 32: .* has 16"),
         ({"model.activation": "relu"}, r"model.activation is 'relu': .* has 'gelu'"),
         ({"model.num_token_types": 2}, r"model.num_token_types is 2: .* has 0"),
-        ({"train.init_from": "gone"}, r"train.init_from is 'gone': there is no run"),
+        ({"train.init_from": "gone"}, r"train.init_from: no run at gone"),
         ({"data.tokenizer": "x"}, r"data.tokenizer is 'x': that of train.init_from is taken"),
         ({"train.eval_batches": 1}, r"train.eval_batches is 1: official scores take all"),
     ],
