@@ -7,7 +7,8 @@ from typing import Any
 
 from benchmarks import timing
 from mhe_jax.config import Config, InputError, TaskName
-from mhe_jax.config.loading import load_config, set_field
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.loading import load_config
 from mhe_jax.config.rules import check
 
 CONFIGS: dict[TaskName, str] = {"mlm": "bert_base.py", "translation": "wmt14_base.py"}

@@ -101,7 +101,7 @@ class Workplace:
         run = self.directory / name
         arguments = self.arguments(config, data, "--workdir", str(run), *flags)
         with PARSING:
-            asked = plan.Run(name, parse_train_arguments(arguments), arguments, {})
+            asked = plan.PlannedRun(name, parse_train_arguments(arguments), arguments, {})
         with self.locks[run]:
             if asked.result() is None:
                 self.call(run, str(ROOT / "train.py"), *arguments)

@@ -30,7 +30,8 @@ from mhe_jax.analysis import ahead
 from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import KINDS
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.loading import load_config, set_field
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.loading import load_config
 from mhe_jax.tasks import TASKS
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -34,12 +34,13 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.config.loading import load_json, to_dict
+from mhe_jax.config.fields import load_json, to_dict
+from mhe_jax.config.files import METRICS
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import sharding, tracking
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
-from mhe_jax.training.state import make_initializer
+from mhe_jax.training.state import initializer_of
 
 PATIENCE = 20  # seconds after which a process that does not answer is given up by the others
 # train.py in a process that kills itself: KILL is the step, what to wait for, and how long after.
@@ -205,7 +206,7 @@ def write_experiment(directory: Path, steps: int) -> Path:
     )
     file = directory / "experiment.py"
     file.write_text(
-        "from mhe_jax.config.loading import from_dict\n"
+        "from mhe_jax.config.fields import from_dict\n"
         f"def get_config():\n    return from_dict({to_dict(config)!r})\n"
     )
     return file
@@ -218,7 +219,7 @@ def last_step(workdir: Path) -> int:
 
 def steps_done(workdir: Path) -> int:
     """Of the life that has just ended, as far as its log tells."""
-    return max((line["step"] for line in tracking.read(workdir / tracking.FILE)), default=0)
+    return max((line["step"] for line in tracking.read(workdir / METRICS)), default=0)
 
 
 def contents(workdir: Path) -> tuple:
@@ -226,14 +227,12 @@ def contents(workdir: Path) -> tuple:
     config = load_json(workdir / "config.json")
     mesh = sharding.make_mesh(config, jax.devices()[:1])
     model = TASKS[config.task].model(config.model)
-    init = TASKS[config.task].initializer(model, config.data.sequence_length)
-    ema = config.optimizer.ema_decay is not None
-    _, abstract = make_initializer(init, make_optimizer(config), mesh, ema)
+    _, abstract = initializer_of(config, model, make_optimizer(config), mesh)
     checkpoints = Checkpoints(workdir)
     state, _ = checkpoints.restore(abstract)
     checkpoints.close()
     names = ("step", "split", "loss", "gradient_norm", "perplexity")
-    logged = [[line.get(name) for name in names] for line in tracking.read(workdir / tracking.FILE)]
+    logged = [[line.get(name) for name in names] for line in tracking.read(workdir / METRICS)]
     return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state))], logged
 
 

@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import timing, train_step
 from mhe_jax.attention import KINDS
 from mhe_jax.config import Config, InputError, KroneckerConfig
-from mhe_jax.config.loading import load_config, set_field
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.loading import load_config
 from mhe_jax.config.rules import check
 
 RANKS = ("2/4/32", "8/16/128", "16/32/256")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mhe_jax.cli import arguments as command_line
-from mhe_jax.cli import commands, train
+from mhe_jax.cli import commands, compare, evaluate, factorize, train
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, KroneckerConfig
 from mhe_jax.config.fields import hints_of, save_json, set_field
 from mhe_jax.config.loading import load_config
@@ -139,10 +139,10 @@ def run_directory(tmp_path):
 
 
 def test_evaluation_arguments(run_directory):
-    found, evaluation, action = command_line.parse_evaluation_arguments([str(run_directory)])
+    found, evaluation, action = evaluate.parse([str(run_directory)])
     assert (found, evaluation, action) == (run_directory, EvaluationConfig(beam_size=3), "score")
     arguments = f"{run_directory} --split validation --translate --length_penalty 1".split()
-    _, evaluation, action = command_line.parse_evaluation_arguments(arguments)
+    _, evaluation, action = evaluate.parse(arguments)
     assert evaluation == EvaluationConfig(split="validation", beam_size=3, length_penalty=1.0)
     assert action == "translate"
 
@@ -155,7 +155,7 @@ def test_evaluation_arguments(run_directory):
         ("--translate yes", "--translate is 'yes': takes no value"),
         ("--checkpoint newest", "evaluation.checkpoint is 'newest': takes best, last or a step"),
         ("--average_checkpoints 2", "needs evaluation.checkpoint last, not best"),
-        ("--translate --generate", "--translate and --generate: one of both"),
+        ("--translate --generate", "--translate and --generate: give only one"),
         ("--generate 3", "--generate is '3': takes no value"),
         ("--stride 129", "evaluation.stride is 129: at most data.sequence_length=128"),
         ("--stride 0", "evaluation.stride is 0: takes 1 or more"),
@@ -165,30 +165,26 @@ def test_evaluation_arguments(run_directory):
 )
 def test_evaluation_mistakes(run_directory, arguments, complaint):
     arguments = [str(run_directory), *arguments.split()]
-    assert complaint in message(command_line.parse_evaluation_arguments, arguments)
+    assert complaint in message(evaluate.parse, arguments)
 
 
 def test_evaluation_usage(run_directory, capsys):
-    assert "usage: eval.py RUN" in message(command_line.parse_evaluation_arguments, [])
-    assert "usage: eval.py RUN" in message(
-        command_line.parse_evaluation_arguments, ["--split", "test"]
-    )
-    near = message(command_line.parse_evaluation_arguments, [str(run_directory.with_name("mull"))])
+    assert "usage: eval.py RUN" in message(evaluate.parse, [])
+    assert "usage: eval.py RUN" in message(evaluate.parse, ["--split", "test"])
+    near = message(evaluate.parse, [str(run_directory.with_name("mull"))])
     assert near.startswith("no run at")
     assert str(run_directory) in near
     (run_directory / "config.json").unlink()
-    assert "has no config.json" in message(
-        command_line.parse_evaluation_arguments, [str(run_directory)]
-    )
+    assert "has no config.json" in message(evaluate.parse, [str(run_directory)])
     with pytest.raises(SystemExit) as stop:
-        command_line.parse_evaluation_arguments(["--help"])
+        evaluate.parse(["--help"])
     assert stop.value.code == 0
     assert "usage: eval.py RUN" in capsys.readouterr().out
 
 
 def test_evaluation_help(run_directory, capsys):
     with pytest.raises(SystemExit) as stop:
-        command_line.parse_evaluation_arguments([str(run_directory), "--help"])
+        evaluate.parse([str(run_directory), "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for name in ("--translate", *(f"--{f.name} " for f in dataclasses.fields(EvaluationConfig))):
@@ -202,10 +198,10 @@ def test_help_is_ascii(config_file, run_directory, script):
     """A terminal may show nothing else."""
     parse, arguments = {
         "train": (command_line.parse_train_arguments, [str(config_file)]),
-        "eval": (command_line.parse_evaluation_arguments, [str(run_directory)]),
-        "compare": (command_line.parse_compare_arguments, []),
-        "factorize": (command_line.parse_factorize_arguments, []),
-        "explained": (command_line.parse_factorize_arguments, ["run", "new"]),
+        "eval": (evaluate.parse, [str(run_directory)]),
+        "compare": (compare.parse, []),
+        "factorize": (factorize.parse, []),
+        "explained": (factorize.parse, ["run", "new"]),
         "paper": (commands.main, ["paper"]),
         "all": (commands.main, []),
     }[script]
@@ -219,7 +215,7 @@ def test_help_is_ascii(config_file, run_directory, script):
 
 def test_factorize_arguments():
     arguments = ["runs/a", "runs/b", "--attention", "8", "--mlp=16"]
-    assert command_line.parse_factorize_arguments(arguments) == (
+    assert factorize.parse(arguments) == (
         Path("runs/a"),
         Path("runs/b"),
         KroneckerConfig(attention=8, mlp=16),
@@ -236,7 +232,7 @@ def test_factorize_arguments():
     ],
 )
 def test_factorize_mistakes(arguments, complaint):
-    assert complaint in message(command_line.parse_factorize_arguments, arguments.split())
+    assert complaint in message(factorize.parse, arguments.split())
 
 
 # Commands by name

@@ -12,7 +12,9 @@ from mhe_jax.config import (
     DataConfig,
     InputError,
     MeshConfig,
+    fields,
     loading,
+    rules,
 )
 
 LM = Config(task="lm", data=DataConfig(train=("a.txt",), validation=("b.txt",)))
@@ -30,9 +32,9 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
 """
 
 
-def changed(config, **fields):
-    for name, value in fields.items():
-        config = loading.set_field(config, name.replace("__", "."), value)
+def changed(config, **values):
+    for name, value in values.items():
+        config = fields.set_field(config, name.replace("__", "."), value)
     return config
 
 
@@ -118,16 +120,16 @@ def test_json_round_trip(tmp_path):
         model__attention_by_role__cross__kind="mqa",
         optimizer__clip_norm=None,
     )
-    loading.save_json(config, tmp_path / "config.json")
-    assert loading.load_json(tmp_path / "config.json") == config
-    assert loading.from_dict(loading.to_dict(config)) == config
+    fields.save_json(config, tmp_path / "config.json")
+    assert fields.load_json(tmp_path / "config.json") == config
+    assert fields.from_dict(fields.to_dict(config)) == config
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_json_keeps_text_that_is_not_ascii(tmp_path):
     config = changed(LM, workdir="runs/größer")
-    loading.save_json(config, tmp_path / "config.json")
-    assert loading.load_json(tmp_path / "config.json") == config
+    fields.save_json(config, tmp_path / "config.json")
+    assert fields.load_json(tmp_path / "config.json") == config
 
 
 @pytest.mark.parametrize(
@@ -150,51 +152,51 @@ def test_json_keeps_text_that_is_not_ascii(tmp_path):
     ],
 )
 def test_json_mistakes(values, complaint):
-    assert complaint in message(loading.from_dict, values)
+    assert complaint in message(fields.from_dict, values)
 
 
 def test_json_files_that_cannot_be_read(tmp_path):
     path = tmp_path / "config.json"
-    assert "cannot read" in message(loading.load_json, path)
+    assert "cannot read" in message(fields.load_json, path)
     path.write_text("{")
-    assert f"{path}: not JSON" in message(loading.load_json, path)
+    assert f"{path}: not JSON" in message(fields.load_json, path)
     path.write_text("[]")
-    assert f"{path}: not a config" in message(loading.load_json, path)
+    assert f"{path}: not a config" in message(fields.load_json, path)
     path.write_text(json.dumps({"tusk": 1}))
-    assert message(loading.load_json, path).startswith(f"{path}: unknown field tusk")
+    assert message(fields.load_json, path).startswith(f"{path}: unknown field tusk")
 
 
 def test_whole_numbers_fit_fields_of_numbers():
-    config = loading.from_dict({"optimizer": {"learning_rate": 1}})
+    config = fields.from_dict({"optimizer": {"learning_rate": 1}})
     assert type(config.optimizer.learning_rate) is float
 
 
 def test_set_field():
-    config = loading.set_field(Config(), "model.attention_by_role.cross.num_heads", 4)
+    config = fields.set_field(Config(), "model.attention_by_role.cross.num_heads", 4)
     assert config.model.attention_by_role.cross.num_heads == 4
-    assert loading.set_field(config, "model.attention", AttentionConfig("sha")).model.attention == (
+    assert fields.set_field(config, "model.attention", AttentionConfig("sha")).model.attention == (
         AttentionConfig("sha")
     )
-    assert loading.set_field(config, "data.train", ["a", "b"]).data.train == ("a", "b")
+    assert fields.set_field(config, "data.train", ["a", "b"]).data.train == ("a", "b")
     assert "did you mean model.attention.kind" in message(
-        loading.set_field, config, "model.attention.kid", "mha"
+        fields.set_field, config, "model.attention.kid", "mha"
     )
-    assert "unknown field task.kind" in message(loading.set_field, config, "task.kind", "mha")
+    assert "unknown field task.kind" in message(fields.set_field, config, "task.kind", "mha")
     assert "model.features is '8': takes a whole number" in message(
-        loading.set_field, config, "model.features", "8"
+        fields.set_field, config, "model.features", "8"
     )
 
 
 # Rules between fields
 
 
-def with_attention(**fields):
-    return loading.set_field(LM, "model.attention", AttentionConfig(**fields))
+def with_attention(**attention):
+    return fields.set_field(LM, "model.attention", AttentionConfig(**attention))
 
 
-def with_role(config, role, **fields):
-    by_role = AttentionByRole(**{role: AttentionOverride(**fields)})
-    return loading.set_field(config, "model.attention_by_role", by_role)
+def with_role(config, role, **override):
+    by_role = AttentionByRole(**{role: AttentionOverride(**override)})
+    return fields.set_field(config, "model.attention_by_role", by_role)
 
 
 ACCEPTED = [
@@ -216,7 +218,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("config", ACCEPTED)
 def test_accepted(config):
-    loading.check(config)
+    rules.check(config)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_accepted(config):
     ],
 )
 def test_refused(config, complaint):
-    assert complaint in message(loading.check, config)
+    assert complaint in message(rules.check, config)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_refused(config, complaint):
     ],
 )
 def test_devices_accepted(config, devices):
-    loading.check_devices(config, devices)
+    rules.check_devices(config, devices)
 
 
 @pytest.mark.parametrize(
@@ -360,4 +362,4 @@ def test_devices_accepted(config, devices):
     ],
 )
 def test_devices_refused(config, devices, complaint):
-    assert complaint in message(loading.check_devices, config, devices)
+    assert complaint in message(rules.check_devices, config, devices)

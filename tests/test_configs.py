@@ -11,7 +11,8 @@ import jax
 import pytest
 
 from mhe_jax.config import Config, KroneckerConfig
-from mhe_jax.config.loading import check, check_devices, load_config
+from mhe_jax.config.loading import load_config
+from mhe_jax.config.rules import check, check_devices
 from mhe_jax.evaluation.published import TRANSLATION
 from mhe_jax.model import count_parameters
 from mhe_jax.tasks import TASKS, resolve

@@ -23,11 +23,8 @@ import pytest
 from labelled_files import FILES
 from test_configs import CONFIGS, EACH, load
 
-from mhe_jax.cli import commands, sweep
+from mhe_jax.cli import commands, compare, evaluate, factorize, sweep
 from mhe_jax.cli.arguments import (
-    parse_compare_arguments,
-    parse_evaluation_arguments,
-    parse_factorize_arguments,
     parse_target,
     parse_train_arguments,
 )
@@ -182,18 +179,18 @@ def understand(command: str, arguments: list[str]) -> None:
         if target is None and not config.workdir.startswith("/"):
             leave(config)
     elif command == "factorize":
-        run, new, kronecker = parse_factorize_arguments(arguments)
+        run, new, kronecker = factorize.parse(arguments)
         config = load_json(run / "config.json")
         model = dataclasses.replace(config.model, kronecker=kronecker)
         leave(dataclasses.replace(config, model=model, workdir=str(new)))
     elif "compare" in (command, *arguments[:1]):
-        for path in parse_compare_arguments(arguments[command == "eval" :])[0]:
+        for path in compare.parse(arguments[command == "eval" :])[0]:
             if not Path(path).exists():
                 raise InputError(f"no runs at {path}")
     elif "paper" in (command, *arguments[:1]):
         assert arguments in ([], ["paper"])
     else:
-        parse_evaluation_arguments(take_flags(arguments)[1])
+        evaluate.parse(take_flags(arguments)[1])
 
 
 def spelled(command: str, arguments: list[str]) -> str:

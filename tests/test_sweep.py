@@ -13,7 +13,8 @@ import pytest
 from mhe_jax import tasks
 from mhe_jax.cli import sweep
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import load_json, save_json
+from mhe_jax.config.fields import load_json, save_json
+from mhe_jax.report.results import read_sweep, sweep_table
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """
@@ -37,7 +38,7 @@ import json, signal, sys, time
 from pathlib import Path
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.process import run_entry_point
-from mhe_jax.config.loading import save_json
+from mhe_jax.config.fields import save_json
 from mhe_jax.config import InputError
 
 def main():
@@ -163,7 +164,7 @@ def test_what_asks_for_a_sweep():
         ("--sweep model.attention.kind=mha,mha", "gives the run kind=mha,seed=0 twice"),
         ("--sweep optimizer.learning_rate=1e-3,0.001", "gives the run learning_rate=0.001,seed=0"),
         ("--sweep model.attention.kind=mha,gqa", "num_kv_heads is not set: kind gqa needs"),
-        ("--sweep model.attention.kind=mha --model.attention.kind sha", "swept too: one of both"),
+        ("--sweep model.attention.kind=mha --model.attention.kind sha", "swept too: give only one"),
         ("--sweep train.seed=1,2", "--sweep train.seed: --seeds does that"),
         ("--sweep data.train=a,b", "--sweep data.train: takes fields of one value"),
         ("--sweep model.attention.kind", "takes FIELD=VALUE,VALUE,..."),
@@ -208,7 +209,7 @@ def test_finished_runs_are_not_repeated_and_later_ones_are_added(place):
     # A longer training is not finished.
     _, calls = run(place, *KINDS, "--train.num_steps", "9")
     assert calls == [MHA, SHA]
-    names = [each["name"] for each in sweep.read(place / "sweep")]
+    names = [each["name"] for each in read_sweep(place / "sweep")]
     assert set(names) == {MHA, SHA, "kind=mqa,seed=0", "kind=sha,seed=1", "kind=mqa,seed=1"}
 
 
@@ -227,8 +228,8 @@ def test_a_run_that_fails_stands_in_the_table_and_the_others_go_on(place, does, 
     assert calls == [MHA, SHA]
     assert [each["status"] for each in found["runs"]] == ["failed", "done"]
     assert found["runs"][0]["reason"] == reason
-    assert f"| {MHA} | failed: {reason.replace('|', '/')} |" in sweep.table(found["runs"])
-    assert sweep.read(place / "sweep") == found["runs"]
+    assert f"| {MHA} | failed: {reason.replace('|', '/')} |" in sweep_table(found["runs"])
+    assert read_sweep(place / "sweep") == found["runs"]
     # It is tried again, the other is not; what has left a result is finished after all.
     found, calls = run(place, *KINDS)
     assert (calls, found["failed"]) == ([] if does == "late" else [MHA], 0)
@@ -265,7 +266,7 @@ def test_a_signal_is_passed_on_once_and_ends_the_sweep(place, number):
     assert f"stopped by {passed}" in lines
     assert lines[-1] == "the same command goes on from there"
     assert place.joinpath("calls.txt").read_text().split() == [MHA]
-    assert [each["status"] for each in sweep.read(place / "sweep")] == ["not run", "not run"]
+    assert [each["status"] for each in read_sweep(place / "sweep")] == ["not run", "not run"]
     # The log of the run has its lines.
     assert "ready" in place.joinpath("sweep", MHA, "log.txt").read_text()
     _, calls = run(place, *KINDS)
@@ -369,4 +370,4 @@ def test_a_result_that_is_none_is_made_again(place, text):
     found, calls = run(place, *KINDS)
     assert calls == [SHA]
     assert found["done"] == 2
-    assert f"| {SHA} | done | 1.5000 | 2.0 |" in sweep.table(found["runs"])
+    assert f"| {SHA} | done | 1.5000 | 2.0 |" in sweep_table(found["runs"])

@@ -28,7 +28,7 @@ from mhe_jax.hashformers.hashes import BYTES
 from mhe_jax.tasks.task import SIGNATURES
 from mhe_jax.training import sharding, summary
 from mhe_jax.training.optimizer import make_optimizer
-from mhe_jax.training.state import TrainState, make_initializer
+from mhe_jax.training.state import TrainState, initializer_of
 from mhe_jax.training.step import train_step_of
 
 GIB = 2**30
@@ -113,13 +113,9 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
 
 def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any]:
     """The abstract state of training, and its step traced for the devices of `mesh`."""
-    task, optimizer = tasks.of(config), make_optimizer(config)
-    model = task.model(config.model)
-    init_params = task.initializer(model, config.data.sequence_length)
-    ema = config.optimizer.ema_decay is not None
-    _, state = make_initializer(init_params, optimizer, mesh, ema)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    step: Any = train_step_of(config, model, optimizer, mesh, shardings)
+    model, optimizer = tasks.of(config).model(config.model), make_optimizer(config)
+    _, state = initializer_of(config, model, optimizer, mesh)
+    step: Any = train_step_of(config, model, optimizer, mesh, sharding.shardings_of(state))
     return state, step.lower(state, abstract_batch(config, mesh))
 
 
@@ -143,10 +139,14 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     """`compile_step` of the largest batch that fits, with all `tries`.
 
     Batches are multiples of the smallest that the mesh divides, or of data.row_multiple in
-    translation. After the smallest comes the power of two that it lets expect; from two that fit on
-    where the line through their bytes reaches the memory, until one does not fit; then between what
-    fits and what does not, where the bytes of both say, and every fourth time halfway. Where not
-    even the smallest fits, it is the answer.
+    translation. The order of the tries is:
+
+    1. The smallest. Where it does not fit, it is the answer.
+    2. The power of two that its bytes let expect.
+    3. Larger ones, until one does not fit: each where the line through the bytes of the last two
+       reaches the memory.
+    4. Between the largest that fits and the smallest that does not: where the line through their
+       bytes reaches the memory, and every fourth time halfway.
     """
     data, fsdp, _ = mesh_shape(config.mesh, len(devices))
     task = tasks.of(config)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mhe_jax.analysis.hlo import Instruction, Program, array_bytes, branches
 
 BETWEEN_SLICES = "between-slices"
-KINDS = (
+COLLECTIVES = (
     "all-reduce",
     "all-gather",
     "reduce-scatter",
@@ -65,7 +65,7 @@ def collectives_of(program: Program) -> Collectives:
 
         for own, i in _with_fused(program, name):
             kind = _kind(i)
-            if kind in KINDS:
+            if kind in COLLECTIVES:
                 # Cut up and fused with other work, one collective stands in several places.
                 channel = kind, i.called("channel_id")
                 if channel[1] is None or channel not in channels:
@@ -84,7 +84,7 @@ def collectives_of(program: Program) -> Collectives:
                     add(kind, collective)
         return found
 
-    return {kind: of(program.entry)[kind] for kind in KINDS if kind in of(program.entry)}
+    return {kind: of(program.entry)[kind] for kind in COLLECTIVES if kind in of(program.entry)}
 
 
 def _kind(i: Instruction) -> str:

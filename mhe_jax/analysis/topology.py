@@ -28,7 +28,7 @@ HBM_GIB = {
     "TPU v6 lite": 31.25,
     "TPU7x": 94.75,
 }
-# libtpu asks nobody else where it is.
+# libtpu reads its place in a pod here, and asks no metadata server.
 TPU_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v5e-256",

@@ -9,39 +9,23 @@ import contextlib
 import dataclasses
 import io
 import os
-import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mhe_jax.config import (
-    Comparison,
     Config,
-    EvaluationConfig,
     InputError,
-    KroneckerConfig,
     Target,
 )
-from mhe_jax.config.fields import allowed_values, hints_of, load_json, unknown_field
-from mhe_jax.config.loading import load_config, neighbours
-from mhe_jax.config.rules import check, check_files
+from mhe_jax.config.fields import allowed_values, hints_of, unknown_field
+from mhe_jax.config.files import CONFIG
+from mhe_jax.config.loading import config_of, load_config
+from mhe_jax.config.rules import check
 
 T = TypeVar("T")
-COMPARE_USAGE = "eval.py compare RUNS... [--out DIRECTORY] [--field value ...]"
 TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
 TARGET_USAGE = "--compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch]"
-EVALUATION_USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
-FACTORIZE_USAGE = "python -m mhe_jax factorize RUN NEW [--attention N] [--mlp N] [--embedding N]"
-FACTORIZE_HELP = """\
-NEW is RUN with its matrices as sums of Kronecker products, of these numbers of terms: to be
-evaluated, or trained further by the command of RUN with NEW as --workdir and these terms.
-
-    python -m mhe_jax factorize RUN NEW --attention 8 --mlp 16 --embedding 128
-    python eval.py NEW --checkpoint last
-    python train.py CONFIG ... --workdir NEW --model.kronecker.attention 8 ...
-
-The last line is one JSON object: the relative error (Frobenius) of each matrix, and the numbers
-of parameters. `python -m mhe_jax factorize RUN NEW --help` explains every field."""
 
 
 def parse_train_arguments(arguments: Sequence[str]) -> Config:
@@ -62,16 +46,14 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the config comes before {name}; usage: {TRAIN_USAGE}")
-    import tyro
 
     def parse(default: Config) -> Config:
-        how = (tyro.conf.FlagConversionOff,)
-        return parse_fields(Config, default, rest, f"train.py {name}", how)
+        return parse_fields(Config, default, rest, f"train.py {name}")
 
     default = load_config(name)
     config = parse(default)
     if config.train.init_from is not None:
-        begun = (Path(config.workdir) / "config.json").is_file()
+        begun = (Path(config.workdir) / CONFIG).is_file()
         config = parse(_shaped_as(config.workdir if begun else config.train.init_from, default))
     check(config)
     return config
@@ -79,12 +61,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
 
 def _shaped_as(run: str, config: Config) -> Config:
     """`config` with the encoder of another run; the rates of dropout and the head stay its own."""
-    path = Path(run) / "config.json"
-    if not path.is_file():
-        raise InputError(
-            f"train.init_from: no run at {run}{neighbours(Path(run), '*/config.json')}"
-        )
-    theirs, ours = load_json(path).model, config.model
+    theirs, ours = config_of(run, "train.init_from").model, config.model
     attention = dataclasses.replace(theirs.attention, dropout_rate=ours.attention.dropout_rate)
     model = dataclasses.replace(
         theirs,
@@ -105,7 +82,7 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
     own: dict[str, list[str]] = {}
     others: list[str] = []
     for option in options_of(arguments):
-        name = _name_of(option)
+        name = name_of(option)
         if name in ("compile_only", *hints_of(Target)):
             own[name] = option
         else:
@@ -117,10 +94,8 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
     if len(own["compile_only"]) > 1:
         raise InputError(f"--compile_only is {own['compile_only'][1]!r}: takes no value")
     del own["compile_only"]
-    import tyro
-
     tokens = [token for option in own.values() for token in option]
-    target = parse_fields(Target, Target(), tokens, "train.py", (tyro.conf.FlagCreatePairsOff,))
+    target = parse_fields(Target, Target(), tokens, "train.py", bare_flags=True)
     if not target.topology:
         raise InputError(f"--compile_only needs --topology; usage: {TARGET_USAGE}")
     if target.num_slices < 1:
@@ -129,108 +104,16 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
     return target, others
 
 
-@dataclasses.dataclass(frozen=True)
-class _EvaluationArguments(EvaluationConfig):
-    """Scores a trained run, or translates or continues standard input with it."""
+def parse_fields(
+    cls: type[T], default: T, arguments: Sequence[str], prog: str, *, bare_flags: bool = False
+) -> T:
+    """`default` with the overrides of a command line, by tyro; its boxed errors made one line.
 
-    # Translate the lines of standard input to standard output instead of scoring.
-    translate: bool = False
-    # Continue the lines of standard input to standard output instead of scoring.
-    generate: bool = False
-    # Directories in which files that the run names may lie, beside the run itself: it may be from
-    # somebody else. What --sources names by its whole path is read wherever it lies.
-    trust: tuple[str, ...] = (".",)
-
-
-Action = typing.Literal["score", "translate", "generate"]
-
-
-def parse_evaluation_arguments(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
-    """Run directory, settings and what to do, of `eval.py RUN [--field value ...]`.
-
-    What is not given is as in the run's own config.
-
-    Raises:
-      InputError: no run, a field or value that is not allowed, or a file that the run names and
-        the command line does not trust.
+    With `bare_flags` a boolean field takes no value: its name sets it.
     """
-    if not arguments:
-        raise InputError(f"no run given; usage: {EVALUATION_USAGE}")
-    name, *rest = arguments
-    if name in ("-h", "--help"):
-        print(f"usage: {EVALUATION_USAGE}\n\nRUN is the --workdir of a training run.")
-        print("`eval.py RUN --help` explains every field.")
-        print(f"\n{COMPARE_USAGE}\n    tables and plots of many runs, and of sweeps")
-        print("\neval.py paper\n    the published tables, and what they are recomputed")
-        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
-        raise SystemExit(0)
-    if name.startswith("-"):
-        raise InputError(f"the run comes before {name}; usage: {EVALUATION_USAGE}")
-    run = Path(name)
-    if not (run / "config.json").is_file():
-        hint = ": it has no config.json" if run.is_dir() else neighbours(run, "*/config.json")
-        raise InputError(f"no run at {run}{hint}")
-    config = load_json(run / "config.json")
     import tyro
 
-    default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
-    parsed = parse_fields(
-        _EvaluationArguments, default, rest, f"eval.py {name}", (tyro.conf.FlagCreatePairsOff,)
-    )
-    values = dataclasses.asdict(parsed)
-    trusted = values.pop("trust")
-    flags = {action: values.pop(action) for action in ("translate", "generate")}
-    if all(flags.values()):
-        raise InputError("--translate and --generate: one of both")
-    evaluation = EvaluationConfig(**values)
-    check(dataclasses.replace(config, evaluation=evaluation))
-    action = "translate" if flags["translate"] else "generate" if flags["generate"] else "score"
-    names = evaluation.sources or getattr(config.data, evaluation.split)
-    check_files(
-        run,
-        config.data.directory,
-        names if action == "score" else (),
-        trusted,
-        by_user="sources" in map(_name_of, options_of(rest)),
-    )
-    return run, evaluation, action
-
-
-def parse_compare_arguments(arguments: Sequence[str]) -> tuple[list[str], Comparison]:
-    """Paths of runs, and settings, of `eval.py compare RUNS... [--field value ...]`.
-
-    Raises:
-      InputError: no runs, or a field or value that is not allowed.
-    """
-    first = next((i for i, part in enumerate(arguments) if part.startswith("-")), len(arguments))
-    paths, rest = list(arguments[:first]), arguments[first:]
-    if not paths and not {"-h", "--help"} & set(rest):
-        raise InputError(f"no runs given; usage: {COMPARE_USAGE}")
-    settings = parse_fields(Comparison, Comparison(), rest, "eval.py compare RUNS...")
-    if any(length < 1 for length in settings.lengths):
-        raise InputError(f"--lengths is {settings.lengths}: takes 1 or more")
-    return paths, settings
-
-
-def parse_factorize_arguments(arguments: Sequence[str]) -> tuple[Path, Path, KroneckerConfig]:
-    """The run, the new run and its ranks, of `factorize RUN NEW [--attention N] ...`.
-
-    Raises:
-      InputError: not two directories, or a field or value that is not allowed.
-    """
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: {FACTORIZE_USAGE}\n\n{FACTORIZE_HELP}")
-        raise SystemExit(0)
-    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
-        raise InputError(f"two directories come first; usage: {FACTORIZE_USAGE}")
-    run, new, *options = arguments
-    prog = "python -m mhe_jax factorize RUN NEW"
-    return Path(run), Path(new), parse_fields(KroneckerConfig, KroneckerConfig(), options, prog)
-
-
-def parse_fields(cls: type[T], default: T, arguments: Sequence[str], prog: str, how: Any = ()) -> T:
-    """`default` with the overrides of a command line, by tyro; its boxed errors made one line."""
-    import tyro
+    how = (tyro.conf.FlagCreatePairsOff if bare_flags else tyro.conf.FlagConversionOff,)
 
     def parse(tokens: Sequence[str]) -> T:
         return tyro.cli(
@@ -246,7 +129,7 @@ def parse_fields(cls: type[T], default: T, arguments: Sequence[str], prog: str, 
             raise
     # Which of the options is it? Each goes through tyro once more, alone.
     for option in options_of(arguments):
-        name, hints = _name_of(option), hints_of(cls)
+        name, hints = name_of(option), hints_of(cls)
         if not option[0].startswith("--"):
             raise InputError(f"cannot place {option[0]!r}: every value follows its --dotted.field")
         if name not in hints:
@@ -257,7 +140,7 @@ def parse_fields(cls: type[T], default: T, arguments: Sequence[str], prog: str, 
         except SystemExit:
             values = [*option[0].split("=", 1)[1:], *option[1:]]
             given = f"is {' '.join(values)!r}" if values else "has no value"
-            is_flag = name in ("translate", "generate", "search_batch")
+            is_flag = bare_flags and hints[name] is bool
             allowed = "no value" if is_flag else allowed_values(hints[name])
             raise InputError(f"--{name} {given}: takes {allowed}") from None
     raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))
@@ -274,7 +157,7 @@ def options_of(arguments: Sequence[str]) -> list[list[str]]:
     return options
 
 
-def _name_of(option: Sequence[str]) -> str:
+def name_of(option: Sequence[str]) -> str:
     """`dotted.field_name` of `["--dotted.field-name=value"]`; what is no option has none."""
     name = option[0].partition("=")[0]
     return name.removeprefix("--").replace("-", "_") if name.startswith("--") else ""

@@ -3,14 +3,22 @@
 `eval.py compare` and `eval.py paper` go to the files of these names.
 """
 
+import dataclasses
 import json
 import sys
+import typing
 from collections.abc import Sequence
+from pathlib import Path
 
 from mhe_jax.cli import compare, paper
-from mhe_jax.cli.arguments import parse_evaluation_arguments
+from mhe_jax.cli.arguments import name_of, options_of, parse_fields
 from mhe_jax.cli.process import output
-from mhe_jax.config import InputError
+from mhe_jax.config import EvaluationConfig, InputError
+from mhe_jax.config.loading import config_of
+from mhe_jax.config.rules import check, check_files
+
+USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
+Action = typing.Literal["score", "translate", "generate"]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -22,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     from mhe_jax.training.cluster.distributed import joined, take_flags
 
     processes, arguments = take_flags(arguments)
-    run, evaluation, action = parse_evaluation_arguments(arguments)
+    run, evaluation, action = parse(arguments)
     with joined(processes) as writes:
         from mhe_jax.evaluation import evaluate, generate, input_lines, translate, usable
 
@@ -38,3 +46,60 @@ def main(arguments: Sequence[str]) -> None:
         chunk = 1 if sys.stdin.isatty() else None
         answer = translate if action == "translate" else generate
         print(json.dumps(answer(run, evaluation, lines, output, chunk=chunk)), file=sys.stderr)
+
+
+@dataclasses.dataclass(frozen=True)
+class _EvaluationArguments(EvaluationConfig):
+    """Scores a trained run, or translates or continues standard input with it."""
+
+    # Translate the lines of standard input to standard output instead of scoring.
+    translate: bool = False
+    # Continue the lines of standard input to standard output instead of scoring.
+    generate: bool = False
+    # Directories in which files that the run names may lie, beside the run itself: it may be from
+    # somebody else. What --sources names by its whole path is read wherever it lies.
+    trust: tuple[str, ...] = (".",)
+
+
+def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
+    """Run directory, settings and what to do, of `eval.py RUN [--field value ...]`.
+
+    What is not given is as in the run's own config.
+
+    Raises:
+      InputError: no run, a field or value that is not allowed, or a file that the run names and
+        the command line does not trust.
+    """
+    if not arguments:
+        raise InputError(f"no run given; usage: {USAGE}")
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        print(f"usage: {USAGE}\n\nRUN is the --workdir of a training run.")
+        print("`eval.py RUN --help` explains every field.")
+        print(f"\n{compare.USAGE}\n    tables and plots of many runs, and of sweeps")
+        print("\neval.py paper\n    the published tables beside our recomputed values")
+        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
+        raise SystemExit(0)
+    if name.startswith("-"):
+        raise InputError(f"the run comes before {name}; usage: {USAGE}")
+    run = Path(name)
+    config = config_of(run)
+    default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
+    parsed = parse_fields(_EvaluationArguments, default, rest, f"eval.py {name}", bare_flags=True)
+    values = dataclasses.asdict(parsed)
+    trusted = values.pop("trust")
+    flags = {action: values.pop(action) for action in ("translate", "generate")}
+    if all(flags.values()):
+        raise InputError("--translate and --generate: give only one")
+    evaluation = EvaluationConfig(**values)
+    check(dataclasses.replace(config, evaluation=evaluation))
+    action = "translate" if flags["translate"] else "generate" if flags["generate"] else "score"
+    names = evaluation.sources or getattr(config.data, evaluation.split)
+    check_files(
+        run,
+        config.data.directory,
+        names if action == "score" else (),
+        trusted,
+        by_user="sources" in map(name_of, options_of(rest)),
+    )
+    return run, evaluation, action

@@ -3,17 +3,47 @@
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from mhe_jax.cli.arguments import parse_factorize_arguments
+from mhe_jax.cli.arguments import parse_fields
 from mhe_jax.cli.process import output
+from mhe_jax.config import InputError, KroneckerConfig
+
+USAGE = "python -m mhe_jax factorize RUN NEW [--attention N] [--mlp N] [--embedding N]"
+HELP = """\
+NEW is RUN with its matrices as sums of Kronecker products, of these numbers of terms: to be
+evaluated, or trained further by the command of RUN with NEW as --workdir and these terms.
+
+    python -m mhe_jax factorize RUN NEW --attention 8 --mlp 16 --embedding 128
+    python eval.py NEW --checkpoint last
+    python train.py CONFIG ... --workdir NEW --model.kronecker.attention 8 ...
+
+The last line is one JSON object: the relative error (Frobenius) of each matrix, and the numbers
+of parameters. `python -m mhe_jax factorize RUN NEW --help` explains every field."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Writes the run NEW, each matrix's error to standard error, and a line of JSON as result."""
-    run, new, kronecker = parse_factorize_arguments(arguments)
+    run, new, kronecker = parse(arguments)
     from mhe_jax.training.run.factorize import factorize
 
     result = factorize(run, new, kronecker)
     for path, error in result["errors"].items():
         print(f"{error:10.6f}  {path}", file=sys.stderr)
     output(json.dumps(result) + "\n")
+
+
+def parse(arguments: Sequence[str]) -> tuple[Path, Path, KroneckerConfig]:
+    """The run, the new run and its ranks, of `factorize RUN NEW [--attention N] ...`.
+
+    Raises:
+      InputError: not two directories, or a field or value that is not allowed.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: {USAGE}\n\n{HELP}")
+        raise SystemExit(0)
+    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
+        raise InputError(f"two directories come first; usage: {USAGE}")
+    run, new, *options = arguments
+    prog = "python -m mhe_jax factorize RUN NEW"
+    return Path(run), Path(new), parse_fields(KroneckerConfig, KroneckerConfig(), options, prog)

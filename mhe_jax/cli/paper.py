@@ -1,4 +1,4 @@
-"""`eval.py paper`: the published tables, and what they are recomputed."""
+"""`eval.py paper`: the published tables beside our recomputed values."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from mhe_jax.config import InputError
 def main(arguments: Sequence[str]) -> None:
     """Writes the tables and a line of JSON to standard output."""
     if {"-h", "--help"} & {*arguments}:
-        print("usage: eval.py paper\n\nThe published tables, and what they are recomputed.")
+        print("usage: eval.py paper\n\nThe published tables beside our recomputed values.")
         raise SystemExit(0)
     if arguments:
         raise InputError(f"eval.py paper takes no arguments, not {arguments[0]}")

@@ -63,9 +63,9 @@ def _ask_for_huge_pages() -> None:
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
 
-    What the operating system refuses, and nobody foresaw, is such a line with the file's name; so
-    is a device without enough memory, and a name that is not UTF-8. With MHE_JAX_TRACEBACK=1 in the
-    environment every exception shows its traceback.
+    So is an error of the operating system, with the name of the file, and a name that is not UTF-8.
+    A device without enough memory is one line and 1. With MHE_JAX_TRACEBACK=1 in the environment
+    every exception shows its traceback.
     """
     if sys.stderr is None:  # closed by who started us: print would take standard output instead
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

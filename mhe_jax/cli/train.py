@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from mhe_jax.cli import sweep
 from mhe_jax.cli.arguments import parse_target, parse_train_arguments
 from mhe_jax.cli.process import output
+from mhe_jax.report.results import sweep_table
 
 AS_MODULE = (sys.executable, "-m", "mhe_jax", "train")
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str], command: Sequence[str] = AS_MODULE) -> None:
     """
     if sweep.is_sweep(arguments):
         found = sweep.run(sweep.parse(arguments), command)
-        print(sweep.table(found["runs"]), file=sys.stderr)
+        print(sweep_table(found["runs"]), file=sys.stderr)
         output(json.dumps(found) + "\n")
         sys.exit(1 if found["failed"] else 0)
     # jax starts after the arguments are right.

@@ -7,7 +7,7 @@ jax.
 
 experiment.py  the whole         model.py  data.py  training.py  evaluation.py  its parts
 tasks.py       the tasks by name, and which fields go with each
-fields.py      dotted names      loading.py  config files and JSON      files.py  the cache
+fields.py      dotted names, JSON      loading.py  config files      files.py  names, the cache
 rules/         which values are allowed, alone and together
 """
 
@@ -17,24 +17,20 @@ from mhe_jax.config.evaluation import Comparison, EvaluationConfig
 from mhe_jax.config.experiment import Config, Target
 from mhe_jax.config.model import (
     FIELDS_OF_KINDS,
-    MHE_KINDS,
     AttentionByRole,
     AttentionConfig,
     AttentionOverride,
-    Engine,
     Form,
-    Hashing,
     Kind,
     KroneckerConfig,
     ModelConfig,
 )
-from mhe_jax.config.tasks import FACTS, Role, TaskFacts, TaskName
+from mhe_jax.config.tasks import FACTS, Role, TaskName
 from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
 
 __all__ = [
     "FIELDS_OF_KINDS",
     "FACTS",
-    "MHE_KINDS",
     "AttentionByRole",
     "AttentionConfig",
     "AttentionOverride",
@@ -42,10 +38,8 @@ __all__ = [
     "Config",
     "DataConfig",
     "Dataset",
-    "Engine",
     "EvaluationConfig",
     "Form",
-    "Hashing",
     "InputError",
     "Kind",
     "KroneckerConfig",
@@ -54,7 +48,6 @@ __all__ = [
     "OptimizerConfig",
     "Role",
     "Target",
-    "TaskFacts",
     "TaskName",
     "TrainConfig",
     "not_installed",

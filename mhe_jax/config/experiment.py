@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from mhe_jax.config.data import DataConfig
 from mhe_jax.config.evaluation import EvaluationConfig
-from mhe_jax.config.model import ModelConfig
-from mhe_jax.config.tasks import FACTS, TaskFacts, TaskName
+from mhe_jax.config.model import Kind, ModelConfig
+from mhe_jax.config.tasks import FACTS, Role, TaskFacts, TaskName
 from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
 
 
@@ -37,6 +37,11 @@ class Config:
     def facts(self) -> TaskFacts:
         """The facts of its task."""
         return FACTS[self.task]
+
+    @property
+    def kinds(self) -> dict[Role, Kind]:
+        """The kind of attention of each role that its task has."""
+        return {role: self.model.attention_for(role).kind for role in self.facts.roles}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where files that are built once lie, and files that appear whole or not at all."""
+"""Names of a run's files, the cache, and files that appear whole or not at all."""
 
 import contextlib
 import os
@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mhe_jax.config import InputError
+
+# In the working directory of a run.
+CONFIG, RESULT = "config.json", "result.json"
+METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.model"
 
 
 def cache_directory(configured: str | None = None) -> Path:

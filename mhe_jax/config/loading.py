@@ -13,29 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.fields import (
-    did_you_mean,
-    from_dict,
-    load_json,
-    nearest,
-    save_json,
-    set_field,
-    to_dict,
-)
-from mhe_jax.config.rules import check, check_devices
-
-__all__ = [
-    "check",
-    "check_devices",
-    "from_dict",
-    "load_config",
-    "load_json",
-    "nearest",
-    "neighbours",
-    "save_json",
-    "set_field",
-    "to_dict",
-]
+from mhe_jax.config.fields import did_you_mean, from_dict, load_json, nearest
+from mhe_jax.config.files import CONFIG
 
 
 def load_config(name: str) -> Config:
@@ -91,11 +70,24 @@ def _naming_the_line(path: Path):
         raise InputError(f"{where}: {' '.join(what.split())}") from error
 
 
+def config_of(run: str | Path, field: str = "") -> Config:
+    """The config of the run in a directory, which `field` names if it is given.
+
+    Raises:
+      InputError: there is no run, or its config is not one.
+    """
+    run = Path(run)
+    if not (run / CONFIG).is_file():
+        hint = f": it has no {CONFIG}" if run.is_dir() else neighbours(run, f"*/{CONFIG}")
+        raise InputError(f"{f'{field}: ' if field else ''}no run at {run}{hint}")
+    return load_json(run / CONFIG)
+
+
 def neighbours(path: Path, pattern: str) -> str:
-    """ "; did you mean a, b?" out of what lies in or beside the missing `path`."""
+    """Suggestions for the missing `path`, as "; did you mean a, b?", from what lies near it."""
     directory = path if path.is_dir() else path.parent
     if not directory.is_dir():
         return f": there is no directory {directory}"
-    found = (p.parent if p.name == "config.json" else p for p in directory.glob(pattern))
+    found = (p.parent if p.name == CONFIG else p for p in directory.glob(pattern))
     names = sorted(str(p) for p in found if not p.name.startswith("_"))
     return did_you_mean(nearest(str(path), names) or names[:5])

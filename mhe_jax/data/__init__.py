@@ -11,6 +11,7 @@ Which sources, rows and batches an experiment has is for its task to say: `mhe_j
 from pathlib import Path
 
 from mhe_jax.config import Config
+from mhe_jax.config.files import TOKENIZER
 from mhe_jax.data.batches import (
     Batches,
     EvaluationBatches,
@@ -56,8 +57,6 @@ __all__ = [
     "tokenizer_file",
     "train_tokenizer",
 ]
-
-TOKENIZER = "tokenizer.model"  # of a run, in its workdir
 
 
 def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:

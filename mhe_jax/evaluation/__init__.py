@@ -21,14 +21,13 @@ import jax
 
 from mhe_jax import tasks
 from mhe_jax.config import Config, EvaluationConfig, InputError
-from mhe_jax.config.files import publish
-from mhe_jax.config.loading import load_json
+from mhe_jax.config.fields import load_json
+from mhe_jax.config.files import CONFIG, write_whole
 from mhe_jax.data import EOS, Tokenizer
 from mhe_jax.evaluation.generation import Generator
 from mhe_jax.evaluation.run import Run, name_of
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.training.cluster import group
-from mhe_jax.training.run.resume import FILE as CONFIG
 
 __all__ = ["evaluate", "generate", "input_lines", "translate", "usable"]
 
@@ -69,8 +68,8 @@ def evaluate(
     run = Run.load(workdir, config, evaluation, devices)
     result = tasks.of(config).evaluate(run)
     if jax.process_index() == 0:
-        with publish(workdir / f"eval_{name_of(evaluation)}.json") as file:
-            file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        path = workdir / f"eval_{name_of(evaluation)}.json"
+        write_whole(path, json.dumps(result, indent=2) + "\n")
     return result
 
 

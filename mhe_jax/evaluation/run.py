@@ -20,11 +20,11 @@ from jax.sharding import Mesh
 
 from mhe_jax import tasks
 from mhe_jax.config import Config, EvaluationConfig, InputError, MeshConfig
-from mhe_jax.config.files import publish
-from mhe_jax.data import TOKENIZER, AnyTokenizer, EvaluationBatches, Tokenizer, load_tokenizer
+from mhe_jax.config.files import TOKENIZER, write_whole
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, Tokenizer, load_tokenizer
 from mhe_jax.evaluation.translator import Cost, Translation, Translator
 from mhe_jax.training import checkpoint, sharding
-from mhe_jax.training.run.warm_start import abstract_params
+from mhe_jax.training.state import abstract_params
 from mhe_jax.training.step import make_eval_step
 from mhe_jax.training.summary import described
 
@@ -88,8 +88,8 @@ class Run:
         process = sharding.share_of_rows(self.mesh)
         rows = sharding.round_up_rows(self.evaluation.batch_size, self.mesh)
         batches = task.scored_batches(self.config, tokenizer, self.evaluation.split, rows, *process)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.params)
-        step = make_eval_step(task.sums(self.model, outputs=True), self.mesh, shardings)
+        evaluated = task.sums(self.model, outputs=True)
+        step = make_eval_step(evaluated, self.mesh, sharding.shardings_of(self.params))
 
         def sums_of(rows):
             return step(self.params, sharding.global_batch(task.read(rows), self.mesh))
@@ -112,8 +112,7 @@ class Run:
     def publish(self, suffix: str, text: str) -> None:
         """Writes a file of results, named by the split and `suffix`, by one process."""
         if jax.process_index() == 0:
-            with publish(self.workdir / f"{name_of(self.evaluation)}.{suffix}") as file:
-                file.write_bytes(text.encode())
+            write_whole(self.workdir / f"{name_of(self.evaluation)}.{suffix}", text)
 
 
 def evaluation_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:

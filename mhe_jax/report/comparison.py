@@ -1,13 +1,14 @@
-"""The tables of a comparison: what the paper tells of its models, told of these runs."""
+"""The tables of a comparison: the columns of the paper, for these runs."""
 
 import json
 from collections.abc import Sequence
 
 from mhe_jax.evaluation import published
 from mhe_jax.report import paper
-from mhe_jax.report.groups import Group, Section, lower_is_better
-from mhe_jax.report.runs import SETTINGS, VALIDATION, Run, score_names
+from mhe_jax.report.groups import Group, Section
+from mhe_jax.report.runs import SETTINGS, VALIDATION, RunRecord, score_names
 from mhe_jax.report.tables import Column, Table
+from mhe_jax.tasks.metrics import lower_is_better
 
 # Bytes by run of `layer_memory`, group and length.
 Memory = dict[str, dict[str, dict[int, float]]]
@@ -143,7 +144,7 @@ def scores_table(section: Section, suffix: str) -> Table | None:
     return Table(f"scores{suffix}", "All scores", columns, rows).without_empty_columns()
 
 
-def runs_table(found: Sequence[Section], runs: Sequence[Run]) -> Table:
+def runs_table(found: Sequence[Section], runs: Sequence[RunRecord]) -> Table:
     """One line a run, whatever became of it."""
     metrics = {id(run): section.metric for section in found for run in section.runs}
     places = {
@@ -164,7 +165,7 @@ def runs_table(found: Sequence[Section], runs: Sequence[Run]) -> Table:
     rows = []
     for run in runs:
         metric = metrics.get(id(run))
-        seconds = run.number("training_seconds")
+        seconds = run.value("training_seconds")
         rows.append(
             [
                 str(run.path),
@@ -172,9 +173,9 @@ def runs_table(found: Sequence[Section], runs: Sequence[Run]) -> Table:
                 run.seed,
                 f"{run.status}: {run.reason}" if run.reason else run.status,
                 metric,
-                metric and run.number(metric),
+                metric and run.value(metric),
                 run.validation_loss,
-                run.number("best_step"),
+                run.value("best_step"),
                 None if seconds is None else seconds / 60,
                 run.result.get("tokens_per_second"),
             ]

@@ -16,21 +16,12 @@ from mhe_jax.attention.cost import cached_numbers
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, TaskName
 from mhe_jax.config.fields import did_you_mean, nearest, short_names
 from mhe_jax.model.layers import attention
-from mhe_jax.report.runs import VALIDATION, Run, score_names
+from mhe_jax.report.runs import VALIDATION, RunRecord, score_names
 from mhe_jax.tasks import TASKS
 
-# Fields that make no other experiment: where things lie, how often one looks, what runs it.
+# Fields in which the runs of one experiment may differ: directories, intervals, devices.
 SAME = ("workdir", "train.seed", "data.directory", "data.cache_directory", "data.tokenizer")
 SAME_BELOW = ("mesh.", "evaluation.", "train.log", "train.eval", "train.checkpoint", "train.keep")
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a score of this name is a loss.
-
-    >>> lower_is_better("perplexity_per_word"), lower_is_better("bleu")
-    (True, False)
-    """
-    return any(part in metric for part in ("loss", "perplexity", "nats"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +31,7 @@ class Group:
     name: str
     kind: str
     fields: dict[str, Any]  # those that differ between the groups of the section
-    runs: list[Run]  # done ones, by seed
+    runs: list[RunRecord]  # done ones, by seed
 
     @property
     def config(self) -> Config:
@@ -48,17 +39,17 @@ class Group:
         assert config is not None
         return config
 
-    def numbers(self, name: str) -> list[float]:
-        """The number of this name of each run that has it."""
-        return [value for run in self.runs if (value := run.number(name)) is not None]
+    def values(self, name: str) -> list[float]:
+        """The value of this metric of each run that has it."""
+        return [value for run in self.runs if (value := run.value(name)) is not None]
 
     def mean(self, name: str) -> float | None:
-        found = self.numbers(name)
+        found = self.values(name)
         return statistics.fmean(found) if found else None
 
     def spread(self, name: str) -> float | None:
         """The sample's standard deviation over the seeds; None of fewer than two."""
-        found = self.numbers(name)
+        found = self.values(name)
         return statistics.stdev(found) if len(found) > 1 else None
 
     def parameters(self, which: str) -> int | None:
@@ -80,7 +71,7 @@ class Section:
     title: str
     task: TaskName
     groups: list[Group]
-    runs: list[Run]
+    runs: list[RunRecord]
     metric: str
     chosen: tuple[str, ...]  # fields of which each group has the value that is best for it
 
@@ -105,7 +96,9 @@ class Section:
         return close[0] if len(close) == 1 else None
 
 
-def sections(runs: Sequence[Run], metric: str | None, choose: Sequence[str] = ()) -> list[Section]:
+def sections(
+    runs: Sequence[RunRecord], metric: str | None, choose: Sequence[str] = ()
+) -> list[Section]:
     """Runs by task and text, each with its groups.
 
     Args:
@@ -117,7 +110,7 @@ def sections(runs: Sequence[Run], metric: str | None, choose: Sequence[str] = ()
     Raises:
       InputError: no run has the metric, or a field of `choose` is unknown.
     """
-    by_text: dict[tuple, list[Run]] = {}
+    by_text: dict[tuple, list[RunRecord]] = {}
     for run in runs:
         if run.config is not None:
             by_text.setdefault(_text(run), []).append(run)
@@ -142,7 +135,7 @@ def sections(runs: Sequence[Run], metric: str | None, choose: Sequence[str] = ()
     return found
 
 
-def _text(run: Run) -> tuple:
+def _text(run: RunRecord) -> tuple:
     """The task, and its data by name (where they lie does not matter)."""
     assert run.config is not None
     data = {
@@ -157,23 +150,22 @@ def _text(run: Run) -> tuple:
     return run.config.task, train, json.dumps(data, sort_keys=True)
 
 
-def _metric(runs: Sequence[Run], task: TaskName, wanted: str | None) -> str:
+def _metric(runs: Sequence[RunRecord], task: TaskName, wanted: str | None) -> str:
     named = [run.scores["metric"] for run in runs if isinstance(run.scores.get("metric"), str)]
     for name in (wanted, *named, *TASKS[task].metrics):
-        if name and any(run.number(name) is not None for run in runs):
+        if name and any(run.value(name) is not None for run in runs):
             return name
     return VALIDATION
 
 
 def kind_of(config: Config) -> str:
     """The attention of a model: one kind, or that of each role where they differ."""
-    kinds = {role: config.model.attention_for(role).kind for role in config.facts.roles}
-    if len(set(kinds.values())) == 1:
-        return next(iter(kinds.values()))
-    return " ".join(f"{role}:{kind}" for role, kind in kinds.items())
+    if len({*config.kinds.values()}) == 1:
+        return next(iter(config.kinds.values()))
+    return " ".join(f"{role}:{kind}" for role, kind in config.kinds.items())
 
 
-def _groups(runs: Sequence[Run], choose: Sequence[str]) -> list[Group]:
+def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
     differing = [
         name
         for name in runs[0].fields
@@ -181,7 +173,7 @@ def _groups(runs: Sequence[Run], choose: Sequence[str]) -> list[Group]:
         and not name.startswith(SAME_BELOW)
         and len({json.dumps(run.fields.get(name)) for run in runs}) > 1
     ]
-    by_fields: dict[str, list[Run]] = {}
+    by_fields: dict[str, list[RunRecord]] = {}
     for run in runs:
         if run.status == "done":
             key = json.dumps([run.fields.get(name) for name in differing])
@@ -211,7 +203,7 @@ def _groups(runs: Sequence[Run], choose: Sequence[str]) -> list[Group]:
     return _chosen(groups, choose)
 
 
-def _varies_within_a_kind(name: str, runs: Sequence[Run]) -> bool:
+def _varies_within_a_kind(name: str, runs: Sequence[RunRecord]) -> bool:
     values: dict[str, set[str]] = {}
     for run in runs:
         if run.config is not None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from mhe_jax.attention import make_attention
 from mhe_jax.attention.cost import cached_numbers, forward_flops, parameters
-from mhe_jax.config import Kind
+from mhe_jax.config import FIELDS_OF_KINDS, Kind
 from mhe_jax.evaluation import published
 
 Number = TypeVar("Number", float, Fraction)
@@ -236,7 +236,7 @@ def _cost_table() -> str:
         "|---|---:|---:|---:|",
     ]
     for kind in typing.get_args(Kind):
-        fields = {"num_kv_heads": 4} if kind == "gqa" else {}
+        fields = {"num_kv_heads": 4} if kind in FIELDS_OF_KINDS["num_kv_heads"] else {}
         module = make_attention(kind, num_heads=12, use_bias=False, **fields)
         lines.append(
             f"| {kind} | {parameters(module, M):,} | {cached_numbers(module, M):,} "

@@ -6,9 +6,10 @@ from typing import Any
 
 from mhe_jax.evaluation import published
 from mhe_jax.report import paper
-from mhe_jax.report.groups import Section, lower_is_better
+from mhe_jax.report.groups import Section
 from mhe_jax.tasks import TASKS
-from mhe_jax.training.tracking import loss_name, new_figure
+from mhe_jax.tasks.metrics import lower_is_better
+from mhe_jax.training.tracking import new_figure
 
 MARKS = "osD^vP*X<>p"  # one more than there are colours: the first 110 groups all look different
 
@@ -40,7 +41,7 @@ def learning_curves(section: Section) -> Any:
                     linewidth=1,
                     label=_plain(group.name) if first else None,
                 )
-    axes.set(xlabel="step", ylabel=f"validation {loss_name(TASKS[section.task].loss_unit)}")
+    axes.set(xlabel="step", ylabel=f"validation loss ({TASKS[section.task].loss_unit})")
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return figure
@@ -90,7 +91,7 @@ def score_against_parameters(section: Section) -> Any:
     right.set(
         xlabel="attention parameters, % of mha's",
         ylabel="PRR: % of mha's score",
-        title="what is kept of mha's score",
+        title="share of mha's score",
         xscale="log",
     )
     right.set_xticks([20, 30, 50, 70, 100], ["20", "30", "50", "70", "100"])

@@ -29,7 +29,7 @@ from mhe_jax.report.comparison import (
 )
 from mhe_jax.report.groups import Section, sections
 from mhe_jax.report.page import page
-from mhe_jax.report.runs import Run, read_runs
+from mhe_jax.report.runs import RunRecord, read_runs
 from mhe_jax.report.tables import Table
 
 PAGE, TEXT = "report.html", "report.md"
@@ -105,7 +105,7 @@ def _make_out(out: Path) -> None:
         raise InputError(f"--out {out}: not writable")
 
 
-def _devices(runs: Sequence[Run]) -> list[str]:
+def _devices(runs: Sequence[RunRecord]) -> list[str]:
     return sorted({str(run.result["device"]) for run in runs if "device" in run.result})
 
 

@@ -12,15 +12,12 @@ from typing import Any
 
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.config.fields import did_you_mean, leaves, load_json, nearest, to_dict
+from mhe_jax.config.files import CONFIG, METRICS, RESULT
 from mhe_jax.config.rules.model import check_attention
 from mhe_jax.config.rules.ranges import check_ranges
-from mhe_jax.config.rules.results import is_number, read_result
-from mhe_jax.report import sweeps
-from mhe_jax.training import summary, tracking
-from mhe_jax.training.run import resume
+from mhe_jax.report.results import is_number, read_result, read_sweep
+from mhe_jax.training import tracking
 
-# Of the run: what it is and what came of it, see `mhe_jax.training`.
-CONFIG, RESULT = resume.FILE, summary.FILE
 VALIDATION = "best_validation_loss"
 # How a run was evaluated, of what eval.py leaves.
 SETTINGS = tuple(
@@ -28,12 +25,12 @@ SETTINGS = tuple(
     for field in dataclasses.fields(EvaluationConfig)
     if field.name not in ("split", "sources", "batch_size")
 )
-# Other numbers of a result that are no scores.
+# Parts of the names of metrics that are no scores.
 NO_SCORES = ("seconds", "nats", "per_second")
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunRecord:
     """The files of one run. `config` is None of one that failed before it wrote any."""
 
     path: Path
@@ -59,8 +56,8 @@ class Run:
         best = self.result.get(VALIDATION)
         return min(found, default=None) if best is None or not math.isfinite(best) else best
 
-    def number(self, name: str) -> float | None:
-        """A number of its results, None where there is none."""
+    def value(self, name: str) -> float | None:
+        """The value of a metric, None where there is none."""
         if name == VALIDATION:
             return self.validation_loss
         value = self.result.get(name)
@@ -74,13 +71,13 @@ class Run:
         return self.result.get("parameters") or self.scores.get("parameters") or {}
 
 
-def read_runs(paths: Iterable[str | Path], split: str) -> list[Run]:
+def read_runs(paths: Iterable[str | Path], split: str) -> list[RunRecord]:
     """All runs at and below `paths`, each once, with their scores on `split`.
 
     Raises:
       InputError: a path with no runs, or a file that is not what a run leaves.
     """
-    found: dict[Path, Run] = {}
+    found: dict[Path, RunRecord] = {}
     for path in map(Path, paths):
         here = {run.path.resolve(): run for run in _below(path, split)}
         if not here:
@@ -91,7 +88,7 @@ def read_runs(paths: Iterable[str | Path], split: str) -> list[Run]:
     return list(found.values())
 
 
-def _below(path: Path, split: str) -> Iterator[Run]:
+def _below(path: Path, split: str) -> Iterator[RunRecord]:
     if (path / CONFIG).is_file():
         yield _read(path, split)
         return
@@ -99,13 +96,13 @@ def _below(path: Path, split: str) -> Iterator[Run]:
         return
     failed = {
         each["name"]: each.get("reason", "")
-        for each in sweeps.read(path)
+        for each in read_sweep(path)
         if each["status"] == "failed"
     }
     for child in sorted(path.iterdir()):
         reason = failed.get(child.name)
         if reason is not None and not (child / CONFIG).is_file():
-            yield Run(child, None, "failed", reason, {}, {}, {})
+            yield RunRecord(child, None, "failed", reason, {}, {}, {})
         # A link to a run is one more name of it; another could lead anywhere, and round in circles.
         elif (
             child.is_dir()
@@ -118,7 +115,7 @@ def _below(path: Path, split: str) -> Iterator[Run]:
                 yield run
 
 
-def _read(path: Path, split: str) -> Run:
+def _read(path: Path, split: str) -> RunRecord:
     config = load_json(path / CONFIG)
     try:
         check_ranges(config)
@@ -129,16 +126,16 @@ def _read(path: Path, split: str) -> Run:
     if stale := _stale(scores, result):
         scores, stale = {}, f"eval_{split}.json is left out, {stale}: python eval.py {path}"
     curve: dict[str, list[tuple[int, float]]] = {}
-    metrics = path / tracking.FILE
+    metrics = path / METRICS
     for line in tracking.read(metrics) if metrics.is_file() else ():
         step = line["step"]
         if isinstance(line.get("loss"), float) and is_number(step) and isinstance(step, int):
             curve.setdefault(str(line["split"]), []).append((step, line["loss"]))
     if result.get("steps") == config.train.num_steps or (scores and not result):
-        return Run(path, config, "done", stale, result, scores, curve)
+        return RunRecord(path, config, "done", stale, result, scores, curve)
     done = max((step for points in curve.values() for step, _ in points), default=0)
     reason = f"logged {done} of {config.train.num_steps} steps"
-    return Run(path, config, "not finished", reason, result, scores, curve)
+    return RunRecord(path, config, "not finished", reason, result, scores, curve)
 
 
 def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
@@ -149,7 +146,7 @@ def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
     return "" if now in (None, last) else f"it is of step {last}, not {now}"
 
 
-def score_names(runs: Sequence[Run]) -> list[str]:
+def score_names(runs: Sequence[RunRecord]) -> list[str]:
     """Names of all scores that eval.py found, in their order."""
     names = [
         name

@@ -19,8 +19,8 @@ A new task is a file here, its line in `TASKS`, and its lines in `mhe_jax/config
 from pathlib import Path
 
 from mhe_jax.config import Config, TaskName
+from mhe_jax.config.files import TOKENIZER
 from mhe_jax.data import (
-    TOKENIZER,
     AnyTokenizer,
     EvaluationBatches,
     TrainBatches,

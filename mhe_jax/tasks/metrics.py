@@ -1,5 +1,6 @@
 """Scores of translations, by sacreBLEU with its signatures, and perplexities.
 
+A metric for which lower is better adds a word of its name to `LOWER_IS_BETTER`.
 Nothing else imports sacrebleu.
 """
 
@@ -7,6 +8,18 @@ import math
 from collections.abc import Iterable, Sequence
 
 import sacrebleu
+
+# Words in the names of metrics for which lower is better.
+LOWER_IS_BETTER = ("loss", "nats", "perplexity")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether lower is better for the metric of this name.
+
+    >>> lower_is_better("perplexity_per_word"), lower_is_better("bleu")
+    (True, False)
+    """
+    return any(word in LOWER_IS_BETTER for word in metric.split("_"))
 
 
 def translation_scores(

@@ -1,16 +1,15 @@
 """Training: mesh, optimizer, steps, checkpoints and the loop, `train(config) -> result`.
 
-- `distributed`, `meeting`, `group`: several processes meet, wait, stop and miss each other
 - `sharding`: the mesh, and which axis of an array is split over which axis of the mesh
 - `optimizer`: AdamW, Adafactor, schedules
 - `state`: what a step changes
 - `step`: one update, one evaluation
-- `checkpoint`: on disk, whole or not at all
-- `lock`: one process at a time in a directory
-- `resume`: what a run finds in its directory: what may change, what stays
+- `checkpoint/`: on disk, whole or not at all
 - `tracking`: metrics.jsonl, progress, TensorBoard, the picture
-- `meter`, `profile`: numbers of steps, how fast they come, and a trace
-- `signals`: what asks a run to save and stop
-- `summary`: what a run is, before and after
+- `meter`, `profile`: metrics of steps, their speed, and a trace
+- `summary`: a run in one line before it, and in one JSON object after it
+- `run/`: the working directory: `lock`, `resume`, and runs made from another (`warm_start`,
+  `factorize`)
+- `cluster/`: several processes: `distributed`, `meeting`, `group`; `signals` ask a run to stop
 - `loop`: all of it together
 """

@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
+import optax
 from jax.sharding import Mesh
 
 from mhe_jax import tasks
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.files import publish
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.files import RESULT, write_whole
 from mhe_jax.config.rules import check
 from mhe_jax.tasks.sums import criterion
 from mhe_jax.training import sharding, summary
 from mhe_jax.training.checkpoint import (
     Checkpoints,
+    Meta,
     NotSaved,
     check_path,
     check_tokenizer,
@@ -29,13 +32,12 @@ from mhe_jax.training.checkpoint import (
 )
 from mhe_jax.training.cluster import group
 from mhe_jax.training.cluster.signals import Signals, Stopped
-from mhe_jax.training.feeding import feed
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
 from mhe_jax.training.run import resume, warm_start
 from mhe_jax.training.run.lock import Lock, locked
-from mhe_jax.training.state import TrainState, make_initializer
+from mhe_jax.training.state import TrainState, initializer_of
 from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
 
@@ -91,7 +93,7 @@ def _train_alone(
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     with group.first_one_first("tokenizer"):
         # Where it lies is for process 0 to say, which alone holds the lock.
-        file, told = resume.tokenizer_file(config)
+        file, told = resume.own_tokenizer(config)
         if writes:
             resume.drop_draft(config)
         tokenizer = tasks.make_tokenizer(config, file)
@@ -108,9 +110,7 @@ def _train_alone(
     # 3. The state comes from the newest checkpoint, or from the seed.
     task = tasks.of(config)
     model, optimizer = task.model(config.model), make_optimizer(config)
-    init_params = task.initializer(model, config.data.sequence_length)
-    ema = config.optimizer.ema_decay is not None
-    initialize, abstract = make_initializer(init_params, optimizer, mesh, ema)
+    initialize, abstract = initializer_of(config, model, optimizer, mesh)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
     try:
         resume.check_length(config, checkpoints.latest_step or 0)
@@ -146,10 +146,12 @@ def _train_alone(
                 tracker.note(line)
             if start:
                 tracker.note(f"{start} of {c.num_steps} steps are done")
-            loop = _Loop(config, mesh, model, optimizer, abstract, checkpoints, meta, lock)
+            loop = _Loop(
+                config, mesh, model, optimizer, abstract, checkpoints, meta, lock, tracker, signals
+            )
             signals.stepping = True
             try:
-                loop.run(state, start, batches, validation, tracker, signals)
+                loop.run(state, start, batches, validation)
                 checkpoints.wait()
                 tracker.draw()
             except (NotFinite, OSError) as error:
@@ -161,14 +163,13 @@ def _train_alone(
         result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
         if lock is not None:
             lock.check()
-            with publish(workdir / summary.FILE) as file:
-                file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            write_whole(workdir / RESULT, json.dumps(result, indent=2) + "\n")
         return result
     except BaseException as error:
         group.failed(error)
         raise
     finally:
-        # What cannot be written has been told by now.
+        # A write that failed has been reported by now.
         with contextlib.suppress(NotSaved):
             checkpoints.close()
 
@@ -199,15 +200,28 @@ def _reason(error: Exception, checkpoints: Checkpoints, workdir: Path) -> str:
 class _Loop:
     """The steps between a state and the last one; `meta` is what the checkpoints know beside it."""
 
-    def __init__(self, config: Config, mesh, model, optimizer, abstract, checkpoints, meta, lock):
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        model: nn.Module,
+        optimizer: optax.GradientTransformation,
+        abstract: TrainState,
+        checkpoints: Checkpoints,
+        meta: Meta,
+        lock: Lock | None,
+        tracker: Tracker,
+        signals: Signals,
+    ):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
-        self.lock, self.task = lock, tasks.of(config)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        self.lock, self.tracker, self.signals = lock, tracker, signals
+        self.task = tasks.of(config)
+        shardings = sharding.shardings_of(abstract)
         self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
         evaluated = self.task.sums(model, outputs=True)
         self.eval_step = make_eval_step(evaluated, mesh, shardings.params)
 
-    def run(self, state: TrainState, start: int, batches, validation, tracker, signals) -> None:
+    def run(self, state: TrainState, start: int, batches, validation) -> None:
         """Steps `start + 1` to the last.
 
         Raises:
@@ -215,21 +229,17 @@ class _Loop:
           NotFinite: a loss or an update is not, and no more may be left out.
           NotSaved: a checkpoint cannot be written.
         """
-        self.tracker, self.signals = tracker, signals
         # A signal can come before the validation of a step, a crash before its best checkpoint.
         if start and self.meta.get("validated_step") == start:
             self._keep_if_best(state, start)
         elif start and self._validates(start):
             self._validate(state, start, validation)
-        self._run(state, start, batches, validation)
-
-    def _run(self, state: TrainState, start: int, batches, validation) -> None:
         c, last = self.config.train, self.config.train.num_steps
         meter = self._meter()
         profile = Profile(Path(self.config.workdir), c.profile_steps)
         with (
             batches.iterate(start, last) as rows,
-            contextlib.closing(feed(rows, self._on_devices)) as fed,
+            contextlib.closing(sharding.feed(rows, self._on_devices)) as fed,
             profile,
         ):
             for step, batch in enumerate(fed, start + 1):
@@ -286,11 +296,11 @@ class _Loop:
                 found.append(self.eval_step(params, self._on_devices(rows)))
                 if stop := self.signals.agreed():
                     return stop
-        numbers = self.task.measure(jax.device_get(found), validation)
-        if not math.isfinite(numbers["loss"]):
+        metrics = self.task.measure(jax.device_get(found), validation)
+        if not math.isfinite(metrics["loss"]):
             raise NotFinite(step, "validation loss")
-        self.meta |= {"validated_step": step, "validation": numbers}
-        self.tracker.log(step, "validation", numbers)
+        self.meta |= {"validated_step": step, "validation": metrics}
+        self.tracker.log(step, "validation", metrics)
         self._keep_if_best(state, step)
         return 0
 

@@ -47,7 +47,7 @@ class Meter:
     and `window`, the sums since the last log line.
 
     Args:
-      tracker: takes the numbers.
+      tracker: takes the metrics.
       log_every: steps between log lines.
       totals: see above; changed here.
       skip: updates that may be left out because something in them is not finite.
@@ -79,7 +79,7 @@ class Meter:
         self._mark = time.monotonic()
 
     def run(self, train_step, state, batch, step: int):
-        """The state after `step`, which has only begun; then the numbers of the step before it."""
+        """The state after `step`, which has only begun; then the metrics of the step before it."""
         shapes = {name: array.shape for name, array in batch.items()}
         key = tuple(sorted(shapes.items()))
         compiles = key not in self._seen
@@ -154,26 +154,26 @@ class Meter:
 
     def _log(self, step: int, gradient_norm: float, learning_rate: float) -> None:
         window, seconds = self.totals["window"], max(self._window_seconds, 1e-9)
-        numbers = ratios(window) if window else {}
+        metrics = ratios(window) if window else {}
         if math.isfinite(gradient_norm):
-            numbers["gradient_norm"] = gradient_norm
-        numbers |= {
+            metrics["gradient_norm"] = gradient_norm
+        metrics |= {
             "learning_rate": learning_rate,
             "tokens_per_second": self._window_tokens / seconds,
         }
         if self._times:
             middle, high = np.percentile(self._times, [50, 95]).tolist()
-            numbers |= {
+            metrics |= {
                 "step_seconds_p50": middle,
                 "step_seconds_p95": high,
                 "step_seconds_max": max(self._times),
             }
         if self._peak:
-            numbers["mfu"] = self._window_flops / seconds / self._peak
+            metrics["mfu"] = self._window_flops / seconds / self._peak
         elapsed = max(time.time() - self.totals["started"], 1e-9)
-        numbers["goodput"] = min(self.totals["stepping_seconds"] / elapsed, 1.0)
+        metrics["goodput"] = min(self.totals["stepping_seconds"] / elapsed, 1.0)
         if self.skip:
-            numbers["skipped"] = self.totals["skipped"]
-        self.tracker.log(step, "train", numbers)
+            metrics["skipped"] = self.totals["skipped"]
+        self.tracker.log(step, "train", metrics)
         window.clear()
         self._begin_window()

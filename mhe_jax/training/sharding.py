@@ -6,8 +6,9 @@ split over. XLA derives the rest, so the same code runs on one device and on a p
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -17,6 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mhe_jax.config import Config, InputError, MeshConfig
 from mhe_jax.config.rules import check_devices, mesh_shape
+
+T = TypeVar("T")
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -123,6 +126,20 @@ def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
     return shardings
 
 
+def shardings_of(tree: Any) -> Any:
+    """The sharding of each leaf, an array or its shape."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """The shape of each leaf, with its sharding."""
+    return jax.tree.map(
+        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
+        shapes,
+        shardings,
+    )
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
@@ -135,6 +152,25 @@ def global_batch(rows: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
         name: jax.make_array_from_process_local_data(sharding, np.asarray(array))
         for name, array in rows.items()
     }
+
+
+def feed(batches: Iterable[Any], put: Callable[[Any], T]) -> Generator[T, None, None]:
+    """`put(batch)` of each in order, and one ahead: a thread puts batch n + 1 while n is used.
+
+    So at most two batches are on the devices. What `batches` or `put` raise comes where its batch
+    would have; close the iterator before `batches`.
+    """
+    iterator, end = iter(batches), object()
+
+    def next_batch() -> Any:
+        rows = next(iterator, end)
+        return end if rows is end else put(rows)
+
+    with ThreadPoolExecutor(1, "feed") as thread:
+        ahead = thread.submit(next_batch)
+        while (batch := ahead.result()) is not end:
+            ahead = thread.submit(next_batch)
+            yield batch
 
 
 def share_of_rows(mesh: Mesh, process: int | None = None) -> tuple[int, int]:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from mhe_jax import tasks
+from mhe_jax.config import Config
 from mhe_jax.training import sharding
 
 
@@ -86,11 +88,7 @@ def make_initializer(
         ema_params=of_params if ema else None,
         key=whole,
     )
-    abstract = jax.tree.map(
-        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
-        abstract,
-        shardings,
-    )
+    abstract = sharding.with_shardings(abstract, shardings)
     create_sharded = jax.jit(create, out_shardings=shardings)
 
     def initialize(key: jax.Array) -> TrainState:
@@ -98,3 +96,20 @@ def make_initializer(
             return create_sharded(key)
 
     return initialize, abstract
+
+
+def initializer_of(
+    config: Config, model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> tuple[Callable[[jax.Array], TrainState], TrainState]:
+    """`make_initializer` of an experiment."""
+    init_params = tasks.of(config).initializer(model, config.data.sequence_length)
+    return make_initializer(init_params, optimizer, mesh, config.optimizer.ema_decay is not None)
+
+
+def abstract_params(config: Config, mesh: Mesh) -> Any:
+    """Shapes of a run's parameters, with the shardings they have on `mesh`."""
+    task = tasks.of(config)
+    initialize = task.initializer(task.model(config.model), config.data.sequence_length)
+    with sharding.use_mesh(mesh):
+        boxed = jax.eval_shape(initialize, jax.eval_shape(lambda: jax.random.key(0)))
+    return sharding.with_shardings(nn.unbox(boxed), sharding.parameter_shardings(boxed, mesh))

@@ -10,8 +10,6 @@ from mhe_jax.config import Config
 from mhe_jax.model import count_parameters
 from mhe_jax.training.checkpoint import Meta
 
-FILE = "result.json"
-
 
 def about(config: Config, mesh: Mesh, params: Any) -> str:
     """One line for the log before a run."""
@@ -26,13 +24,12 @@ def about(config: Config, mesh: Mesh, params: Any) -> str:
 
 def _forms(config: Config) -> dict[str, str]:
     """Form and engine of each kind in the config, as far as they have been traced."""
-    kinds = {config.model.attention_for(role).kind for role in config.facts.roles}
-    return {k: v for k, v in choices().items() if k in kinds}
+    return {k: v for k, v in choices().items() if k in config.kinds.values()}
 
 
 def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
     """The part that all results share: the model, its size, and the devices."""
-    kinds = {role: config.model.attention_for(role).kind for role in config.facts.roles}
+    kinds = config.kinds
     return {
         "task": config.task,
         "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),
@@ -50,17 +47,17 @@ def result(
     """The JSON object that ends a run; `meta` and `best` of its last and its best checkpoint."""
     last = meta.get("validation") or {}
     best = best or {}
-    best_numbers = best.get("validation") or {}
+    best_metrics = best.get("validation") or {}
     return {
         **described(config, mesh, params),
         "steps": config.train.num_steps,
         "validation_loss": last.get("loss"),
         "validation_perplexity": last.get("perplexity"),
         "best_step": best.get("validated_step"),
-        "best_validation_loss": best_numbers.get("loss"),
-        "best_validation_perplexity": best_numbers.get("perplexity"),
-        # The official numbers of labelled examples; how well moved words are told.
-        **({"best_validation": best_numbers} if {"score", "auc"} & {*best_numbers} else {}),
+        "best_validation_loss": best_metrics.get("loss"),
+        "best_validation_perplexity": best_metrics.get("perplexity"),
+        # The official metrics of labelled examples; how well moved words are told.
+        **({"best_validation": best_metrics} if {"score", "auc"} & {*best_metrics} else {}),
         "training_seconds": round(meta["seconds"], 1),
         # Source and target without padding; without compilation, validation and checkpoints.
         "tokens_per_second": round(meta["tokens"] / max(meta["stepping_seconds"], 1e-9), 1),

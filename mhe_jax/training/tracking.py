@@ -1,7 +1,7 @@
 """The log of a run: metrics.jsonl, progress bar or plain lines, TensorBoard, a picture.
 
 Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `split` (`train` or
-`validation`) and numbers; training numbers are means since the line before.
+`validation`) and metrics; training metrics are means since the line before.
 """
 
 import contextlib
@@ -16,19 +16,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mhe_jax.config import InputError, not_installed
-from mhe_jax.config.files import publish, write_whole
+from mhe_jax.config.files import METRICS, publish, write_whole
 
-FILE = "metrics.jsonl"
 PICTURE = "learning_curve.png"
 
 
 class Tracker:
-    """Takes numbers by step. Close it, or use it in a `with`.
+    """Takes metrics by step. Close it, or use it in a `with`.
 
     Args:
       workdir: where files go.
       num_steps: of the whole run.
-      loss_unit: for the picture; None leaves it unnamed.
+      loss_unit: for the picture.
       start_step: the step that training goes on from; what an earlier process logged after it is
         dropped, since it comes again.
       tensorboard: also write event files.
@@ -41,7 +40,7 @@ class Tracker:
         num_steps: int,
         start_step: int = 0,
         *,
-        loss_unit: str | None,
+        loss_unit: str,
         tensorboard: bool = False,
         writes: bool = True,
     ):
@@ -52,19 +51,19 @@ class Tracker:
             return
         if tensorboard:
             self._events = _event_writer(self.workdir / "tensorboard", start_step)
-        truncate(self.workdir / FILE, start_step)
-        self._file = (self.workdir / FILE).open("a", encoding="utf-8")
+        truncate(self.workdir / METRICS, start_step)
+        self._file = (self.workdir / METRICS).open("a", encoding="utf-8")
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 BarColumn(),
-                TextColumn("{task.fields[numbers]}"),
+                TextColumn("{task.fields[metrics]}"),
                 TimeRemainingColumn(),
                 console=self._console,
             )
             self._task = self._progress.add_task(
-                "", total=num_steps, completed=start_step, numbers=""
+                "", total=num_steps, completed=start_step, metrics=""
             )
             self._progress.start()
         self._num_steps = num_steps
@@ -74,23 +73,23 @@ class Tracker:
         if self._progress is not None:
             self._progress.update(self._task, completed=step)
 
-    def log(self, step: int, split: str, numbers: Mapping[str, float]) -> None:
-        """Write numbers down and show them."""
+    def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        """Write metrics down and show them."""
         if not self.writes:
             return
         assert self._file is not None
-        line = {"step": step, "split": split, **{k: _rounded(v) for k, v in numbers.items()}}
+        line = {"step": step, "split": split, **{k: _rounded(v) for k, v in metrics.items()}}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         if self._events is not None:
-            for name, value in numbers.items():
+            for name, value in metrics.items():
                 self._events.add_scalar(f"{split}/{name}", value, step)
-        text = _readable(numbers)
+        text = _readable(metrics)
         if self._progress is None:
             self.note(f"step {step}/{self._num_steps} {split}: {text}")
         elif split == "train":
-            shown = {k: numbers[k] for k in ("loss", "tokens_per_second") if k in numbers}
-            self._progress.update(self._task, numbers=_readable(shown))
+            shown = {k: metrics[k] for k in ("loss", "tokens_per_second") if k in metrics}
+            self._progress.update(self._task, metrics=_readable(shown))
         else:
             self.note(f"step {step} {split}: {text}")
 
@@ -143,21 +142,21 @@ def truncate(path: Path, step: int) -> None:
     write_whole(path, "".join(kept))
 
 
-def learning_curve(workdir: Path, loss_unit: str | None) -> str:
+def learning_curve(workdir: Path, loss_unit: str) -> str:
     """Draw training and validation loss by step; returns the line to tell people."""
     try:
         figure = new_figure(figsize=(7, 4.5))
     except InputError as error:
         return f"no {PICTURE}: {error}"
     axes = figure.subplots()
-    lines = list(read(workdir / FILE))
+    lines = list(read(workdir / METRICS))
     for split, style in (("train", "-"), ("validation", "o-")):
         of_split = [line for line in lines if line["split"] == split and "loss" in line]
         points = [(line["step"], line["loss"]) for line in of_split]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=split, markersize=4)
             axes.legend()
-    axes.set(xlabel="step", ylabel=loss_name(loss_unit), title=workdir.name)
+    axes.set(xlabel="step", ylabel=f"loss ({loss_unit})", title=workdir.name)
     axes.grid(alpha=0.3)
     try:
         with publish(workdir / PICTURE) as draft:
@@ -165,15 +164,6 @@ def learning_curve(workdir: Path, loss_unit: str | None) -> str:
     except InputError as error:  # the run is whole without it
         return f"no {PICTURE}: {error}"
     return f"learning curve: {workdir / PICTURE}"
-
-
-def loss_name(unit: str | None) -> str:
-    """The loss with its unit, where that is known.
-
-    >>> loss_name("nats a token"), loss_name(None)
-    ('loss (nats a token)', 'loss')
-    """
-    return "loss" if unit is None else f"loss ({unit})"
 
 
 def new_figure(**options: Any) -> Any:
@@ -203,10 +193,10 @@ def _rounded(value: float) -> float:
     return value
 
 
-def _readable(numbers: Mapping[str, float]) -> str:
+def _readable(metrics: Mapping[str, float]) -> str:
     names = {"tokens_per_second": "tokens/s"}
     shown = []
-    for name, value in numbers.items():
+    for name, value in metrics.items():
         number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
         shown.append(f"{names.get(name, name)} {number}")
     return ", ".join(shown)

@@ -15,8 +15,10 @@ import jax
 import pytest
 from labelled_files import squad
 
-from mhe_jax import data, tasks
-from mhe_jax.config.loading import load_config, save_json
+from mhe_jax import tasks
+from mhe_jax.config.fields import save_json
+from mhe_jax.config.files import TOKENIZER
+from mhe_jax.config.loading import load_config
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.loop import train
 
@@ -68,7 +70,7 @@ def text_of(language, count):
 def leave_untrained(config):
     """What evaluation and tuning need of a run."""
     config, workdir = tasks.resolve(config), Path(config.workdir)
-    tokenizer = tasks.make_tokenizer(config, workdir / data.TOKENIZER)
+    tokenizer = tasks.make_tokenizer(config, workdir / TOKENIZER)
     save_json(config, workdir / "config.json")
     model = tasks.of(config).model(config.model)
     initialize = tasks.of(config).initializer(model, config.data.sequence_length)

@@ -92,9 +92,10 @@ def test_lengths_in_the_cache_that_are_damaged_are_counted_again(place, good, ha
 @pytest.mark.parametrize("line", ["{}", "[1]", "3", '{"step": 1}', "[" * 100_000, "\udcff"])
 def test_lines_of_metrics_that_are_none_are_left_out(run, line):
     """Not an error: a run that was killed leaves half a line."""
+    from mhe_jax.config.files import METRICS
     from mhe_jax.training import tracking
 
-    path = run("lm") / tracking.FILE
+    path = run("lm") / METRICS
     whole = list(tracking.read(path))
     assert len(whole) == 3
     with path.open("a", errors="surrogateescape") as file:

@@ -5,7 +5,7 @@ import pytest
 from mhe_jax.config import AttentionConfig, Config, DataConfig, InputError, ModelConfig
 from mhe_jax.config.fields import from_dict, hints_of, set_field
 from mhe_jax.config.rules import check
-from mhe_jax.config.rules.ranges import LIMITS
+from mhe_jax.config.rules.ranges import RANGES
 
 LM = Config(task="lm", data=DataConfig(train=("a.txt",)))
 PAIRS = Config(task="translation", data=DataConfig(train=("a.tsv",)))
@@ -37,9 +37,11 @@ def test_every_whole_number_has_a_limit(config, name):
 @pytest.mark.parametrize("name", ["train.num_steps", "data.tokens_per_batch", "evaluation.top_k"])
 def test_the_largest_is_taken(name):
     config = set_field(LM, "evaluation.temperature", 1.0)
-    check(set_field(config, name, LIMITS[name]))
-    with pytest.raises(InputError, match=rf"{name} is \d+: takes at most {LIMITS[name]:,}$"):
-        check(set_field(config, name, LIMITS[name] + 1))
+    _, most = RANGES[name]
+    assert most is not None
+    check(set_field(config, name, most))
+    with pytest.raises(InputError, match=rf"{name} is \d+: takes at most {most:,}$"):
+        check(set_field(config, name, most + 1))
 
 
 @pytest.mark.parametrize(

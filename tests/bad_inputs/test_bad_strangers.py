@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.cli.arguments import parse_evaluation_arguments
+from mhe_jax.cli.evaluate import parse
 from mhe_jax.config import InputError
 from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.evaluation import evaluate
@@ -25,7 +25,7 @@ def outside(tmp_path):
 def allowed(*arguments):
     """Whether the files of a run may be read; the complaint where they may not."""
     try:
-        parse_evaluation_arguments([str(argument) for argument in arguments])
+        parse([str(argument) for argument in arguments])
     except InputError as error:
         return str(error)
     return True
@@ -143,7 +143,7 @@ def test_what_is_written(run, place, change, outside):
     )
     (place / "runs/lm/eval_test.json").symlink_to(place / "tiny.py")
     before = {path: path.read_bytes() for path in place.parent.rglob("*") if path.is_file()}
-    name, evaluation, _ = parse_evaluation_arguments(["runs/lm", "--trust", str(outside), "."])
+    name, evaluation, _ = parse(["runs/lm", "--trust", str(outside), "."])
     result = evaluate(name, evaluation)
     assert result["tokens"] > 7
     after = {path: path.read_bytes() for path in place.parent.rglob("*") if path.is_file()}

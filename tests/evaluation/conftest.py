@@ -16,7 +16,7 @@ from mhe_jax.config import (
     MeshConfig,
     ModelConfig,
 )
-from mhe_jax.config.loading import save_json
+from mhe_jax.config.fields import save_json
 from mhe_jax.config.rules.trust import remember
 from mhe_jax.tasks import TASKS, make_tokenizer
 from mhe_jax.training.checkpoint import Checkpoints

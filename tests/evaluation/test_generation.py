@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import load_json
+from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import generate
 from mhe_jax.evaluation.generation import FORBIDDEN, Generator, cut

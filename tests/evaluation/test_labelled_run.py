@@ -21,7 +21,7 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.config.loading import load_json
+from mhe_jax.config.fields import load_json
 from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation import run as evaluation_run
 from mhe_jax.evaluation.run import Run

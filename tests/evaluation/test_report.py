@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.cli.arguments import parse_compare_arguments
+from mhe_jax.cli.compare import parse
 from mhe_jax.config import (
     AttentionConfig,
     Comparison,
@@ -21,10 +21,10 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.config.loading import save_json, set_field
+from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.report import plots, report
 from mhe_jax.report.groups import sections
-from mhe_jax.report.runs import Run, read_runs
+from mhe_jax.report.runs import RunRecord, read_runs
 
 LM = Config(
     task="lm",
@@ -403,12 +403,10 @@ def test_no_runs(tmp_path):
 
 def test_arguments():
     fields = ["optimizer.learning_rate", "train.num_steps"]
-    paths, settings = parse_compare_arguments(
-        ["a", "b/c", "--out", "o", "--choose", *fields, "--lengths", "8", "16"]
-    )
+    paths, settings = parse(["a", "b/c", "--out", "o", "--choose", *fields, "--lengths", "8", "16"])
     assert paths == ["a", "b/c"]
     assert settings == Comparison(out="o", choose=tuple(fields), lengths=(8, 16))
-    assert parse_compare_arguments(["a", "--lengths"])[1].lengths == ()
+    assert parse(["a", "--lengths"])[1].lengths == ()
     for arguments, complaint in (
         ("--out x", "no runs given; usage: eval.py compare"),
         ("a --ot x", "unknown field --ot; did you mean --out"),
@@ -417,7 +415,7 @@ def test_arguments():
         ("a --lengths x", "--lengths is 'x': takes any number of whole numbers"),
     ):
         with pytest.raises(InputError, match=re.escape(complaint)):
-            parse_compare_arguments(arguments.split())
+            parse(arguments.split())
 
 
 def test_cells_are_escaped(tmp_path):
@@ -459,7 +457,7 @@ def test_numbers_that_are_none(tmp_path):
             file.write('{"step": "x", "split": [1], "loss": 0.5}\n')
     found = read_runs([tmp_path / "runs"], "test")
     assert [run.validation_loss for run in found] == [None, 3.0]
-    assert [run.number("bleu") for run in found] == [11.0, None]
+    assert [run.value("bleu") for run in found] == [11.0, None]
     groups = rows(compare(tmp_path, tmp_path / "runs", choose=("optimizer.learning_rate",)))
     assert list(groups) == ["mha, learning_rate=0.002"]
 
@@ -526,7 +524,8 @@ def test_seeds_are_runs_that_differ_in_nothing_else(tmp_path, name):
     config = set_field(LM, "workdir", "a")
     other = set_field(config, name, (OTHERS | ALIKE)[name])
     found = [
-        Run(tmp_path / str(i), one, "done", "", {}, {}, {}) for i, one in enumerate((config, other))
+        RunRecord(tmp_path / str(i), one, "done", "", {}, {}, {})
+        for i, one in enumerate((config, other))
     ]
     groups = [group for section in sections(found, None) for group in section.groups]
     assert [len(group.runs) for group in groups] == ([1, 1] if name in OTHERS else [2])
@@ -537,7 +536,7 @@ def made_up(path, **changes):
     for name, value in changes.items():
         config = set_field(config, name.replace("__", "."), value)
     result = {"best_validation_loss": 2.0}
-    return Run(path, config, "done", "", result, {}, {})
+    return RunRecord(path, config, "done", "", result, {}, {})
 
 
 def test_runs_of_a_group_stand_by_seed(tmp_path):

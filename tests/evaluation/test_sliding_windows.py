@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhe_jax.config.loading import load_json
+from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation.run import Run

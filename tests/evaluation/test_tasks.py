@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import InputError, MeshConfig
-from mhe_jax.config.loading import load_json
+from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation.run import Run, evaluation_mesh

@@ -17,7 +17,7 @@ import pytest
 
 from mhe_jax import evaluation
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import load_json
+from mhe_jax.config.fields import load_json
 from mhe_jax.data import EOS
 from mhe_jax.evaluation import PART, input_lines, translate
 from mhe_jax.evaluation.decoding import Hypotheses

@@ -20,12 +20,12 @@ from mhe_jax.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from mhe_jax.config.loading import set_field, to_dict
+from mhe_jax.config.fields import set_field, to_dict
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
-from mhe_jax.training.state import make_initializer
+from mhe_jax.training.state import initializer_of
 
 ROOT = Path(__file__).parents[2]
 WORDS = {
@@ -96,9 +96,7 @@ def saved():
     def restore(config, workdir=None):
         mesh = sharding.make_mesh(config, jax.devices()[:1])
         model = TASKS[config.task].model(config.model)
-        init = TASKS[config.task].initializer(model, config.data.sequence_length)
-        ema = config.optimizer.ema_decay is not None
-        _, abstract = make_initializer(init, make_optimizer(config), mesh, ema)
+        _, abstract = initializer_of(config, model, make_optimizer(config), mesh)
         checkpoints = Checkpoints(workdir or config.workdir)
         state, _ = checkpoints.restore(abstract)
         checkpoints.close()
@@ -134,7 +132,7 @@ def launch(tmp_path, tmp_path_factory):
     def start(config, workdir, before="", *flags, script="train.py", devices=1):
         file = tmp_path / f"{config.task}.py"
         file.write_text(
-            "from mhe_jax.config.loading import from_dict\n"
+            "from mhe_jax.config.fields import from_dict\n"
             f"def get_config():\n    return from_dict({to_dict(config)!r})\n"
         )
         environment = dict(

@@ -18,7 +18,7 @@ from mhe_jax.analysis import ahead, topology
 from mhe_jax.attention.engines import mesh
 from mhe_jax.cli.arguments import parse_target
 from mhe_jax.config import InputError, Target
-from mhe_jax.config.loading import save_json
+from mhe_jax.config.fields import save_json
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training import sharding
@@ -213,7 +213,7 @@ def test_a_call_is_compiled_for_the_mesh_and_not_for_the_host():
 COMPILE = """
 import dataclasses, json, sys
 from mhe_jax.config import MeshConfig
-from mhe_jax.config.loading import load_json, set_field
+from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.analysis import ahead
 from mhe_jax.analysis import topology
 

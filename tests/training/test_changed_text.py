@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
 from mhe_jax.training import loop
 from mhe_jax.training.run import resume
 

@@ -16,8 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mhe_jax.config import InputError
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints, checksums, restore_params, writing
-from mhe_jax.training.checkpoint.quiet import quiet_orbax
-from mhe_jax.training.checkpoint.store import attempt
+from mhe_jax.training.checkpoint.store import attempt, quiet_orbax
 from mhe_jax.training.state import TrainState
 
 OPTIMIZER = optax.adamw(0.1)

@@ -3,7 +3,7 @@
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.training.cluster.distributed import Processes, take_flags
+from mhe_jax.training.cluster.distributed import ProcessFlags, take_flags
 
 EXPLICIT = ["--coordinator", "host:1234", "--num_processes", "4", "--process_id", "3"]
 
@@ -11,10 +11,10 @@ EXPLICIT = ["--coordinator", "host:1234", "--num_processes", "4", "--process_id"
 def test_flags_are_taken_out_of_the_command_line():
     rest = ["config.py", "--data.train", "a", "b", "--workdir", "runs/a"]
     assert take_flags(rest) == (None, rest)
-    assert take_flags([*rest, "--distributed", "auto"]) == (Processes(), rest)
-    assert take_flags([*EXPLICIT, *rest]) == (Processes("host:1234", 4, 3), rest)
+    assert take_flags([*rest, "--distributed", "auto"]) == (ProcessFlags(), rest)
+    assert take_flags([*EXPLICIT, *rest]) == (ProcessFlags("host:1234", 4, 3), rest)
     timeout = [*EXPLICIT[:4], "--process-timeout=9", *EXPLICIT[4:]]
-    assert take_flags([*rest, *timeout]) == (Processes("host:1234", 4, 3, 9), rest)
+    assert take_flags([*rest, *timeout]) == (ProcessFlags("host:1234", 4, 3, 9), rest)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.files import METRICS
 from mhe_jax.data.blocks import TrainBlocks
 from mhe_jax.tasks import sums
 from mhe_jax.training import loop, tracking
@@ -34,7 +35,7 @@ def train(config):
 
 
 def lines_of(config):
-    return list(tracking.read(Path(config.workdir) / tracking.FILE))
+    return list(tracking.read(Path(config.workdir) / METRICS))
 
 
 def steps_in(config, name="checkpoints"):

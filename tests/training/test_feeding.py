@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from mhe_jax.training.feeding import feed
+from mhe_jax.training.sharding import feed
 
 
 def waited(condition):

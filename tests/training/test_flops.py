@@ -6,7 +6,7 @@ import pytest
 from mhe_jax import tasks
 from mhe_jax.analysis.ahead import abstract_batch
 from mhe_jax.config import KroneckerConfig
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import sharding
 

@@ -12,13 +12,15 @@ import pytest
 from mhe_jax import tasks
 from mhe_jax.analysis import ahead
 from mhe_jax.config import AttentionConfig, InputError, KroneckerConfig
-from mhe_jax.config.loading import load_json, set_field
+from mhe_jax.config.fields import load_json, set_field
+from mhe_jax.config.files import METRICS
 from mhe_jax.config.rules import check, check_devices
 from mhe_jax.evaluation import evaluate
 from mhe_jax.training import loop, tracking
 from mhe_jax.training.checkpoint import restore_params
-from mhe_jax.training.run.warm_start import abstract_params, check_init_from
+from mhe_jax.training.run.warm_start import check_init_from
 from mhe_jax.training.sharding import make_mesh
+from mhe_jax.training.state import abstract_params
 
 pytestmark = pytest.mark.usefixtures("cached_compilation")
 
@@ -68,7 +70,7 @@ def test_a_run_resumes_and_is_scored(hashed, tmp_path):
         train(parts)
     evaluation = dataclasses.replace(config.evaluation, split="validation")
     found = evaluate(config.workdir, evaluation, devices=jax.devices()[:1])
-    lines = list(tracking.read(Path(config.workdir) / tracking.FILE))
+    lines = list(tracking.read(Path(config.workdir) / METRICS))
     last = [line for line in lines if line["split"] == "validation"][-1]
     for name in ("loss", "accuracy", "auc"):
         if found["steps"] == [last["step"]]:

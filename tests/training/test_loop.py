@@ -15,10 +15,11 @@ import pytest
 
 from mhe_jax import tasks
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import load_json, set_field
+from mhe_jax.config.fields import load_json, set_field
+from mhe_jax.config.files import METRICS, RESULT
 from mhe_jax.tasks import make_tokenizer
 from mhe_jax.tasks.task import Task
-from mhe_jax.training import loop, profile, summary, tracking
+from mhe_jax.training import loop, profile, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.run import resume
@@ -40,7 +41,7 @@ def assert_same_run(one, other, saved):
     jax.tree.map(np.testing.assert_array_equal, saved(one), saved(other))
     logs = []
     for config in (one, other):
-        found = list(tracking.read(Path(config.workdir) / tracking.FILE))
+        found = list(tracking.read(Path(config.workdir) / METRICS))
         logs.append([computed(line) for line in found])
     assert logs[0] == logs[1]
 
@@ -85,15 +86,15 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
         "checkpoints_best",
         "config.json",
         tracking.PICTURE,
-        tracking.FILE,
-        summary.FILE,
+        METRICS,
+        RESULT,
         "tokenizer.model",
     ]
-    assert json.loads((workdir / summary.FILE).read_text()) == result
+    assert json.loads((workdir / RESULT).read_text()) == result
     assert steps_in(config) == [4, 6]
     assert steps_in(config, "checkpoints_best") == [result["best_step"]]
     assert load_json(workdir / "config.json") == config
-    found = list(tracking.read(workdir / tracking.FILE))
+    found = list(tracking.read(workdir / METRICS))
     steps = [(line["step"], line["split"]) for line in found]
     assert steps == [
         (2, "train"),
@@ -105,10 +106,10 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
     assert all(np.isfinite(v) for line in found for v in line.values() if type(v) is float)
 
     # Complete: the same result again, and nothing trained.
-    before = (workdir / tracking.FILE).read_text()
+    before = (workdir / METRICS).read_text()
     again = train(config)
     assert again == result
-    assert (workdir / tracking.FILE).read_text() == before
+    assert (workdir / METRICS).read_text() == before
     assert "6 of 6 steps are done" in capsys.readouterr().err
 
 
@@ -142,12 +143,12 @@ def test_process_0_decides_first_where_the_tokenizer_lies(tiny, monkeypatch):
         order.append("process 0 is done")
         yield
 
-    def tokenizer_file(config):
+    def own_tokenizer(config):
         order.append("decided")
         raise ZeroDivisionError  # that is all
 
     monkeypatch.setattr(loop.group, "first_one_first", first_one_first)
-    monkeypatch.setattr(loop.resume, "tokenizer_file", tokenizer_file)
+    monkeypatch.setattr(loop.resume, "own_tokenizer", own_tokenizer)
     with pytest.raises(ZeroDivisionError):
         train(tiny("lm"))
     assert order == ["process 0 is done", "decided"]
@@ -205,7 +206,7 @@ class Noted:
     def agreed(self):
         return 0
 
-    def log(self, step, split, numbers):
+    def log(self, step, split, metrics):
         pass
 
 
@@ -363,7 +364,7 @@ def test_a_best_checkpoint_of_another_way_from_here_is_put_aside(tiny, capsys):
     assert (workdir / "checkpoints_best_left" / str(best)).is_dir()
     losses = [
         line["loss"]
-        for line in tracking.read(workdir / tracking.FILE)
+        for line in tracking.read(workdir / METRICS)
         if line["split"] == "validation" and line["step"] > 2
     ]
     assert result["best_validation_loss"] == pytest.approx(min(losses), rel=1e-5)  # as logged

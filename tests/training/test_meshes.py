@@ -12,7 +12,8 @@ import pytest
 
 from mhe_jax.attention import KINDS
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.files import METRICS
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import loop, sharding, tracking
 from mhe_jax.training.optimizer import make_optimizer
@@ -238,7 +239,7 @@ def test_a_run_goes_on_with_half_or_double_the_devices(experiment, tmp_path, cou
         changed = changes | {"workdir": str(workdir), "train.num_steps": steps}
         config = experiment("mhe_mul", (-1, 2, 1), **changed)
         loop.train(config, jax.devices()[:devices])
-        lines = tracking.read(Path(workdir) / tracking.FILE)
+        lines = tracking.read(Path(workdir) / METRICS)
         return [line["loss"] for line in lines][3:]
 
     train(tmp_path / "begun", 4, 3)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mhe_jax.config.loading import set_field
+from mhe_jax.config.fields import set_field
 from mhe_jax.training import loop
 
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from mhe_jax.config.files import METRICS
 from mhe_jax.training import tracking
 
 # A signal of its own making once step STEP is read and step SAVED is on disk.
@@ -60,7 +61,7 @@ def test_kill_minus_nine_loses_nothing_that_was_saved(tiny, launch, finish, save
     logs = [
         [
             {k: v for k, v in line.items() if "second" not in k and k != "goodput"}
-            for line in tracking.read(tmp_path / name / tracking.FILE)
+            for line in tracking.read(tmp_path / name / METRICS)
         ]
         for name in ("whole", "killed")
     ]

@@ -3,7 +3,8 @@
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import save_json
+from mhe_jax.config.fields import save_json
+from mhe_jax.config.files import CONFIG
 from mhe_jax.tasks import make_tokenizer
 from mhe_jax.training.run import resume
 
@@ -12,7 +13,7 @@ from mhe_jax.training.run import resume
 def begun(tiny, tmp_path):
     config = tiny("mlm")
     (tmp_path / "run").mkdir()
-    save_json(config, tmp_path / "run" / resume.FILE)
+    save_json(config, tmp_path / "run" / CONFIG)
     return config
 
 
@@ -72,7 +73,7 @@ def test_what_may_not_change_is_named_with_both_values(begun, tiny, name, value,
 
 def test_decay_of_an_average_may_change(tiny, tmp_path):
     (tmp_path / "run").mkdir()
-    save_json(tiny(**{"optimizer.ema_decay": 0.9}), tmp_path / "run" / resume.FILE)
+    save_json(tiny(**{"optimizer.ema_decay": 0.9}), tmp_path / "run" / CONFIG)
     assert resume.changed_fields(tiny(**{"optimizer.ema_decay": 0.99})) != []
     with pytest.raises(InputError, match="optimizer.ema_decay=0.9, not None"):
         resume.changed_fields(tiny())

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from mhe_jax.config.files import METRICS
 from mhe_jax.training import loop, tracking
 
 CHANGES = {
@@ -41,7 +42,7 @@ tracking.Tracker.advance = advance_and_kill
 def numbers_of(workdir):
     """What was computed, in each line of metrics.jsonl."""
     names = ("step", "loss", "gradient_norm", "perplexity")
-    lines = tracking.read(Path(workdir) / tracking.FILE)
+    lines = tracking.read(Path(workdir) / METRICS)
     return [{name: line[name] for name in names if name in line} for line in lines]
 
 

@@ -6,13 +6,14 @@ import sys
 import pytest
 
 from mhe_jax.config import InputError
+from mhe_jax.config.files import METRICS
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import tracking
 from mhe_jax.training.tracking import Tracker
 
 
 def lines(workdir):
-    return [json.loads(line) for line in (workdir / tracking.FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (workdir / METRICS).read_text().splitlines()]
 
 
 def numbers(loss):
@@ -20,7 +21,7 @@ def numbers(loss):
 
 
 def test_lines_are_written_and_shown(tmp_path, capsys):
-    with Tracker(tmp_path, 10, loss_unit=None) as tracker:
+    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
         tracker.log(2, "train", numbers(1.23456789))
         tracker.log(2, "validation", {"loss": 2.0})
         tracker.note("a note")
@@ -38,12 +39,12 @@ def test_lines_are_written_and_shown(tmp_path, capsys):
 
 
 def test_what_comes_again_is_dropped(tmp_path):
-    with Tracker(tmp_path, 10, loss_unit=None) as tracker:
+    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
         for step in range(1, 7):
             tracker.log(step, "train", numbers(float(step)))
-    with (tmp_path / tracking.FILE).open("a") as file:
+    with (tmp_path / METRICS).open("a") as file:
         file.write('{"step": 4, "spl')  # as kill -9 leaves it
-    with Tracker(tmp_path, 10, start_step=4, loss_unit=None) as tracker:
+    with Tracker(tmp_path, 10, start_step=4, loss_unit="nats") as tracker:
         tracker.log(5, "train", numbers(50.0))
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [
         (1, 1.0),
@@ -52,11 +53,11 @@ def test_what_comes_again_is_dropped(tmp_path):
         (4, 4.0),
         (5, 50.0),
     ]
-    assert [path.name for path in tmp_path.iterdir()] == [tracking.FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
-    with Tracker(tmp_path, 10, loss_unit=None, writes=False, tensorboard=True) as tracker:
+    with Tracker(tmp_path, 10, loss_unit="nats", writes=False, tensorboard=True) as tracker:
         tracker.log(1, "train", numbers(1.0))
         tracker.advance(1)
         tracker.note("a note")
@@ -70,7 +71,7 @@ def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
 
     terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
     monkeypatch.setattr(tracking, "Console", terminal)
-    with Tracker(tmp_path, 10, start_step=3, loss_unit=None) as tracker:
+    with Tracker(tmp_path, 10, start_step=3, loss_unit="nats") as tracker:
         tracker.advance(4)
         tracker.log(4, "train", numbers(1.5))
         tracker.log(4, "validation", {"loss": 1.75})
@@ -82,14 +83,14 @@ def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
 
 def test_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    with Tracker(tmp_path, 10, loss_unit=None) as tracker:
+    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
         for step in range(1, 5):
             tracker.log(step, "train", numbers(5.0 / step))
         tracker.log(4, "validation", {"loss": 2.0})
         tracker.draw()
     assert (tmp_path / tracking.PICTURE).read_bytes().startswith(b"\x89PNG")
     assert tracking.PICTURE in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == [tracking.PICTURE, tracking.FILE]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [tracking.PICTURE, METRICS]
 
 
 def test_a_picture_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys):
@@ -100,11 +101,11 @@ def test_a_picture_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(figure, "savefig", fails)
-    with Tracker(tmp_path, 10, loss_unit=None) as tracker:
+    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
         tracker.draw()
     told = f"no {tracking.PICTURE}: cannot write {tmp_path / tracking.PICTURE}: No space left on de"
     assert told in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == [tracking.FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,6 @@ def test_a_picture_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys):
         ("classification", "loss (nats an example)"),
         ("span", "loss (nats a start or end)"),
         ("regression", "loss (squared error)"),
-        (None, "loss"),
     ],
 )
 def test_the_picture_names_the_unit_of_the_task(tmp_path, monkeypatch, task, name):
@@ -125,14 +125,14 @@ def test_the_picture_names_the_unit_of_the_task(tmp_path, monkeypatch, task, nam
         return figures[-1]
 
     monkeypatch.setattr(tracking, "new_figure", noted)
-    with Tracker(tmp_path, 10, loss_unit=TASKS[task].loss_unit if task else None) as tracker:
+    with Tracker(tmp_path, 10, loss_unit=TASKS[task].loss_unit) as tracker:
         tracker.draw()
     assert figures[0].axes[0].get_ylabel() == name
 
 
 def test_without_matplotlib_a_line_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with Tracker(tmp_path, 10, loss_unit=None) as tracker:
+    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
         tracker.draw()
     assert "needs matplotlib" in capsys.readouterr().err
     assert not (tmp_path / tracking.PICTURE).exists()
@@ -140,7 +140,7 @@ def test_without_matplotlib_a_line_says_so(tmp_path, monkeypatch, capsys):
 
 def test_tensorboard_by_choice(tmp_path):
     pytest.importorskip("tensorboardX")
-    with Tracker(tmp_path, 10, loss_unit=None, tensorboard=True) as tracker:
+    with Tracker(tmp_path, 10, loss_unit="nats", tensorboard=True) as tracker:
         tracker.log(1, "train", numbers(1.0))
     events = list((tmp_path / "tensorboard").iterdir())
     assert len(events) == 1
@@ -150,4 +150,4 @@ def test_tensorboard_by_choice(tmp_path):
 def test_tensorboard_that_is_not_there_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(InputError, match=r"-e .*\[report\]"):
-        Tracker(tmp_path, 10, loss_unit=None, tensorboard=True)
+        Tracker(tmp_path, 10, loss_unit="nats", tensorboard=True)

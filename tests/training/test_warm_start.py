@@ -11,14 +11,14 @@ import pytest
 
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import load_json, save_json, set_field
+from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.evaluation import evaluate
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.loop import train
 from mhe_jax.training.run import warm_start
-from mhe_jax.training.run.warm_start import abstract_params, check_init_from, start_from
+from mhe_jax.training.run.warm_start import check_init_from, start_from
 from mhe_jax.training.sharding import make_mesh
-from mhe_jax.training.state import TrainState
+from mhe_jax.training.state import TrainState, abstract_params
 from mhe_jax.training.tracking import read
 
 
@@ -212,7 +212,7 @@ def test_a_run_goes_on_without_the_one_it_started_from(pretrained, tuned, one, t
         ({"model.max_length": 32}, r"model.max_length is 32: .* has 16"),
         ({"model.activation": "relu"}, r"model.activation is 'relu': .* has 'gelu'"),
         ({"model.num_token_types": 2}, r"model.num_token_types is 2: .* has 0"),
-        ({"train.init_from": "gone"}, r"train.init_from is 'gone': there is no run"),
+        ({"train.init_from": "gone"}, r"train.init_from: no run at gone"),
         ({"data.tokenizer": "x"}, r"data.tokenizer is 'x': that of train.init_from is taken"),
         ({"train.eval_batches": 1}, r"train.eval_batches is 1: official scores take all"),
     ],

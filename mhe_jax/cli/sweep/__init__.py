@@ -10,11 +10,10 @@ differ in nothing that a tokenizer depends on share it; the data cache is shared
 WORKDIR/sweep.json says how each run ended. Nothing here imports jax: the runs need the devices.
 
 plan.py      the runs of a command line        execution.py runs them
-`report/sweeps.py` reads and writes how they ended.
+`report/results.py` reads and writes how they ended.
 """
 
 from mhe_jax.cli.sweep.execution import run
-from mhe_jax.cli.sweep.plan import Run, Sweep, is_sweep, parse
-from mhe_jax.report.sweeps import read, table
+from mhe_jax.cli.sweep.plan import is_sweep, parse
 
-__all__ = ["Run", "Sweep", "is_sweep", "parse", "read", "run", "table"]
+__all__ = ["is_sweep", "parse", "run"]

@@ -1,6 +1,5 @@
 """Runs what a sweep has planned, one process after the other."""
 
-import os
 import re
 import shutil
 import signal
@@ -10,13 +9,13 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from mhe_jax.cli.sweep.plan import RESULT, Run, Sweep
+from mhe_jax.cli.sweep.plan import PlannedRun, Sweep
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, to_dict
-from mhe_jax.report import sweeps as outcome
+from mhe_jax.config.files import RESULT, TOKENIZER, publish
+from mhe_jax.report.results import read_sweep, save_sweep
 
 LOG = "log.txt"
-TOKENIZER = "tokenizer.model"  # of a run
 # Fields that no tokenizer depends on.
 NOT_OF_TOKENIZER = re.compile(
     r"workdir|model\.(?!vocabulary_size|hashing).*|optimizer\..*|mesh\..*|evaluation\..*"
@@ -41,7 +40,7 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
         sweep.workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make {sweep.workdir}: {error.strerror}") from None
-    outcome.read(sweep.workdir)
+    read_sweep(sweep.workdir)
     about: dict[str, dict[str, Any]] = {
         one.name: {"name": one.name, "workdir": str(one.workdir), "values": one.values}
         | ({"status": "not run"} if (found := one.result()) is None else _done(found))
@@ -56,7 +55,7 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
             _share_tokenizer(one, sweep.runs)
             reason = _train(one, command, signals)
             if signals.received:
-                outcome.save(sweep.workdir, list(about.values()))
+                save_sweep(sweep.workdir, list(about.values()))
                 _note(f"{signals.received.name}: {one.name} ended with: {reason or 'finished'}")
                 _note("the same command goes on from there")
                 raise SystemExit(128 + signals.received)
@@ -67,8 +66,8 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
                 about[one.name] |= {"status": "failed", "reason": reason}
             else:
                 about[one.name] |= _done(result)
-            outcome.save(sweep.workdir, list(about.values()))
-    outcome.save(sweep.workdir, list(about.values()))
+            save_sweep(sweep.workdir, list(about.values()))
+    save_sweep(sweep.workdir, list(about.values()))
     runs = list(about.values())
     statuses = [each["status"] for each in runs]
     return {
@@ -83,7 +82,7 @@ def _done(result: dict[str, Any]) -> dict[str, Any]:
     return {"status": "done", "result": result}
 
 
-def _share_tokenizer(run: Run, runs: Sequence[Run]) -> None:
+def _share_tokenizer(run: PlannedRun, runs: Sequence[PlannedRun]) -> None:
     """Give `run` the tokenizer of another that would train the very same."""
     own = run.workdir / TOKENIZER
     run.workdir.mkdir(parents=True, exist_ok=True)
@@ -92,9 +91,8 @@ def _share_tokenizer(run: Run, runs: Sequence[Run]) -> None:
     for other in runs:
         there = other.workdir / TOKENIZER
         if there.exists() and _of_tokenizer(other.config) == _of_tokenizer(run.config):
-            draft = own.with_name(f".{TOKENIZER}.{os.getpid()}")
-            shutil.copyfile(there, draft)
-            draft.replace(own)
+            with publish(own) as draft:
+                shutil.copyfile(there, draft)
             return
 
 
@@ -137,7 +135,7 @@ class _Signals:
             self._process.send_signal(number)
 
 
-def _train(run: Run, command: Sequence[str], signals: _Signals) -> str | None:
+def _train(run: PlannedRun, command: Sequence[str], signals: _Signals) -> str | None:
     """One process; why it failed, None where it did not."""
     last = ""
     with (run.workdir / LOG).open("a", encoding="utf-8") as log:

@@ -18,16 +18,15 @@ from mhe_jax.config.fields import (
     to_dict,
     unknown_field,
 )
-from mhe_jax.config.rules.results import read_result
+from mhe_jax.config.files import CONFIG, RESULT
+from mhe_jax.report.results import read_result
 
-# Of a run, see `mhe_jax.training`: what it is, and what came of it.
-CONFIG, RESULT = "config.json", "result.json"
 # What train.py takes from the data set of a labelled task, where it is not given.
 OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One combination: its directory below the sweep's, its config, and train.py's arguments."""
 
     name: str
@@ -60,7 +59,7 @@ class Sweep:
     """All runs, in their order: every combination with the first seed, then with the next."""
 
     workdir: Path
-    runs: list[Run]
+    runs: list[PlannedRun]
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:
@@ -86,7 +85,7 @@ def parse(arguments: Sequence[str]) -> Sweep:
     if (workdir / CONFIG).exists():
         raise InputError(f"{workdir} holds a run: a sweep needs a --workdir of its own")
     names = short_names(list(swept))
-    runs: dict[str, Run] = {}
+    runs: dict[str, PlannedRun] = {}
     for seed in range(base.train.seed, base.train.seed + seeds):
         for texts in itertools.product(*swept.values()):
             pairs = [*zip(swept, texts, strict=True), ("train.seed", str(seed))]
@@ -98,7 +97,7 @@ def parse(arguments: Sequence[str]) -> Sweep:
                 raise InputError(f"--sweep gives the run {name} twice")
             own += ["--workdir", str(workdir / name)]
             full = [*config, *kept, *own]
-            runs[name] = Run(name, parse_train_arguments(full), full, values)
+            runs[name] = PlannedRun(name, parse_train_arguments(full), full, values)
     return Sweep(workdir, list(runs.values()))
 
 
@@ -128,7 +127,7 @@ def _take_out(options: list[list[str]]) -> tuple[dict[str, list[str]], int, list
         if name in ("compile_only", "distributed"):
             raise InputError(f"--{name} goes with one run: leave out --sweep and --seeds")
         if name in swept:
-            raise InputError(f"--{name} is given, and swept too: one of both")
+            raise InputError(f"--{name} is given, and swept too: give only one")
     return swept, seeds, [part for option in kept for part in option]
 
 

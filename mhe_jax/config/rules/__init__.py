@@ -5,7 +5,6 @@ Each broken rule is one line: the dotted name of a field, its value, and what is
 ranges.py      one field by itself              model.py     attention, and what some models have
 data.py        what is trained on               devices.py   the mesh, and what it divides
 evaluation.py  how a run is scored              trust.py     files that a run names
-results.py     what train.py and eval.py leave
 """
 
 from mhe_jax.config import Config

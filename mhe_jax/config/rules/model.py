@@ -8,7 +8,7 @@ from mhe_jax.config import (
     Config,
     InputError,
 )
-from mhe_jax.config.rules.ranges import ATTENTION_LIMITS, ATTENTION_RANGES, refuse
+from mhe_jax.config.rules.ranges import ATTENTION_RANGES, check_range, refuse
 
 
 def check_attention(config: Config) -> None:
@@ -33,12 +33,8 @@ def check_attention(config: Config) -> None:
 
 def _check_one_attention(attention: AttentionConfig, features: int, named) -> None:
     """The rules of one role; `named(field)` is the dotted name of where its value comes from."""
-    for field, (allowed, fits) in ATTENTION_RANGES.items():
-        value = getattr(attention, field)
-        if value is not None and not fits(value):
-            raise refuse(named(field), value, allowed)
-        if value is not None and value > ATTENTION_LIMITS.get(field, value):
-            raise refuse(named(field), value, f"takes at most {ATTENTION_LIMITS[field]:,}")
+    for field, allowed in ATTENTION_RANGES.items():
+        check_range(named(field), getattr(attention, field), allowed)
     kind, heads, width = attention.kind, attention.num_heads, attention.qkv_features or features
     if width % heads:
         name = "model.features" if attention.qkv_features is None else named("qkv_features")

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mhe_jax.config import InputError
-from mhe_jax.config.files import cache_directory, write_whole
+from mhe_jax.config.files import CONFIG, cache_directory, write_whole
 
 # These name data sets of TFDS, which lie where its user keeps them, and what is built in.
 NOT_FILES = ("tfds:", "demo:")
 
 
 def _trace(run: Path) -> Path:
-    digest = hashlib.sha256((run / "config.json").read_bytes()).hexdigest()
+    digest = hashlib.sha256((run / CONFIG).read_bytes()).hexdigest()
     return cache_directory() / "trained" / digest
 
 

@@ -3,8 +3,8 @@
     WORKDIR/checkpoints/STEP        params, ema_params (where there is an average), optimizer (its
                                     state, the step, the key), meta; the last `keep_checkpoints`
     WORKDIR/checkpoints_best/STEP   params (the average where there is one), meta; of the step with
-                                    the best validation (`scored.criterion`): what evaluation
-                                    needs
+                                    the best validation (`tasks.sums.criterion`): what
+                                    evaluation needs
 
 A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. What
 cannot be read moves to `checkpoints_unreadable`, and what belongs to another way from here to
@@ -14,8 +14,7 @@ the day, whatever mesh wrote it.
 Each step keeps a checksum of every file, and what has another one counts as not to be read.
 
 writing.py     the checkpoints of a run that trains    reading.py   parameters of a finished one
-store.py       what is done with Orbax itself          quiet.py     and what it prints
-checksums.py   of the files, written and verified
+store.py       calls of Orbax, and what it prints      checksums.py of the files, verified
 """
 
 from mhe_jax.training.checkpoint.reading import restore_params

@@ -67,7 +67,7 @@ class Checkpoints:
                 self._found[step] = worth
 
     def _verified_worth(self, step: int) -> float:
-        # Nothing but its worth is read here; when its parameters are, it is too late for another.
+        # The parameters are verified too: evaluation reads them, too late to make another.
         directory = Path(self._best.directory) / str(step)
         verify(directory, items_of(directory))
         return worth_of(self._best, step)
@@ -84,7 +84,7 @@ class Checkpoints:
 
     @property
     def best_criterion(self) -> float | None:
-        """The lowest `scored.criterion` of those that are kept."""
+        """The lowest `tasks.sums.criterion` of those that are kept."""
         return min(self._found.values(), default=None)
 
     def save(self, state: TrainState, step: int, meta: Meta) -> None:

@@ -21,7 +21,7 @@ COMING, ANSWERING = 300, 100  # seconds, where --process_timeout does not say
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessFlags:
     """The flags; with None for `coordinator` the cluster is asked."""
 
     coordinator: str | None = None
@@ -30,7 +30,7 @@ class Processes:
     timeout: int | None = None
 
 
-def take_flags(arguments: Sequence[str]) -> tuple[Processes | None, list[str]]:
+def take_flags(arguments: Sequence[str]) -> tuple[ProcessFlags | None, list[str]]:
     """The processes that a command line asks for (None: only this one), and its other arguments.
 
     >>> take_flags(["config.py", "--distributed", "auto", "--workdir", "runs/a"])[1]
@@ -57,7 +57,7 @@ def take_flags(arguments: Sequence[str]) -> tuple[Processes | None, list[str]]:
             raise InputError(f"--distributed is {given['distributed']!r}: takes auto")
         if explicit:
             raise InputError(f"--{explicit[0]}: not with --distributed auto")
-        return Processes(timeout=timeout), rest
+        return ProcessFlags(timeout=timeout), rest
     if missing := [name for name in names[1:4] if name not in given]:
         raise InputError(
             f"--{missing[0]} is missing: --coordinator HOST:PORT, --num_processes and --process_id "
@@ -72,7 +72,7 @@ def take_flags(arguments: Sequence[str]) -> tuple[Processes | None, list[str]]:
     assert index is not None
     if index >= count:
         raise InputError(f"--process_id is {index}: takes 0 to {count - 1}, see --num_processes")
-    return Processes(given["coordinator"], count, index, timeout), rest
+    return ProcessFlags(given["coordinator"], count, index, timeout), rest
 
 
 def _number(given: dict[str, str], name: str, least: int) -> int | None:
@@ -85,7 +85,7 @@ def _number(given: dict[str, str], name: str, least: int) -> int | None:
 
 
 @contextlib.contextmanager
-def joined(processes: Processes | None) -> Iterator[bool]:
+def joined(processes: ProcessFlags | None) -> Iterator[bool]:
     """Inside, `jax` knows all processes, and `group` binds them; must come before jax is used.
 
     Gives whether this is the one that writes.
@@ -131,7 +131,7 @@ def joined(processes: Processes | None) -> Iterator[bool]:
         yield jax.process_index() == 0
 
 
-def _detected(processes: Processes) -> tuple[str, int, int, Sequence[int] | None]:
+def _detected(processes: ProcessFlags) -> tuple[str, int, int, Sequence[int] | None]:
     """Coordinator, number of processes, own index and device numbers, by the flags or cluster."""
     p = processes
     if p.coordinator is not None and p.num_processes is not None and p.process_id is not None:

@@ -32,34 +32,37 @@ ROOT = "mhe_jax"
 GRACE = 4  # periods, in which a process can end by itself before it is ended
 DAY = 86_400
 
-_group: "Group | None" = None
+_processes: "Processes | None" = None
 
 
 def failed(error: BaseException) -> None:
-    """Before anything waits for the others: what nobody foresaw may be that one of them is lost."""
-    if _group is not None and not _foreseen(error):
-        _group.fail(error)
+    """Tells the others of an unforeseen error: a lost process may be its cause.
+
+    It comes before anything that waits for the others.
+    """
+    if _processes is not None and not _foreseen(error):
+        _processes.fail(error)
 
 
 @contextlib.contextmanager
 def bound(store: Any, timeout: float) -> Iterator[None]:
     """Binds the processes of `jax.distributed` for the block; `store` is its key-value store."""
-    global _group
-    _group = Group(store, timeout)
+    global _processes
+    _processes = Processes(store, timeout)
     try:
         yield
     except BaseException as error:
-        _group.fail(error)
+        _processes.fail(error)
         raise
     else:
-        _group.leave()
+        _processes.leave()
     finally:
-        _group = None
+        _processes = None
 
 
 def check() -> None:
     """Raises InputError where there are other processes that we are not bound to."""
-    if jax.process_count() > 1 and _group is None:
+    if jax.process_count() > 1 and _processes is None:
         raise InputError(
             f"this is process {jax.process_index()} of {jax.process_count()}: "
             "give --distributed auto"
@@ -68,7 +71,7 @@ def check() -> None:
 
 def agreed(received: int) -> int:
     """The signal number that any process has `received`, at the same call in all of them."""
-    return received if _group is None else _group.agreed(received)
+    return received if _processes is None else _processes.agreed(received)
 
 
 def all_of_them(mine: bool) -> bool:
@@ -79,20 +82,20 @@ def all_of_them(mine: bool) -> bool:
 @contextlib.contextmanager
 def first_one_first(name: str) -> Iterator[None]:
     """Process 0 runs the block, and when it is done all others do."""
-    if _group is not None and _group.index:
-        _group.wait(name)
+    if _processes is not None and _processes.index:
+        _processes.wait(name)
     yield
-    if _group is not None and not _group.index:
-        _group.wait(name)
+    if _processes is not None and not _processes.index:
+        _processes.wait(name)
 
 
 def together(name: str) -> None:
     """Returns in each process once all are here."""
-    if _group is not None:
-        _group.wait(name)
+    if _processes is not None:
+        _processes.wait(name)
 
 
-class Group:
+class Processes:
     """The processes, as one of them sees them."""
 
     def __init__(self, store: Any, timeout: float):

@@ -1,10 +1,12 @@
 """How the processes of a job meet: all greet process 0 at the coordinator's port.
 
 `jax.distributed` alone would abort without naming who did not come. Process 0 sends whoever
-connects `mhe_jax NONCE`, is greeted by `mhe_jax INDEX COUNT NONCE PROOF`, and when all are there
-answers `PROOF TEXT`. A proof is an HMAC of which of the two it is, the other's nonce and what is
-said, under the token of the job, MHE_JAX_TOKEN, which is never sent itself; without a token anybody
-can make one. Whoever does not greet so is dropped, and keeps nobody waiting.
+connects `mhe_jax NONCE`, and is greeted by `mhe_jax INDEX COUNT NONCE PROOF`. When all have
+connected, it answers `PROOF TEXT`.
+
+A proof is an HMAC under the token of the job, MHE_JAX_TOKEN. It covers the role of the sender, the
+other's nonce, and the message. The token itself is never sent. Without a token anybody
+can make a proof. A connection with another greeting is dropped, and delays no other.
 """
 
 import contextlib

@@ -65,9 +65,9 @@ class Signals:
         for caught, handler in self._old.items():
             signal.signal(caught, signal.SIG_DFL if handler is None else handler)
         if self.received == signal.SIGPIPE and error is not None:
-            return  # that nobody reads of it makes it no other error
+            return  # an error stays what it is where nobody reads standard error
         if self.received and not self.stepping:
-            # Whatever library it went through on its way up may have made another error of it.
+            # A library on its way up may have replaced it by an error of its own.
             stopped = error if isinstance(error, Stopped) else self._too_early()
             with contextlib.suppress(OSError):
                 print(stopped.reason, file=sys.stderr, flush=True)

@@ -15,17 +15,17 @@ import jax
 
 from mhe_jax import tasks
 from mhe_jax.config import Config, InputError, KroneckerConfig
-from mhe_jax.config.fields import load_json, save_json
+from mhe_jax.config.fields import save_json
+from mhe_jax.config.files import CONFIG, TOKENIZER
+from mhe_jax.config.loading import config_of
 from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import is_own, remember
-from mhe_jax.data import TOKENIZER
 from mhe_jax.shapeshifter import factorize as parameters
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
-from mhe_jax.training.run.resume import FILE
 from mhe_jax.training.run.warm_start import read_run
-from mhe_jax.training.state import make_initializer
+from mhe_jax.training.state import initializer_of
 
 
 def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> dict[str, Any]:
@@ -41,20 +41,18 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
         been written.
     """
     run, new = Path(run), Path(new)
-    dense = _config_of(run)
+    dense = config_of(run)
     config = _factorized(dense, new, kronecker)
     mesh = sharding.make_mesh(config)
     params, step, tokenizer = read_run(run, dense, mesh)
 
-    task, optimizer = tasks.of(config), make_optimizer(config)
-    init_params = task.initializer(task.model(config.model), config.data.sequence_length)
-    ema = config.optimizer.ema_decay is not None
-    initialize, abstract = make_initializer(init_params, optimizer, mesh, ema)
+    model = tasks.of(config).model(config.model)
+    initialize, abstract = initializer_of(config, model, make_optimizer(config), mesh)
     found, errors = parameters.factorize(params, abstract.params)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
+    shardings = sharding.shardings_of(abstract.params)
     state = initialize(jax.random.key(config.train.seed))
     state = state.replace(params=jax.device_put(found, shardings))
-    if ema:
+    if state.ema_params is not None:
         state = state.replace(ema_params=jax.device_put(found, shardings))
 
     checkpoints = Checkpoints(new)
@@ -65,17 +63,11 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
         checkpoints.close()
     if dense.model.has_pieces:
         shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
-    save_json(config, new / FILE)
+    save_json(config, new / CONFIG)
     if is_own(run):
         remember(new)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, found)]
     return {"step": step, "dense": sizes[0], "factorized": sizes[1], "errors": errors}
-
-
-def _config_of(run: Path) -> Config:
-    if not (run / FILE).is_file():
-        raise InputError(f"no run at {run}: it has no {FILE}")
-    return load_json(run / FILE)
 
 
 def _factorized(dense: Config, new: Path, kronecker: KroneckerConfig) -> Config:

@@ -15,10 +15,10 @@ Who holds it renews it every RENEWAL seconds. Whoever finds it asks
    compared, which may differ or jump; a live holder shows itself within RENEWAL, and only a dead
    one costs the whole wait.
 
-A dead lock is replaced, not deleted and made again: who replaces it first takes a lock named after
-it, so that of many exactly one does. A holder that goes on after a pause longer than its lease
-finds another's lock, or none, and ends at once. Left is a pause of that length between this look
-and the write that follows: no file can close it, and they are microseconds apart.
+A dead lock is replaced, not deleted and made again. Whoever replaces it first takes a lock named
+after it, so that exactly one process does. A holder that goes on after a pause longer than its
+lease finds another's lock, or none, and ends at once. One gap is left: a pause of that length
+between this check and the write that follows. No file can close it; they are microseconds apart.
 """
 
 import contextlib
@@ -62,8 +62,8 @@ class Owner:
         return f"process {self.process} on {self.host}"
 
 
-# Where there are no links, whoever ends while he makes the file leaves an empty one. It is taken
-# for that of another host, which shows no sign of life.
+# On a file system without links, a process that ends while it makes the file leaves an empty one.
+# It counts as the lock of another host that does not renew it.
 UNKNOWN = Owner("an unknown host", 0, "an unknown time", None, None, "unknown")
 
 
@@ -92,7 +92,7 @@ class Lock:
         self._thread.start()
 
     def check(self) -> None:
-        """Before a write: whoever was stopped for long looks whether the lock is still his own."""
+        """Before a write: after a long pause, checks that the lock is still our own."""
         if _now() - self._seen > LEASE / 2:
             self._look()
 

@@ -7,13 +7,11 @@ from typing import Any
 
 from mhe_jax import data
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.fields import leaves
-from mhe_jax.config.loading import load_json, save_json, to_dict
+from mhe_jax.config.fields import leaves, load_json, save_json, to_dict
+from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER
 from mhe_jax.config.rules.trust import remember
-from mhe_jax.data import TOKENIZER
-from mhe_jax.training import summary, tracking
+from mhe_jax.training import tracking
 
-FILE = "config.json"
 DRAFT = f".{TOKENIZER}.draft"
 
 # What may differ: how long and how often, how the same numbers are computed and where things lie,
@@ -28,8 +26,8 @@ MAY_CHANGE = re.compile(
 
 
 def holds_run(config: Config) -> bool:
-    """Whether the run in `config.workdir` goes on: what another run gave it, it has."""
-    return (Path(config.workdir) / FILE).exists()
+    """Whether `config.workdir` already holds a run."""
+    return (Path(config.workdir) / CONFIG).exists()
 
 
 def changed_fields(config: Config) -> list[str]:
@@ -40,7 +38,7 @@ def changed_fields(config: Config) -> list[str]:
     """
     if not holds_run(config):
         return []
-    old, new = leaves(to_dict(load_json(Path(config.workdir) / FILE))), leaves(to_dict(config))
+    old, new = leaves(to_dict(load_json(Path(config.workdir) / CONFIG))), leaves(to_dict(config))
     changed = []
     for name, value in new.items():
         if old[name] == value:
@@ -68,10 +66,10 @@ def check_files(config: Config) -> None:
         if not tokenizer.exists() and config.model.has_pieces:
             raise InputError(f"{tokenizer}: no such file")
     elif not any(workdir.glob("checkpoints/[0-9]*")):
-        for name in (tracking.FILE, tracking.PICTURE, summary.FILE):
+        for name in (METRICS, tracking.PICTURE, RESULT):
             if (workdir / name).exists():
                 raise InputError(
-                    f"{workdir / name} is there, but no {FILE}: give another --workdir"
+                    f"{workdir / name} is there, but no {CONFIG}: give another --workdir"
                 )
         given = data.tokenizer_file(config)
         if given and tokenizer.exists() and tokenizer.read_bytes() != _bytes_of(given):
@@ -82,8 +80,8 @@ def _bytes_of(tokenizer: Path) -> bytes:
     return data.Pieces.load(tokenizer).model
 
 
-def tokenizer_file(config: Config) -> tuple[Path, list[str]]:
-    """Where the tokenizer lies, or is to be made, and what people must know of that.
+def own_tokenizer(config: Config) -> tuple[Path, list[str]]:
+    """Where the tokenizer of the run lies or is to be made, and the notes for the log on that.
 
     A new one is a draft until the run begins: a start that ends before may have wanted another
     than the next, and whatever lies under the name of the tokenizer itself is the user's.
@@ -106,7 +104,7 @@ def begin(config: Config, tokenizer: Path) -> None:
     workdir = Path(config.workdir)
     if tokenizer.name == DRAFT and config.model.has_pieces:
         tokenizer.replace(workdir / TOKENIZER)
-    save_json(config, workdir / FILE)
+    save_json(config, workdir / CONFIG)
     remember(workdir)
 
 

@@ -9,18 +9,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
-from mhe_jax import tasks
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.fields import leaves, load_json, to_dict
-from mhe_jax.data import TOKENIZER, AnyTokenizer, load_tokenizer
-from mhe_jax.training import sharding
+from mhe_jax.config.fields import leaves, to_dict
+from mhe_jax.config.files import TOKENIZER
+from mhe_jax.config.loading import config_of
+from mhe_jax.data import AnyTokenizer, load_tokenizer
 from mhe_jax.training.checkpoint import restore_params
-from mhe_jax.training.run.resume import FILE
-from mhe_jax.training.state import TrainState
+from mhe_jax.training.state import TrainState, abstract_params
 
 TAKEN = ("embeddings", "encoder")
 # Fields of the model under which the encoder's parameters mean the same.
@@ -38,7 +36,7 @@ def check_init_from(config: Config) -> None:
     """
     if config.train.init_from is None:
         return
-    given = _config_of(config.train.init_from)
+    given = _encoder_config(config.train.init_from)
     theirs, ours = leaves(to_dict(given)["model"]), leaves(to_dict(config)["model"])
     for name, value in ours.items():
         if theirs[name] != value and not MAY_DIFFER.fullmatch(name):
@@ -48,11 +46,8 @@ def check_init_from(config: Config) -> None:
             )
 
 
-def _config_of(run: str) -> Config:
-    path = Path(run) / FILE
-    if not path.exists():
-        raise InputError(f"train.init_from is {run!r}: there is no run with a {FILE}")
-    config = load_json(path)
+def _encoder_config(run: str) -> Config:
+    config = config_of(run, "train.init_from")
     if not config.facts.is_encoder:
         raise InputError(f"train.init_from is {run!r}: task {config.task} has no encoder to take")
     return config
@@ -64,7 +59,7 @@ def read_encoder(run: str, mesh: Mesh) -> dict[str, Any]:
     Raises:
       InputError: that run has no checkpoint that can be read, or another tokenizer than it.
     """
-    found, _, _ = read_run(run, _config_of(run), mesh)
+    found, _, _ = read_run(run, _encoder_config(run), mesh)
     return {name: found[name] for name in TAKEN}
 
 
@@ -90,16 +85,3 @@ def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
         else {**state.ema_params, **jax.tree.map(jax.numpy.copy, taken)}
     )
     return state.replace(params=params, ema_params=ema)
-
-
-def abstract_params(config: Config, mesh: Mesh) -> Any:
-    """Shapes of a run's parameters, with the shardings they have on `mesh`."""
-    task = tasks.of(config)
-    initialize = task.initializer(task.model(config.model), config.data.sequence_length)
-    with sharding.use_mesh(mesh):
-        boxed = jax.eval_shape(initialize, jax.eval_shape(lambda: jax.random.key(0)))
-    return jax.tree.map(
-        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
-        nn.unbox(boxed),
-        sharding.parameter_shardings(boxed, mesh),
-    )
