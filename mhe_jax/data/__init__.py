@@ -11,6 +11,7 @@ Which sources, rows and batches an experiment has is for its task to say: `mhe_j
 from pathlib import Path
 
 from mhe_jax.config import Config
+from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.data.batches import (
     Batches,
     EvaluationBatches,
@@ -20,17 +21,7 @@ from mhe_jax.data.index import file_path
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.opening import open_source, open_split, open_train
 from mhe_jax.data.sources import Source
-from mhe_jax.data.tokenizer import (
-    BOS,
-    EOS,
-    MASK,
-    NUM_SPECIAL,
-    PAD,
-    UNK,
-    Pieces,
-    Tokenizer,
-    train_tokenizer,
-)
+from mhe_jax.data.tokenizer import Pieces, Tokenizer, train_tokenizer
 from mhe_jax.data.words import AnyTokenizer, HashedWords
 
 __all__ = [

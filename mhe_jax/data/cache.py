@@ -8,6 +8,8 @@ from pathlib import Path
 
 from mhe_jax.config.files import publish
 
+VERSION = 2  # of an index; part of every key
+DIGEST = 4  # numbers at the end of an index: 256 bits
 TICK = 0.02  # seconds between two times that a file system can tell apart, at most
 
 

@@ -25,15 +25,13 @@ from typing import BinaryIO
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import identity, kept, key_of
+from mhe_jax.data.cache import DIGEST, VERSION, identity, kept, key_of
 
 CHUNK = 8 << 20
 PACKED = (".gz", ".xz")
 XZ = b"\xfd7zXZ\0"  # how each stream begins
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LONGEST = 16 << 20  # bytes of a line that is read whole; running text may have longer ones
-VERSION = 2  # of the index; part of every key
-DIGEST = 4  # numbers at the end of an index: 256 bits
 # The most bytes that a file may unpack to. Without it they are so many times what was read of it so
 # far: text packs to a fifth or a tenth, and what stops early fills no disk.
 LIMIT = "MHE_JAX_UNPACKED_LIMIT"

@@ -17,14 +17,13 @@ from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
 from mhe_jax.data.batches import TrainRows
 from mhe_jax.data.blocks import RowMaker
+from mhe_jax.data.epochs import Draw
 from mhe_jax.data.examples import Row, num_predictions
 from mhe_jax.data.packing import Plan
 from mhe_jax.data.pairs import Usable, encode, rows_of
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.tokens import TokenFile, item_ends
-
-MASKS = 3  # first number of a seed; see `packing`
 
 
 class _Packed(TrainRows):
@@ -120,7 +119,8 @@ class PackedText(_Packed):
     def _example(self, epoch: int, i: int) -> Row:
         part = int(self._parts[i])
         ids = self._tokens[self._cuts[part] : self._cuts[part + 1]]
-        generator = np.random.default_rng([MASKS, self.config.train.seed, epoch, i])
+        seed = [Draw.PACKED_MASKS, self.config.train.seed, epoch, i]
+        generator = np.random.default_rng(seed)
         return self.maker.make(ids, len(ids) + self.maker.begin, generator)
 
 

@@ -23,9 +23,9 @@ from tensorflow_datasets.core import decode, naming, read_only_builder
 from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import identity, kept, key_of
+from mhe_jax.data.cache import DIGEST, VERSION, identity, kept, key_of
 from mhe_jax.data.sources import Content
-from mhe_jax.data.tfrecord import DIGEST, VERSION, read_record, record_offsets
+from mhe_jax.data.tfrecord import read_record, record_offsets
 
 AT_ONCE = 128  # records that are read together for their sizes
 NAME = re.compile(

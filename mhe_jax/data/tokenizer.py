@@ -20,13 +20,12 @@ import numpy as np
 import sentencepiece
 
 from mhe_jax.config import InputError
+from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import publish
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.pieces import PIECE
 from mhe_jax.data.sources import Source, stream
 
-PAD, UNK, BOS, EOS, MASK = range(5)
-NUM_SPECIAL = 5
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 # Special tokens and the 256 bytes.
 NUM_FIXED = NUM_SPECIAL + 256

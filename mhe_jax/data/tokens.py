@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mhe_jax.config.data import EOS
 from mhe_jax.data.cache import kept, key_of
 from mhe_jax.data.pieces import PIECE, Span
 from mhe_jax.data.sources import Source, stream
-from mhe_jax.data.tokenizer import EOS, Tokenizer
+from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.words import AnyTokenizer
 
 CHUNK_BYTES = 16 << 20  # of text that is tokenized at once, at most

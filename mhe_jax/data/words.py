@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from mhe_jax.config import InputError, ModelConfig
+from mhe_jax.config.data import NUM_SPECIAL, UNK
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.tokenizer import NUM_SPECIAL, UNK, Pieces, Tokenizer
+from mhe_jax.data.tokenizer import Pieces, Tokenizer
 from mhe_jax.hashformers.hashes import BYTES, LSH, MD, UNKNOWN, places, split
 
 # The type of an ordinary word; the special tokens before it have their ids as types.

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from mhe_jax.attention import Mask
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.embeddings import PAD_ID, Embeddings, positions_within
+from mhe_jax.config.data import PAD
+from mhe_jax.model.embeddings import Embeddings, positions_within
 from mhe_jax.model.layers import ACTIVATIONS, dense, layer_norm
 from mhe_jax.model.stack import Encoder
 
@@ -38,7 +39,7 @@ class EncoderModel(nn.Module):
         `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
         from 0 where they are None. With `context` token each token sees itself alone.
         """
-        mask = Mask.padding(tokens != PAD_ID)
+        mask = Mask.padding(tokens != PAD)
         if segments is not None:
             mask = mask & Mask.segments(segments)
             positions = positions_within(segments) if positions is None else positions

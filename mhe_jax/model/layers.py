@@ -51,7 +51,7 @@ def dense(config: ModelConfig, name: str | None) -> nn.Module:
     )
 
 
-def attention(
+def attention_module(
     config: ModelConfig, role: Role, name: str | None = None, *, decode: bool = False
 ) -> Attention:
     """The attention sublayer that `config` wants in `role`."""
@@ -116,7 +116,7 @@ class EncoderLayer(_Layer):
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: Mask | None = None, *, deterministic: bool = True):
-        attend = attention(self.config, "encoder", "self_attention")
+        attend = attention_module(self.config, "encoder", "self_attention")
         x = self.residual(
             x,
             lambda y: attend(y, mask=mask, deterministic=deterministic),
@@ -156,10 +156,12 @@ class DecoderLayer(_Layer):
         `encoded_mask` are None.
         """
         decode = cache != "none"
-        self_attention = attention(self.config, "decoder", "self_attention", decode=decode)
+        self_attention = attention_module(self.config, "decoder", "self_attention", decode=decode)
         cross_attention = None
         if self.cross:
-            cross_attention = attention(self.config, "cross", "cross_attention", decode=decode)
+            cross_attention = attention_module(
+                self.config, "cross", "cross_attention", decode=decode
+            )
 
         if cache == "start":
             self_attention(x, deterministic=True)

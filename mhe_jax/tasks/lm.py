@@ -58,6 +58,7 @@ class LanguageModeling(TextTask):
         with `evaluation.stride` from at least sequence_length - stride tokens before it.
         """
         found, batches, seconds = run.outputs()
+        assert isinstance(batches, EvaluationBlocks)
         sums, words = finite(run, total(found)), batches.num_words
         numbers = ratios(sums)
         return {

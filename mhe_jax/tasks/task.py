@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.config import Config, EvaluationConfig, InputError, ModelConfig
+from mhe_jax.config.data import PAD
 from mhe_jax.config.fields import set_field
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, TrainBatches, open_split
 from mhe_jax.data.examples import Row
 from mhe_jax.data.opening import open_train
+from mhe_jax.tasks.flops import encoder_flops
 from mhe_jax.tasks.sums import label_sums, ratios, total
 
 Batch = dict[str, jax.Array]
@@ -29,7 +31,6 @@ Result = dict[str, Any]
 SIGNATURES = "signatures"
 # Inputs that hold no tokens.
 NOT_TOKENS = ("positions", "token_types", "marks")
-PAD_ID = 0
 
 
 class TrainedRun(Protocol):
@@ -126,7 +127,7 @@ class Task:
                 deterministic=dropout_key is None,
                 rngs=None if dropout_key is None else {"dropout": dropout_key},
             )
-            tokens = sum(jnp.sum(batch[name] != PAD_ID) for name in self.token_inputs)
+            tokens = sum(jnp.sum(batch[name] != PAD) for name in self.token_inputs)
             found = self.losses(logits, batch, label_smoothing)
             found |= {"tokens": jnp.asarray(tokens, jnp.float32)}
             return found | (self.outputs(logits, batch) if outputs else {})
@@ -142,8 +143,11 @@ class Task:
         return {}
 
     def step_flops(self, config: Config, rows: int) -> float:
-        """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side)."""
-        raise NotImplementedError
+        """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side).
+
+        Here the encoder at each token: a head that does not predict tokens is next to nothing.
+        """
+        return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
 
     # What is read.
 
@@ -236,5 +240,10 @@ def finite(run: TrainedRun, sums: dict[str, float]) -> dict[str, float]:
       InputError: the loss is not a number.
     """
     if not sums["nats"] < float("inf"):
-        raise InputError(f"{run.workdir}: the loss is not a number: a broken checkpoint")
+        raise not_a_number(run.workdir)
     return sums
+
+
+def not_a_number(workdir: Path) -> InputError:
+    """The error of a run whose model gives NaN or infinity."""
+    return InputError(f"{workdir}: the model's output is not a number: a broken checkpoint")

@@ -10,7 +10,7 @@ import pytest
 from labelled_files import CONTEXT, FILES, QUOTED, write
 
 from mhe_jax.config import Config, DataConfig, InputError, ModelConfig
-from mhe_jax.data.tokenizer import BOS, EOS, PAD
+from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.tasks import check_sources, resolve
 from mhe_jax.tasks.labelled.examples import _words, read_examples, read_questions
 from mhe_jax.tasks.labelled.records import Record

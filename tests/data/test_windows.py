@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig
-from mhe_jax.data.tokenizer import BOS, EOS
+from mhe_jax.config.data import BOS, EOS
 from mhe_jax.tasks.labelled.windows import WindowRows, best_spans
 
 PIECES = [

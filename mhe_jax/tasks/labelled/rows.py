@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import Config
+from mhe_jax.config.data import BOS, EOS, PAD
+from mhe_jax.data.epochs import Draw
 from mhe_jax.data.examples import Row
 from mhe_jax.data.spelling import misspell
-from mhe_jax.data.tokenizer import BOS, EOS, PAD
 from mhe_jax.data.words import AnyTokenizer
 from mhe_jax.tasks.labelled.examples import Example, read_examples
 from mhe_jax.tasks.labelled.table import row_of
 
 CHUNK = 1 << 14  # texts that are tokenized at once
-SPELLING = 5  # first number of a seed; see `packing`
 
 
 def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
@@ -74,7 +74,7 @@ class LabelledRows:
         self.dataset = row_of(config)
         self.examples: list[Example] = read_examples(config, split)
         if spelling_noise:
-            generator = np.random.default_rng([SPELLING, config.evaluation.seed])
+            generator = np.random.default_rng([Draw.SPELLING, config.evaluation.seed])
             self.examples = [
                 dataclasses.replace(
                     example,

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import Config
-from mhe_jax.tasks.labelled.batches import EvaluationExamples, Outputs
+from mhe_jax.tasks.labelled.batches import EvaluationExamples
 from mhe_jax.tasks.labelled.examples import Example
 from mhe_jax.tasks.labelled.windows import Answer, WindowRows
+from mhe_jax.tasks.task import Outputs
 
 # As the site of SuperGLUE wants the labels of WSC; other booleans are lower case.
 WSC_LABELS = {"true": "True", "false": "False"}

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.data.examples import Row
-from mhe_jax.data.tokenizer import BOS, EOS, PAD
 from mhe_jax.data.words import AnyTokenizer
 from mhe_jax.tasks.labelled.examples import Question, read_questions
 from mhe_jax.tasks.labelled.rows import encode
