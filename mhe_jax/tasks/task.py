@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from mhe_jax.config import Config, EvaluationConfig, InputError, ModelConfig
 from mhe_jax.config.data import PAD
@@ -42,6 +43,14 @@ class TrainedRun(Protocol):
     def config(self) -> Config: ...
     @property
     def evaluation(self) -> EvaluationConfig: ...
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def tokenizer(self) -> AnyTokenizer: ...
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def params(self) -> Any: ...
 
     def outputs(self) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
         """The sums of each batch of the split, the batches, and the seconds without compiling."""
@@ -189,7 +198,7 @@ class Task:
         return self.evaluation_batches(config, tokenizer, split, batch_size, *process)
 
     def empty_row(self, config: Config) -> Row:
-        """A longest row of training in shape and type; its numbers mean nothing."""
+        """A longest row of training in shape and type; its values mean nothing."""
         raise NotImplementedError
 
     def rows_per_batch(self, config: Config) -> int:
@@ -214,11 +223,11 @@ class Task:
         self, found: Sequence[dict[str, Any]], batches: EvaluationBatches
     ) -> dict[str, float]:
         """The metrics of a split, from what the evaluation step gave for each of its batches."""
-        numbers = ratios(total(found))
-        if "outputs" in found[0] and math.isfinite(numbers["loss"]):
+        metrics = ratios(total(found))
+        if "outputs" in found[0] and math.isfinite(metrics["loss"]):
             outputs = [(batch["index"], batch["outputs"]) for batch in found]
-            numbers |= self.scores(batches, outputs)
-        return numbers
+            metrics |= self.scores(batches, outputs)
+        return metrics
 
     def evaluate(self, run: TrainedRun) -> Result:
         """The result of a run on the split that `run.evaluation` names."""
