@@ -52,20 +52,13 @@ TOKENIZER = "tokenizer.model"  # of a run, in its workdir
 
 
 def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
-    """The tokenizer that a run has kept at `path`.
-
-    Raises:
-      InputError: it is not there, or does not have `model.vocabulary_size` pieces.
-    """
-    if config.model.hashing is not None:
-        return HashedWords(config.model, Pieces.load(path) if config.model.has_pieces else None)
-    tokenizer = Tokenizer.load(path)
-    tokenizer.check_vocabulary(config.model.vocabulary_size)
-    return tokenizer
+    """The tokenizer of a run, whose pieces, if it has any, lie at `path`; as `read_tokenizer`."""
+    pieces = read_tokenizer(config, path) if config.model.has_pieces else None
+    return pieces if isinstance(pieces, Tokenizer) else HashedWords(config.model, pieces)
 
 
 def tokenizer_file(config: Config) -> Path | None:
-    """The model that a new run is told to take; None where it trains its own or needs none."""
+    """The file of the pieces that a new run starts with; None where it trains or has none."""
     if not config.model.has_pieces:
         return None
     if config.train.init_from is not None:
@@ -75,11 +68,11 @@ def tokenizer_file(config: Config) -> Path | None:
     return None
 
 
-def read_tokenizer(config: Config, path: Path) -> Pieces:
-    """The model that a new run is told to take.
+def read_tokenizer(config: Config, path: str | Path) -> Pieces:
+    """Reads the pieces that `config` needs: a tokenizer, or the features of hashed words.
 
     Raises:
-      InputError: it cannot be read, or does not have `model.vocabulary_size` pieces.
+      InputError: they cannot be read, or a tokenizer has not `model.vocabulary_size` of them.
     """
     if config.model.hashing is not None:
         return Pieces.load(path)

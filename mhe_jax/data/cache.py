@@ -43,7 +43,7 @@ def identity(path: Path) -> tuple[str | int, ...]:
     return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def kept(path: Path, build: Callable[[Path], None]) -> Path:
+def built_once(path: Path, build: Callable[[Path], None]) -> Path:
     """The file that `build` writes, built anew where it is not there or damaged.
 
     Its name is `path` and its size, so that one that lost its end is not taken for whole.

@@ -91,7 +91,7 @@ class PackedText(_Packed):
         self.maker = maker
         cache = cache_directory(config.data.cache_directory)
         self._tokens = TokenFile(source, tokenizer, cache)
-        self._cuts, is_last = cut(item_ends(self._tokens), self._length - maker.begin)
+        self._cuts, is_last = cut_items(item_ends(self._tokens), self._length - maker.begin)
         lengths = np.diff(self._cuts)
         used = np.flatnonzero((lengths > 1) | ~is_last)
         if not len(used):
@@ -146,13 +146,13 @@ class PackedPairs(_Packed):
         return encode(self.source, self.tokenizer, numbers, self._length)
 
 
-def cut(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places [N + 1] that cut items, which end at `ends`, into N parts of at most `longest`.
+def cut_items(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions [N + 1] that cut items, which end at `ends`, into N parts of at most `longest`.
 
     The second [N] is whether a part is the last of its item.
 
-    >>> places, is_last = cut(np.array([2, 9]), 3)
-    >>> places.tolist(), is_last.tolist()
+    >>> cuts, is_last = cut_items(np.array([2, 9]), 3)
+    >>> cuts.tolist(), is_last.tolist()
     ([0, 2, 4, 6, 9], [True, False, False, True])
     """
     lengths = np.diff(ends, prepend=0)

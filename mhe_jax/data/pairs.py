@@ -19,7 +19,7 @@ from mhe_jax.config import Config, DataConfig, InputError
 from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainBatches
-from mhe_jax.data.cache import kept, key_of
+from mhe_jax.data.cache import built_once, key_of
 from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
 from mhe_jax.data.opening import open_split
@@ -42,7 +42,7 @@ def token_lengths(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarr
                 lengths[start : start + len(chunk), side] = [len(ids) for ids in rows]
         lengths.tofile(temporary)
 
-    path = kept(cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.int32", build)
+    path = built_once(cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.int32", build)
     return np.fromfile(path, np.int32).reshape(-1, 2)
 
 

@@ -35,9 +35,9 @@ def positions_within(segments: jax.Array) -> jax.Array:
     >>> positions_within(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
     [[0, 1, 2, 0, 1, 0]]
     """
-    places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
+    positions = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=-1) != 0
-    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+    return positions - jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)
 
 
 class Embeddings(nn.Module):

@@ -52,7 +52,7 @@ class EncoderModel(nn.Module):
 
 
 class ShuffleRandomClassifier(EncoderModel):
-    """`logits = x W + b`, W [M, 3]: each token is original, from another place, or random.
+    """`logits = x W + b`, W [M, 3]: each token is original, from another position, or random.
 
     Parameters of the head: `head_dense`.
 
@@ -76,7 +76,7 @@ class ShuffleRandomClassifier(EncoderModel):
 
 
 class MaskedLanguageModel(EncoderModel):
-    """`logits = LayerNorm(activation(x W + b)) · token[v] + vocabulary_bias[v]` at masked places.
+    """`logits = LayerNorm(activation(x W + b)) · token[v] + vocabulary_bias[v]` of masked tokens.
 
     Only the P masked positions of a row go through the head and the vocabulary: B·P·V logits, not
     B·T·V. Parameters of the head: `head_dense`, `head_norm`, `vocabulary_bias [V]`.

@@ -109,7 +109,7 @@ class EncoderDecoder(nn.Module):
         """Encode the sources [B, S] and make the decoder's cache; call with cache mutable.
 
         Cross-attention is filled once and for all; self-attention is empty, with `length` (None:
-        max_length) places.
+        max_length) positions.
         """
         c = self.config
         encoded = self.encode(sources)

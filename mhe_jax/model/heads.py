@@ -13,7 +13,7 @@ from mhe_jax.config.data import PAD
 from mhe_jax.model.encoder import EncoderModel
 from mhe_jax.model.layers import dense
 
-# The logit of a place where no answer may begin or end: its probability is 0.
+# The logit of a position where no answer may begin or end: its probability is 0.
 IMPOSSIBLE = -1e9
 
 
@@ -129,7 +129,7 @@ class ChoiceScorer(Classifier):
 class SpanFinder(_HeadModel):
     """`logits = x W + b`, W [M, 2]: where an answer begins and where it ends.
 
-    Places whose mark is 0 have the logit -1e9. Parameters: `span`.
+    Positions whose mark is 0 have the logit -1e9. Parameters: `span`.
 
     Source: Devlin et al. 2019, section 4.2.
     """

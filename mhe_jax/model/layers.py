@@ -131,8 +131,8 @@ class DecoderLayer(_Layer):
 
     With `cross` off there is no second sublayer: the layer of a language model.
 
-    Cache, beside what attention keeps: `encoded_valid` [B, S], which places of `encoded` exist. It
-    lies in each layer so that every leaf of the cache has its rows on one and the same axis.
+    Cache, beside what attention keeps: `encoded_valid` [B, S], which positions of `encoded` are no
+    padding. It lies in each layer so that every leaf of the cache has its rows on the same axis.
     """
 
     cross: bool = False
@@ -172,7 +172,7 @@ class DecoderLayer(_Layer):
                 self.variable("cache", "encoded_valid", lambda: encoded_mask.key_valid)
             return x
         if cache == "step":
-            # The cache brings its own causal mask, with the place of each row.
+            # The cache brings its own causal mask, with the position of each row.
             causal = None
             if self.cross:
                 encoded_mask = Mask.padding(self.get_variable("cache", "encoded_valid"))

@@ -18,7 +18,7 @@ from mhe_jax.data import (
     BatchIterator,
 )
 from mhe_jax.data.pairs import choose_buckets, token_lengths
-from mhe_jax.data.pieces import Span
+from mhe_jax.data.pieces import FilePart
 from mhe_jax.tasks import check_sources, evaluation_batches, make_tokenizer, train_batches
 
 TASKS = ("mlm", "lm", "translation")
@@ -358,13 +358,13 @@ def test_long_lines_cost_little(tmp_path, tokenizer, monkeypatch):
     (tmp_path / "a.txt").write_text("haus und hund " * 1_500_000)
     config = experiment(tmp_path, "lm", train=("a.txt",))
     batches = train_batches(config, tokenizer)
-    sizes, read = [], Span.__getitem__
+    sizes, read = [], FilePart.__getitem__
 
     def counted(span, part):
         sizes.append(len(read(span, part)))
         return read(span, part)
 
-    monkeypatch.setattr(Span, "__getitem__", counted)
+    monkeypatch.setattr(FilePart, "__getitem__", counted)
     rows = np.concatenate([batches.batch(step)["labels"] for step in range(20)])
     assert 0 < sum(sizes) < 4096 * len(rows)
     assert (rows != PAD).all()

@@ -35,8 +35,8 @@ MODEL = (
     Mutant(
         "positions do not begin anew",
         "positions_within",
-        "return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)",
-        "return places",
+        "return positions - jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)",
+        "return positions",
         "test_packed.py::test_positions_begin_anew",
     ),
     Mutant(

@@ -313,8 +313,8 @@ MORE_DATA = (
         "test_packing.py",
     ),
     Mutant(
-        "data: cut 1",
-        "cut",
+        "data: cut_items 1",
+        "cut_items",
         "stops = ends[item] - lengths[item] + part * lengths[item] // parts[item]",
         "stops = np.minimum(ends[item] - lengths[item] + part * longest, ends[item])",
         "test_packing.py",
@@ -412,8 +412,8 @@ MORE_DATA = (
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
-        "data: cut 2",
-        "cut",
+        "data: shortened 1",
+        "shortened",
         "return min(first, room - second), second",
         "return min(first, room // 2), second",
         "test_labelled_batches.py test_labelled.py",
@@ -421,15 +421,15 @@ MORE_DATA = (
     Mutant(
         "data: LabelledRows.__init__ 1",
         "LabelledRows.__init__",
-        "marks[(places[:, 0] < end) & (places[:, 1] > start)] = span",
-        "marks[(places[:, 0] <= end) & (places[:, 1] > start)] = span",
+        "marks[(offsets[:, 0] < end) & (offsets[:, 1] > start)] = span",
+        "marks[(offsets[:, 0] <= end) & (offsets[:, 1] > start)] = span",
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
         "data: LabelledRows.__init__ 2",
         "LabelledRows.__init__",
-        "marks[(places[:, 0] < end) & (places[:, 1] > start)] = span",
-        "marks[(places[:, 0] < end) & (places[:, 1] >= start)] = span",
+        "marks[(offsets[:, 0] < end) & (offsets[:, 1] > start)] = span",
+        "marks[(offsets[:, 0] < end) & (offsets[:, 1] >= start)] = span",
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
@@ -491,8 +491,8 @@ MORE_DATA = (
     Mutant(
         "data: WindowRows._cut 1",
         "WindowRows._cut",
-        "(places[:, 1] > begin) & (places[:, 0] < begin + len(text))",
-        "(places[:, 1] > begin) & (places[:, 0] <= begin + len(text))",
+        "(offsets[:, 1] > begin) & (offsets[:, 0] < begin + len(text))",
+        "(offsets[:, 1] > begin) & (offsets[:, 0] <= begin + len(text))",
         "test_windows.py",
     ),
     Mutant(
@@ -538,8 +538,8 @@ MORE_DATA = (
         "test_packing.py",
     ),
     Mutant(
-        "data: cut 3",
-        "cut",
+        "data: shortened 2",
+        "shortened",
         "return first, min(second, room - first)",
         "return first, min(second, room // 2)",
         "test_labelled_batches.py test_labelled.py",
@@ -553,8 +553,8 @@ MORE_DATA = (
         "test_files.py",
     ),
     Mutant(
-        "data: kept 1",
-        "kept",
+        "data: built_once 1",
+        "built_once",
         '        if found.name == f"{path.name}.{found.stat().st_size}":\n            '
         "return found\n",
         "        return found\n",

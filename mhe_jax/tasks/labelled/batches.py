@@ -105,7 +105,7 @@ class EvaluationExamples(EvaluationBatches):
         self.num_examples = rows.num_examples
         self._size = batch_size
         self._own = self._own_rows(batch_size)
-        self._version_2 = config.data.dataset == "squad_v2"
+        self._version_2 = rows.dataset.may_be_unanswered
         self._threshold = config.evaluation.no_answer_threshold
         self._batches = by_length(rows.lengths, config.data.sequence_length, batch_size)
 
@@ -141,7 +141,7 @@ class EvaluationExamples(EvaluationBatches):
         ]
 
     def scores(self, outputs: Outputs) -> dict[str, float]:
-        """The official numbers, and their `score`; the labels must be known."""
+        """The official metrics, and their `score`; the labels must be known."""
         rows, predictions = self.rows, self.predictions(outputs)
         if isinstance(rows, LabelledRows):
             labels = [example.label for example in rows.examples if example.label is not None]
@@ -149,7 +149,7 @@ class EvaluationExamples(EvaluationBatches):
             return official_scores(rows.dataset, labels, predictions, groups)
         right = [[text for text, _ in question.answers] for question in rows.questions]
         found = answer_scores(self.texts(predictions), right, version_2=self._version_2)
-        numbers = {name: 100.0 * float(np.mean(values)) for name, values in found.items()}
+        metrics = {name: 100.0 * float(np.mean(values)) for name, values in found.items()}
         if self._version_2:
             answerable = np.array([bool(answers) for answers in right])
             no_answer = np.array([answer.no_answer for answer in predictions])
@@ -157,8 +157,8 @@ class EvaluationExamples(EvaluationBatches):
             given = answer_scores(texts, right, version_2=True)
             for name, values in given.items():
                 best, threshold = best_threshold(values, no_answer, answerable)
-                numbers |= {f"best_{name}": 100.0 * best, f"best_{name}_threshold": threshold}
-        return with_score(rows.dataset, numbers)
+                metrics |= {f"best_{name}": 100.0 * best, f"best_{name}_threshold": threshold}
+        return with_score(rows.dataset, metrics)
 
 
 def _grouped(rows: LabelledRows) -> bool:

@@ -125,12 +125,12 @@ class LabelledTask(Task):
             raise not_a_number(run.workdir)
         for suffix, text in submission(run.config, batches, outputs).items():
             run.publish(suffix, text)
-        numbers = self.measure(found, batches) if batches.labelled else {}
+        metrics = self.measure(found, batches) if batches.labelled else {}
         return {
             **run.described(),
             "dataset": run.config.data.dataset,
             "spelling_noise": run.evaluation.spelling_noise,
-            **numbers,
+            **metrics,
             "examples": batches.num_examples,
             "seconds": seconds,
             "examples_per_second": batches.num_examples / seconds,
