@@ -7,9 +7,6 @@ parameters. Nothing is computed: the layer is compiled for the device at hand, o
 not there.
 """
 
-import contextlib
-import os
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +15,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mhe_jax.attention import Mask
-from mhe_jax.config import InputError
 
 
 def layer_memory(
@@ -65,39 +61,3 @@ def layer_memory(
     if analysis is None:
         raise ValueError("the compiler does not say how much memory it takes")
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-
-
-# What a container may use: of control groups of version 2, and of version 1.
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
-
-def machine_memory() -> int:
-    """Bytes of memory: the machine's, or a container's limit where that is lower."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # no such file; "max"
-            found.append(int(path.read_text()))
-    return min(found)
-
-
-def check_fits(compiled: Any, mesh: Any, rows: int, length: int) -> None:
-    """Raises InputError where a program needs more memory than the machine has.
-
-    Linux promises a CPU any memory, and ends the process when it is used; a GPU or TPU refuses it
-    by itself. A long row needs much: attention's weights grow with the square of its tokens.
-    """
-    analysis = compiled.memory_analysis()
-    if mesh.devices.flat[0].platform != "cpu" or analysis is None:
-        return
-    needed = (
-        analysis.argument_size_in_bytes
-        + analysis.temp_size_in_bytes
-        + analysis.output_size_in_bytes
-        - analysis.alias_size_in_bytes
-    )
-    there = machine_memory()
-    if needed > there:
-        raise InputError(
-            f"{rows} rows of {length:,} tokens need {needed / 1e9:,.1f} GB of memory, the machine "
-            f"has {there / 1e9:,.1f}: takes shorter lines, or a smaller --batch_size or --beam_size"
-        )

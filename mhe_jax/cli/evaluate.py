@@ -3,22 +3,29 @@
 `eval.py compare` and `eval.py paper` go to the files of these names.
 """
 
+import codecs
 import dataclasses
 import json
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from mhe_jax.cli import compare, paper
 from mhe_jax.cli.arguments import name_of, options_of, parse_fields
 from mhe_jax.cli.process import output
 from mhe_jax.config import EvaluationConfig, InputError
+from mhe_jax.config.fields import load_json
+from mhe_jax.config.files import CONFIG
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.rules import check, check_files
 
 USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
 Action = typing.Literal["score", "translate", "generate"]
+# Bytes of standard input that are read at once; characters of a line that is kept whole, and of a
+# piece of a tokenizer: those of ours have 16.
+PART, LONGEST_LINE, LONGEST_PIECE = 1 << 16, 1 << 26, 1024
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -32,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     processes, arguments = take_flags(arguments)
     run, evaluation, action = parse(arguments)
     with joined(processes) as writes:
-        from mhe_jax.evaluation import evaluate, generate, input_lines, translate, usable
+        from mhe_jax.evaluation import evaluate, generate, translate
 
         if action == "score":
             result = evaluate(run, evaluation)
@@ -103,3 +110,56 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
         by_user="sources" in map(name_of, options_of(rest)),
     )
     return run, evaluation, action
+
+
+def usable(workdir: Path) -> int:
+    """Characters of a line that can matter to `translate`: no piece of a tokenizer holds more."""
+    return LONGEST_PIECE * load_json(workdir / CONFIG).model.max_length
+
+
+def input_lines(
+    file: BinaryIO, name: str = "standard input", *, keep: int | None = None
+) -> Iterator[str]:
+    """The lines of UTF-8 text: a line feed ends one, with or without a carriage return before it.
+
+    Nothing else ends a line, so that as many come out as `wc -l` counts (and a last one without
+    an end). A byte order mark at the beginning is dropped.
+
+    Args:
+      file: read in parts, however long its lines are.
+      name: for messages.
+      keep: about as many characters of a line come out; what follows is checked and dropped. None
+        keeps all, of a line of at most `LONGEST_LINE` characters.
+
+    Raises:
+      InputError: a line is not UTF-8, or too long, naming it.
+    """
+    most, number = LONGEST_LINE if keep is None else keep, 0
+    while part := file.readline(PART):
+        number += 1
+        if number == 1:
+            part = part.removeprefix(b"\xef\xbb\xbf")
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        texts, kept, read = [], 0, 0
+        while True:
+            # Half a character is left for the next part.
+            before = read - len(decoder.getstate()[0])
+            ended = part.endswith(b"\n") or not part
+            try:
+                text = decoder.decode(part, final=ended)
+            except UnicodeDecodeError as error:
+                place = before + error.start + 1
+                raise InputError(f"{name}, line {number}: is not UTF-8 (byte {place})") from None
+            # Of what is dropped one character says that the line is not blank.
+            texts.append(text if kept <= most else text.strip()[:1] if _blank(texts) else "")
+            kept, read = kept + len(text), read + len(part)
+            if keep is None and kept > most:
+                raise InputError(f"{name}, line {number}: has over {most:,} characters")
+            if ended:
+                break
+            part = file.readline(PART)
+        yield "".join(texts).removesuffix("\n").removesuffix("\r")
+
+
+def _blank(texts: list[str]) -> bool:
+    return not any(text.strip() for text in texts)

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+# The special tokens: the first ids of every vocabulary.
+PAD, UNK, BOS, EOS, MASK = range(5)
+NUM_SPECIAL = 5
+
 # Data sets of labelled examples, see `tasks/labelled/table.py`; `own` is any other.
 Dataset = Literal[
     "own",

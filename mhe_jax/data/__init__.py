@@ -11,6 +11,7 @@ Which sources, rows and batches an experiment has is for its task to say: `mhe_j
 from pathlib import Path
 
 from mhe_jax.config import Config
+from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.data.batches import (
     Batches,
@@ -21,17 +22,7 @@ from mhe_jax.data.index import file_path
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.opening import open_source, open_split, open_train
 from mhe_jax.data.sources import Source
-from mhe_jax.data.tokenizer import (
-    BOS,
-    EOS,
-    MASK,
-    NUM_SPECIAL,
-    PAD,
-    UNK,
-    Pieces,
-    Tokenizer,
-    train_tokenizer,
-)
+from mhe_jax.data.tokenizer import Pieces, Tokenizer, train_tokenizer
 from mhe_jax.data.words import AnyTokenizer, HashedWords
 
 __all__ = [
@@ -60,20 +51,13 @@ __all__ = [
 
 
 def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
-    """The tokenizer that a run has kept at `path`.
-
-    Raises:
-      InputError: it is not there, or does not have `model.vocabulary_size` pieces.
-    """
-    if config.model.hashing is not None:
-        return HashedWords(config.model, Pieces.load(path) if config.model.has_pieces else None)
-    tokenizer = Tokenizer.load(path)
-    tokenizer.check_vocabulary(config.model.vocabulary_size)
-    return tokenizer
+    """The tokenizer of a run, whose pieces, if it has any, lie at `path`; as `read_tokenizer`."""
+    pieces = read_tokenizer(config, path) if config.model.has_pieces else None
+    return pieces if isinstance(pieces, Tokenizer) else HashedWords(config.model, pieces)
 
 
 def tokenizer_file(config: Config) -> Path | None:
-    """The model that a new run is told to take; None where it trains its own or needs none."""
+    """The file of the pieces that a new run starts with; None where it trains or has none."""
     if not config.model.has_pieces:
         return None
     if config.train.init_from is not None:
@@ -83,11 +67,11 @@ def tokenizer_file(config: Config) -> Path | None:
     return None
 
 
-def read_tokenizer(config: Config, path: Path) -> Pieces:
-    """The model that a new run is told to take.
+def read_tokenizer(config: Config, path: str | Path) -> Pieces:
+    """Reads the pieces that `config` needs: a tokenizer, or the features of hashed words.
 
     Raises:
-      InputError: it cannot be read, or does not have `model.vocabulary_size` pieces.
+      InputError: they cannot be read, or a tokenizer has not `model.vocabulary_size` of them.
     """
     if config.model.hashing is not None:
         return Pieces.load(path)

@@ -26,10 +26,6 @@ class Batches:
         """The rows that this process holds of global batch `step`."""
         raise NotImplementedError
 
-    def describe(self) -> str:
-        """One line for the log: how much there is, and in which shapes."""
-        raise NotImplementedError
-
     def iterate(self, start_step: int = 0, stop_step: int | None = None) -> BatchIterator:
         """Batches from `start_step` on, a few ahead of time in threads; close it when done."""
         return BatchIterator(self.batch, start_step, stop_step)
@@ -52,6 +48,10 @@ class TrainBatches(Batches):
 
     steps_per_epoch: float
     text: str
+
+    def describe(self) -> str:
+        """One line for the log: how much there is, and in which shapes."""
+        raise NotImplementedError
 
 
 class TrainRows(TrainBatches):
@@ -86,11 +86,7 @@ class EvaluationBatches(Batches):
     """Finite: the whole split once, in the same order and with the same masks every time.
 
     The last rows of the last batch are padding with weight 0 where the split gives no more.
-    `num_words` counts what stands between blanks in all that is predicted, and one end for each
-    line: the denominator of a perplexity per word.
     """
-
-    num_words: int
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -14,26 +14,24 @@ surroundings.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mhe_jax.config import Config
+from mhe_jax.config.data import EOS
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainRows
-from mhe_jax.data.epochs import Epochs
+from mhe_jax.data.epochs import Draw, Epochs
 from mhe_jax.data.examples import Row
 from mhe_jax.data.opening import open_split
 from mhe_jax.data.pieces import pieces
 from mhe_jax.data.sources import Source, stream
-from mhe_jax.data.tokenizer import EOS
 from mhe_jax.data.tokens import tokenize
 from mhe_jax.data.words import AnyTokenizer
 
 SAMPLE_ITEMS = 4096
-# First numbers of the seeds of our generators, so that no two purposes share one.
-ORDER, MASKS = 0, 1
 
 
 @dataclass(frozen=True)
@@ -50,27 +48,35 @@ class RowMaker:
     mask_rate: float | None = None
 
 
-class Density(tuple[float, float]):
-    """(tokens in the whole source, bytes of text per token), measured on a sample of its items."""
+def count_words(lines: Iterable[str]) -> int:
+    """Words between white space, and one end of line for each line.
 
-    @classmethod
-    def measure(cls, source: Source, tokenizer: AnyTokenizer) -> "Density":
-        """Exact where the source has at most `SAMPLE_ITEMS` items, none of them long."""
-        generator = np.random.default_rng(0)
-        count = min(len(source), SAMPLE_ITEMS)
-        stratum = len(source) / count
-        drawn = (np.arange(count) + generator.random(count)) * stratum
-        indices = np.arange(count) if stratum == 1 else drawn.astype(np.int64)
-        heads, shares, size, total = [], [], 0, 0
-        for index in indices.tolist():
-            (data,) = source.utf8(index)
-            heads.append(next(pieces(data)))
-            shares.append(len(data) / max(1, len(heads[-1].encode())))
-            size += source.size(index)
-            total += len(data) + 1
-        rows = tokenizer.encode_batch(heads, num_threads=-1)
-        tokens = sum(len(ids) * share + 1 for ids, share in zip(rows, shares, strict=True))
-        return cls((tokens / size * source.extent, total / tokens))
+    >>> count_words(["two words", ""])
+    4
+    """
+    return sum(len(line.split()) + 1 for line in lines)
+
+
+def density(source: Source, tokenizer: AnyTokenizer) -> tuple[float, float]:
+    """Tokens in the whole source, and bytes of text per token, measured on a sample of its items.
+
+    Exact where the source has at most `SAMPLE_ITEMS` items, none of them long.
+    """
+    generator = np.random.default_rng(0)
+    count = min(len(source), SAMPLE_ITEMS)
+    stratum = len(source) / count
+    drawn = (np.arange(count) + generator.random(count)) * stratum
+    indices = np.arange(count) if stratum == 1 else drawn.astype(np.int64)
+    heads, shares, size, total = [], [], 0, 0
+    for index in indices.tolist():
+        (data,) = source.utf8(index)
+        heads.append(next(pieces(data)))
+        shares.append(len(data) / max(1, len(heads[-1].encode())))
+        size += source.size(index)
+        total += len(data) + 1
+    rows = tokenizer.encode_batch(heads, num_threads=-1)
+    tokens = sum(len(ids) * share + 1 for ids, share in zip(rows, shares, strict=True))
+    return tokens / size * source.extent, total / tokens
 
 
 class TrainBlocks(TrainRows):
@@ -90,7 +96,7 @@ class TrainBlocks(TrainRows):
         self._length, self._seed = config.data.sequence_length, config.train.seed
         self.text = source.key
         self._wanted = self._length - maker.begin
-        self.num_tokens, self._bytes_per_token = Density.measure(self.source, tokenizer)
+        self.num_tokens, self._bytes_per_token = density(self.source, tokenizer)
         # Rows in an epoch. A single one starts at the beginning and may end before it is full.
         self.num_rows = max(1, math.ceil(self.num_tokens / self._wanted))
         self._order = Epochs(self._shuffled)
@@ -106,14 +112,15 @@ class TrainBlocks(TrainRows):
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """The rows with these numbers, which count from the first step."""
         rows = self._fill([self._place(number) for number in numbers])
-        return [
-            self.maker.make(ids, self._length, np.random.default_rng([MASKS, self._seed, number]))
-            for number, ids in zip(numbers, rows, strict=True)
-        ]
+        return [self._make(ids, number) for number, ids in zip(numbers, rows, strict=True)]
+
+    def _make(self, ids: list[int], number: int) -> Row:
+        generator = np.random.default_rng([Draw.BLOCK_MASKS, self._seed, number])
+        return self.maker.make(ids, self._length, generator)
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, float]:
         """The order of an epoch's rows, and its shift."""
-        generator = np.random.default_rng([ORDER, self._seed, epoch])
+        generator = np.random.default_rng([Draw.BLOCK_ORDER, self._seed, epoch])
         order = np.arange(self.num_rows, dtype=np.int32 if self.num_rows < 1 << 31 else np.int64)
         generator.shuffle(order)
         return order, float(generator.random())
@@ -185,20 +192,15 @@ class EvaluationBlocks(EvaluationBatches):
         self._wanted = self._length - maker.begin
         self._tokens = np.concatenate(list(tokenize(self.source, tokenizer)))
         self.num_tokens = len(self._tokens)
+
+    @property
+    def num_words(self) -> int:
+        """`count_words` of the split, the denominator of a perplexity per word."""
         # Of whole lines: a word may be cut where a long line is tokenized in parts.
-        self.num_words = sum(
-            len(item.split()) + 1 for item in map(self._text, range(len(self.source)))
-        )
+        return count_words(map(self._text, range(len(self.source))))
 
     def __len__(self) -> int:
         return math.ceil(self.num_tokens / (self._wanted * self._rows))
-
-    def describe(self) -> str:
-        """One line for the log."""
-        return (
-            f"{self.source.name}: {len(self.source):,} lines, {self.num_words:,} words with ends "
-            f"of line, {self.num_tokens:,} tokens in {len(self):,} batches"
-        )
 
     def _text(self, index: int) -> str:
         item = self.source[index]
@@ -211,6 +213,7 @@ class EvaluationBlocks(EvaluationBatches):
         rows = []
         for number in range(step * self._rows, (step + 1) * self._rows)[self._own]:
             ids = self._tokens[number * self._wanted : (number + 1) * self._wanted]
-            row = self.maker.make(ids, self._length, np.random.default_rng([MASKS, 0, number]))
+            generator = np.random.default_rng([Draw.BLOCK_MASKS, 0, number])
+            row = self.maker.make(ids, self._length, generator)
             rows.append(row if len(ids) else examples.padding_like(row))
         return examples.stack(rows)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from mhe_jax.config.files import publish
 
+VERSION = 2  # of an index; part of every key
+DIGEST = 4  # numbers at the end of an index: 256 bits
 TICK = 0.02  # seconds between two times that a file system can tell apart, at most
 
 
@@ -41,7 +43,7 @@ def identity(path: Path) -> tuple[str | int, ...]:
     return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def kept(path: Path, build: Callable[[Path], None]) -> Path:
+def built_once(path: Path, build: Callable[[Path], None]) -> Path:
     """The file that `build` writes, built anew where it is not there or damaged.
 
     Its name is `path` and its size, so that one that lost its end is not taken for whole.

@@ -1,5 +1,6 @@
-"""Values drawn anew for each epoch, held for the last two, since batches straddle them."""
+"""Random draws: their seeds, and values drawn anew for each epoch."""
 
+import enum
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -8,8 +9,21 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+class Draw(enum.IntEnum):
+    """The first number of a generator's seed, so that no two purposes share one."""
+
+    BLOCK_ORDER = 0
+    BLOCK_MASKS = 1
+    PACKED_ORDER = 2
+    PACKED_MASKS = 3
+    SOURCE_ORDER = 4
+    SPELLING = 5
+
+
 class Epochs(Generic[T]):
     """`plan(epoch)`, computed once however many threads ask.
+
+    The last two epochs are kept, since batches straddle them.
 
     >>> epochs = Epochs(lambda epoch: print("plan", epoch) or 10 * epoch)
     >>> epochs(1), epochs(1)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mhe_jax.data.tokenizer import BOS, EOS, MASK, NUM_SPECIAL, PAD
+from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD
 
 Row = dict[str, np.ndarray]
 

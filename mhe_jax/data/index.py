@@ -25,17 +25,15 @@ from typing import BinaryIO
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import identity, kept, key_of
+from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 
 CHUNK = 8 << 20
 PACKED = (".gz", ".xz")
 XZ = b"\xfd7zXZ\0"  # how each stream begins
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LONGEST = 16 << 20  # bytes of a line that is read whole; running text may have longer ones
-VERSION = 2  # of the index; part of every key
-DIGEST = 4  # numbers at the end of an index: 256 bits
-# The most bytes that a file may unpack to. Without it they are so many times what was read of it so
-# far: text packs to a fifth or a tenth, and what stops early fills no disk.
+# Names the most bytes that a file may unpack to. Where it is not set, a file may unpack to `ALWAYS`
+# bytes and `RATIO` times its own, so that no file fills the disk: text packs to a fifth or a tenth.
 LIMIT = "MHE_JAX_UNPACKED_LIMIT"
 RATIO, ALWAYS = 100, 64 << 20
 
@@ -106,11 +104,11 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
         known = identity(path)
         if packed:
             unpacked = cache / "unpacked" / key_of(str(path)) / key_of(VERSION, packed, *known)
-            copy = kept(unpacked, lambda temporary: _unpack(name, path, packed, temporary))
+            copy = built_once(unpacked, lambda temporary: _unpack(name, path, packed, temporary))
             _drop_earlier(copy, path)
             path = copy
         key = key_of(VERSION, packed, *known, rule.columns, rule.fields, rule.whole)
-        index = kept(
+        index = built_once(
             cache / "index" / f"{key}.int64", lambda temporary: _index(name, path, rule, temporary)
         )
     except OSError as error:

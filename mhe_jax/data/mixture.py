@@ -13,11 +13,10 @@ import numpy as np
 from mhe_jax.config import InputError
 from mhe_jax.data.batches import TrainBatches, TrainRows
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.epochs import Epochs
+from mhe_jax.data.epochs import Draw, Epochs
 from mhe_jax.data.examples import Row
 
 BLOCK = 10_000
-ORDER = 4  # first number of a seed; see `packing`
 
 
 class Draws:
@@ -46,7 +45,7 @@ class Draws:
         return part, block * int(self._counts[part]) + int(before[i])
 
     def _shuffled(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        generator = np.random.default_rng([ORDER, self._seed, block])
+        generator = np.random.default_rng([Draw.SOURCE_ORDER, self._seed, block])
         parts = generator.permutation(np.repeat(np.arange(len(self._counts)), self._counts))
         before = np.empty(BLOCK, np.int64)
         for part, count in enumerate(self._counts):

@@ -17,14 +17,13 @@ from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
 from mhe_jax.data.batches import TrainRows
 from mhe_jax.data.blocks import RowMaker
+from mhe_jax.data.epochs import Draw
 from mhe_jax.data.examples import Row, num_predictions
 from mhe_jax.data.packing import Plan
 from mhe_jax.data.pairs import Usable, encode, rows_of
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.tokens import TokenFile, item_ends
-
-MASKS = 3  # first number of a seed; see `packing`
 
 
 class _Packed(TrainRows):
@@ -92,7 +91,7 @@ class PackedText(_Packed):
         self.maker = maker
         cache = cache_directory(config.data.cache_directory)
         self._tokens = TokenFile(source, tokenizer, cache)
-        self._cuts, is_last = cut(item_ends(self._tokens), self._length - maker.begin)
+        self._cuts, is_last = cut_items(item_ends(self._tokens), self._length - maker.begin)
         lengths = np.diff(self._cuts)
         used = np.flatnonzero((lengths > 1) | ~is_last)
         if not len(used):
@@ -120,7 +119,8 @@ class PackedText(_Packed):
     def _example(self, epoch: int, i: int) -> Row:
         part = int(self._parts[i])
         ids = self._tokens[self._cuts[part] : self._cuts[part + 1]]
-        generator = np.random.default_rng([MASKS, self.config.train.seed, epoch, i])
+        seed = [Draw.PACKED_MASKS, self.config.train.seed, epoch, i]
+        generator = np.random.default_rng(seed)
         return self.maker.make(ids, len(ids) + self.maker.begin, generator)
 
 
@@ -146,13 +146,13 @@ class PackedPairs(_Packed):
         return encode(self.source, self.tokenizer, numbers, self._length)
 
 
-def cut(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places [N + 1] that cut items, which end at `ends`, into N parts of at most `longest`.
+def cut_items(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions [N + 1] that cut items, which end at `ends`, into N parts of at most `longest`.
 
     The second [N] is whether a part is the last of its item.
 
-    >>> places, is_last = cut(np.array([2, 9]), 3)
-    >>> places.tolist(), is_last.tolist()
+    >>> cuts, is_last = cut_items(np.array([2, 9]), 3)
+    >>> cuts.tolist(), is_last.tolist()
     ([0, 2, 4, 6, 9], [True, False, False, True])
     """
     lengths = np.diff(ends, prepend=0)

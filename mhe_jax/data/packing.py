@@ -14,10 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mhe_jax.data.epochs import Epochs
-
-# First numbers of the seeds of our generators, so that no two purposes share one; see `blocks`.
-ORDER = 2
+from mhe_jax.data.epochs import Draw, Epochs
 
 
 class _Pattern(NamedTuple):
@@ -121,7 +118,7 @@ class Plan:
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The order of an epoch's rows, and the members of each class after those of the last."""
-        generator = np.random.default_rng([ORDER, self._seed, epoch])
+        generator = np.random.default_rng([Draw.PACKED_ORDER, self._seed, epoch])
         rows = generator.permutation(_count(self.num_rows))
         drawn = generator.permutation(_count(len(self._class_of)))
         return rows, drawn[np.argsort(self._class_of[drawn], kind="stable")]

@@ -19,7 +19,7 @@ from mhe_jax.config import Config, DataConfig, InputError
 from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainBatches
-from mhe_jax.data.cache import kept, key_of
+from mhe_jax.data.cache import built_once, key_of
 from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
 from mhe_jax.data.opening import open_split
@@ -42,7 +42,7 @@ def token_lengths(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarr
                 lengths[start : start + len(chunk), side] = [len(ids) for ids in rows]
         lengths.tofile(temporary)
 
-    path = kept(cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.int32", build)
+    path = built_once(cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.int32", build)
     return np.fromfile(path, np.int32).reshape(-1, 2)
 
 
@@ -122,6 +122,21 @@ def choose_buckets(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
         for j, used in zip(chosen[::-1], occupied, strict=True)
         if used or edges[j] == longest
     )
+
+
+def by_length(lengths: np.ndarray, longest: int, size: int) -> list[tuple[int, np.ndarray]]:
+    """Batches of at most `size` rows: the bucket of each, and the numbers of its rows.
+
+    >>> [(bucket, rows.tolist()) for bucket, rows in by_length(np.array([3, 12, 3, 4]), 40, 2)]
+    [(4, [0, 2]), (4, [3]), (12, [1])]
+    """
+    buckets = choose_buckets(lengths, longest)
+    of_bucket = np.searchsorted(buckets, lengths)
+    plan = []
+    for b, bucket in enumerate(buckets):
+        members = np.flatnonzero(of_bucket == b)
+        plan += [(bucket, members[i : i + size]) for i in range(0, len(members), size)]
+    return plan
 
 
 def rows_of(data: DataConfig, bucket: int) -> int:
@@ -223,34 +238,11 @@ class EvaluationPairs(EvaluationBatches):
         cache = cache_directory(config.data.cache_directory)
         tokens = token_lengths(self.source, tokenizer, cache)
         longest = config.model.max_length
-        self.num_cut = int((tokens.max(axis=1) >= longest).sum())
         lengths = np.minimum(tokens.max(axis=1) + 1, longest)
-        self.num_tokens = int(np.minimum(tokens[:, 1] + 1, longest).sum())
-        self.num_words = sum(
-            len(pair[1].split()) + 1 for pair in map(self._pair, range(len(tokens)))
-        )
-        self.buckets = choose_buckets(lengths, longest)
-        of_bucket = np.searchsorted(self.buckets, lengths)
-        self._plan: list[tuple[int, np.ndarray]] = []
-        for b, bucket in enumerate(self.buckets):
-            members = np.flatnonzero(of_bucket == b)
-            for start in range(0, len(members), batch_size):
-                self._plan.append((bucket, members[start : start + batch_size]))
-
-    def _pair(self, index: int) -> tuple[str, str]:
-        pair = self.source[index]
-        assert isinstance(pair, tuple)
-        return pair
+        self._plan = by_length(lengths, longest, batch_size)
 
     def __len__(self) -> int:
         return len(self._plan)
-
-    def describe(self) -> str:
-        """One line for the log."""
-        return (
-            f"{self.source.name}: {len(self.source):,} pairs ({self.num_cut:,} cut), "
-            f"{self.num_tokens:,} target tokens in {len(self):,} batches"
-        )
 
     def batch(self, step: int) -> Row:
         """The rows that this process holds of batch `step`."""

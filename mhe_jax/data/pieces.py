@@ -24,7 +24,7 @@ def read_at(name: str, file: int, start: int, stop: int) -> bytes:
     return data
 
 
-class Span:
+class FilePart:
     """Some bytes of a file, read when sliced; `name` is for messages."""
 
     def __init__(self, name: str, file: int, start: int, stop: int):
@@ -38,7 +38,7 @@ class Span:
         return read_at(self._name, self._file, self._start + start, self._start + max(start, stop))
 
 
-Bytes = bytes | Span
+Bytes = bytes | FilePart
 
 
 def _cut(data: Bytes, near: int, lowest: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.index import LineFile, json_texts
-from mhe_jax.data.pieces import PIECE, Bytes, Span, pieces, read_at
+from mhe_jax.data.pieces import PIECE, Bytes, FilePart, pieces, read_at
 
 Content = Literal["text", "pair"]
 Item = str | tuple[str, str]
@@ -106,7 +106,7 @@ class TextLines(_Lines):
             return [self.line(index)]
         start, stop = int(self._offsets[index]), int(self._offsets[index + 1])
         end = read_at(self.name, self._file, stop - 2, stop)
-        return [Span(self.name, self._file, start, stop - _end_length(end))]
+        return [FilePart(self.name, self._file, start, stop - _end_length(end))]
 
 
 def _end_length(tail: bytes) -> int:

@@ -23,9 +23,9 @@ from tensorflow_datasets.core import decode, naming, read_only_builder
 from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import identity, kept, key_of
+from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 from mhe_jax.data.sources import Content
-from mhe_jax.data.tfrecord import DIGEST, VERSION, read_record, record_offsets
+from mhe_jax.data.tfrecord import read_record, record_offsets
 
 AT_ONCE = 128  # records that are read together for their sizes
 NAME = re.compile(
@@ -127,7 +127,7 @@ class _ArrayRecords(Sequence):
             self._records: Any = builder.as_data_source(split=split, deserialize_method=raw)
             files = [identity(Path(builder.data_dir) / part.filename) for part in parts]
             index = cache / "index" / f"{key_of('tfds', VERSION, split, files)}.int64"
-            numbers = np.memmap(kept(index, self._index), np.int64, "r")
+            numbers = np.memmap(built_once(index, self._index), np.int64, "r")
         # Identifies these records.
         self._offsets, self.content = numbers[:-DIGEST], numbers[-DIGEST:].tolist()
 

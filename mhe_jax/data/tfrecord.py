@@ -18,11 +18,8 @@ import google_crc32c
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import identity, kept, key_of
+from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 from mhe_jax.data.pieces import read_at
-
-VERSION = 2  # of the index; part of every key
-DIGEST = 4  # numbers at the end of an index: 256 bits
 
 
 def record_offsets(path: Path, cache: Path) -> tuple[np.ndarray, list[int]]:
@@ -35,7 +32,7 @@ def record_offsets(path: Path, cache: Path) -> tuple[np.ndarray, list[int]]:
     """
     try:
         key = key_of("tfrecord", VERSION, *identity(path.resolve()))
-        index = kept(cache / "index" / f"{key}.int64", lambda index: _index(path, index))
+        index = built_once(cache / "index" / f"{key}.int64", lambda index: _index(path, index))
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise InputError(f"{path}: {reason}") from None

@@ -20,13 +20,12 @@ import numpy as np
 import sentencepiece
 
 from mhe_jax.config import InputError
+from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import publish
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.pieces import PIECE
 from mhe_jax.data.sources import Source, stream
 
-PAD, UNK, BOS, EOS, MASK = range(5)
-NUM_SPECIAL = 5
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 # Special tokens and the 256 bytes.
 NUM_FIXED = NUM_SPECIAL + 256
@@ -161,17 +160,19 @@ class Tokenizer(Pieces):
     def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Where each piece of `encode(text)` begins and ends in `text`, in characters: [n, 2].
 
-        A piece holds the space before it. Pieces that are bytes of one character share its place.
+        A piece holds the space before it. Pieces that are bytes of one character share its offsets.
 
         Raises:
-          InputError: the tokenizer does not keep the text, so that nobody knows.
+          InputError: the tokenizer does not preserve the text, so there are no offsets.
         """
         starts = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80
         begun = np.concatenate([[0], np.cumsum(starts)])  # characters before each byte
         # The space that goes before every text stands nowhere.
         ends = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) - 1
         if len(ids) and ends[-1] != len(starts):
-            raise InputError(f"{self.name}: changes the text: takes one that a run trained")
+            raise InputError(
+                f"{self.name}: does not preserve the text: give a tokenizer trained by a run"
+            )
         begins = np.maximum(np.concatenate([[0], ends[:-1]]), 0)[: len(ids)]
         following = begun[np.minimum(begins + 1, len(starts))]
         return np.stack([np.where(begins < len(starts), following - 1, begun[-1]), begun[ends]], 1)

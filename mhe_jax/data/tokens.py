@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mhe_jax.data.cache import kept, key_of
-from mhe_jax.data.pieces import PIECE, Span
+from mhe_jax.config.data import EOS
+from mhe_jax.data.cache import built_once, key_of
+from mhe_jax.data.pieces import PIECE, FilePart
 from mhe_jax.data.sources import Source, stream
-from mhe_jax.data.tokenizer import EOS, Tokenizer
+from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.words import AnyTokenizer
 
 CHUNK_BYTES = 16 << 20  # of text that is tokenized at once, at most
@@ -51,10 +52,10 @@ class TokenFile:
                     ids.tofile(out)
 
         name = f"{key_of(source.key, tokenizer.key)}.{self._kind.name}"
-        path = kept(cache / "tokens" / name, build)
+        path = built_once(cache / "tokens" / name, build)
         file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, file)
-        self._bytes = Span(str(path), file, 0, os.fstat(file).st_size)
+        self._bytes = FilePart(str(path), file, 0, os.fstat(file).st_size)
 
     def __len__(self) -> int:
         return len(self._bytes) // self._kind.itemsize

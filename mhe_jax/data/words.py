@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mhe_jax.config import InputError, ModelConfig
+from mhe_jax.config.data import NUM_SPECIAL, UNK
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.tokenizer import NUM_SPECIAL, UNK, Pieces, Tokenizer
-from mhe_jax.hashformers.hashes import BYTES, LSH, MD, UNKNOWN, places, split
+from mhe_jax.data.tokenizer import Pieces, Tokenizer
+from mhe_jax.hashformers.hashes import BYTES, LSH, MD, UNKNOWN, offsets, split
 
 # The type of an ordinary word; the special tokens before it have their ids as types.
 WORD = NUM_SPECIAL
@@ -95,7 +96,7 @@ class HashedWords:
 
     def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Where each word of a text begins and ends in it, in characters: [n, 2]."""
-        found = places(text)
+        found = offsets(text)
         assert len(found) == len(ids)
         return found
 

@@ -7,7 +7,6 @@
 A run is what `train.py` leaves in its workdir; nothing else is needed.
 """
 
-import codecs
 import dataclasses
 import itertools
 import json
@@ -15,28 +14,27 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
 import jax
 
 from mhe_jax import tasks
-from mhe_jax.config import Config, EvaluationConfig, InputError
+from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG, write_whole
-from mhe_jax.data import EOS, Tokenizer
-from mhe_jax.evaluation.generation import Generator
+from mhe_jax.data import EOS
+from mhe_jax.evaluation.generation import Continuation, Generator
 from mhe_jax.evaluation.run import Run, name_of
-from mhe_jax.evaluation.translator import Translator
+from mhe_jax.evaluation.translator import Translation, Translator
 from mhe_jax.training.cluster import group
 
-__all__ = ["evaluate", "generate", "input_lines", "translate", "usable"]
+__all__ = ["evaluate", "generate", "translate"]
 
 # Batches of lines that `translate` reads before it sorts them by length, and `generate` at once;
 # one before the first line comes out.
 BATCHES_AHEAD = 4
-# Bytes of standard input that are read at once; characters of a line that is kept whole, and of a
-# piece of a tokenizer: those of ours have 16.
-PART, LONGEST_LINE, LONGEST_PIECE = 1 << 16, 1 << 26, 1024
+# What a search gives for a line.
+A = TypeVar("A", Translation, Continuation)
 
 
 def evaluate(
@@ -101,27 +99,13 @@ def translate(
     Raises:
       InputError: not a translation run, or no such checkpoint.
     """
-    workdir = Path(workdir)
-    config = load_json(workdir / CONFIG)
-    _check_search(workdir, config, "translate")
-    if jax.process_count() > 1:
-        raise InputError("translating lines takes one process")
-    run = Run.load(workdir, config, evaluation, devices)
-    assert isinstance(run.tokenizer, Tokenizer)
-    translator = Translator(config, evaluation, run.params, run.mesh, run.tokenizer)
+    run = _load(Path(workdir), evaluation, "translate", "translating lines", devices)
+    translator = Translator(run)
+    note = f"line {{}} is cut to {translator.max_length} tokens"
     number = truncated = 0
-    # `lines` may wait for a person: what is read is translated before more is asked for.
-    for texts in _chunks(lines, chunk, evaluation.batch_size):
-        found = translator.translate(texts)
-        for translation in found:
-            number += 1
-            if translation.truncated:
-                truncated += 1
-                print(
-                    f"note: line {number} is cut to {config.model.max_length} tokens",
-                    file=sys.stderr,
-                )
-        write("".join(f"{translation.text}\n" for translation in found))
+    for translation in _answers(translator.translate, lines, chunk, run, note, write):
+        number += 1
+        truncated += translation.truncated
     cost = translator.cost
     return {
         "lines": number,
@@ -161,26 +145,16 @@ def generate(
     Raises:
       InputError: not a run of task `lm`, or no such checkpoint.
     """
-    workdir = Path(workdir)
-    config = load_json(workdir / CONFIG)
-    _check_search(workdir, config, "generate")
-    if jax.process_count() > 1:
-        raise InputError("generating takes one process")
-    run = Run.load(workdir, config, evaluation, devices)
-    assert isinstance(run.tokenizer, Tokenizer)
-    generator = Generator(config, evaluation, run.params, run.mesh, run.tokenizer)
+    run = _load(Path(workdir), evaluation, "generate", "generating", devices)
+    generator = Generator(run)
+    note = "of prompt {} only the end is read"
     number = truncated = tokens = ended = 0
     begin = time.perf_counter()
-    for texts in _chunks(prompts, chunk, evaluation.batch_size):
-        found = generator.generate(texts)
-        for continuation in found:
-            number += 1
-            tokens += len(continuation.tokens)
-            ended += continuation.tokens[-1:] == [EOS]
-            if continuation.truncated:
-                truncated += 1
-                print(f"note: of prompt {number} only the end is read", file=sys.stderr)
-        write("".join(f"{continuation.text}\n" for continuation in found))
+    for continuation in _answers(generator.generate, prompts, chunk, run, note, write):
+        number += 1
+        truncated += continuation.truncated
+        tokens += len(continuation.tokens)
+        ended += continuation.tokens[-1:] == [EOS]
     return {
         "prompts": number,
         "truncated_prompts": truncated,
@@ -197,10 +171,36 @@ def generate(
     }
 
 
-def _check_search(workdir: Path, config: Config, search: str) -> None:
+def _load(workdir: Path, evaluation: EvaluationConfig, search: str, name: str, devices: Any) -> Run:
+    """A run whose task has this search; `name` is for messages."""
+    config = load_json(workdir / CONFIG)
     if tasks.of(config).search != search:
         which = ", ".join(name for name, task in tasks.TASKS.items() if task.search == search)
         raise InputError(f"{workdir} is a run of task {config.task}: only {which} {search}s")
+    if jax.process_count() > 1:
+        raise InputError(f"{name} takes one process")
+    return Run.load(workdir, config, evaluation, devices)
+
+
+def _answers(
+    answer: Callable[[list[str]], list[A]],
+    lines: Iterable[str],
+    chunk: int | None,
+    run: Run,
+    note: str,
+    write: Callable[[str], None],
+) -> Iterator[A]:
+    """The answers to lines, each already written; `note` tells of one that was truncated."""
+    number = 0
+    # `lines` may wait for a person: what is read is answered before more is asked for.
+    for texts in _chunks(lines, chunk, run.evaluation.batch_size):
+        found = answer(texts)
+        for one in found:
+            number += 1
+            if one.truncated:
+                print(f"note: {note.format(number)}", file=sys.stderr)
+        write("".join(f"{one.text}\n" for one in found))
+        yield from found
 
 
 def _chunks(lines: Iterable[str], chunk: int | None, batch: int) -> Iterator[list[str]]:
@@ -219,56 +219,3 @@ def _chunks(lines: Iterable[str], chunk: int | None, batch: int) -> Iterator[lis
         elif failure is None:
             return
     raise failure
-
-
-def usable(workdir: Path) -> int:
-    """Characters of a line that can matter to `translate`: no piece of a tokenizer holds more."""
-    return LONGEST_PIECE * load_json(workdir / CONFIG).model.max_length
-
-
-def input_lines(
-    file: BinaryIO, name: str = "standard input", *, keep: int | None = None
-) -> Iterator[str]:
-    """The lines of UTF-8 text: a line feed ends one, with or without a carriage return before it.
-
-    Nothing else ends a line, so that as many come out as `wc -l` counts (and a last one without
-    an end). A byte order mark at the beginning is dropped.
-
-    Args:
-      file: read in parts, however long its lines are.
-      name: for messages.
-      keep: about as many characters of a line come out; what follows is checked and dropped. None
-        keeps all, of a line of at most `LONGEST_LINE` characters.
-
-    Raises:
-      InputError: a line is not UTF-8, or too long, naming it.
-    """
-    most, number = LONGEST_LINE if keep is None else keep, 0
-    while part := file.readline(PART):
-        number += 1
-        if number == 1:
-            part = part.removeprefix(b"\xef\xbb\xbf")
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        texts, kept, read = [], 0, 0
-        while True:
-            # Half a character is left for the next part.
-            before = read - len(decoder.getstate()[0])
-            ended = part.endswith(b"\n") or not part
-            try:
-                text = decoder.decode(part, final=ended)
-            except UnicodeDecodeError as error:
-                place = before + error.start + 1
-                raise InputError(f"{name}, line {number}: is not UTF-8 (byte {place})") from None
-            # Of what is dropped one character says that the line is not blank.
-            texts.append(text if kept <= most else text.strip()[:1] if _blank(texts) else "")
-            kept, read = kept + len(text), read + len(part)
-            if keep is None and kept > most:
-                raise InputError(f"{name}, line {number}: has over {most:,} characters")
-            if ended:
-                break
-            part = file.readline(PART)
-        yield "".join(texts).removesuffix("\n").removesuffix("\r")
-
-
-def _blank(texts: list[str]) -> bool:
-    return not any(text.strip() for text in texts)

@@ -19,14 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import path_aware_map
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
 
-from mhe_jax import tasks
-from mhe_jax.analysis.memory import check_fits
-from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.data import BOS, EOS, MASK, PAD, UNK, Tokenizer
+from mhe_jax.evaluation.programs import Programs, padded_length
 from mhe_jax.evaluation.translator import encode_some, longest_piece
-from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
+from mhe_jax.tasks.task import TrainedRun, not_a_number
+from mhe_jax.training.sharding import round_up_rows
 
 FORBIDDEN = (PAD, UNK, BOS, MASK)
 SHORTEST = 8
@@ -34,13 +32,13 @@ SHORTEST = 8
 COLDEST = float(np.finfo(np.float32).tiny)
 
 
-def cut(
+def filter_logits(
     logits: jax.Array, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> jax.Array:
     """Log-probabilities up to a constant [..., V] of what may be drawn; -inf for the rest.
 
     >>> logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
-    >>> [round(p, 3) for p in jax.nn.softmax(cut(logits, 1.0, top_p=0.6)).tolist()]
+    >>> [round(p, 3) for p in jax.nn.softmax(filter_logits(logits, 1.0, top_p=0.6)).tolist()]
     [0.625, 0.375, 0.0]
     """
     logits = logits.astype(jnp.float32)
@@ -49,13 +47,13 @@ def cut(
         return logits
     order = jnp.argsort(-logits, axis=-1, stable=True)
     ranked = jnp.take_along_axis(logits, order, axis=-1)
-    places = lax.broadcasted_iota(jnp.int32, ranked.shape, ranked.ndim - 1)
+    ranks = lax.broadcasted_iota(jnp.int32, ranked.shape, ranked.ndim - 1)
     if top_k is not None:
-        ranked = jnp.where(places < top_k, ranked, -jnp.inf)
+        ranked = jnp.where(ranks < top_k, ranked, -jnp.inf)
     if top_p is not None:
         probabilities = jax.nn.softmax(ranked, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        ranked = jnp.where((before < top_p) | (places == 0), ranked, -jnp.inf)
+        ranked = jnp.where((before < top_p) | (ranks == 0), ranked, -jnp.inf)
     back = jnp.argsort(order, axis=-1)
     return jnp.take_along_axis(ranked, back, axis=-1)
 
@@ -71,34 +69,26 @@ class Continuation:
 
 
 class Generator:
-    """Continues prompts with the model and the choice of tokens that the configs describe.
+    """Continues prompts with the model of a run; `run.evaluation` says how tokens are chosen.
 
     Prompts are prefilled in one call, padded to a power of two; then all rows of a batch step
     together until each has ended, by eos or by its length: at most `evaluation.extra_length` tokens
     are added, and prompt and continuation hold at most `data.sequence_length`, since training has
-    seen none longer. Of a longer prompt the end is read, and half of the places kept for it.
+    seen none longer. Of a longer prompt the end is read, and half of the positions kept for it.
 
     What is drawn for prompt number n, counted over all calls, depends on `evaluation.seed`, n and
     the tokens before alone, not on the batch.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        evaluation: EvaluationConfig,
-        params: Any,
-        mesh: Mesh,
-        tokenizer: Tokenizer,
-    ):
-        """Takes unboxed parameters, laid over the mesh in any way."""
-        self.model: Any = tasks.of(config).model(config.model)
-        self.evaluation, self.tokenizer, self.mesh = evaluation, tokenizer, mesh
-        self.params = params
-        self.longest = config.data.sequence_length
+    def __init__(self, run: TrainedRun):
+        assert isinstance(run.tokenizer, Tokenizer)
+        self.run, self.evaluation, self.tokenizer = run, run.evaluation, run.tokenizer
+        self.model: Any = run.model
+        self.longest = run.config.data.sequence_length
         # Characters that hold twice the tokens that are read: what precedes changes none of these.
-        self._enough = 2 * self.longest * longest_piece(tokenizer)
+        self._enough = 2 * self.longest * longest_piece(self.tokenizer)
         self.num_prompts = 0
-        self._compiled: dict[tuple[int, int], Any] = {}
+        self._programs = Programs(self._generate, run.params, run.mesh, 3)
 
     def generate(self, prompts: Sequence[str]) -> list[Continuation]:
         """The continuation of each prompt, in their order; an empty prompt is a new text.
@@ -107,13 +97,13 @@ class Generator:
           InputError: the model gave something that is not a number.
         """
         found: list[Continuation] = []
-        rows = round_up_rows(min(self.evaluation.batch_size, max(1, len(prompts))), self.mesh)
+        rows = round_up_rows(min(self.evaluation.batch_size, max(1, len(prompts))), self.run.mesh)
         for start in range(0, len(prompts), rows):
             found += self._batch(prompts[start : start + rows], rows)
         return found
 
     def _batch(self, prompts: Sequence[str], rows: int) -> list[Continuation]:
-        # bos is one of the places; of a prompt that leaves none, half is for what follows.
+        # bos takes a position; of a prompt that leaves none, half is for what follows.
         most = self.longest - 1
         end = slice(-self._enough, None)
         read, ends = encode_some(self.tokenizer, prompts, end, self.longest)
@@ -124,9 +114,9 @@ class Generator:
         ids = [
             row if fits else [BOS, *row[1:][-kept:]] for row, fits in zip(ids, whole, strict=True)
         ]
-        length = min(max(SHORTEST, 1 << (max(map(len, ids)) - 1).bit_length()), self.longest)
+        length = padded_length(max(map(len, ids)), SHORTEST, self.longest)
         tokens = np.full((rows, length), PAD, np.int32)
-        # A row of padding reads bos, and has no place left to write.
+        # A row of padding reads bos, and has no position left to write.
         tokens[:, 0] = BOS
         lengths, limits = np.ones(rows, np.int32), np.zeros(rows, np.int32)
         numbers = np.zeros(rows, np.int32)
@@ -137,10 +127,10 @@ class Generator:
             numbers[row] = self.num_prompts + row
         self.num_prompts += len(prompts)
         out, counts, log_probs = jax.device_get(
-            self._program(rows, length)(self.params, tokens, lengths, limits, numbers)
+            self._programs(rows, length)(self.run.params, tokens, lengths, limits, numbers)
         )
         if not np.isfinite(log_probs[: len(prompts)]).all():
-            raise InputError("the model gave something that is not a number: a broken checkpoint")
+            raise not_a_number(self.run.workdir)
         return [
             self._continuation(
                 heads[row], read[row], whole[row], out[row, : counts[row]].tolist(), log_prob
@@ -155,22 +145,6 @@ class Generator:
         text = head + self.tokenizer.decode([*read, *new])
         return Continuation(" ".join(text.splitlines()), new, log_prob, truncated=not whole)
 
-    def _program(self, rows: int, length: int) -> Any:
-        if (rows, length) not in self._compiled:
-            split = NamedSharding(self.mesh, BATCH)
-            numbers = jax.ShapeDtypeStruct((rows,), np.int32, sharding=split)
-            arguments = (
-                self.params,
-                jax.ShapeDtypeStruct((rows, length), np.int32, sharding=split),
-                *[numbers] * 3,
-            )
-            with use_mesh(self.mesh):
-                jitted = jax.jit(self._generate, out_shardings=replicated(self.mesh))
-                compiled = jitted.lower(*arguments).compile()
-            check_fits(compiled, self.mesh, rows, length)
-            self._compiled[rows, length] = compiled
-        return self._compiled[rows, length]
-
     def _generate(self, params, tokens, lengths, limits, numbers):
         """Prompts [B, P], their lengths and most new tokens [B], to new tokens, counts, log-probs.
 
@@ -183,8 +157,8 @@ class Generator:
         _, cache = self.model.apply(
             variables, rows, self.longest, method="start_cache", mutable=["cache"]
         )
-        places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        logits, cache = self.model.apply(variables | cache, tokens, places, **step)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        logits, cache = self.model.apply(variables | cache, tokens, positions, **step)
         # Rows stand where their prompts end; what they write next replaces the padding.
         cache = path_aware_map(
             lambda path, leaf: (
@@ -200,7 +174,7 @@ class Generator:
             if e.temperature < COLDEST:
                 return jnp.argmax(allowed, axis=-1)
             step_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
-            allowed = cut(allowed, e.temperature, e.top_k, e.top_p)
+            allowed = filter_logits(allowed, e.temperature, e.top_k, e.top_p)
             return jax.vmap(jax.random.categorical)(step_keys, allowed)
 
         def body(carry):
@@ -211,10 +185,10 @@ class Generator:
             log_probs = jnp.where(done, log_probs, log_probs + gain)
             counts = jnp.where(done, counts, i + 1)
             done |= (chosen == EOS) | (i + 1 >= limits) | ~jnp.isfinite(gain)
-            # A row that is done writes on, into its last place at most: its own, and never read.
-            place = jnp.minimum(lengths + i, self.longest - 1)
+            # A row that is done writes on, at its last position at most: its own, and never read.
+            position = jnp.minimum(lengths + i, self.longest - 1)
             logits, cache = self.model.apply(
-                variables | cache, chosen[:, None], place[:, None], **step
+                variables | cache, chosen[:, None], position[:, None], **step
             )
             return i + 1, logits[:, 0], out, counts, log_probs, done, cache
 

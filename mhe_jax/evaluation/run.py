@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from mhe_jax import tasks
 from mhe_jax.config import Config, EvaluationConfig, InputError, MeshConfig
 from mhe_jax.config.files import TOKENIZER, write_whole
-from mhe_jax.data import AnyTokenizer, EvaluationBatches, Tokenizer, load_tokenizer
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
 from mhe_jax.evaluation.translator import Cost, Translation, Translator
 from mhe_jax.training import checkpoint, sharding
 from mhe_jax.training.state import abstract_params
@@ -103,10 +103,7 @@ class Run:
 
     def translate(self, texts: Sequence[str]) -> tuple[list[Translation], Cost]:
         """Translations of the texts by beam search, and what they cost."""
-        assert isinstance(self.tokenizer, Tokenizer)
-        translator = Translator(
-            self.config, self.evaluation, self.params, self.mesh, self.tokenizer
-        )
+        translator = Translator(self)
         return translator.translate(texts), translator.cost
 
     def publish(self, suffix: str, text: str) -> None:

@@ -13,10 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
-from mhe_jax.analysis.memory import check_fits
-from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
 from mhe_jax.evaluation.decoding import (
     Hypotheses,
@@ -24,8 +22,9 @@ from mhe_jax.evaluation.decoding import (
     expand_to_beams,
     greedy_search,
 )
-from mhe_jax.model import EncoderDecoder
-from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
+from mhe_jax.evaluation.programs import Programs, padded_length
+from mhe_jax.tasks.task import TrainedRun, not_a_number
+from mhe_jax.training.sharding import BATCH, round_up_rows
 
 SHORTEST = 16
 
@@ -52,7 +51,7 @@ class Cost:
 
 
 def longest_piece(tokenizer: Tokenizer) -> int:
-    """Characters of it, with the space before it."""
+    """Characters of the longest piece, with the space before it."""
     return int(tokenizer.characters.max()) + 1
 
 
@@ -73,28 +72,20 @@ def encode_some(
 
 
 class Translator:
-    """Translates texts with the model and the search that the configs describe.
+    """Translates texts with the model of a run, by the search that `run.evaluation` describes.
 
     A text of nothing but white space is an empty translation, without asking the model.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        evaluation: EvaluationConfig,
-        params: Any,
-        mesh: Mesh,
-        tokenizer: Tokenizer,
-    ):
-        """Takes unboxed parameters, laid over the mesh in any way."""
-        self.model = EncoderDecoder(config.model)
-        self.evaluation, self.tokenizer, self.mesh = evaluation, tokenizer, mesh
-        self.params = params
-        self.max_length = config.model.max_length
+    def __init__(self, run: TrainedRun):
+        assert isinstance(run.tokenizer, Tokenizer)
+        self.run, self.evaluation, self.tokenizer = run, run.evaluation, run.tokenizer
+        self.model: Any = run.model
+        self.max_length = run.config.model.max_length
         # Characters that hold twice the tokens that are read: what follows changes none of these.
-        self._enough = 2 * self.max_length * longest_piece(tokenizer)
+        self._enough = 2 * self.max_length * longest_piece(self.tokenizer)
         self.cost = Cost()
-        self._compiled: dict[tuple[int, int], Any] = {}
+        self._programs = Programs(self._decode, run.params, run.mesh, 1)
 
     def translate(self, texts: Sequence[str]) -> list[Translation]:
         """The translation of each text, in their order, each without a line break in it.
@@ -117,23 +108,21 @@ class Translator:
     def _rows(self, count: int) -> int:
         """Rows of a batch: the config's, or as few as hold `count` with few different shapes."""
         rows = min(self.evaluation.batch_size, 1 << max(0, count - 1).bit_length())
-        return round_up_rows(rows, self.mesh)
-
-    def _source_length(self, longest: int) -> int:
-        return min(max(SHORTEST, 1 << (longest - 1).bit_length()), self.max_length)
+        return round_up_rows(rows, self.run.mesh)
 
     def _batch(self, ids: list[list[int]], rows: int) -> list[Translation]:
         cut = [row[: self.max_length - 1] for row in ids]
-        length = self._source_length(max(map(len, cut)) + 1)
+        length = padded_length(max(map(len, cut)) + 1, SHORTEST, self.max_length)
         sources = np.full((rows, length), PAD, np.int32)
         limits = np.zeros((rows,), np.int32)
         for row, tokens in enumerate(cut):
             sources[row, : len(tokens)] = tokens
             sources[row, len(tokens)] = EOS
             limits[row] = min(len(tokens) + 1 + self.evaluation.extra_length, self.max_length)
-        decode = self._program(rows, length)
+        decode = self._programs(rows, length)
+        self.cost.compile_seconds = self._programs.seconds
         begin = time.perf_counter()
-        found = jax.device_get(decode(self.params, self._put(sources), self._put(limits)))
+        found = jax.device_get(decode(self.run.params, self._put(sources), self._put(limits)))
         self.cost.decode_seconds += time.perf_counter() - begin
         self.cost.sentences += len(ids)
         translations = []
@@ -141,7 +130,7 @@ class Translator:
             tokens = found.tokens[row, 0, : found.lengths[row, 0]].tolist()
             score = float(found.scores[row, 0])
             if not np.isfinite(score):
-                raise InputError("the model gives output that is not a number: a broken checkpoint")
+                raise not_a_number(self.run.workdir)
             self.cost.tokens += len(tokens)
             # A line break would make two lines of one; `splitlines` knows every sort of them.
             text = " ".join(self.tokenizer.decode(tokens[:-1]).splitlines())
@@ -152,25 +141,8 @@ class Translator:
     def _put(self, rows: np.ndarray) -> jax.Array:
         """Every process has all rows; each device takes its own."""
         return jax.make_array_from_callback(
-            rows.shape, NamedSharding(self.mesh, BATCH), lambda index: rows[index]
+            rows.shape, NamedSharding(self.run.mesh, BATCH), lambda index: rows[index]
         )
-
-    def _program(self, rows: int, length: int) -> Any:
-        if (rows, length) not in self._compiled:
-            begin = time.perf_counter()
-            whole = NamedSharding(self.mesh, BATCH)
-            jitted = jax.jit(self._decode, out_shardings=replicated(self.mesh))
-            arguments = (
-                self.params,
-                jax.ShapeDtypeStruct((rows, length), np.int32, sharding=whole),
-                jax.ShapeDtypeStruct((rows,), np.int32, sharding=whole),
-            )
-            with use_mesh(self.mesh):
-                compiled = jitted.lower(*arguments).compile()
-            check_fits(compiled, self.mesh, rows, length)
-            self._compiled[rows, length] = compiled
-            self.cost.compile_seconds += time.perf_counter() - begin
-        return self._compiled[rows, length]
 
     def _decode(self, params: Any, sources: jax.Array, limits: jax.Array) -> Hypotheses:
         """Sources [B, S] with eos, and the longest output of each [B], to one hypothesis a row."""

@@ -27,15 +27,14 @@ import jax.numpy as jnp
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
+from mhe_jax.config.data import NUM_SPECIAL
+from mhe_jax.hashformers.hashes import BITS
 
-BITS = 128
 # Chunks of Pool from the highest bit on: 12 of 10 bits, one of 8.
 CHUNKS = (10,) * 12 + (8,)
 ROWS = 1 + 2 ** max(CHUNKS)  # of Pool's table; row 0 is that of special tokens
 SMALLEST_NORM = 1e-8
-# Rows of S: the special tokens by their ids, and words.
-NUM_SPECIAL = 5
-NUM_TYPES = NUM_SPECIAL + 1
+NUM_TYPES = NUM_SPECIAL + 1  # rows of S: the special tokens by their ids, and words
 
 
 def unpack_bits(signatures: jax.Array) -> jax.Array:

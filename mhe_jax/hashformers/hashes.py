@@ -41,7 +41,7 @@ def split(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def places(text: str) -> np.ndarray:
+def offsets(text: str) -> np.ndarray:
     """Where each word of `split(text)` begins and ends in `text`: [n, 2]."""
     lower = text.lower()
     found = np.array([match.span() for match in _WORD.finditer(lower)], np.int64).reshape(-1, 2)

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
-from mhe_jax.hashformers.embeddings import BITS, HashEmbedding
+from mhe_jax.hashformers.embeddings import HashEmbedding
+from mhe_jax.hashformers.hashes import BYTES
 from mhe_jax.model.layers import layer_norm
 from mhe_jax.shapeshifter.kronecker import KroneckerEmbed
-
-PAD_ID = 0
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:
@@ -36,9 +35,9 @@ def positions_within(segments: jax.Array) -> jax.Array:
     >>> positions_within(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
     [[0, 1, 2, 0, 1, 0]]
     """
-    places = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
+    positions = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=-1) != 0
-    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+    return positions - jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)
 
 
 class Embeddings(nn.Module):
@@ -121,7 +120,7 @@ class Embeddings(nn.Module):
             raise ValueError("token_types are given, but model.num_token_types is 0")
         if not c.has_table and signatures is None and self.is_initializing():
             # The parameters do not depend on them.
-            signatures = jnp.zeros((*tokens.shape, BITS // 8), jnp.uint8)
+            signatures = jnp.zeros((*tokens.shape, BYTES), jnp.uint8)
         if (signatures is None) != c.has_table:
             raise ValueError(f"signatures are for model.hashing without a table, not {c.hashing}")
         if positions is None:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from mhe_jax.attention import Mask
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.embeddings import PAD_ID, Embeddings, positions_within
+from mhe_jax.config.data import PAD
+from mhe_jax.model.embeddings import Embeddings, positions_within
 from mhe_jax.model.layers import ACTIVATIONS, dense, layer_norm
 from mhe_jax.model.stack import Encoder
 
@@ -38,7 +39,7 @@ class EncoderModel(nn.Module):
         `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
         from 0 where they are None. With `context` token each token sees itself alone.
         """
-        mask = Mask.padding(tokens != PAD_ID)
+        mask = Mask.padding(tokens != PAD)
         if segments is not None:
             mask = mask & Mask.segments(segments)
             positions = positions_within(segments) if positions is None else positions
@@ -51,7 +52,7 @@ class EncoderModel(nn.Module):
 
 
 class ShuffleRandomClassifier(EncoderModel):
-    """`logits = x W + b`, W [M, 3]: each token is original, from another place, or random.
+    """`logits = x W + b`, W [M, 3]: each token is original, from another position, or random.
 
     Parameters of the head: `head_dense`.
 
@@ -75,7 +76,7 @@ class ShuffleRandomClassifier(EncoderModel):
 
 
 class MaskedLanguageModel(EncoderModel):
-    """`logits = LayerNorm(activation(x W + b)) · token[v] + vocabulary_bias[v]` at masked places.
+    """`logits = LayerNorm(activation(x W + b)) · token[v] + vocabulary_bias[v]` of masked tokens.
 
     Only the P masked positions of a row go through the head and the vocabulary: B·P·V logits, not
     B·T·V. Parameters of the head: `head_dense`, `head_norm`, `vocabulary_bias [V]`.

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.embeddings import PAD_ID, Embeddings, positions_within
+from mhe_jax.config.data import PAD
+from mhe_jax.model.embeddings import Embeddings, positions_within
 from mhe_jax.model.stack import Decoder, Encoder
 
 
@@ -68,7 +69,7 @@ class EncoderDecoder(nn.Module):
         """Source ids [B, S], with `segments` [B, S] where there are several a row, to [B, S, M]."""
         positions = None if segments is None else positions_within(segments)
         x = self.embeddings(sources, positions, deterministic=deterministic)
-        mask = Mask.padding(sources != PAD_ID)
+        mask = Mask.padding(sources != PAD)
         if segments is not None:
             mask = mask & Mask.segments(segments)
         return self.encoder(x, mask, deterministic=deterministic)
@@ -92,7 +93,7 @@ class EncoderDecoder(nn.Module):
             raise ValueError("source_segments and target_segments go together")
         positions = None if target_segments is None else positions_within(target_segments)
         x = self.embeddings(targets, positions, deterministic=deterministic)
-        mask, seen = None, Mask.padding(sources != PAD_ID)
+        mask, seen = None, Mask.padding(sources != PAD)
         if source_segments is not None and target_segments is not None:
             mask = Mask.segments(target_segments)
             seen = seen & Mask.segments(target_segments, source_segments)
@@ -108,12 +109,12 @@ class EncoderDecoder(nn.Module):
         """Encode the sources [B, S] and make the decoder's cache; call with cache mutable.
 
         Cross-attention is filled once and for all; self-attention is empty, with `length` (None:
-        max_length) places.
+        max_length) positions.
         """
         c = self.config
         encoded = self.encode(sources)
         x = jnp.zeros((sources.shape[0], length or c.max_length, c.features), c.dtype)
-        self.decoder(x, None, encoded, Mask.padding(sources != PAD_ID), cache="start")
+        self.decoder(x, None, encoded, Mask.padding(sources != PAD), cache="start")
 
     def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Append T ≥ 1 target tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V].

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention.dropout import Dropout
-from mhe_jax.model.embeddings import PAD_ID
+from mhe_jax.config.data import PAD
 from mhe_jax.model.encoder import EncoderModel
 from mhe_jax.model.layers import dense
 
-# The logit of a place where no answer may begin or end: its probability is 0.
+# The logit of a position where no answer may begin or end: its probability is 0.
 IMPOSSIBLE = -1e9
 
 
@@ -79,7 +79,7 @@ class Classifier(_HeadModel):
         """Float32 [B, outputs]; `fixed` is without dropout."""
         c = self.config
         x = self.read(tokens, token_types, signatures, fixed)
-        parts = [x[:, 0] if c.pooling == "first" else _mean(x, tokens != PAD_ID)]
+        parts = [x[:, 0] if c.pooling == "first" else _mean(x, tokens != PAD)]
         parts += [_mean(x, marks == span) for span in range(1, (c.num_spans or 0) + 1)]
         z = self.dropout(jnp.concatenate(parts, axis=-1), deterministic=fixed)
         z = jnp.tanh(self.pooler(z, (c.features,), ("embed", None)))
@@ -129,7 +129,7 @@ class ChoiceScorer(Classifier):
 class SpanFinder(_HeadModel):
     """`logits = x W + b`, W [M, 2]: where an answer begins and where it ends.
 
-    Places whose mark is 0 have the logit -1e9. Parameters: `span`.
+    Positions whose mark is 0 have the logit -1e9. Parameters: `span`.
 
     Source: Devlin et al. 2019, section 4.2.
     """

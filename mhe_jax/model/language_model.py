@@ -60,7 +60,7 @@ class LanguageModel(nn.Module):
         return int(self.config.scan_layers)
 
     def start_cache(self, batch_size: int, length: int | None = None) -> None:
-        """Make an empty cache of `length` (None: max_length) places; call with cache mutable."""
+        """Make an empty cache of `length` positions (None: max_length); call with cache mutable."""
         c = self.config
         x = jnp.zeros((batch_size, length or c.max_length, c.features), c.dtype)
         self.decoder(x, cache="start")

@@ -51,7 +51,7 @@ def dense(config: ModelConfig, name: str | None) -> nn.Module:
     )
 
 
-def attention(
+def attention_module(
     config: ModelConfig, role: Role, name: str | None = None, *, decode: bool = False
 ) -> Attention:
     """The attention sublayer that `config` wants in `role`."""
@@ -116,7 +116,7 @@ class EncoderLayer(_Layer):
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: Mask | None = None, *, deterministic: bool = True):
-        attend = attention(self.config, "encoder", "self_attention")
+        attend = attention_module(self.config, "encoder", "self_attention")
         x = self.residual(
             x,
             lambda y: attend(y, mask=mask, deterministic=deterministic),
@@ -131,8 +131,8 @@ class DecoderLayer(_Layer):
 
     With `cross` off there is no second sublayer: the layer of a language model.
 
-    Cache, beside what attention keeps: `encoded_valid` [B, S], which places of `encoded` exist. It
-    lies in each layer so that every leaf of the cache has its rows on one and the same axis.
+    Cache, beside what attention keeps: `encoded_valid` [B, S], which positions of `encoded` are no
+    padding. It lies in each layer so that every leaf of the cache has its rows on the same axis.
     """
 
     cross: bool = False
@@ -156,10 +156,12 @@ class DecoderLayer(_Layer):
         `encoded_mask` are None.
         """
         decode = cache != "none"
-        self_attention = attention(self.config, "decoder", "self_attention", decode=decode)
+        self_attention = attention_module(self.config, "decoder", "self_attention", decode=decode)
         cross_attention = None
         if self.cross:
-            cross_attention = attention(self.config, "cross", "cross_attention", decode=decode)
+            cross_attention = attention_module(
+                self.config, "cross", "cross_attention", decode=decode
+            )
 
         if cache == "start":
             self_attention(x, deterministic=True)
@@ -170,7 +172,7 @@ class DecoderLayer(_Layer):
                 self.variable("cache", "encoded_valid", lambda: encoded_mask.key_valid)
             return x
         if cache == "step":
-            # The cache brings its own causal mask, with the place of each row.
+            # The cache brings its own causal mask, with the position of each row.
             causal = None
             if self.cross:
                 encoded_mask = Mask.padding(self.get_variable("cache", "encoded_valid"))

@@ -15,7 +15,7 @@ from typing import Any
 from mhe_jax.attention.cost import cached_numbers
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, TaskName
 from mhe_jax.config.fields import did_you_mean, nearest, short_names
-from mhe_jax.model.layers import attention
+from mhe_jax.model.layers import attention_module
 from mhe_jax.report.runs import VALIDATION, RunRecord, score_names
 from mhe_jax.tasks import TASKS
 
@@ -61,7 +61,7 @@ class Group:
         if "decoder" not in roles:
             return None
         model = self.config.model
-        return cached_numbers(attention(model, "decoder"), model.features)
+        return cached_numbers(attention_module(model, "decoder"), model.features)
 
 
 @dataclasses.dataclass(frozen=True)

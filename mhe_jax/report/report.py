@@ -17,7 +17,7 @@ import jax
 from mhe_jax.analysis.memory import layer_memory
 from mhe_jax.config import Comparison, InputError
 from mhe_jax.config.files import publish
-from mhe_jax.model.layers import attention
+from mhe_jax.model.layers import attention_module
 from mhe_jax.report import plots
 from mhe_jax.report.comparison import (
     Memory,
@@ -116,7 +116,7 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
     for group in section.groups:
         model = group.config.model
         role = group.config.facts.roles[0]
-        module = attention(model, role, "self_attention")
+        module = attention_module(model, role, "self_attention")
         for run, gradients in (("forward", False), ("with gradients", True)):
             for length in lengths:
                 same = (model.attention_for(role), model.kronecker, model.features, model.dtype)

@@ -147,13 +147,13 @@ class KroneckerDense(nn.Module):
 
     Fields and call are those of `mhe_jax.attention.projection.Projection`, and
       rank: the number of terms r, at most the full rank of the factors (more would add nothing).
-      apply: 'factored' never makes W, 'materialized' makes it in each call, 'auto' takes what is
+      apply_as: 'factored' never makes W, 'materialized' makes it in each call, 'auto' takes what is
         fewer operations for the tokens of the call.
       factors: sizes of A and B; None takes `balanced`.
 
     Parameters: `a [r, m1, n1]`, `b [r, m2, n2]`, `bias`. A and B are drawn from normal(0, σ) with
-    r·σ⁴ the variance of what `kernel_init` draws. Where that is 0 only B is: with A = B = 0 both
-    gradients were 0 for ever.
+    r·σ⁴ the variance of what `kernel_init` draws. Where that variance is 0, only B is 0: with
+    A = B = 0 both gradients would stay 0.
 
     Raises:
       ValueError: factors that are too small for the kernel.
@@ -177,7 +177,10 @@ class KroneckerDense(nn.Module):
         names: tuple[str | None, ...],
         in_axes: int = 1,
     ) -> jax.Array:
-        """Contract the last `in_axes` axes of x [...] into `features`; `names` are of a bias."""
+        """Contract the last `in_axes` axes of x [...] into `features`; `names` are logical.
+
+        Of `names` those after the first `in_axes` belong to `features`, and to the bias.
+        """
         m, n = math.prod(x.shape[-in_axes:]), math.prod(features)
         f = check_factors(self.factors, m, n)
         rank = min(self.rank, f.full_rank)

@@ -2,7 +2,7 @@
 
 from mhe_jax.attention.cost import forward_flops
 from mhe_jax.config import Config, ModelConfig, Role
-from mhe_jax.model.layers import attention
+from mhe_jax.model.layers import attention_module
 
 FORMULA = (
     "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F) "
@@ -37,4 +37,4 @@ def mlp_flops(model: ModelConfig) -> int:
 
 def attention_flops(config: Config, role: Role, keys: int) -> int:
     """Of one sublayer, forward, for each token."""
-    return forward_flops(attention(config.model, role), config.model.features, keys)
+    return forward_flops(attention_module(config.model, role), config.model.features, keys)

@@ -58,12 +58,13 @@ class LanguageModeling(TextTask):
         with `evaluation.stride` from at least sequence_length - stride tokens before it.
         """
         found, batches, seconds = run.outputs()
+        assert isinstance(batches, EvaluationBlocks)
         sums, words = finite(run, total(found)), batches.num_words
-        numbers = ratios(sums)
+        metrics = ratios(sums)
         return {
             **run.described(),
-            "loss": numbers["loss"],
-            "accuracy": numbers["accuracy"],
+            "loss": metrics["loss"],
+            "accuracy": metrics["accuracy"],
             "perplexity_per_token": perplexity(sums["nats"], sums["count"]),
             "perplexity_per_word": perplexity(sums["nats"], words),
             "stride": run.evaluation.stride,

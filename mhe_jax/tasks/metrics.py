@@ -5,7 +5,7 @@ Nothing else imports sacrebleu.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import sacrebleu
 
@@ -65,7 +65,8 @@ def perplexity(nats: float, count: float) -> float:
     """`exp(nats / count)`; `count` is of tokens, or of words for perplexity per word.
 
     Per word is what models with different tokenizers can be compared by: `nats` is then the
-    surprise of the whole text in *all* its tokens, and `count` comes from `count_words`.
+    surprise of the whole text in *all* its tokens, and `count` comes from
+    `mhe_jax.data.blocks.count_words`.
 
     >>> round(perplexity(nats=2 * math.log(8), count=2), 6)
     8.0
@@ -76,12 +77,3 @@ def perplexity(nats: float, count: float) -> float:
         return math.exp(nats / count)
     except OverflowError:
         return math.inf
-
-
-def count_words(lines: Iterable[str]) -> int:
-    """Words between white space, and one end of line for each line.
-
-    >>> count_words(["two words", ""])
-    4
-    """
-    return sum(len(line.split()) + 1 for line in lines)

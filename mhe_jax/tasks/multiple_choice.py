@@ -4,7 +4,6 @@ import flax.linen as nn
 import numpy as np
 
 from mhe_jax.config import Config, ModelConfig
-from mhe_jax.data import AnyTokenizer
 from mhe_jax.data.examples import Row
 from mhe_jax.model import ChoiceScorer
 from mhe_jax.tasks.labelled.rows import LabelledRows
@@ -24,15 +23,11 @@ class ChoiceRows(LabelledRows):
 class MultipleChoice(LabelledTask):
     """Task `multiple_choice`."""
 
+    row_type = ChoiceRows
+
     def model(self, config: ModelConfig) -> nn.Module:
         """(tokens, token_types, marks [B, C, T]) -> scores [B, C]."""
         return ChoiceScorer(config)
-
-    def rows(
-        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
-    ) -> ChoiceRows:
-        """The examples of a split as rows."""
-        return ChoiceRows(config, tokenizer, split, spelling_noise)
 
     def empty_row(self, config: Config) -> Row:
         """With a row of tokens for each choice."""

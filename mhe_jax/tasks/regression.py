@@ -5,7 +5,6 @@ import jax
 import numpy as np
 
 from mhe_jax.config import Config, ModelConfig
-from mhe_jax.data import AnyTokenizer
 from mhe_jax.data.examples import Row
 from mhe_jax.model import Regressor
 from mhe_jax.tasks.labelled.rows import LabelledRows
@@ -24,6 +23,7 @@ class Regression(LabelledTask):
     """Task `regression`."""
 
     loss_unit = "squared error"
+    row_type = NumberRows
 
     def model(self, config: ModelConfig) -> nn.Module:
         """(tokens, token_types, marks [B, T]) -> numbers [B]."""
@@ -32,12 +32,6 @@ class Regression(LabelledTask):
     def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
         """Squared errors."""
         return squared_error_sums(logits, batch["labels"], batch["weights"])
-
-    def rows(
-        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
-    ) -> NumberRows:
-        """The examples of a split as rows."""
-        return NumberRows(config, tokenizer, split, spelling_noise)
 
     def empty_row(self, config: Config) -> Row:
         """With a label that is a number."""

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.config import Config, ModelConfig
+from mhe_jax.config.data import NUM_SPECIAL
 from mhe_jax.data import AnyTokenizer, EvaluationBatches
 from mhe_jax.data.blocks import RowMaker
 from mhe_jax.data.examples import Row, begun
-from mhe_jax.data.tokenizer import NUM_SPECIAL
 from mhe_jax.model import ShuffleRandomClassifier
-from mhe_jax.tasks.flops import encoder_flops
 from mhe_jax.tasks.labelled.scores import require_sklearn, roc_auc
 from mhe_jax.tasks.running_text import TextTask
 from mhe_jax.tasks.task import Batch, Outputs, Sums
@@ -64,10 +63,6 @@ class ShuffleRandom(TextTask):
         )
         told = (labels == 0) | (labels == 1)
         return {"auc": roc_auc(labels[told], found[told])}
-
-    def step_flops(self, config: Config, rows: int) -> float:
-        """The encoder at each token; the head is next to nothing."""
-        return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
 
 
 def shuffle_random_row(

@@ -9,12 +9,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from mhe_jax.config import Config, EvaluationConfig, InputError, ModelConfig
+from mhe_jax.config.data import PAD
 from mhe_jax.config.fields import set_field
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, TrainBatches, open_split
 from mhe_jax.data.examples import Row
 from mhe_jax.data.opening import open_train
+from mhe_jax.tasks.flops import encoder_flops
 from mhe_jax.tasks.sums import label_sums, ratios, total
 
 Batch = dict[str, jax.Array]
@@ -29,7 +32,6 @@ Result = dict[str, Any]
 SIGNATURES = "signatures"
 # Inputs that hold no tokens.
 NOT_TOKENS = ("positions", "token_types", "marks")
-PAD_ID = 0
 
 
 class TrainedRun(Protocol):
@@ -41,6 +43,14 @@ class TrainedRun(Protocol):
     def config(self) -> Config: ...
     @property
     def evaluation(self) -> EvaluationConfig: ...
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def tokenizer(self) -> AnyTokenizer: ...
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def params(self) -> Any: ...
 
     def outputs(self) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
         """The sums of each batch of the split, the batches, and the seconds without compiling."""
@@ -126,7 +136,7 @@ class Task:
                 deterministic=dropout_key is None,
                 rngs=None if dropout_key is None else {"dropout": dropout_key},
             )
-            tokens = sum(jnp.sum(batch[name] != PAD_ID) for name in self.token_inputs)
+            tokens = sum(jnp.sum(batch[name] != PAD) for name in self.token_inputs)
             found = self.losses(logits, batch, label_smoothing)
             found |= {"tokens": jnp.asarray(tokens, jnp.float32)}
             return found | (self.outputs(logits, batch) if outputs else {})
@@ -142,8 +152,11 @@ class Task:
         return {}
 
     def step_flops(self, config: Config, rows: int) -> float:
-        """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side)."""
-        raise NotImplementedError
+        """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side).
+
+        Here the encoder at each token: a head that does not predict tokens is next to nothing.
+        """
+        return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
 
     # What is read.
 
@@ -185,7 +198,7 @@ class Task:
         return self.evaluation_batches(config, tokenizer, split, batch_size, *process)
 
     def empty_row(self, config: Config) -> Row:
-        """A longest row of training in shape and type; its numbers mean nothing."""
+        """A longest row of training in shape and type; its values mean nothing."""
         raise NotImplementedError
 
     def rows_per_batch(self, config: Config) -> int:
@@ -210,11 +223,11 @@ class Task:
         self, found: Sequence[dict[str, Any]], batches: EvaluationBatches
     ) -> dict[str, float]:
         """The metrics of a split, from what the evaluation step gave for each of its batches."""
-        numbers = ratios(total(found))
-        if "outputs" in found[0] and math.isfinite(numbers["loss"]):
+        metrics = ratios(total(found))
+        if "outputs" in found[0] and math.isfinite(metrics["loss"]):
             outputs = [(batch["index"], batch["outputs"]) for batch in found]
-            numbers |= self.scores(batches, outputs)
-        return numbers
+            metrics |= self.scores(batches, outputs)
+        return metrics
 
     def evaluate(self, run: TrainedRun) -> Result:
         """The result of a run on the split that `run.evaluation` names."""
@@ -236,5 +249,10 @@ def finite(run: TrainedRun, sums: dict[str, float]) -> dict[str, float]:
       InputError: the loss is not a number.
     """
     if not sums["nats"] < float("inf"):
-        raise InputError(f"{run.workdir}: the loss is not a number: a broken checkpoint")
+        raise not_a_number(run.workdir)
     return sums
+
+
+def not_a_number(workdir: Path) -> InputError:
+    """The error of a run whose model gives NaN or infinity."""
+    return InputError(f"{workdir}: the model's output is not a number: a broken checkpoint")

@@ -3,11 +3,10 @@
 source [S]  target [T]  labels [T]  weights [T]      target is bos and all labels but the last
 """
 
-import dataclasses
-
 import flax.linen as nn
 
 from mhe_jax.config import Config, ModelConfig
+from mhe_jax.config.fields import set_field
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, Tokenizer, TrainBatches, open_split, pairs
 from mhe_jax.data.examples import Row, translation_row
 from mhe_jax.data.mixture import MixedBatches, MixedRows
@@ -65,9 +64,7 @@ class Translation(Task):
     def with_rows(self, config: Config, rows: int) -> Config:
         """The config with so many pairs in a batch of the longest bucket."""
         tokens = 2 * rows * config.data.sequence_length
-        return dataclasses.replace(
-            config, data=dataclasses.replace(config.data, tokens_per_batch=tokens)
-        )
+        return set_field(config, "data.tokens_per_batch", tokens)
 
     def row_multiple(self, config: Config) -> int:
         """`data.row_multiple`."""

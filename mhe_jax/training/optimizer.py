@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from mhe_jax.config import Config, OptimizerConfig, Role
-from mhe_jax.model.layers import attention as attention_module
+from mhe_jax.model.layers import attention_module
 from mhe_jax.training.sharding import path_parts
 
 # Last part of the name of a parameter without weight decay: biases, and LayerNorm's scale.

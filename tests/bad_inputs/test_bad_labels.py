@@ -229,7 +229,7 @@ def superglue(place, dataset, change):
             lambda row: row.update(question="why"),
             "question is 'why': takes cause or effect",
         ),
-        ("wic", lambda row: row.update(end1=999), "start1, end1 is not a place"),
+        ("wic", lambda row: row.update(end1=999), "start1, end1 is not a range of the text"),
         ("wic", lambda row: row.update(start2="0"), "field 'start2' is '0': takes a number from 0"),
         ("wsc", lambda row: row.update(target=3), "has no 'span1_text'; it has nothing"),
         ("wsc", lambda row: row["target"].update(span1_index=99), "span1_index is 99: a text of "),

@@ -11,8 +11,8 @@ from mhe_jax.tasks.labelled.answers import (
     answer_scores,
     best_threshold,
     exact_match,
-    f1,
     normalized,
+    word_f1,
 )
 
 # Rajpurkar et al. 2016, 6.1: "ignore punctuations and articles"; F1 over bags of words.
@@ -80,7 +80,7 @@ def test_normalisation_by_hand():
     assert normalized("The  U.S. Army's\tan “A”") == "us armys “ ”"
     assert normalized("theatre Another") == "theatre another"
     assert exact_match("the Cat.", "cat") == 1
-    assert f1("a small cat", "the small dog", empty_matches=False) == pytest.approx(1 / 2)
+    assert word_f1("a small cat", "the small dog", empty_matches=False) == pytest.approx(1 / 2)
 
 
 @pytest.mark.parametrize(

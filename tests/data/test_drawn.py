@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from mhe_jax.config.data import MASK, NUM_SPECIAL
 from mhe_jax.data.batches import TrainRows
 from mhe_jax.data.examples import mlm_row
 from mhe_jax.data.mixture import BLOCK, Draws
-from mhe_jax.data.tokenizer import MASK, NUM_SPECIAL
 
 
 def test_random_pieces_are_all_of_the_ordinary_ones():

@@ -14,7 +14,7 @@ from text_for_tests import equal, experiment, sentences, write_lines
 from mhe_jax.config import InputError
 from mhe_jax.config.files import publish, write_whole
 from mhe_jax.data import index, open_source
-from mhe_jax.data.cache import kept
+from mhe_jax.data.cache import built_once
 from mhe_jax.data.pairs import token_lengths
 from mhe_jax.data.tokens import TokenFile
 from mhe_jax.tasks import train_batches
@@ -262,7 +262,7 @@ def test_what_is_kept_and_damaged_is_built_anew(tmp_path, tokenizer, room, size)
     assert in_cache(tmp_path, room) == names
 
 
-@pytest.mark.parametrize("write", ["publish", "write_whole", "kept"])
+@pytest.mark.parametrize("write", ["publish", "write_whole", "built_once"])
 def test_what_is_published_is_on_the_disk_first(tmp_path, monkeypatch, write):
     seen, fsync, rename = [], os.fsync, os.replace
 
@@ -280,8 +280,8 @@ def test_what_is_published_is_on_the_disk_first(tmp_path, monkeypatch, write):
     if write == "publish":
         with publish(path) as temporary:
             temporary.write_text("seven b")
-    elif write == "kept":
-        path = kept(path, lambda temporary: temporary.write_text("seven b"))
+    elif write == "built_once":
+        path = built_once(path, lambda temporary: temporary.write_text("seven b"))
         assert path.name == "a.7"
     else:
         write_whole(path, "seven b")

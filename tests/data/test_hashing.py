@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.data import Pieces
-from mhe_jax.hashformers.hashes import LSH, MD, Features, places, split
+from mhe_jax.hashformers.hashes import LSH, MD, Features, offsets, split
 
 # Word -> digest and bucket of 50,260, counted from 5.
 MD_VECTORS = {
@@ -123,13 +123,13 @@ def test_no_words(lsh):
 )
 def test_split(text, words):
     assert split(text) == words
-    assert [text[a:b].lower() for a, b in places(text)] == words
+    assert [text[a:b].lower() for a, b in offsets(text)] == words
 
 
 def test_places_where_lower_case_is_longer():
     text = "İİ dog İs"
     assert len(text.lower()) > len(text)
     # The dots above are marks of their own.
-    assert "dog" in [text[a:b] for a, b in places(text)]
-    assert places(text)[-1].tolist() == [8, 9]
-    assert places(text).max() == len(text)
+    assert "dog" in [text[a:b] for a, b in offsets(text)]
+    assert offsets(text)[-1].tolist() == [8, 9]
+    assert offsets(text).max() == len(text)

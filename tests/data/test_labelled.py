@@ -10,11 +10,11 @@ import pytest
 from labelled_files import CONTEXT, FILES, QUOTED, write
 
 from mhe_jax.config import Config, DataConfig, InputError, ModelConfig
-from mhe_jax.data.tokenizer import BOS, EOS, PAD
+from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.tasks import check_sources, resolve
 from mhe_jax.tasks.labelled.examples import _words, read_examples, read_questions
 from mhe_jax.tasks.labelled.records import Record
-from mhe_jax.tasks.labelled.rows import LabelledRows, cut
+from mhe_jax.tasks.labelled.rows import LabelledRows, shortened
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.tasks.multiple_choice import ChoiceRows
 
@@ -228,7 +228,7 @@ def test_the_longer_text_is_cut_first():
                     a -= 1
                 else:
                     b -= 1
-            assert cut(first, second, 10) == (a, b)
+            assert shortened(first, second, 10) == (a, b)
 
 
 def test_tfds_numbers_become_names(config, monkeypatch):
@@ -309,7 +309,11 @@ BAD = {
         changed(FILES["copa"]["train.jsonl"], question="why"),
         r"question is 'why': takes cause or effect",
     ),
-    "wic": ("wic", changed(FILES["wic"]["train.jsonl"], end2=999), "start2, end2 is not a place"),
+    "wic": (
+        "wic",
+        changed(FILES["wic"]["train.jsonl"], end2=999),
+        "start2, end2 is not a range of the text",
+    ),
     "wsc": (
         "wsc",
         changed(FILES["wsc"]["train.jsonl"], target={"span1_text": "a", "span1_index": 99}),

@@ -8,6 +8,7 @@ import pytest
 from labelled_files import write
 
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, TrainConfig
+from mhe_jax.data import pairs
 from mhe_jax.tasks import evaluation_batches, resolve, train_batches
 from mhe_jax.tasks.labelled import batches as labelled_batches
 from mhe_jax.tasks.labelled.submission import submission
@@ -113,7 +114,8 @@ def test_only_rows_of_a_pool_are_sorted_together(config, tokenizer, monkeypatch)
 @pytest.mark.parametrize("kind", ["train", "validation"])
 def test_rows_are_no_longer_than_needed(config, tokenizer, kind, monkeypatch):
     """A batch whose longest text is exactly of a bucket's length is in that bucket."""
-    monkeypatch.setattr(labelled_batches, "choose_buckets", lambda *_: (9, 15, 24))
+    for module in (labelled_batches, pairs):
+        monkeypatch.setattr(module, "choose_buckets", lambda *_: (9, 15, 24))
     config = dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, batch_size=1),

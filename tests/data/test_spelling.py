@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mhe_jax.data.spelling import misspell
+from mhe_jax.tasks.labelled.spelling import misspell
 
 TEXT = "The quick brown fox, aa 42 jumps over a lazy dog. " * 400
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig
-from mhe_jax.data.tokenizer import BOS, EOS
+from mhe_jax.config.data import BOS, EOS
 from mhe_jax.tasks.labelled.windows import WindowRows, best_spans
 
 PIECES = [
@@ -99,7 +99,7 @@ def test_every_answer_is_found_and_leads_back(windows):
             found = windows.text(number, first, last)
             assert answer in found or answer.strip() in found
             # Nothing is in it but pieces that the answer touches.
-            places = windows._places[windows._context[question]]
+            places = windows._offsets[windows._context[question]]
             cut = [p for p in places if p[1] > start and p[0] < start + len(answer)]
             assert found == context[cut[0][0] : cut[-1][1]].strip()
     assert answered > 100

@@ -17,7 +17,7 @@ from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import generate
-from mhe_jax.evaluation.generation import FORBIDDEN, Generator, cut
+from mhe_jax.evaluation.generation import FORBIDDEN, Generator, filter_logits
 from mhe_jax.evaluation.run import Run
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def load(workdir):
 
 
 def generator_of(run):
-    return Generator(run.config, run.evaluation, run.params, run.mesh, run.tokenizer)
+    return Generator(run)
 
 
 def full_pass(run):
@@ -118,21 +118,21 @@ def test_what_may_be_drawn(temperature, top_k, top_p):
     logits[:, 7] = -np.inf
     scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature
     probabilities = np.exp(scaled) / np.exp(scaled).sum(-1, keepdims=True)
-    found = jax.nn.softmax(cut(jnp.asarray(logits), temperature, top_k, top_p))
+    found = jax.nn.softmax(filter_logits(jnp.asarray(logits), temperature, top_k, top_p))
     for row, expected in zip(np.asarray(found), probabilities, strict=True):
         np.testing.assert_allclose(row, allowed_by(expected, top_k, top_p), atol=1e-6)
 
 
 def test_of_equal_probabilities_the_lower_ids_stay():
-    found = jax.nn.softmax(cut(jnp.zeros(6), 1.0, top_k=4))
+    found = jax.nn.softmax(filter_logits(jnp.zeros(6), 1.0, top_k=4))
     np.testing.assert_allclose(found, [0.25] * 4 + [0] * 2, atol=1e-6)
-    found = jax.nn.softmax(cut(jnp.zeros(6), 1.0, top_p=0.4))
+    found = jax.nn.softmax(filter_logits(jnp.zeros(6), 1.0, top_p=0.4))
     np.testing.assert_allclose(found, [1 / 3] * 3 + [0] * 3, atol=1e-6)
 
 
 def test_those_that_have_just_the_probability_are_enough():
     """Quarters are exact in float32."""
-    found = jax.nn.softmax(cut(jnp.zeros(4), 1.0, top_p=0.5))
+    found = jax.nn.softmax(filter_logits(jnp.zeros(4), 1.0, top_p=0.5))
     np.testing.assert_allclose(found, [0.5, 0.5, 0, 0], atol=1e-6)
 
 

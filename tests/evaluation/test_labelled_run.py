@@ -26,7 +26,7 @@ from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation import run as evaluation_run
 from mhe_jax.evaluation.run import Run
 from mhe_jax.tasks import TASKS, evaluation_batches, train_batches
-from mhe_jax.tasks.labelled.answers import exact_match, f1
+from mhe_jax.tasks.labelled.answers import exact_match, word_f1
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training.loop import train
 
@@ -159,7 +159,7 @@ def test_squad_by_hand(run_of_data):
     right = {"50": ["Rollo", "In 911, Rollo"], "51": ["the 10th century"], "52": [""]}
     assert set(answers) == set(odds) == set(right)
     exact = [max(exact_match(answers[i], text) for text in right[i]) for i in right]
-    overlap = [max(f1(answers[i], t, empty_matches=True) for t in right[i]) for i in right]
+    overlap = [max(word_f1(answers[i], t, empty_matches=True) for t in right[i]) for i in right]
     assert result["exact_match"] == pytest.approx(100 * np.mean(exact))
     assert result["f1"] == pytest.approx(100 * np.mean(overlap))
     assert result["best_f1"] >= max(result["f1"], 100 / 3) - 1e-9

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.tasks.metrics import count_words, perplexity, translation_scores
+from mhe_jax.data.blocks import count_words
+from mhe_jax.tasks.metrics import perplexity, translation_scores
 
 WIKITEXT = Path(__file__).parents[3] / "shared/data/wikitext-2/test.txt.xz"
 REFERENCES = ["Ein Hund läuft über die Wiese.", "Zwei Männer spielen Fußball im Park."]

@@ -38,7 +38,7 @@ def score(workdir, **changes):
 
 
 def translator_of(run):
-    return Translator(run.config, run.evaluation, run.params, run.mesh, run.tokenizer)
+    return Translator(run)
 
 
 def sources(texts):

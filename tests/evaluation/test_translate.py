@@ -15,12 +15,14 @@ import jax
 import numpy as np
 import pytest
 
-from mhe_jax import evaluation
+from mhe_jax.cli import evaluate as cli_evaluate
+from mhe_jax.cli.evaluate import PART, input_lines
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import EOS
-from mhe_jax.evaluation import PART, input_lines, translate
+from mhe_jax.evaluation import translate
 from mhe_jax.evaluation.decoding import Hypotheses
+from mhe_jax.evaluation.programs import Programs
 from mhe_jax.evaluation.run import Run
 from mhe_jax.evaluation.translator import Translator, encode_some
 
@@ -140,7 +142,7 @@ def test_what_is_dropped_of_a_line_decides_whether_it_is_blank():
 
 
 def test_a_line_that_is_kept_whole_has_a_limit(monkeypatch):
-    monkeypatch.setattr(evaluation, "LONGEST_LINE", 3 * PART)
+    monkeypatch.setattr(cli_evaluate, "LONGEST_LINE", 3 * PART)
     lines = input_lines(io.BytesIO(b"a\n" + b"b" * (3 * PART - 1) + b"\n" + b"c" * 5 * PART))
     assert [len(line) for line in itertools.islice(lines, 2)] == [1, 3 * PART - 1]
     with pytest.raises(InputError, match="standard input, line 3: has over 196,608 characters"):
@@ -150,7 +152,7 @@ def test_a_line_that_is_kept_whole_has_a_limit(monkeypatch):
 def test_of_a_long_line_no_more_is_tokenized_than_can_be_read(translation_run):
     config = load_json(translation_run / "config.json")
     run = Run.load(translation_run, config, settings(translation_run), jax.devices()[:1])
-    translator = Translator(config, run.evaluation, run.params, run.mesh, run.tokenizer)
+    translator = Translator(run)
     seen, encode = [], run.tokenizer.encode_batch
     run.tokenizer.encode_batch = lambda texts: seen.extend(map(len, texts)) or encode(texts)
     texts = ["the big dog " * 5000, "x" * 40_000, " " * 40_000 + "cat", "the cat"]
@@ -168,7 +170,7 @@ def test_what_is_read_of_a_line_that_just_fits(translation_run, monkeypatch, cou
     """`model.max_length` is 20 tokens with eos."""
     config = load_json(translation_run / "config.json")
     run = Run.load(translation_run, config, settings(translation_run), jax.devices()[:1])
-    translator = Translator(config, run.evaluation, run.params, run.mesh, run.tokenizer)
+    translator = Translator(run)
     run.tokenizer.encode_batch = lambda texts: [[*range(100, 100 + count)]]
     read = []
 
@@ -176,7 +178,7 @@ def test_what_is_read_of_a_line_that_just_fits(translation_run, monkeypatch, cou
         read.extend([*map(int, sources[0])])
         return Hypotheses(*(np.full(shape, EOS) for shape in [(1, 1, 1), (1, 1), (1, 1), (1, 1)]))
 
-    monkeypatch.setattr(translator, "_program", lambda rows, length: decode)
+    monkeypatch.setattr(Programs, "__call__", lambda self, rows, length: decode)
     (found,) = translator.translate(["the cat"])
     kept = min(count, 19)
     assert [token for token in read if token] == [*range(100, 100 + kept), EOS]

@@ -10,7 +10,7 @@ import pytest
 
 from mhe_jax.attention import KINDS, Mask
 from mhe_jax.config import AttentionByRole, AttentionConfig, AttentionOverride
-from mhe_jax.model.layers import MLP, DecoderLayer, EncoderLayer, attention, layer_norm
+from mhe_jax.model.layers import MLP, DecoderLayer, EncoderLayer, attention_module, layer_norm
 from mhe_jax.model.stack import Encoder
 
 
@@ -53,7 +53,7 @@ def test_equations(tiny, name, norm_position):
     def attend(sublayer, role, *inputs, mask):
         variables = {"params": p[sublayer]}
         inputs = [jnp.asarray(y) for y in inputs]
-        return np.asarray(attention(config, role, "").apply(variables, *inputs, mask=mask))
+        return np.asarray(attention_module(config, role, "").apply(variables, *inputs, mask=mask))
 
     own = ("encoder", mask) if name == "encoder" else ("decoder", Mask.causal())
     sublayers = {"self_attention": lambda y: attend("self_attention", own[0], y, mask=own[1])}
@@ -129,7 +129,7 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
         },
         dtype="bfloat16",
     )
-    module = attention(of_config, "cross", "cross_attention", decode=True)
+    module = attention_module(of_config, "cross", "cross_attention", decode=True)
     assert type(module) is KINDS[kind]
     got = {field: getattr(module, field) for field in ("num_heads", "qkv_features", "engine")}
     assert got == {"num_heads": 4, "qkv_features": width or 12, "engine": "xla"}
@@ -141,7 +141,7 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
         assert module.form == "materialized"
         table = module.head_embedding_init(jax.random.key(0), (100, 100), jnp.float32)
         np.testing.assert_allclose(table.std(), 0.5, rtol=0.05)
-    default = attention(tiny.config(kind), "cross", "x")
+    default = attention_module(tiny.config(kind), "cross", "x")
     assert not default.use_bias
     assert not default.decode
     if mhe:
@@ -151,7 +151,7 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
 
 @pytest.mark.parametrize(("kind", "stddev"), [("mhe_add", 0.02), ("mhe_mul", 0.5)])
 def test_head_embeddings_start_as_large_as_their_kind_needs(tiny, kind, stddev):
-    table = attention(tiny.config(kind), "encoder", "x").head_embedding_init(
+    table = attention_module(tiny.config(kind), "encoder", "x").head_embedding_init(
         jax.random.key(0), (100, 100), jnp.float32
     )
     np.testing.assert_allclose(table.std(), stddev, rtol=0.05)
@@ -165,7 +165,9 @@ def test_roles_choose_their_own_attention(tiny):
     )
     config = dataclasses.replace(tiny.config(), attention_by_role=roles)
     got = {
-        role: (lambda m: (m.kind, m.num_heads, m.dropout_rate))(attention(config, role, role))
+        role: (lambda m: (m.kind, m.num_heads, m.dropout_rate))(
+            attention_module(config, role, role)
+        )
         for role in ("encoder", "decoder", "cross")
     }
     assert got == {"encoder": ("skv", 4, 0.0), "decoder": ("mha", 2, 0.0), "cross": ("mqa", 4, 0.5)}

@@ -128,22 +128,22 @@ DATA = (
     Mutant(
         "every epoch in the same order",
         "Plan._shuffled",
-        "[ORDER, self._seed, epoch]",
-        "[ORDER, self._seed, 0]",
+        "[Draw.PACKED_ORDER, self._seed, epoch]",
+        "[Draw.PACKED_ORDER, self._seed, 0]",
         "test_packing.py::test_a_plan_has_each_example_once",
     ),
     Mutant(
         "every seed in the same order",
         "Plan._shuffled",
-        "[ORDER, self._seed, epoch]",
-        "[ORDER, epoch]",
+        "[Draw.PACKED_ORDER, self._seed, epoch]",
+        "[Draw.PACKED_ORDER, epoch]",
         "test_packing.py::test_resumes_and_seeds",
     ),
     Mutant(
         "every block of draws in the same order",
         "Draws._shuffled",
-        "[ORDER, self._seed, block]",
-        "[ORDER, self._seed]",
+        "[Draw.SOURCE_ORDER, self._seed, block]",
+        "[Draw.SOURCE_ORDER, self._seed]",
         "test_drawn.py",
     ),
     Mutant(

@@ -35,8 +35,8 @@ MODEL = (
     Mutant(
         "positions do not begin anew",
         "positions_within",
-        "return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)",
-        "return places",
+        "return positions - jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)",
+        "return positions",
         "test_packed.py::test_positions_begin_anew",
     ),
     Mutant(
@@ -211,14 +211,14 @@ MODEL = (
     ),
     Mutant(
         "attention in float32",
-        "attention",
+        "attention_module",
         "        dtype=config.dtype,\n",
         "",
         "test_layers.py::test_every_field_of_the_config_reaches_the_attention",
     ),
     Mutant(
         "no dropout of attention weights",
-        "attention",
+        "attention_module",
         "        dropout_rate=c.dropout_rate,\n",
         "",
         "test_layers.py::test_every_field_of_the_config_reaches_the_attention",
@@ -397,8 +397,8 @@ MODEL = (
     Mutant(
         "padding is seen",
         "EncoderModel.encode",
-        "Mask.padding(tokens != PAD_ID)",
-        "Mask.padding(tokens >= PAD_ID)",
+        "Mask.padding(tokens != PAD)",
+        "Mask.padding(tokens >= PAD)",
         "test_models.py::test_more_padding_changes_no_real_token",
     ),
     Mutant(
@@ -460,8 +460,8 @@ MODEL = (
     Mutant(
         "pooling counts padding",
         "Classifier.classify",
-        "_mean(x, tokens != PAD_ID)",
-        "_mean(x, tokens >= PAD_ID)",
+        "_mean(x, tokens != PAD)",
+        "_mean(x, tokens >= PAD)",
         "test_heads.py::test_classifier_by_hand",
     ),
     Mutant(
@@ -517,8 +517,8 @@ MODEL = (
     Mutant(
         "decoder sees padding of the source",
         "EncoderDecoder.decode",
-        "mask, seen = None, Mask.padding(sources != PAD_ID)",
-        "mask, seen = None, Mask.padding(sources >= PAD_ID)",
+        "mask, seen = None, Mask.padding(sources != PAD)",
+        "mask, seen = None, Mask.padding(sources >= PAD)",
         "test_models.py::test_more_padding_changes_no_real_token",
     ),
     Mutant(

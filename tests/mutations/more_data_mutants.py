@@ -5,9 +5,9 @@ from mutations.mutant import Mutant
 MORE_DATA = (
     Mutant(
         "data: TrainBlocks.rows 1",
-        "TrainBlocks.rows",
-        "[MASKS, self._seed, number]",
-        "[MASKS, self._seed]",
+        "TrainBlocks._make",
+        "[Draw.BLOCK_MASKS, self._seed, number]",
+        "[Draw.BLOCK_MASKS, self._seed]",
         "test_examples.py test_batches.py",
     ),
     Mutant(
@@ -62,51 +62,51 @@ MORE_DATA = (
     ),
     Mutant(
         "data: TrainBlocks.rows 2",
-        "TrainBlocks.rows",
-        "[MASKS, self._seed, number]",
-        "[MASKS, number]",
+        "TrainBlocks._make",
+        "[Draw.BLOCK_MASKS, self._seed, number]",
+        "[Draw.BLOCK_MASKS, number]",
         "test_examples.py test_batches.py",
     ),
     Mutant(
         "data: EvaluationBlocks.batch 1",
         "EvaluationBlocks.batch",
-        "[MASKS, 0, number]",
-        "[MASKS, 0, step]",
+        "[Draw.BLOCK_MASKS, 0, number]",
+        "[Draw.BLOCK_MASKS, 0, step]",
         "test_batches.py",
     ),
     Mutant(
         "data: PackedText._example 1",
         "PackedText._example",
-        "[MASKS, self.config.train.seed, epoch, i]",
-        "[MASKS, self.config.train.seed, epoch]",
+        "[Draw.PACKED_MASKS, self.config.train.seed, epoch, i]",
+        "[Draw.PACKED_MASKS, self.config.train.seed, epoch]",
         "test_packing.py",
     ),
     Mutant(
         "data: PackedText._example 2",
         "PackedText._example",
-        "[MASKS, self.config.train.seed, epoch, i]",
-        "[MASKS, self.config.train.seed, i]",
+        "[Draw.PACKED_MASKS, self.config.train.seed, epoch, i]",
+        "[Draw.PACKED_MASKS, self.config.train.seed, i]",
         "test_packing.py",
     ),
     Mutant(
         "data: PackedText._example 3",
         "PackedText._example",
-        "[MASKS, self.config.train.seed, epoch, i]",
-        "[MASKS, epoch, i]",
+        "[Draw.PACKED_MASKS, self.config.train.seed, epoch, i]",
+        "[Draw.PACKED_MASKS, epoch, i]",
         "test_packing.py",
     ),
     Mutant(
         "data: TrainBlocks._shuffled 1",
         "TrainBlocks._shuffled",
-        "np.random.default_rng([ORDER, self._seed, epoch])",
-        "np.random.default_rng([ORDER, self._seed])",
+        "np.random.default_rng([Draw.BLOCK_ORDER, self._seed, epoch])",
+        "np.random.default_rng([Draw.BLOCK_ORDER, self._seed])",
         "test_batches.py",
     ),
     Mutant(
         "data: TrainBlocks._shuffled 2",
         "TrainBlocks._shuffled",
-        "np.random.default_rng([ORDER, self._seed, epoch])",
-        "np.random.default_rng([ORDER, epoch])",
+        "np.random.default_rng([Draw.BLOCK_ORDER, self._seed, epoch])",
+        "np.random.default_rng([Draw.BLOCK_ORDER, epoch])",
         "test_batches.py",
     ),
     Mutant(
@@ -222,24 +222,10 @@ MORE_DATA = (
         "test_batches.py",
     ),
     Mutant(
-        "data: EvaluationPairs.__init__ 1",
-        "EvaluationPairs.__init__",
-        "self.num_cut = int((tokens.max(axis=1) >= longest).sum())",
-        "self.num_cut = int((tokens.max(axis=1) > longest).sum())",
-        "test_batches.py",
-    ),
-    Mutant(
-        "data: EvaluationPairs.__init__ 2",
-        "EvaluationPairs.__init__",
-        "of_bucket = np.searchsorted(self.buckets, lengths)",
-        "of_bucket = np.searchsorted(self.buckets, lengths + 1).clip(max=len(self.buckets) - 1)",
-        "test_batches.py",
-    ),
-    Mutant(
-        "data: EvaluationPairs.__init__ 3",
-        "EvaluationPairs.__init__",
-        "len(pair[1].split()) + 1",
-        "len(pair[0].split()) + 1",
+        "data: by_length 1",
+        "by_length",
+        "of_bucket = np.searchsorted(buckets, lengths)",
+        "of_bucket = np.searchsorted(buckets, lengths + 1).clip(max=len(buckets) - 1)",
         "test_batches.py",
     ),
     Mutant(
@@ -273,8 +259,8 @@ MORE_DATA = (
     Mutant(
         "data: Plan._shuffled 1",
         "Plan._shuffled",
-        "generator = np.random.default_rng([ORDER, self._seed, epoch])",
-        "generator = np.random.default_rng([ORDER, self._seed])",
+        "generator = np.random.default_rng([Draw.PACKED_ORDER, self._seed, epoch])",
+        "generator = np.random.default_rng([Draw.PACKED_ORDER, self._seed])",
         "test_packing.py",
     ),
     Mutant(
@@ -327,8 +313,8 @@ MORE_DATA = (
         "test_packing.py",
     ),
     Mutant(
-        "data: cut 1",
-        "cut",
+        "data: cut_items 1",
+        "cut_items",
         "stops = ends[item] - lengths[item] + part * lengths[item] // parts[item]",
         "stops = np.minimum(ends[item] - lengths[item] + part * longest, ends[item])",
         "test_packing.py",
@@ -336,8 +322,8 @@ MORE_DATA = (
     Mutant(
         "data: Draws._shuffled 1",
         "Draws._shuffled",
-        "generator = np.random.default_rng([ORDER, self._seed, block])",
-        "generator = np.random.default_rng([ORDER, block])",
+        "generator = np.random.default_rng([Draw.SOURCE_ORDER, self._seed, block])",
+        "generator = np.random.default_rng([Draw.SOURCE_ORDER, block])",
         "test_mixture.py",
     ),
     Mutant(
@@ -398,11 +384,10 @@ MORE_DATA = (
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
-        "data: EvaluationExamples.__init__ 1",
-        "EvaluationExamples.__init__",
-        "of_bucket = np.searchsorted(self.buckets, lengths)",
-        "of_bucket = np.searchsorted(self.buckets, lengths, side='right').clip(max=le"
-        "n(self.buckets) - 1)",
+        "data: by_length 2",
+        "by_length",
+        "of_bucket = np.searchsorted(buckets, lengths)",
+        "of_bucket = np.searchsorted(buckets, lengths, side='right').clip(max=len(buckets) - 1)",
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
@@ -427,8 +412,8 @@ MORE_DATA = (
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
-        "data: cut 2",
-        "cut",
+        "data: shortened 1",
+        "shortened",
         "return min(first, room - second), second",
         "return min(first, room // 2), second",
         "test_labelled_batches.py test_labelled.py",
@@ -436,15 +421,15 @@ MORE_DATA = (
     Mutant(
         "data: LabelledRows.__init__ 1",
         "LabelledRows.__init__",
-        "marks[(places[:, 0] < end) & (places[:, 1] > start)] = span",
-        "marks[(places[:, 0] <= end) & (places[:, 1] > start)] = span",
+        "marks[(offsets[:, 0] < end) & (offsets[:, 1] > start)] = span",
+        "marks[(offsets[:, 0] <= end) & (offsets[:, 1] > start)] = span",
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
         "data: LabelledRows.__init__ 2",
         "LabelledRows.__init__",
-        "marks[(places[:, 0] < end) & (places[:, 1] > start)] = span",
-        "marks[(places[:, 0] < end) & (places[:, 1] >= start)] = span",
+        "marks[(offsets[:, 0] < end) & (offsets[:, 1] > start)] = span",
+        "marks[(offsets[:, 0] < end) & (offsets[:, 1] >= start)] = span",
         "test_labelled_batches.py test_labelled.py",
     ),
     Mutant(
@@ -506,8 +491,8 @@ MORE_DATA = (
     Mutant(
         "data: WindowRows._cut 1",
         "WindowRows._cut",
-        "(places[:, 1] > begin) & (places[:, 0] < begin + len(text))",
-        "(places[:, 1] > begin) & (places[:, 0] <= begin + len(text))",
+        "(offsets[:, 1] > begin) & (offsets[:, 0] < begin + len(text))",
+        "(offsets[:, 1] > begin) & (offsets[:, 0] <= begin + len(text))",
         "test_windows.py",
     ),
     Mutant(
@@ -553,8 +538,8 @@ MORE_DATA = (
         "test_packing.py",
     ),
     Mutant(
-        "data: cut 3",
-        "cut",
+        "data: shortened 2",
+        "shortened",
         "return first, min(second, room - first)",
         "return first, min(second, room // 2)",
         "test_labelled_batches.py test_labelled.py",
@@ -568,8 +553,8 @@ MORE_DATA = (
         "test_files.py",
     ),
     Mutant(
-        "data: kept 1",
-        "kept",
+        "data: built_once 1",
+        "built_once",
         '        if found.name == f"{path.name}.{found.stat().st_size}":\n            '
         "return found\n",
         "        return found\n",

@@ -263,8 +263,8 @@ MORE_EVALUATION = (
         "test_tasks.py test_translate.py",
     ),
     Mutant(
-        "evaluation: cut 1",
-        "cut",
+        "evaluation: filter_logits 1",
+        "filter_logits",
         "(before < top_p)",
         "(before <= top_p)",
         "test_generation.py",
@@ -363,7 +363,7 @@ MORE_EVALUATION = (
     Mutant(
         "evaluation: Translator.__init__ 1",
         "Translator.__init__",
-        "self._enough = 2 * self.max_length * longest_piece(tokenizer)",
+        "self._enough = 2 * self.max_length * longest_piece(self.tokenizer)",
         "self._enough = self.max_length",
         "test_translate.py",
     ),

@@ -505,14 +505,14 @@ TRAINING = (
     Mutant(
         "tokens of the target alone",
         "Task.sums.sums",
-        "jnp.sum(batch[name] != PAD_ID) for name in self.token_inputs)",
-        "jnp.sum(batch[name] != PAD_ID) for name in self.token_inputs[-1:])",
+        "jnp.sum(batch[name] != PAD) for name in self.token_inputs)",
+        "jnp.sum(batch[name] != PAD) for name in self.token_inputs[-1:])",
         "test_objective.py::test_tokens_are_ids_that_are_not_padding",
     ),
     Mutant(
         "padding counts as tokens",
         "Task.sums.sums",
-        "jnp.sum(batch[name] != PAD_ID)",
+        "jnp.sum(batch[name] != PAD)",
         "batch[name].size",
         "test_objective.py::test_tokens_are_ids_that_are_not_padding",
     ),

@@ -8,6 +8,7 @@ from mhe_jax.config import (
     Config,
     InputError,
 )
+from mhe_jax.config.data import NUM_SPECIAL
 from mhe_jax.config.rules.ranges import ATTENTION_RANGES, check_range, refuse
 
 
@@ -99,8 +100,9 @@ def check_encoder(config: Config) -> None:
     if not model.has_pieces and data.tokenizer is not None:
         raise refuse("data.tokenizer", data.tokenizer, f"model.hashing {model.hashing} has none")
     if model.has_table:
-        if model.vocabulary_size < 7:
-            raise refuse("model.vocabulary_size", model.vocabulary_size, "takes 7 or more")
+        least = NUM_SPECIAL + 2
+        if model.vocabulary_size < least:
+            raise refuse("model.vocabulary_size", model.vocabulary_size, f"takes {least} or more")
         return
     if facts.vocabulary:
         raise refuse(

@@ -1,4 +1,4 @@
-"""SQuAD's numbers: exact match and F1 of words, in per cent.
+"""SQuAD's metrics: exact match and F1 of words, in per cent.
 
 A text is normalised: lower case, no ASCII punctuation, no articles a, an, the, single spaces. With
 P and G the words of prediction and of a right answer, as multisets,
@@ -7,7 +7,7 @@ P and G the words of prediction and of a right answer, as multisets,
 
 and of several right answers the best counts. In version 2.0 a question without a right answer has
 the right answer "", right answers that normalise to nothing are dropped, and where either
-side has no words both numbers are 1 if both have none, else 0.
+side has no words both metrics are 1 if both have none, else 0.
 
 Source: Rajpurkar et al. 2016, section 6.1; 2018, section 4.
 """
@@ -37,7 +37,7 @@ def exact_match(prediction: str, answer: str) -> float:
     return float(normalized(prediction) == normalized(answer))
 
 
-def f1(prediction: str, answer: str, *, empty_matches: bool) -> float:
+def word_f1(prediction: str, answer: str, *, empty_matches: bool) -> float:
     """F1 of words; `empty_matches`, as in version 2.0: two texts without words are the same."""
     found, right = normalized(prediction).split(), normalized(answer).split()
     if empty_matches and not (found and right):
@@ -56,7 +56,10 @@ def answer_scores(
             right = [answer for answer in right if normalized(answer)] or [""]
         exact.append(max((exact_match(prediction, answer) for answer in right), default=0.0))
         overlap.append(
-            max((f1(prediction, answer, empty_matches=version_2) for answer in right), default=0.0)
+            max(
+                (word_f1(prediction, answer, empty_matches=version_2) for answer in right),
+                default=0.0,
+            )
         )
     return {"exact_match": np.array(exact), "f1": np.array(overlap)}
 

@@ -5,7 +5,6 @@ An epoch shuffles the rows, sorts each `POOL` batches of them by length, cuts th
 shuffles those: each row appears once, and the last rows of one batch are padding of weight 0.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,16 +14,16 @@ from mhe_jax.config import Config
 from mhe_jax.data import examples
 from mhe_jax.data.batches import EvaluationBatches, TrainBatches
 from mhe_jax.data.cache import key_of_all
+from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
-from mhe_jax.data.pairs import choose_buckets
+from mhe_jax.data.pairs import by_length, choose_buckets
 from mhe_jax.tasks.labelled.answers import answer_scores, best_threshold
 from mhe_jax.tasks.labelled.rows import LabelledRows
 from mhe_jax.tasks.labelled.scores import official_scores, with_score
 from mhe_jax.tasks.labelled.windows import Answer, WindowRows
+from mhe_jax.tasks.task import Outputs
 
 POOL = 50  # batches that are sorted together
-# Of each batch: the numbers of its rows, and their outputs.
-Outputs = Sequence[tuple[np.ndarray, np.ndarray]]
 Rows = LabelledRows | WindowRows
 
 
@@ -60,8 +59,7 @@ class TrainExamples(TrainBatches):
         lengths = self._rows.lengths
         self.buckets = data.length_buckets or choose_buckets(lengths, data.sequence_length)
         self.steps_per_epoch = -(-len(self._rows) // self._size)
-        # Both threads that prepare batches and tests that jump about ask for few epochs at a time.
-        self._epoch = functools.lru_cache(maxsize=2)(self._plan)
+        self._epoch = Epochs(self._plan)
 
     def describe(self) -> str:
         """One line for the log."""
@@ -92,8 +90,6 @@ class TrainExamples(TrainBatches):
 class EvaluationExamples(EvaluationBatches):
     """All rows of a split in order of length, none left out."""
 
-    num_words = 0  # nothing here is scored by the word
-
     def __init__(
         self,
         config: Config,
@@ -107,26 +103,14 @@ class EvaluationExamples(EvaluationBatches):
         self.rows = rows
         self.labelled = rows.labelled
         self.num_examples = rows.num_examples
-        self._name = ", ".join(getattr(config.data, split))
         self._size = batch_size
         self._own = self._own_rows(batch_size)
-        self._version_2 = config.data.dataset == "squad_v2"
+        self._version_2 = rows.dataset.may_be_unanswered
         self._threshold = config.evaluation.no_answer_threshold
-        lengths = rows.lengths
-        self.buckets = choose_buckets(lengths, config.data.sequence_length)
-        of_bucket = np.searchsorted(self.buckets, lengths)
-        self._batches: list[tuple[int, np.ndarray]] = []
-        for b, bucket in enumerate(self.buckets):
-            members = np.flatnonzero(of_bucket == b)
-            for start in range(0, len(members), batch_size):
-                self._batches.append((bucket, members[start : start + batch_size]))
+        self._batches = by_length(rows.lengths, config.data.sequence_length, batch_size)
 
     def __len__(self) -> int:
         return len(self._batches)
-
-    def describe(self) -> str:
-        """One line for the log."""
-        return f"{self._name}: {self.rows.describe()} in {len(self):,} batches"
 
     def batch(self, step: int) -> Row:
         """The rows that this process holds of batch `step`."""
@@ -157,7 +141,7 @@ class EvaluationExamples(EvaluationBatches):
         ]
 
     def scores(self, outputs: Outputs) -> dict[str, float]:
-        """The official numbers, and their `score`; the labels must be known."""
+        """The official metrics, and their `score`; the labels must be known."""
         rows, predictions = self.rows, self.predictions(outputs)
         if isinstance(rows, LabelledRows):
             labels = [example.label for example in rows.examples if example.label is not None]
@@ -165,7 +149,7 @@ class EvaluationExamples(EvaluationBatches):
             return official_scores(rows.dataset, labels, predictions, groups)
         right = [[text for text, _ in question.answers] for question in rows.questions]
         found = answer_scores(self.texts(predictions), right, version_2=self._version_2)
-        numbers = {name: 100.0 * float(np.mean(values)) for name, values in found.items()}
+        metrics = {name: 100.0 * float(np.mean(values)) for name, values in found.items()}
         if self._version_2:
             answerable = np.array([bool(answers) for answers in right])
             no_answer = np.array([answer.no_answer for answer in predictions])
@@ -173,8 +157,8 @@ class EvaluationExamples(EvaluationBatches):
             given = answer_scores(texts, right, version_2=True)
             for name, values in given.items():
                 best, threshold = best_threshold(values, no_answer, answerable)
-                numbers |= {f"best_{name}": 100.0 * best, f"best_{name}_threshold": threshold}
-        return with_score(rows.dataset, numbers)
+                metrics |= {f"best_{name}": 100.0 * best, f"best_{name}_threshold": threshold}
+        return with_score(rows.dataset, metrics)
 
 
 def _grouped(rows: LabelledRows) -> bool:

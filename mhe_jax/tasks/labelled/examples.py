@@ -23,7 +23,7 @@ from mhe_jax.tasks.labelled.records import Record, read_records
 from mhe_jax.tasks.labelled.table import DatasetRow, row_of
 
 # One of the texts by number, and where in it a span begins and ends, in characters.
-Span = tuple[int, int, int]
+TextSpan = tuple[int, int, int]
 
 COPA_QUESTIONS = {
     "cause": "What was the cause of this?",
@@ -38,7 +38,7 @@ class Example:
     index: Any  # as the data set numbers it
     texts: tuple[str, ...]
     label: float | None
-    spans: tuple[Span, ...] = ()
+    spans: tuple[TextSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def read_examples(config: Config, split: str) -> list[Example]:
     """
     row = row_of(config)
     found, seen = [], set()
-    # By its number an example is told from others in a submission, and in the scores of MultiRC.
+    # A submission, and the scores of MultiRC, tell examples apart by their numbers.
     numbered = split == "test" or row.suite == "superglue"
     for record in _records(config, split, row):
         texts, spans = _texts(record, config.data.dataset, row)
@@ -87,8 +87,8 @@ def read_questions(config: Config, split: str) -> list[Question]:
       InputError: one line that names the file, the question and the reason; an answer of the
         training split must stand in its context.
     """
-    found = []
-    for record in _records(config, split, row_of(config)):
+    row, found = row_of(config), []
+    for record in _records(config, split, row):
         index, question, context = map(record.text, ("id", "question", "context"))
         if not context.strip():
             raise InputError(f"{record.where}: has an empty context")
@@ -96,7 +96,7 @@ def read_questions(config: Config, split: str) -> list[Question]:
         if answers and record.values.get("is_impossible"):
             raise InputError(f"{record.where}: is_impossible, and has an answer")
         if split == "train":
-            if not answers and config.data.dataset == "squad":
+            if not answers and not row.may_be_unanswered:
                 raise InputError(f"{record.where}: has no answer; data.dataset squad_v2 allows it")
             for text, start in answers:
                 if not text.strip() or context[start : start + len(text)] != text:
@@ -177,7 +177,7 @@ def _label(record: Record, row: DatasetRow, required: bool) -> float | None:
 
 def _texts(
     record: Record, dataset: str, row: DatasetRow
-) -> tuple[tuple[str, ...], tuple[Span, ...]]:
+) -> tuple[tuple[str, ...], tuple[TextSpan, ...]]:
     """The texts of an example, and its spans."""
     names = row.tfds_texts if record.from_tfds and row.tfds_texts else row.texts
     texts = tuple(record.text(name) for name in names)
@@ -194,7 +194,9 @@ def _texts(
         spans = [(i - 1, record.number(f"start{i}"), record.number(f"end{i}")) for i in (1, 2)]
         for text, start, end in spans:
             if not start < end <= len(texts[text]):
-                raise InputError(f"{record.where}: start{text + 1}, end{text + 1} is not a place")
+                raise InputError(
+                    f"{record.where}: start{text + 1}, end{text + 1} is not a range of the text"
+                )
         return texts, tuple(spans)
     if dataset == "wsc":
         # In files the spans stand in `target`.
@@ -204,7 +206,7 @@ def _texts(
     return texts, ()
 
 
-def _words(record: Record, text: str, number: int) -> Span:
+def _words(record: Record, text: str, number: int) -> TextSpan:
     """Where the words of a span of WSC stand; they are counted between white space."""
     span = record.text(f"span{number}_text")
     words = list(re.finditer(r"\S+", text))
@@ -248,7 +250,7 @@ def _answers_of_multirc(record: Record) -> Iterator[Record]:
 
 
 def _answers(record: Record) -> Iterator[tuple[str, int]]:
-    """Texts and places; TFDS has a list of each where a file has a list of both."""
+    """Texts and offsets; TFDS has a list of each where a file has a list of both."""
     answers = record.values.get("answers", [])
     if isinstance(answers, dict):
         texts, starts = answers.get("text", []), answers.get("answer_start", [])

@@ -1,4 +1,4 @@
-"""Rows of one or two texts with a label, and what a model's outputs say of them.
+"""Rows of one or two texts, or of choices, with a label.
 
     one text         bos A eos                  token types 0
     two texts        bos A eos B eos            token types 0 up to the first eos, then 1
@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import Config
+from mhe_jax.config.data import BOS, EOS, PAD
+from mhe_jax.data.epochs import Draw
 from mhe_jax.data.examples import Row
-from mhe_jax.data.spelling import misspell
-from mhe_jax.data.tokenizer import BOS, EOS, PAD
 from mhe_jax.data.words import AnyTokenizer
 from mhe_jax.tasks.labelled.examples import Example, read_examples
+from mhe_jax.tasks.labelled.spelling import misspell
 from mhe_jax.tasks.labelled.table import row_of
 
 CHUNK = 1 << 14  # texts that are tokenized at once
-SPELLING = 5  # first number of a seed; see `packing`
 
 
 def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
@@ -40,10 +40,10 @@ def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     return found
 
 
-def cut(first: int, second: int, room: int) -> tuple[int, int]:
-    """How much of two texts of these lengths to keep, at most `room` in all.
+def shortened(first: int, second: int, room: int) -> tuple[int, int]:
+    """The lengths that two texts are cut to, at most `room` in all.
 
-    >>> cut(9, 2, 10), cut(9, 8, 10), cut(3, 4, 10)
+    >>> shortened(9, 2, 10), shortened(9, 8, 10), shortened(3, 4, 10)
     ((8, 2), (5, 5), (3, 4))
     """
     if first <= second:
@@ -74,7 +74,7 @@ class LabelledRows:
         self.dataset = row_of(config)
         self.examples: list[Example] = read_examples(config, split)
         if spelling_noise:
-            generator = np.random.default_rng([SPELLING, config.evaluation.seed])
+            generator = np.random.default_rng([Draw.SPELLING, config.evaluation.seed])
             self.examples = [
                 dataclasses.replace(
                     example,
@@ -95,8 +95,8 @@ class LabelledRows:
             for span, (text, start, end) in enumerate(example.spans, 1):
                 ids = self._ids[text][number]
                 marks = self._marks.setdefault((text, number), np.zeros_like(ids))
-                places = tokenizer.offsets(example.texts[text], ids)
-                marks[(places[:, 0] < end) & (places[:, 1] > start)] = span
+                offsets = tokenizer.offsets(example.texts[text], ids)
+                marks[(offsets[:, 0] < end) & (offsets[:, 1] > start)] = span
         whole = np.array([[len(ids) for ids in column] for column in self._ids])
         others = whole[1:].max(axis=0) if count > 1 else 0
         whole = whole[0] + others + (2 + tokenizer.separators if count > 1 else 2)
@@ -150,7 +150,7 @@ class LabelledRows:
         kept = [len(self._ids[0][number])]
         if second:
             longest = self._longest - 2 - between
-            kept = cut(kept[0], len(self._ids[second][number]), longest)
+            kept = shortened(kept[0], len(self._ids[second][number]), longest)
         else:
             kept = [min(kept[0], self._longest - 2)]
         tokens[0], end = BOS, 1

@@ -1,4 +1,4 @@
-"""Official numbers of the data sets, in per cent; by scikit-learn and SciPy where they have them.
+"""Official metrics of the data sets, in per cent; by scikit-learn and SciPy where they have them.
 
     accuracy, f1 (of class 1), macro_f1 (mean over classes), mcc (Matthews correlation)
     pearson, spearman
@@ -41,22 +41,22 @@ def official_scores(
     predictions: Sequence[float],
     groups: Sequence[Hashable] = (),
 ) -> dict[str, float]:
-    """The data set's numbers; `groups` says which examples belong to one question (MultiRC)."""
+    """The data set's metrics; `groups` says which examples belong to one question (MultiRC)."""
     right, found = np.asarray(labels), np.asarray(predictions)
-    numbers = {}
+    metrics = {}
     for name in dataset.metrics:
         if name == "exact_match":
             wrong = {group for group, r, f in zip(groups, right, found, strict=True) if r != f}
-            numbers[name] = 100.0 * (1 - len(wrong) / len(set(groups)))
+            metrics[name] = 100.0 * (1 - len(wrong) / len(set(groups)))
         else:
-            numbers[name] = 100.0 * METRICS[name](right, found)
-    return with_score(dataset, numbers)
+            metrics[name] = 100.0 * METRICS[name](right, found)
+    return with_score(dataset, metrics)
 
 
-def with_score(dataset: DatasetRow, numbers: dict[str, float]) -> dict[str, float]:
-    """`numbers` and their `score`."""
+def with_score(dataset: DatasetRow, metrics: dict[str, float]) -> dict[str, float]:
+    """`metrics` and their `score`."""
     names = dataset.scored_by or dataset.metrics
-    return {**numbers, "score": float(np.mean([numbers[name] for name in names]))}
+    return {**metrics, "score": float(np.mean([metrics[name] for name in names]))}
 
 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
@@ -95,7 +95,7 @@ def roc_auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Correlation of the numbers."""
+    """Correlation of the values."""
     from scipy.stats import pearsonr
 
     return (

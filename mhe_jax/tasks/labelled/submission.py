@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import Config
-from mhe_jax.tasks.labelled.batches import EvaluationExamples, Outputs
+from mhe_jax.tasks.labelled.batches import EvaluationExamples
 from mhe_jax.tasks.labelled.examples import Example
 from mhe_jax.tasks.labelled.windows import Answer, WindowRows
+from mhe_jax.tasks.task import Outputs
 
 # As the site of SuperGLUE wants the labels of WSC; other booleans are lower case.
 WSC_LABELS = {"true": "True", "false": "False"}
@@ -27,7 +28,7 @@ def submission(config: Config, batches: EvaluationExamples, outputs: Outputs) ->
     """The files of a split, {suffix: text}."""
     rows, predictions = batches.rows, batches.predictions(outputs)
     if isinstance(rows, WindowRows):
-        return _json(config, rows, predictions, batches.texts(predictions))
+        return _json(rows, predictions, batches.texts(predictions))
     labels = config.data.labels
     if rows.dataset.suite == "superglue":
         text = json_lines(rows.examples, predictions, labels, config.data.dataset)
@@ -37,12 +38,10 @@ def submission(config: Config, batches: EvaluationExamples, outputs: Outputs) ->
     return {"predictions.tsv": tsv(rows.examples, predictions, labels)}
 
 
-def _json(
-    config: Config, rows: WindowRows, answers: Sequence[Answer], texts: Sequence[str]
-) -> dict[str, str]:
+def _json(rows: WindowRows, answers: Sequence[Answer], texts: Sequence[str]) -> dict[str, str]:
     names = [question.index for question in rows.questions]
     files: dict[str, Any] = {"predictions.json": dict(zip(names, texts, strict=True))}
-    if config.data.dataset == "squad_v2":
+    if rows.dataset.may_be_unanswered:
         odds = (answer.no_answer for answer in answers)
         files["no_answer.json"] = dict(zip(names, odds, strict=True))
     return {name: json.dumps(found, ensure_ascii=False) + "\n" for name, found in files.items()}

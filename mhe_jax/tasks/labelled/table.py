@@ -8,6 +8,7 @@ Sources: Wang et al. 2018 (GLUE, section 3); Wang et al. 2019 (SuperGLUE, sectio
 al. 2016, 2018 (SQuAD 1.1, 2.0).
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +27,7 @@ class DatasetRow:
     texts: tuple[str, ...]
     label: str = "label"
     labels: tuple[str, ...] = ()
-    # Official numbers, see `scores.py`.
+    # Official metrics, see `scores.py`.
     metrics: tuple[str, ...] = ("accuracy",)
     # Those whose mean is `score`, which picks the best checkpoint; () is all of them.
     scored_by: tuple[str, ...] = ()
@@ -40,6 +41,8 @@ class DatasetRow:
     num_spans: int = 0
     # Lines with too few columns are left out and counted: line breaks inside a text made them.
     skips_broken_lines: bool = False
+    # A question may have no answer in its context.
+    may_be_unanswered: bool = False
 
 
 def _glue(
@@ -132,7 +135,7 @@ TABLE: dict[Dataset, DatasetRow] = {
     "wic": _superglue(SENTENCES, BOOLEAN, num_spans=2),
     "wsc": _superglue(("text",), BOOLEAN, num_spans=2),
     "squad": SQUAD,
-    "squad_v2": SQUAD,
+    "squad_v2": dataclasses.replace(SQUAD, may_be_unanswered=True),
 }
 
 

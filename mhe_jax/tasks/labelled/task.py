@@ -13,14 +13,13 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, TrainBatches
 from mhe_jax.data.examples import Row
 from mhe_jax.data.sources import Items
-from mhe_jax.tasks.flops import encoder_flops
 from mhe_jax.tasks.labelled import scores
 from mhe_jax.tasks.labelled.batches import EvaluationExamples, Rows, TrainExamples
 from mhe_jax.tasks.labelled.examples import label_names, read_examples
 from mhe_jax.tasks.labelled.rows import LabelledRows, empty_row
 from mhe_jax.tasks.labelled.submission import submission
 from mhe_jax.tasks.labelled.table import row_of
-from mhe_jax.tasks.task import Batch, Outputs, Result, Sums, Task, TrainedRun
+from mhe_jax.tasks.task import Batch, Outputs, Result, Sums, Task, TrainedRun, not_a_number
 
 
 class LabelledTask(Task):
@@ -28,6 +27,7 @@ class LabelledTask(Task):
 
     inputs = ("tokens", "token_types", "marks")
     loss_unit = "nats an example"
+    row_type: type[LabelledRows] = LabelledRows
 
     @property
     def batch_names(self) -> tuple[str, ...]:
@@ -42,10 +42,6 @@ class LabelledTask(Task):
     def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
         """The outputs of the model, and the numbers of the examples."""
         return {"outputs": logits, "index": batch["index"]}
-
-    def step_flops(self, config: Config, rows: int) -> float:
-        """The encoder at each token; the head is next to nothing."""
-        return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
 
     def num_classes(self, labels: tuple[str, ...]) -> int | None:
         """`model.num_classes` of so many labels; None where the head has a shape of its own."""
@@ -92,7 +88,7 @@ class LabelledTask(Task):
         self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
     ) -> Rows:
         """The examples of a split as rows."""
-        return LabelledRows(config, tokenizer, split, spelling_noise)
+        return self.row_type(config, tokenizer, split, spelling_noise)
 
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
@@ -126,15 +122,15 @@ class LabelledTask(Task):
         assert isinstance(batches, EvaluationExamples)
         outputs = [(batch["index"], batch["outputs"]) for batch in found]
         if not all(np.isfinite(output).all() for _, output in outputs):
-            raise InputError(f"{run.workdir}: the output is not a number: a broken checkpoint")
+            raise not_a_number(run.workdir)
         for suffix, text in submission(run.config, batches, outputs).items():
             run.publish(suffix, text)
-        numbers = self.measure(found, batches) if batches.labelled else {}
+        metrics = self.measure(found, batches) if batches.labelled else {}
         return {
             **run.described(),
             "dataset": run.config.data.dataset,
             "spelling_noise": run.evaluation.spelling_noise,
-            **numbers,
+            **metrics,
             "examples": batches.num_examples,
             "seconds": seconds,
             "examples_per_second": batches.num_examples / seconds,

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.data.examples import Row
-from mhe_jax.data.tokenizer import BOS, EOS, PAD
 from mhe_jax.data.words import AnyTokenizer
 from mhe_jax.tasks.labelled.examples import Question, read_questions
 from mhe_jax.tasks.labelled.rows import encode
@@ -50,7 +50,7 @@ class WindowRows:
         self.questions: list[Question] = read_questions(config, split)
         self._answer_length = config.evaluation.answer_length
         self._tokenizer = tokenizer
-        # Places of a row before a window, and in all, beside the question and the window.
+        # Positions of a row before a window, and in all, beside the question and the window.
         self._before, self._around = 1 + tokenizer.separators, 2 + tokenizer.separators
         asked = encode(tokenizer, [question.question for question in self.questions])
         self._asked = [ids[: data.question_length] for ids in asked]
@@ -59,7 +59,7 @@ class WindowRows:
         number_of = {context: number for number, context in enumerate(contexts)}
         self._context = [number_of[question.context] for question in self.questions]
         self._ids = encode(tokenizer, contexts)
-        self._places = [
+        self._offsets = [
             tokenizer.offsets(text, ids) for text, ids in zip(contexts, self._ids, strict=True)
         ]
         # Question, first and last + 1 piece of the window, first and last piece of the answer.
@@ -73,18 +73,18 @@ class WindowRows:
     def _cut(self, number: int, data) -> Iterable[tuple[int, int, int, int, int]]:
         """The windows of a question, and where its first answer lies in the context, or -1."""
         question, context = self.questions[number], self._context[number]
-        places = self._places[context]
+        offsets = self._offsets[context]
         room = data.sequence_length - len(self._asked[number]) - self._around
         first = last = -1
         if question.answers:
             text, begin = question.answers[0]
-            inside = (places[:, 1] > begin) & (places[:, 0] < begin + len(text))
+            inside = (offsets[:, 1] > begin) & (offsets[:, 0] < begin + len(text))
             first, last = np.flatnonzero(inside)[[0, -1]] if inside.any() else (-1, -1)
         start = 0
         while True:
-            stop = min(start + room, len(places))
+            stop = min(start + room, len(offsets))
             yield number, start, stop, first, last
-            if stop == len(places):
+            if stop == len(offsets):
                 return
             start += data.window_stride
 
@@ -136,9 +136,9 @@ class WindowRows:
     def text(self, number: int, first: int, last: int) -> str:
         """The text of the context at positions `first` to `last` of row `number`."""
         question, start = self._windows[number, :2]
-        offset = start - len(self._asked[question]) - self._before
-        places = self._places[self._context[question]]
-        begin, end = places[first + offset, 0], places[last + offset, 1]
+        shift = start - len(self._asked[question]) - self._before
+        offsets = self._offsets[self._context[question]]
+        begin, end = offsets[first + shift, 0], offsets[last + shift, 1]
         return self.questions[question].context[begin:end].strip()
 
     def answers(self, found: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[Answer]:
@@ -164,9 +164,9 @@ class WindowRows:
 
 
 def best_spans(logits: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Score, first and last place of the best span in each row of logits [B, 2, T], bos left out.
+    """Score, first and last position of the best span in each row of logits [B, 2, T].
 
-    It maximises start[i] + end[j] over i <= j < i + longest.
+    Bos is left out. The best span maximises start[i] + end[j] over i <= j < i + longest.
     """
     start, end = logits[:, 0, 1:].astype(np.float64), logits[:, 1, 1:].astype(np.float64)
     rows, length = np.arange(len(logits)), start.shape[1]
