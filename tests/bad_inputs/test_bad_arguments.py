@@ -199,7 +199,7 @@ def test_compiling(refused, flags, says):
         ("data.train=a,b", r"--sweep data\.train: takes fields of one value$"),
         (
             "model.features=8,16 --model.features 8",
-            r"--model\.features is given, and swept too: one of",
+            r"--model\.features is given, and swept too: give only one",
         ),
         (
             "model.features=8,16 --sweep model.features=4",

@@ -169,7 +169,7 @@ MORE_EVALUATION = (
         "count_words",
         "len(line.split()) + 1 for line",
         "len(line.split()) for line",
-        "test_metrics.py test_tasks.py",
+        "test_batches.py",
     ),
     Mutant(
         "evaluation: translation_scores 1",
