@@ -93,7 +93,7 @@ class PackedText(_Packed):
         self._tokens = TokenFile(source, tokenizer, cache)
         self._cuts, is_last = cut_items(item_ends(self._tokens), self._length - maker.begin)
         lengths = np.diff(self._cuts)
-        used = np.flatnonzero((lengths > 1) | ~is_last)
+        used = np.flatnonzero(lengths > 1)  # one token is the end of an empty item
         if not len(used):
             raise InputError(f"{source.name}: has no text, only empty items")
         self._parts = used.astype(np.int32 if len(lengths) < 1 << 31 else np.int64)

@@ -299,13 +299,6 @@ MORE_DATA = (
         "test_packing.py",
     ),
     Mutant(
-        "data: PackedText.__init__ 1",
-        "PackedText.__init__",
-        "used = np.flatnonzero((lengths > 1) | ~is_last)",
-        "used = np.flatnonzero(lengths > 1)",
-        "test_packing.py",
-    ),
-    Mutant(
         "data: PackedText.__init__ 2",
         "PackedText.__init__",
         "lengths[used][:, None] + maker.begin",
@@ -533,8 +526,8 @@ MORE_DATA = (
     Mutant(
         "data: PackedText.__init__ 3",
         "PackedText.__init__",
-        "used = np.flatnonzero((lengths > 1) | ~is_last)",
-        "used = np.flatnonzero(lengths >= 1)",
+        "np.flatnonzero(lengths > 1)",
+        "np.flatnonzero(lengths >= 1)",
         "test_packing.py",
     ),
     Mutant(
