@@ -92,9 +92,12 @@ def pretraining(runs: Path) -> Table:
 
 def tasks(runs: Path) -> Iterator[Table]:
     noises = [f"eval_{experiments.misspelt(rate)}.json" for rate in experiments.NOISE]
-    columns = [Column("embedding"), Column("score", 2), Column("% of pieces", 1)]
-    columns += [Column(f"{float(rate):.0%} of words misspelt", 2) for rate in experiments.NOISE]
     for task in experiments.TASKS:
+        # Of CoLA no share is told: its standard error is a third of the score.
+        shares = task != "cola"
+        columns = [Column("embedding"), Column("score", 2)]
+        columns += [Column("% of pieces", 1)] * shares
+        columns += [Column(f"{float(rate):.0%} of words misspelt", 2) for rate in experiments.NOISE]
         where = runs / f"{task}-hashes"
         found = {
             name: [score_of(where / name, file) for file in ("eval_validation.json", *noises)]
@@ -102,7 +105,7 @@ def tasks(runs: Path) -> Iterator[Table]:
         }
         pieces = found["pieces"][0]
         rows = [
-            [name, score, 100 * score / pieces if score and pieces else None, *noisy]
+            [name, score, *[100 * score / pieces if score and pieces else None] * shares, *noisy]
             for name, (score, *noisy) in found.items()
         ]
         yield Table(task, f"Hashed words: {task}", columns, rows)
