@@ -209,6 +209,9 @@ class FlaxAttention(nn.MultiHeadDotProductAttention):
         """Its cost, that of `mha`."""
         return MultiHeadAttention(self.num_heads, parent=None).widths(head_features)
 
+    def untrained(self) -> tuple[str, ...]:
+        return ()
+
 
 @contextlib.contextmanager
 def flax_layers() -> Iterator[None]:
