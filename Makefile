@@ -1,6 +1,6 @@
 # make demo    install, train and score the demo, show translations and a picture
 # make test    install, run the tests
-# make slow    the tests that take minutes
+# make slow    the tests that take minutes, and all combinations of parameters
 # make mutants puts bugs in, and says which ones no test sees; takes long
 # make lint    ruff and pyright
 # make clean   remove .venv and the demo's runs
@@ -46,7 +46,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m 'slow or rest'
 
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants.py

@@ -1,7 +1,9 @@
 """Eight simulated CPU devices, strict ranks, quick compilation; set before jax is imported."""
 
+import itertools
 import os
 import signal
+from collections import Counter, defaultdict
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -14,6 +16,7 @@ FLAGS = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_use_fusion_emitters=false",  # the older ones compile three times as fast
+    "--xla_cpu_parallel_codegen_split_count=1",  # two workers have two cores
 )
 given = os.environ.get("XLA_FLAGS", "")
 missing = [flag for flag in FLAGS if flag.split("=")[0] not in given]
@@ -23,6 +26,28 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks `rest` of each test with `covering(n)`: cases that add no n values seen together."""
+    tests = defaultdict(list)
+    for item in items:
+        if marker := item.get_closest_marker("covering"):
+            values = [f"{name}={value}" for name, value in sorted(item.callspec.params.items())]
+            groups = set(itertools.combinations(values, *marker.args))
+            tests[item.parent, item.originalname].append((item, groups))
+    for cases in tests.values():
+        missing = set().union(*(groups for _, groups in cases))
+        used = Counter()
+        while missing:
+            # Of those that add as much, the one whose values stand in the fewest others.
+            order = [(len(new & missing), -sum(used[x] for x in new)) for _, new in cases]
+            _, new = cases.pop(order.index(max(order)))
+            missing -= new
+            used.update(new)
+        for item, _ in cases:
+            item.add_marker("rest")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -185,6 +185,7 @@ class Runs:
     def test(self, tests: str, tree: Path) -> tuple[int | None, str]:
         """Exit status of pytest, None when its time is over, and what it printed."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE"]
+        command += ["-m", "not slow"]
         command += ["-p", "no:cacheprovider", *pytest_paths(tests, tree)]
         environment = dict(
             os.environ,

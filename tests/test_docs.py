@@ -356,13 +356,8 @@ def run_all(name: str, monkeypatch, capfdbinary) -> list[str]:
     return reasons
 
 
-def test_the_commands_of_the_demo_run(place, monkeypatch, capfdbinary):
-    assert not run_all("configs/demo.py", monkeypatch, capfdbinary)
-    assert (place / "runs/demo/eval_test.json").is_file()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*PAGES, *(n for n in DOCSTRINGS if n != "configs/demo.py")])
+@pytest.mark.parametrize("name", [*PAGES, *DOCSTRINGS])
 def test_the_commands_run(name, place, monkeypatch, capfdbinary):
     reasons = run_all(name, monkeypatch, capfdbinary)
     if reasons:

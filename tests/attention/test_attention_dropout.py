@@ -33,6 +33,7 @@ def kept(case, broadcast):
     return np.broadcast_to(draw / (1 - RATE), (B, case.heads, T, S))
 
 
+@pytest.mark.covering(1)
 @every_case
 @pytest.mark.parametrize("broadcast", [True, False])
 def test_dropout_equals_the_reference_with_the_same_mask(case, broadcast):

@@ -32,6 +32,7 @@ def rounded(tree, dtype):
     return jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), tree)
 
 
+@pytest.mark.covering(1)
 @every_case
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
 def test_sixteen_bits_are_close_to_the_reference(case, dtype):

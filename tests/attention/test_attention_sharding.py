@@ -26,6 +26,10 @@ RULES = (
 ROWS, LENGTH = 4, 5
 # Everything that a mesh axis splits is even.
 SHARDED = [c for c in CASES if c.kv_heads in (None, 2)]
+# Groups split as heads do.
+FEW = [
+    pytest.param(c, marks=pytest.mark.slow) if c.groups or c.score_groups else c for c in SHARDED
+]
 
 
 def module_of(case):
@@ -68,7 +72,7 @@ def test_names_of_the_parameters(case):
         assert specs["query_head_embedding"] == PartitionSpec("heads", "head_features")
 
 
-@pytest.mark.parametrize("case", SHARDED, ids=str)
+@pytest.mark.parametrize("case", FEW, ids=str)
 def test_sharded_is_single(case):
     check_sharded_is_single(module_of(case))
 
@@ -128,6 +132,7 @@ def check_sharded_is_single(module):
     assert_close(got, wanted)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("is_set", [True, False])
 @pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mhe_add", "mva"])
 def test_explicit_axes(kind, is_set):

@@ -61,6 +61,7 @@ CROSS = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("case", "name"), CROSS, ids=lambda x: str(x))
 def test_every_mask(case, name):
     """The output under the mask as it is passed; gradients under its booleans."""

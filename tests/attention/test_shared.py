@@ -1,7 +1,6 @@
 """The shared-scores engine against float64: blocks, spreads within the bound and beyond, memory."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +114,7 @@ def block(request, monkeypatch):
     monkeypatch.setattr(blocks, "BAND", request.param)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("heads", [G, H], ids=["shared values", "own values"])
 @pytest.mark.parametrize("name", MASKS)
@@ -122,6 +122,7 @@ def test_output_and_gradients(name, heads):
     assert max(errors(MASKS[name], arrays(heads), normal(9, B, T, H, E))) < 1e-5
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("name", ["none", "causal", "all of them"])
 @pytest.mark.parametrize("spread", [0.0, 20.0, 58.0])
@@ -156,6 +157,7 @@ def plain(cotangent, q, k, v, b, allowed):
     return output, *pull(cotangent)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("name", ["none", "causal", "all of them"])
 @pytest.mark.parametrize("spread", [61.0, 1e3, 1e4])
@@ -182,6 +184,7 @@ def test_spreads_beyond_the_bound(name, spread):
 MAGNITUDES = [(1e-30, 1.0), (1e-13, 1.0), (1e10, 1e5), (1e30, 1e-3), (1e-3, 1e30), (1e25, 1e-30)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["none", "causal", "all of them"])
 @pytest.mark.parametrize("spread", [0.0, 57.0, 200.0])
 @pytest.mark.parametrize(("of_values", "of_cotangent"), MAGNITUDES)
@@ -372,6 +375,7 @@ def test_few_queries_and_keys(queries, keys, spread):
         np.testing.assert_allclose(output, np.repeat(given[2], R, 2).repeat(queries, 1), rtol=1e-6)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("spread", [3.0, 1e3])
 @pytest.mark.parametrize("broadcast", [True, "batch"])
@@ -433,41 +437,43 @@ def test_memory(gradients, monkeypatch):
     compiled.cache_clear()
 
 
-def test_bfloat16_is_as_close_as_the_folded_form():
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("length", [128, 1024])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("size", "bar"), [(0.02, 1.3), (0.5, 1.3), (2.0, 1.0)])
+def test_bfloat16_is_as_close_as_the_folded_form(length, mask, size, bar):
     """Errors against float64 of the whole layer: 1.3 times folded's at most, see the docstring."""
-    for length, mask in itertools.product((128, 1024), (Mask(), Mask.causal())):
-        for size, bar in ((0.02, 1.3), (0.5, 1.3), (2.0, 1.0)):
-            x = normal(1, 2, length, 64).astype(jnp.bfloat16)
-            module = make_attention("mhe_add", num_heads=4, form="folded", use_bias=False)
-            params = module.init(jax.random.key(0), x)["params"]
-            shapes = {n: p.shape for n, p in params.items() if n.endswith("embedding")}
-            embeddings = {n: size * normal(i, *s) for i, (n, s) in enumerate(shapes.items())}
-            params = jax.tree.map(
-                lambda p: jnp.asarray(p, jnp.bfloat16).astype(jnp.float32), params | embeddings
-            )
-            outputs = {}
-            for form, dtype in (
-                ("folded", None),
-                ("folded", jnp.bfloat16),
-                ("shared", jnp.bfloat16),
-            ):
-                module = make_attention(
-                    "mhe_add",
-                    num_heads=4,
-                    form=form,
-                    use_bias=False,
-                    dtype=dtype or jnp.float32,
-                    force_fp32_for_softmax=True,
-                )
-                run = jax.jit(functools.partial(module.apply, mask=mask))
-                call = {"params": params}, x.astype(jnp.float32)
-                # A CPU would leave roundings out, as no device with bfloat16 products does.
-                compiled = run.lower(*call).compile({"xla_allow_excess_precision": False})
-                output = compiled(*call)
-                outputs[form, dtype] = np.asarray(output, np.float64)
-            exact = outputs.pop(("folded", None))
-            folded, share = (np.sqrt(((o - exact) ** 2).mean()) for o in outputs.values())
-            assert share <= bar * folded, (length, size, share / folded)
+    x = normal(1, 2, length, 64).astype(jnp.bfloat16)
+    module = make_attention("mhe_add", num_heads=4, form="folded", use_bias=False)
+    params = module.init(jax.random.key(0), x)["params"]
+    shapes = {n: p.shape for n, p in params.items() if n.endswith("embedding")}
+    embeddings = {n: size * normal(i, *s) for i, (n, s) in enumerate(shapes.items())}
+    params = jax.tree.map(
+        lambda p: jnp.asarray(p, jnp.bfloat16).astype(jnp.float32), params | embeddings
+    )
+    outputs = {}
+    for form, dtype in (
+        ("folded", None),
+        ("folded", jnp.bfloat16),
+        ("shared", jnp.bfloat16),
+    ):
+        module = make_attention(
+            "mhe_add",
+            num_heads=4,
+            form=form,
+            use_bias=False,
+            dtype=dtype or jnp.float32,
+            force_fp32_for_softmax=True,
+        )
+        run = jax.jit(functools.partial(module.apply, mask=MASKS[mask]))
+        call = {"params": params}, x.astype(jnp.float32)
+        # A CPU would leave roundings out, as no device with bfloat16 products does.
+        compiled = run.lower(*call).compile({"xla_allow_excess_precision": False})
+        output = compiled(*call)
+        outputs[form, dtype] = np.asarray(output, np.float64)
+    exact = outputs.pop(("folded", None))
+    folded, share = (np.sqrt(((o - exact) ** 2).mean()) for o in outputs.values())
+    assert share <= bar * folded, share / folded
 
 
 def test_what_the_engine_is_asked():

@@ -141,6 +141,7 @@ def test_calls_of_nothing():
         np.testing.assert_array_equal(output, np.zeros(cotangent.shape))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", masks(T, S))
 @pytest.mark.parametrize("blocks", [None, (8, 16)])
 def test_masks(name, blocks):

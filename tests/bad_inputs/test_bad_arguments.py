@@ -31,6 +31,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field(refused, field, entry):

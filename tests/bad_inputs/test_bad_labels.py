@@ -56,6 +56,7 @@ def write(place, name, text):
         (place / name).write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_texts_and_labels(place, refused, said, fault, entry):

@@ -39,6 +39,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("entry", READERS)
 @pytest.mark.parametrize("fault", CONFIGS)
 def test_config_json(run, refused, said, entry, fault):
@@ -79,6 +80,7 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("entry", ["longer", "score", "last", "translate", "generate", "init_from"])
 @pytest.mark.parametrize("fault", TOKENIZERS)
 def test_tokenizer(run, refused, entry, fault):
@@ -156,6 +158,7 @@ CHECKPOINTS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("entry", ["longer", "score", "last", "translate", "init_from"])
 @pytest.mark.parametrize("fault", CHECKPOINTS)
 def test_checkpoints(run, refused, entry, fault):

@@ -34,6 +34,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_set(refused, said, name, entry):

@@ -95,6 +95,7 @@ def spoil(place, name, made):
     made(place / name) if callable(made) else (place / name).write_bytes(made)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_text(place, refused, fault, entry):

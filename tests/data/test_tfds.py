@@ -89,7 +89,9 @@ def texts(prepared):
     prepare_in_tfrecord(prepared[0], prepare(prepared[0], TinyTexts), TEXTS)
 
 
-@pytest.mark.parametrize("name", ["tiny_texts", "tiny_texts_in_tfrecord"])
+@pytest.mark.parametrize(
+    "name", ["tiny_texts", pytest.param("tiny_texts_in_tfrecord", marks=pytest.mark.slow)]
+)
 def test_long_and_short_texts_are_seen_alike(read, texts, tokenizer, tmp_path, name):
     """Each word about once an epoch, also where one text is 30 times as long as another."""
     config = experiment(tmp_path, "lm", train=(f"tfds:{name}:train",), sequence_length=240)

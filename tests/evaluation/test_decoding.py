@@ -119,6 +119,7 @@ def brute_force(toy, row, length, alpha, bos_id=0, forbidden=()):
     return sorted(found, key=lambda item: -item[0])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize(("sharpness", "eos_bias"), [(2.0, 0.0), (4.0, -4.0), (0.5, 1.0)])
 def test_a_beam_that_loses_nothing_equals_brute_force(alpha, sharpness, eos_bias):
@@ -155,6 +156,7 @@ def test_brute_force_with_one_hypothesis_kept_and_forbidden_tokens(alpha):
     assert result.tokens.shape == (3, 1, 5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("eos_bias", [-2.0, 0.0])
 def test_one_beam_equals_greedy(alpha, eos_bias):
@@ -169,6 +171,7 @@ def test_one_beam_equals_greedy(alpha, eos_bias):
     assert len(set(greedy.lengths[:, 0].tolist())) > 3
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("keep", [1, 4])
 def test_early_stop_changes_nothing(alpha, keep):

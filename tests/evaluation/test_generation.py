@@ -57,7 +57,11 @@ def full_pass(run):
     return following
 
 
-@pytest.mark.parametrize(("scan_layers", "batch_size"), [(False, 2), (True, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("scan_layers", "batch_size"),
+    [pytest.param(False, 2, marks=pytest.mark.slow), (True, 8)],
+    ids=str,
+)
 def test_greedy_is_the_argmax_of_the_full_pass(run_of, load, batch_size, scan_layers):
     run = load(batch_size=batch_size, extra_length=6)
     if scan_layers:
@@ -84,6 +88,7 @@ def test_greedy_is_the_argmax_of_the_full_pass(run_of, load, batch_size, scan_la
     assert len({tuple(continuation.tokens) for continuation in found}) > 2
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
 @pytest.mark.parametrize("temperature", [1e-50, 1e-40, 1e-30])
 def test_hardly_any_temperature_is_greedy(load, temperature, cuts):
@@ -137,7 +142,14 @@ def test_those_that_have_just_the_probability_are_enough():
 
 
 @pytest.mark.parametrize(
-    ("top_k", "top_p"), [(None, None), (7, None), (None, 0.5), (9, 0.8)], ids=str
+    ("top_k", "top_p"),
+    [
+        (None, None),
+        pytest.param(7, None, marks=pytest.mark.slow),
+        pytest.param(None, 0.5, marks=pytest.mark.slow),
+        (9, 0.8),
+    ],
+    ids=str,
 )
 def test_tokens_are_drawn_as_often_as_they_should(load, top_k, top_p):
     """The first token after a prompt, and the second after the most common first."""

@@ -29,6 +29,7 @@ def step(model, params, cache, tokens, positions):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scan_layers", [True, False])
 @pytest.mark.parametrize("task", ["lm", "translation"])
 @pytest.mark.parametrize(

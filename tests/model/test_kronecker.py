@@ -36,6 +36,7 @@ def factors_of(shape, rank, factors=None, seed=0):
     return normal(seed, rank, f.m1, f.n1), normal(seed + 1, rank, f.m2, f.n2)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [*SHAPES, (13, 26)])
 @pytest.mark.parametrize("rank", [1, 3])
 @pytest.mark.parametrize("apply", ["factored", "materialized"])

@@ -57,10 +57,12 @@ def close(one, other):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 0.01 * largest))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("task", NAMES)
-@pytest.mark.parametrize(("kind", "form"), FORMS)
-def test_packed_is_unpacked(tiny, task, kind, form):
+@pytest.mark.parametrize("kind_and_form", FORMS, ids=str)
+def test_packed_is_unpacked(tiny, task, kind_and_form):
     """The same losses and gradients; and a segment that changes changes no other's."""
+    kind, form = kind_and_form
     run, params = losses(tiny, task, kind, form)
     packed, alone = batches(task)
     assert packed["weights"].sum() == alone["weights"].sum() >= 5

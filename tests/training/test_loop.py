@@ -113,7 +113,14 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
     assert "6 of 6 steps are done" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("comes", "stop"), [(2, 3), (3, 3), (4, 5)])
+@pytest.mark.parametrize(
+    ("comes", "stop"),
+    [
+        pytest.param(2, 3, marks=pytest.mark.slow),
+        (3, 3),
+        pytest.param(4, 5, marks=pytest.mark.slow),
+    ],
+)
 def test_sigterm_saves_and_the_run_goes_on_exactly(
     tiny, tmp_path, saved, monkeypatch, comes, stop, capsys
 ):
