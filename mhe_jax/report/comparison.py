@@ -3,8 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from mhe_jax.evaluation import published
-from mhe_jax.report import paper
+from mhe_jax.report import paper, published
 from mhe_jax.report.groups import Group, Section
 from mhe_jax.report.runs import SETTINGS, VALIDATION, RunRecord, score_names
 from mhe_jax.report.tables import Column, Table

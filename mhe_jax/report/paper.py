@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from mhe_jax.attention import make_attention
 from mhe_jax.attention.cost import cached_numbers, forward_flops, parameters
 from mhe_jax.config import FIELDS_OF_KINDS, Kind
-from mhe_jax.evaluation import published
+from mhe_jax.report import published
 
 Number = TypeVar("Number", float, Fraction)
 Verdict = Literal["equal", "within", "differs"]

@@ -4,8 +4,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from mhe_jax.evaluation import published
-from mhe_jax.report import paper
+from mhe_jax.report import paper, published
 from mhe_jax.report.groups import Section
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.metrics import lower_is_better

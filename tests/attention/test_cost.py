@@ -8,7 +8,7 @@ import pytest
 
 from mhe_jax.attention import KINDS, cost, make_attention
 from mhe_jax.config import Kind
-from mhe_jax.evaluation import published
+from mhe_jax.report import published
 
 
 def module(kind, heads, num_kv_heads=None, **fields):

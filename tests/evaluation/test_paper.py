@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.evaluation import published
-from mhe_jax.report import paper
+from mhe_jax.report import paper, published
 
 ROOT = Path(__file__).parents[2]
 
