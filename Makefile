@@ -1,5 +1,6 @@
 # make demo    install, train and score the demo, show translations and a picture
-# make test    install, run the tests
+# make test    install, run the tests but for whole runs
+# make runs    the tests that train whole runs or start whole programs
 # make slow    the tests that take minutes, and all combinations of parameters
 # make mutants puts bugs in, and says which ones no test sees; takes long
 # make lint    ruff and pyright
@@ -18,7 +19,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test slow mutants lint clean
+.PHONY: demo test runs slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -42,8 +43,13 @@ demo: $(INSTALLED)
 	print("learning curve: $(RUN)/learning_curve.png"); \
 	sys.exit(bleu < $(DEMO_BLEU) or exact < $(DEMO_EXACT))'
 
+FAST := not slow and not rest
+
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST) and not whole_run'
+
+runs: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST) and whole_run'
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m 'slow or rest'

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 from benchmarks import attention, decode, memory, peers, quality, timing, train_step
 from mhe_jax.attention import KINDS
 
+pytestmark = pytest.mark.whole_run
+
 SHAPE = ["--layers", "1", "--features", "12", "--heads", "3", "--mlp_features", "8"]
 SHAPE += ["--vocabulary", "300", "--length", "6", "--rounds", "2"]
 COMMANDS = (attention, train_step, decode, memory)

@@ -16,6 +16,8 @@ from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.report.results import read_sweep, sweep_table
 
+pytestmark = pytest.mark.whole_run
+
 ROOT = Path(__file__).parent.parent
 CONFIG = """
 from mhe_jax.config import *

@@ -30,6 +30,8 @@ from mhe_jax.tasks.labelled.answers import exact_match, word_f1
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training.loop import train
 
+pytestmark = pytest.mark.whole_run
+
 
 @pytest.fixture(scope="module")
 def run_of_data(tmp_path_factory):

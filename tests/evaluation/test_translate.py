@@ -26,6 +26,8 @@ from mhe_jax.evaluation.programs import Programs
 from mhe_jax.evaluation.run import Run
 from mhe_jax.evaluation.translator import Translator, encode_some
 
+pytestmark = pytest.mark.whole_run
+
 ROOT = Path(__file__).parents[2]
 ODD = [
     "the cat",

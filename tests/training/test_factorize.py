@@ -19,6 +19,8 @@ from mhe_jax.training.loop import train
 from mhe_jax.training.run.factorize import factorize
 from mhe_jax.training.tracking import read
 
+pytestmark = pytest.mark.whole_run
+
 FULL = KroneckerConfig(attention=999, mlp=999, embedding=999)
 ROOT = Path(__file__).parents[2]
 

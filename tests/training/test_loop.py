@@ -24,7 +24,7 @@ from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.run import resume
 
-pytestmark = pytest.mark.usefixtures("cached_compilation")
+pytestmark = [pytest.mark.whole_run, pytest.mark.usefixtures("cached_compilation")]
 
 
 def train(config):

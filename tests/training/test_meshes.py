@@ -20,6 +20,8 @@ from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import make_initializer
 from mhe_jax.training.step import make_train_step
 
+pytestmark = pytest.mark.whole_run
+
 MESHES = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8]
 QUICK = [("mha", (2, 2, 2)), ("mhe_add", (1, 2, 4)), ("mhe_mul", (2, 4, 1))]
 THREE = [(8, 1, 1), (1, 8, 1), (2, 2, 2)]

@@ -7,6 +7,8 @@ import pytest
 from mhe_jax.config.fields import set_field
 from mhe_jax.training import loop
 
+pytestmark = pytest.mark.whole_run
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cached_compilation(tmp_path_factory):

@@ -13,6 +13,8 @@ import pytest
 from mhe_jax.config.files import METRICS
 from mhe_jax.training import tracking
 
+pytestmark = pytest.mark.whole_run
+
 # A signal of its own making once step STEP is read and step SAVED is on disk.
 KILL = """
 import os, time

@@ -10,6 +10,8 @@ import pytest
 from mhe_jax.config.files import METRICS
 from mhe_jax.training import loop, tracking
 
+pytestmark = pytest.mark.whole_run
+
 CHANGES = {
     "model.dropout_rate": 0.1,
     "model.attention.dropout_rate": 0.1,

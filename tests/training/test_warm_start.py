@@ -21,6 +21,8 @@ from mhe_jax.training.sharding import make_mesh
 from mhe_jax.training.state import TrainState, abstract_params
 from mhe_jax.training.tracking import read
 
+pytestmark = pytest.mark.whole_run
+
 
 @pytest.fixture(scope="module")
 def moods(tmp_path_factory):
