@@ -210,6 +210,7 @@ class FlaxAttention(nn.MultiHeadDotProductAttention):
         return MultiHeadAttention(self.num_heads, parent=None).widths(head_features)
 
     def untrained(self) -> tuple[str, ...]:
+        """None of its parameters."""
         return ()
 
 

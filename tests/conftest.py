@@ -30,7 +30,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks `rest` of each test with `covering(n)`: cases that add no n values seen together."""
+    """Marks as `rest` the cases of a `covering(n)` test that show no n values together anew."""
     tests = defaultdict(list)
     for item in items:
         if marker := item.get_closest_marker("covering"):
@@ -39,6 +39,7 @@ def pytest_collection_modifyitems(items):
             tests[item.parent, item.originalname].append((item, groups))
     for cases in tests.values():
         missing = set().union(*(groups for _, groups in cases))
+        assert missing, f"{cases[0][0].nodeid} has fewer parameters than its `covering` asks for"
         used = Counter()
         while missing:
             # Of those that add as much, the one whose values stand in the fewest others.

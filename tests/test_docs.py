@@ -356,8 +356,14 @@ def run_all(name: str, monkeypatch, capfdbinary) -> list[str]:
     return reasons
 
 
+@pytest.mark.whole_run
+def test_the_commands_of_the_demo_run(place, monkeypatch, capfdbinary):
+    assert not run_all("configs/demo.py", monkeypatch, capfdbinary)
+    assert (place / "runs/demo/eval_test.json").is_file()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*PAGES, *DOCSTRINGS])
+@pytest.mark.parametrize("name", [*PAGES, *(n for n in DOCSTRINGS if n != "configs/demo.py")])
 def test_the_commands_run(name, place, monkeypatch, capfdbinary):
     reasons = run_all(name, monkeypatch, capfdbinary)
     if reasons:

@@ -28,7 +28,7 @@ ROWS, LENGTH = 4, 5
 SHARDED = [c for c in CASES if c.kv_heads in (None, 2)]
 # Groups split as heads do.
 FEW = [
-    pytest.param(c, marks=pytest.mark.slow) if c.groups or c.score_groups else c for c in SHARDED
+    pytest.param(c, marks=pytest.mark.rest) if c.groups or c.score_groups else c for c in SHARDED
 ]
 
 

@@ -315,7 +315,7 @@ def test_no_usable_pair(directory, tokenizer, tmp_path):
         train_batches(config, tokenizer)
 
 
-@pytest.mark.parametrize("task", [pytest.param("mlm", marks=pytest.mark.slow), "lm"])
+@pytest.mark.parametrize("task", [pytest.param("mlm", marks=pytest.mark.rest), "lm"])
 def test_training_text_is_that_of_the_file(directory, tokenizer, task):
     """Rows are stretches of the text, and epochs show all of it about equally often."""
     config = experiment(directory, task, train=("train.txt",), sequence_length=80)

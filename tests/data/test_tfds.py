@@ -90,7 +90,7 @@ def texts(prepared):
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny_texts", pytest.param("tiny_texts_in_tfrecord", marks=pytest.mark.slow)]
+    "name", ["tiny_texts", pytest.param("tiny_texts_in_tfrecord", marks=pytest.mark.rest)]
 )
 def test_long_and_short_texts_are_seen_alike(read, texts, tokenizer, tmp_path, name):
     """Each word about once an epoch, also where one text is 30 times as long as another."""

@@ -59,7 +59,7 @@ def full_pass(run):
 
 @pytest.mark.parametrize(
     ("scan_layers", "batch_size"),
-    [pytest.param(False, 2, marks=pytest.mark.slow), (True, 8)],
+    [pytest.param(False, 2, marks=pytest.mark.rest), (True, 8)],
     ids=str,
 )
 def test_greedy_is_the_argmax_of_the_full_pass(run_of, load, batch_size, scan_layers):
@@ -145,8 +145,8 @@ def test_those_that_have_just_the_probability_are_enough():
     ("top_k", "top_p"),
     [
         (None, None),
-        pytest.param(7, None, marks=pytest.mark.slow),
-        pytest.param(None, 0.5, marks=pytest.mark.slow),
+        pytest.param(7, None, marks=pytest.mark.rest),
+        pytest.param(None, 0.5, marks=pytest.mark.rest),
         (9, 0.8),
     ],
     ids=str,

@@ -70,7 +70,7 @@ def run_of_data(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("dataset", "suffix"),
-    [("stsb", "tsv"), ("copa", "jsonl"), pytest.param("wic", "jsonl", marks=pytest.mark.slow)],
+    [("stsb", "tsv"), ("copa", "jsonl"), pytest.param("wic", "jsonl", marks=pytest.mark.rest)],
 )
 def test_scores_and_submission(run_of_data, dataset, suffix):
     config, workdir = run_of_data(dataset)
@@ -188,7 +188,6 @@ def test_squad_by_hand(run_of_data):
         assert odds[name] == pytest.approx(least[name] - best[name][0], abs=1e-4)
 
 
-@pytest.mark.slow
 def test_rows_over_devices_change_no_score(run_of_data):
     config, workdir = run_of_data("rte")
     evaluation = dataclasses.replace(config.evaluation, split="validation")

@@ -67,9 +67,7 @@ def test_full_rank_scores_as_the_dense_run_and_less_does_not(trained, tmp_path):
     assert scores(tmp_path / "few", "last")["loss"] > 1.001 * first["loss"]
 
 
-@pytest.mark.parametrize(
-    "ema", [pytest.param(None, marks=pytest.mark.slow), pytest.param(0.5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("ema", [pytest.param(None, marks=pytest.mark.slow), 0.5])
 def test_the_same_command_trains_on_from_there(tiny, trained, tmp_path, ema):
     run = trained.workdir
     if ema is not None:

@@ -112,7 +112,6 @@ def test_it_learns(hashed):
     assert result["best_validation_loss"] < 0.75 * prior
 
 
-@pytest.mark.slow
 def test_shards_give_the_same_numbers(hashed, tmp_path):
     one = hashed("lsh_pool")
     many = dataclasses.replace(

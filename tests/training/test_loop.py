@@ -116,9 +116,9 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("comes", "stop"),
     [
-        pytest.param(2, 3, marks=pytest.mark.slow),
+        pytest.param(2, 3, marks=pytest.mark.rest),
         (3, 3),
-        pytest.param(4, 5, marks=pytest.mark.slow),
+        pytest.param(4, 5, marks=pytest.mark.rest),
     ],
 )
 def test_sigterm_saves_and_the_run_goes_on_exactly(

@@ -233,7 +233,7 @@ def test_rows_that_processes_share_in_part_are_refused(experiment):
         sharding.share_of_rows(sharding.make_mesh(config, devices), 0)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.rest)])
 def test_a_run_goes_on_with_half_or_double_the_devices(experiment, tmp_path, count):
     changes = {"train.log_every": 1, "train.checkpoint_every": 3, "data.validation": ()}
 

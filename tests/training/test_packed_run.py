@@ -19,7 +19,7 @@ def cached_compilation(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", None)
 
 
-@pytest.mark.parametrize("task", [pytest.param("mlm", marks=pytest.mark.slow), "translation"])
+@pytest.mark.parametrize("task", [pytest.param("mlm", marks=pytest.mark.rest), "translation"])
 def test_packed_rows_of_a_mixture_resume_exactly(tiny, saved, tmp_path, task, capsys):
     train = ("train.en", "train.de") if task == "translation" else ("train.en",)
     changes = {

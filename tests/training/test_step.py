@@ -133,7 +133,7 @@ def test_devices_change_nothing_not_even_dropout(sizes):
 
 @pytest.mark.parametrize(
     ("task", "sizes"),
-    [pytest.param("translation", (8, 1, 1), marks=pytest.mark.slow), ("mlm", (2, 2, 2))],
+    [pytest.param("translation", (8, 1, 1), marks=pytest.mark.rest), ("mlm", (2, 2, 2))],
 )
 def test_real_models_on_one_and_eight_devices(tiny, task, sizes):
     """Also on a mesh that splits heads, widths and vocabulary (mlm over `data`: test_loop.py)."""

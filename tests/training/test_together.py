@@ -97,7 +97,6 @@ def test_meshes_across_processes(tiny, job, tmp_path, sizes):
     assert_alike(numbers_of(config.workdir), numbers_of(tmp_path / "together"))
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_after_the_same_step(tiny, job, tmp_path):
     never = 10**6
     config = tiny(
