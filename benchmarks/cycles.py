@@ -3,11 +3,12 @@
     python benchmarks/cycles.py
     python benchmarks/cycles.py --topology v6e:2x2 --length 4096 --out cycles.json
 
-MHA, with a score matrix for each head, against `mhe_add`, with one for all (form `shared`), one
-device, no mask, no dropout. Cycles are the compiler's own estimates, added up over the program,
-loops as often as they run. Of a choice that the device makes, as `shared` has one, the branch that
-is meant to run counts, and beside it the program with the slower one. They rank programs of plain
-XLA and promise no seconds. Needs libtpu: `pip install -e '.[tpu]' -c constraints.txt`.
+MHA, with a score matrix for each head, against `mhe_add`, with one for all (form `shared`), and
+`sha`, the control, which is one head; one device, no mask, no dropout. Cycles are the compiler's
+own estimates, added up over the program, loops as often as they run. Of a choice that the device
+makes, as `shared` has one, the branch that is meant to run counts, and beside it the program with
+the slower one. They rank programs of plain XLA and promise no seconds. Needs libtpu: `pip install
+-e '.[tpu]' -c constraints.txt`.
 """
 
 import os
@@ -54,13 +55,16 @@ def main(arguments: list[str] | None = None) -> int:
     def mhe_add(q, k, v, bias):
         return engines.attend_shared(q, k, v, bias, Mask(), options, "xla")[0]
 
+    # `sha` is MHA of one head.
     cases = {
         "mha": (mha, [(heads, args.dtype)] * 3),
+        "sha": (mha, [(one, args.dtype)] * 3),
         "mhe_add shared": (mhe_add, [*[(one, args.dtype)] * 3, ((B, T, H), "float32")]),
     }
     results = []
     for case, (core, inputs) in cases.items():
-        program = compile_core(core, inputs, (heads, args.dtype), device)
+        output = one if case == "sha" else heads
+        program = compile_core(core, inputs, (output, args.dtype), device)
         likely, most = program.cycles(min), program.cycles(max)
         results.append({"case": case, "cycles": likely, "cycles_at_most": most})
     for r in results:

@@ -1,5 +1,6 @@
 """The benchmark commands run and write what they promise; how fast is not asked."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.whole_run
 
 SHAPE = ["--layers", "1", "--features", "12", "--heads", "3", "--mlp_features", "8"]
 SHAPE += ["--vocabulary", "300", "--length", "6", "--rounds", "2"]
+ROOT = Path(__file__).parents[1]
+RECORDS = sorted((ROOT / "benchmarks" / "records").glob("*.json"))
 COMMANDS = (attention, train_step, decode, memory)
 
 
@@ -144,7 +147,7 @@ def test_memory_of_a_chip_that_is_not_here(tmp_path):
     done = subprocess.run(
         [sys.executable, "benchmarks/memory.py", *arguments, "--topology", "v5e:2x2"]
         + ["--out", str(file)],
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": ""},
         capture_output=True,
         text=True,
@@ -232,3 +235,29 @@ def test_flags_that_do_not_go_together(command, arguments, named, capsys):
     captured = capsys.readouterr()
     assert named in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+def test_a_page_has_the_tables_of_a_record(record: Path):
+    """What is printed of a measurement is what was measured, and the command stands beside it."""
+    found = json.loads(record.read_text(encoding="utf-8"))
+    pages = [
+        (ROOT / page).read_text(encoding="utf-8")
+        for page in ("benchmarks/RESULTS.md", "docs/fit.md")
+    ]
+    command = found["header"]["command"]
+    assert command.endswith(f"--out benchmarks/records/{record.name}")
+    (page,) = [page for page in pages if command in page]
+    program = Path(command.split()[1]).stem
+    columns = importlib.import_module(f"benchmarks.{program}").COLUMNS
+    for table in tables(found["results"]):
+        assert timing.table(columns, table) in page
+
+
+def tables(rows: list[dict]) -> list[list[dict]]:
+    """Rows that were measured in turn, fastest first, as the programs print them."""
+    of_one = ("part", "task", "length", "run", "search", "batch")
+    apart: dict[tuple, list[dict]] = {}
+    for row in rows:
+        apart.setdefault(tuple(row.get(field) for field in of_one), []).append(row)
+    return [sorted(table, key=lambda row: row.get("median_ms", 0)) for table in apart.values()]
