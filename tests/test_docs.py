@@ -258,8 +258,11 @@ def test_a_stop_of_a_walk_is_there(file, name):
 
 # What they do
 
-# Added to a command of `train`: two steps of a small model.
-BUDGET = "--train.num_steps 2 --train.log_every 1 --data.lsh_pieces 400"
+# Added to a command of `train`: two steps of a small model, which leave one checkpoint.
+BUDGET = (
+    "--train.num_steps 2 --train.log_every 1 --data.lsh_pieces 400 "
+    "--evaluation.average_checkpoints 1"
+)
 SMALL = (
     "--model.features 32 --model.mlp_features 32 --model.num_layers 1 --model.num_decoder_layers 1 "
     "--model.attention.num_heads 2 --model.vocabulary_size 400"
