@@ -127,7 +127,7 @@ def gradient(static: Static, q, k, values, b, seen: Seen, output, denominator, c
 
     zeros = [jnp.zeros(x.shape, b.dtype) for x in (q, k, w, columns)]
     dq, dk, dw, dcolumns = over_blocks(q, k, seen, step, varying(tuple(zeros), q))
-    dv, db = columns_gradient(values, w, columns, dw, dcolumns, into, back)
+    dv, db = columns_gradient(static, values, w, columns, dw, dcolumns, into, back)
     dq, dk = (times_any_power(x, back[..., 0]) for x in (dq, dk))
     return dq.astype(q.dtype), dk.astype(k.dtype), dv, db
 
@@ -146,12 +146,14 @@ def columns_of(values: Values, b, keys):
     return w, _flat((w[..., None] * v).astype(v.dtype))
 
 
-def columns_gradient(values: Values, w, columns, dw, dcolumns, into, back):
+def columns_gradient(static: Static, values: Values, w, columns, dw, dcolumns, into, back):
     """Gradients of v and b from those of `columns_of`."""
     dcolumns = dcolumns.reshape(*w.shape, -1)
-    db = (dcolumns * columns.reshape(dcolumns.shape)).sum(-1) + w * dw
-    dv = dcolumns * w[..., None]
-    dv = dv.sum(2, keepdims=True) if values.divided.shape[2] == 1 else dv
+    db = product(static, "nsre,nsre->nsr", dcolumns, columns.reshape(dcolumns.shape)) + w * dw
+    if values.divided.shape[2] == 1:
+        dv = product(static, "nsre,nsr->nse", dcolumns, w)[:, :, None]
+    else:
+        dv = dcolumns * w[..., None]
     dv, db = times_any_power(dv, -into), times_any_power(db, back[..., 0])
     return dv.astype(values.divided.dtype), db
 

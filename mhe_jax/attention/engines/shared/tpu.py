@@ -160,7 +160,7 @@ def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cot
     of_weights = dcolumns[..., sizes.values :]
     dw = of_part(of_weights, 0, S) + of_part(of_weights, 2, S)
     dcolumns = _heads_of(sizes, dcolumns, S, R, E)
-    dv, db = factored.columns_gradient(values, w, columns, dw, dcolumns, into, back)
+    dv, db = factored.columns_gradient(static, values, w, columns, dw, dcolumns, into, back)
     dq = factored.times_any_power(static.scale * dq, back[..., 0])
     dk = factored.times_any_power(dk, back[..., 0])
     return dq.astype(q.dtype), dk.astype(k.dtype), dv, db
