@@ -178,6 +178,28 @@ def test_entry_point_is_quiet_on_interrupt():
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
 
 
+def test_an_interrupt_while_a_module_loads_is_no_error_of_the_module(tmp_path):
+    """As an extension does it, which turns every exception into its own."""
+    (tmp_path / "extension.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(9)\n"
+        "except BaseException:\n    raise ImportError('while initializing') from None\n"
+    )
+    done = run_program(f"import sys; sys.path.append({str(tmp_path)!r}); import extension")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("stopped", ["KeyboardInterrupt", "SystemExit(128 + 15)"])
+def test_a_signal_ends_a_process_at_once_where_xla_may_be_compiling(stopped):
+    """The interpreter's own end, of which `atexit` is part, may crash then."""
+    status = 130 if stopped == "KeyboardInterrupt" else 143
+    body = "import atexit; atexit.register(print, 'its end', flush=True)"
+    done = run_program(f"{body}; print('said'); import jax; raise {stopped}")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "said\n", "")
+    done = run_program(f"{body}; raise {stopped}")
+    assert (done.returncode, done.stdout, done.stderr) == (status, "its end\n", "")
+
+
 def test_entry_point_is_quiet_when_the_reader_leaves():
     done = subprocess.run(
         ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | head -n 1', sys.executable,

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from mhe_jax.config import InputError
@@ -70,8 +71,9 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     if sys.stderr is None:  # closed by who started us: print would take standard output instead
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see train.py
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        # SIG_DFL: see train.py. Ctrl-C that is ignored stays so.
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signal.SIGINT, _interrupt)
         _ask_for_huge_pages()
         _check_names()
         main()
@@ -84,9 +86,13 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
         if os.environ.get("MHE_JAX_TRACEBACK") == "1":
             raise
         if isinstance(error, KeyboardInterrupt):
-            sys.exit(130)
+            _end_at_once(130)
         _tell(_line_of(error))
         sys.exit(2)
+    except SystemExit as ended:
+        if isinstance(ended.code, int) and ended.code > 128:  # a signal
+            _end_at_once(ended.code)
+        raise
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) or os.environ.get("MHE_JAX_TRACEBACK") == "1":
             raise
@@ -94,6 +100,33 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
         _tell(f"{reason}. {LESS_MEMORY}")
         sys.exit(1)
     sys.exit(0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt; ends the process where a module is being loaded.
+
+    Some of those that are not written in Python turn it into an error of their own, or crash.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os._exit(128 + number)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _end_at_once(status: int) -> NoReturn:
+    """Ends the process, but for one of several that others wait for, before the interpreter does.
+
+    XLA goes on compiling on threads of its own, and crashes where the interpreter takes away what
+    they work on.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None or jax.distributed.is_initialized():
+        sys.exit(status)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError):
+            stream.flush()
+    os._exit(status)
 
 
 def _check_names() -> None:
