@@ -142,6 +142,7 @@ def _train_alone(
             writes=writes,
         ) as tracker:
             about = summary.about(config, mesh, abstract.params)
+            told = [*told, *_missing_test(config)] if writes else told
             for line in (about, batches.describe(), *told, *changed, *checkpoints.notes):
                 tracker.note(line)
             if start:
@@ -172,6 +173,15 @@ def _train_alone(
         # A write that failed has been reported by now.
         with contextlib.suppress(NotSaved):
             checkpoints.close()
+
+
+def _missing_test(config: Config) -> list[str]:
+    """Why `eval.py` could not read the test split, which training does without."""
+    try:
+        tasks.check_sources(config, ("test",))
+    except InputError as error:
+        return [f"{error} (data.test: eval.py will need it)"]
+    return []
 
 
 def _check_writable(workdir: Path) -> None:
@@ -278,7 +288,8 @@ class _Loop:
 
         peak = PEAK[device] * self.mesh.size if device in PEAK else None
         skip = c.train.skip_nonfinite
-        return Meter(self.tracker, c.train.log_every, self.meta, skip=skip, flops=flops, peak=peak)
+        every = min(c.train.log_every, c.train.num_steps)  # a short run has a line too
+        return Meter(self.tracker, every, self.meta, skip=skip, flops=flops, peak=peak)
 
     def _validates(self, step: int) -> bool:
         c = self.config

@@ -259,6 +259,21 @@ def test_a_run_can_be_made_longer(tiny, tmp_path, saved):
         train(tiny("lm", **{"train.num_steps": 5}))
 
 
+def test_a_run_shorter_than_its_log_has_a_line(tiny):
+    config = tiny("lm", **{"train.num_steps": 3, "train.log_every": 100})
+    train(config)
+    logged = tracking.read(Path(config.workdir) / METRICS)
+    assert [(line["step"], line["split"]) for line in logged] == [(3, "train"), (3, "validation")]
+
+
+def test_a_test_split_that_cannot_be_read_is_told_and_training_goes_on(tiny, capsys):
+    config = tiny("lm", **{"train.num_steps": 1, "data.test": ("nowhere.txt",)})
+    train(config)
+    assert "nowhere.txt: no such file (data.test: eval.py will need it)" in capsys.readouterr().err
+    train(tiny("lm", **{"train.num_steps": 2}))
+    assert "eval.py will need it" not in capsys.readouterr().err
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tiny, saved, capsys):
     config = tiny("mlm", **{"train.num_steps": 4})
     train(config)
