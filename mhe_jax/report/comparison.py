@@ -85,6 +85,12 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         if len(values) > 1:
             told = ", ".join(f"{value} (as {name})" for value, name in values.items())
             notes.append(f"Not evaluated alike: {setting} is {told}.")
+    for group in section.groups:
+        seeds = [run.config.train.seed for run in group.runs if run.config]
+        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        if twice:
+            told = ", ".join(map(str, twice))
+            notes.append(f"{group.name} has several runs of seed {told}: no spread over seeds.")
     counts = {len(group.runs) for group in section.groups}
     if len(counts) > 1 or counts == {1}:
         notes.append("Where there is one seed, nothing is known of the spread.")

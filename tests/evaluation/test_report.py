@@ -561,3 +561,11 @@ def test_a_run_that_was_lengthened_is_not_finished(tmp_path):
     save_json(set_field(LM, "train.num_steps", 20), place / "config.json")
     (found,) = read_runs([place], "test")
     assert (found.status, found.reason) == ("not finished", "logged 10 of 20 steps")
+
+
+def test_a_copy_of_a_run_is_no_second_seed(tmp_path):
+    for name, seed in (("a", 0), ("copy", 0), ("b", 1)):
+        leave(tmp_path / "runs" / name, PAIRS, scores={"bleu": 4.0}, train__seed=seed)
+    compare(tmp_path, tmp_path / "runs")
+    told = (tmp_path / "report" / "report.md").read_text()
+    assert "has several runs of seed 0: no spread over seeds." in told

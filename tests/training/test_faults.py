@@ -352,6 +352,14 @@ def test_only_a_second_order_to_end_ends_at_once(monkeypatch, numbers, received,
     assert exits == ([ended] if ended else [])
 
 
+def test_the_first_signal_says_what_comes(capfd):
+    with signals.Signals() as caught:
+        caught.stepping = True
+        signal.raise_signal(signal.SIGINT)
+    line = "SIGINT: saving after this step; again ends at once\n"
+    assert capfd.readouterr().err == line
+
+
 @pytest.mark.usefixtures("hang_ups")
 def test_a_second_hang_up_before_any_step_does_not_disturb_the_end():
     cleaned = []

@@ -83,6 +83,9 @@ class Signals:
         self.received = number
         if not self.stepping:
             raise self._too_early()
+        name = signal.Signals(number).name
+        with contextlib.suppress(OSError):  # not by `print`, which it may have interrupted
+            os.write(2, f"{name}: saving after this step; again ends at once\n".encode())
 
     def _left(self) -> None:
         self.received = self.received or signal.SIGPIPE
