@@ -128,6 +128,18 @@ def test_train_help_has_every_field_with_the_configs_defaults(config_file, capsy
     assert "Updates in all." in text
 
 
+@pytest.mark.parametrize(("encoding", "line"), [("utf-8", "Übt auf a.txt."), ("ascii", "?bt auf")])
+def test_help_of_a_config_begins_with_its_docstring(config_file, encoding, line):
+    """Which says where its data come from."""
+    text = config_file.read_text(encoding="utf-8")
+    config_file.write_text(f'"""Übt auf a.txt."""\n{text}', encoding="utf-8")
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    with contextlib.redirect_stdout(terminal), pytest.raises(SystemExit):
+        command_line.parse_train_arguments([f"{config_file}", "--help"])
+    terminal.flush()
+    assert line in terminal.buffer.getvalue().decode(encoding).splitlines()[2]
+
+
 @pytest.fixture
 def run_directory(tmp_path):
     run = tmp_path / "runs" / "mul"

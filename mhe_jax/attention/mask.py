@@ -174,13 +174,18 @@ def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
     """Any mask a caller may pass, over the flattened leading axes `batch`.
 
     Raises:
-      ValueError: an array that does not have the rank of [*batch, H, T, S] or less.
+      ValueError: no mask, or an array of a higher rank than [*batch, H, T, S].
     """
     if mask is None:
         return Mask()
     if isinstance(mask, Mask):
         return dataclasses.replace(mask, allowed=_of_rank_4(mask.allowed))
-    allowed = jnp.asarray(mask)
+    try:
+        allowed = jnp.asarray(mask)
+    except TypeError:
+        raise ValueError(
+            f"mask={mask!r} is neither an array nor a Mask, such as Mask.causal()"
+        ) from None
     if allowed.ndim > len(batch) + 3:
         raise ValueError(
             f"mask has shape {allowed.shape}; it must broadcast to [batch, heads, queries, keys] "

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +21,7 @@ from mhe_jax.config import (
 )
 from mhe_jax.config.fields import allowed_values, hints_of, unknown_field
 from mhe_jax.config.files import CONFIG
-from mhe_jax.config.loading import config_of, load_config
+from mhe_jax.config.loading import about_config, config_of, load_config
 from mhe_jax.config.rules import check
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         raise InputError(f"the config comes before {name}; usage: {TRAIN_USAGE}")
 
     def parse(default: Config) -> Config:
-        return parse_fields(Config, default, rest, f"train.py {name}")
+        return parse_fields(Config, default, rest, f"train.py {name}", about=about_config(name))
 
     default = load_config(name)
     config = parse(default)
@@ -105,19 +106,34 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
 
 
 def parse_fields(
-    cls: type[T], default: T, arguments: Sequence[str], prog: str, *, bare_flags: bool = False
+    cls: type[T],
+    default: T,
+    arguments: Sequence[str],
+    prog: str,
+    *,
+    bare_flags: bool = False,
+    about: str | None = None,
 ) -> T:
     """`default` with the overrides of a command line, by tyro; its boxed errors made one line.
 
-    With `bare_flags` a boolean field takes no value: its name sets it.
+    With `bare_flags` a boolean field takes no value: its name sets it. `--help` begins with
+    `about`, else with the docstring of the class.
     """
     import tyro
 
+    if about is not None and sys.stdout is not None:  # a terminal may show ASCII only
+        about = about.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)
     how = (tyro.conf.FlagCreatePairsOff if bare_flags else tyro.conf.FlagConversionOff,)
 
     def parse(tokens: Sequence[str]) -> T:
         return tyro.cli(
-            cls, default=default, args=tokens, prog=prog, config=how, use_underscores=True
+            cls,
+            default=default,
+            args=tokens,
+            prog=prog,
+            description=about,
+            config=how,
+            use_underscores=True,
         )
 
     complaint = io.StringIO()

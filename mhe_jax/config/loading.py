@@ -5,6 +5,7 @@ Nothing here imports jax, so that a typing error costs no start-up time and
 `jax.distributed.initialize` can still come first.
 """
 
+import ast
 import contextlib
 import dataclasses
 import traceback
@@ -51,6 +52,12 @@ def load_config(name: str) -> Config:
         return from_dict(dataclasses.asdict(config))  # Python itself asks nobody's type
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
+
+
+def about_config(name: str) -> str | None:
+    """The docstring of the file of a config that `load_config` takes."""
+    file = name.rpartition(":")[0] if ".py:" in name else name
+    return ast.get_docstring(ast.parse(Path(file).read_bytes()))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The sources that `data.train`, `data.validation` and `data.test` name.
 
     what is written in `data.train`          an item is
-    a.txt (any other suffix)                 a line
+    a.txt (any suffix but `NOT_TEXT`)        a line
     a.en, a.de                               the pair of lines with the same number
     a.tsv                                    a line; for translation its two columns
     a.jsonl                                  the strings in `data.fields`: one, or two
@@ -31,6 +31,9 @@ from mhe_jax.data.sources import (
     TabLines,
     TextLines,
 )
+
+# Files that users have and that hold no lines of text.
+NOT_TEXT = {".csv", ".json", ".parquet", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html"}
 
 
 def open_source(
@@ -65,6 +68,12 @@ def open_source(
     paths = [file_path(directory, name) for name in written]
     formats = [file_format(path) for path in paths]
     cache = cache or cache_directory()
+    for path, form in zip(paths, formats, strict=True):
+        if not kinds and form in NOT_TEXT:
+            raise InputError(
+                f"{path}: {form} is not a form that is read here: takes lines of text, .tsv or "
+                ".jsonl, each also as .gz or .xz"
+            )
     if len(written) == 2:
         if kinds or {".tsv", ".jsonl"} & set(formats):
             raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")

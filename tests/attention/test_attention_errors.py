@@ -89,7 +89,18 @@ def test_heads_divide_the_width(case):
         start(KINDS[case.kind](num_heads=3, qkv_features=20, **kv), x)
 
 
-@pytest.mark.parametrize("kv_heads", [None, 0, 2, 6])
+def test_groups_that_are_not_set():
+    with pytest.raises(ValueError, match="num_kv_heads is not set: it must divide num_heads=3"):
+        start(make_attention("gqa", num_heads=3), X)
+
+
+@pytest.mark.parametrize("mask", ["causal", Mask.causal, object()], ids=str)
+def test_what_is_no_mask(mask):
+    with pytest.raises(ValueError, match=r"is neither an array nor a Mask, such as Mask\.causal"):
+        make_attention("mha", num_heads=3).init(jax.random.key(0), X, mask=mask)
+
+
+@pytest.mark.parametrize("kv_heads", [0, 2, 6])
 def test_groups(kv_heads):
     with pytest.raises(ValueError, match=f"num_kv_heads={kv_heads} must divide num_heads=3"):
         start(make_attention("gqa", num_heads=3, num_kv_heads=kv_heads), X)

@@ -159,6 +159,12 @@ def test_broken_index_is_built_again(read, tmp_path):
 # file name -> bytes; what is opened; the message, with {dir} for the directory.
 BAD = {
     "missing": ({}, ["a.txt"], "{dir}/a.txt: no such file"),
+    "a table": (
+        {"a.csv": b"a,b\n"},
+        ["a.csv"],
+        "{dir}/a.csv: .csv is not a form that is read here",
+    ),
+    "packed": ({"a.csv.gz": b""}, ["a.csv.gz"], "{dir}/a.csv.gz: .csv is not a form that is read"),
     "empty": ({"a.txt": b""}, ["a.txt"], "{dir}/a.txt: is empty"),
     "directory": ({}, ["."], "{dir}: is a directory, not a file"),
     "blank": ({"a.txt": b"\n \r\n\t\n"}, ["a.txt"], "{dir}/a.txt: has no text, only blank lines"),

@@ -21,6 +21,8 @@ class GroupedQueryAttention(Attention):
 
     @property
     def kv_heads(self) -> int:
+        if self.num_kv_heads is None:
+            raise ValueError(f"num_kv_heads is not set: it must divide num_heads={self.num_heads}")
         if not self.num_kv_heads or self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
