@@ -190,6 +190,8 @@ def _check_writable(workdir: Path) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
     except UnicodeEncodeError:
         raise InputError(f"workdir={str(workdir)!a}: is not UTF-8") from None
+    except FileExistsError:
+        raise InputError(f"workdir={workdir}: is a file, takes a directory") from None
     except OSError as error:
         raise InputError(f"workdir={workdir}: {error.strerror}") from None
     if not os.access(workdir, os.W_OK | os.X_OK):

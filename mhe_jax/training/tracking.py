@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.files import METRICS, publish, write_whole
@@ -56,11 +57,13 @@ class Tracker:
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.fields[metrics]}"),
-                TimeRemainingColumn(),
+                MofNCompleteColumn(table_column=Column(min_width=2 * len(str(num_steps)) + 1)),
+                # Of a narrow terminal the bar gives way first, then the metrics.
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                TextColumn("{task.fields[metrics]}", table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(min_width=7)),
                 console=self._console,
+                expand=True,
             )
             self._task = self._progress.add_task(
                 "", total=num_steps, completed=start_step, metrics=""

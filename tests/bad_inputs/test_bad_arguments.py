@@ -108,7 +108,7 @@ def test_a_field(refused, field, entry):
         ),
         (
             "train.py tiny.py:labels --workdir runs/new --train.init_from runs/lm",
-            r"train\.init_from is 'runs/lm': task lm has no encoder to take$",
+            r"train\.init_from is 'runs/lm': a run of task lm: takes one of an encoder",
         ),
         (
             "train.py tiny.py:labels --workdir runs/new --train.init_from runs/mlm "

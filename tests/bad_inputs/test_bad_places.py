@@ -114,13 +114,13 @@ def test_what_may_not_be_written(closed, arguments, path, says):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (f"{NEW} train.en", r"workdir=train\.en: File exists$"),
+        (f"{NEW} train.en", r"workdir=train\.en: is a file, takes a directory$"),
         (f"{NEW} train.en/new", r"workdir=train\.en/new: Not a directory$"),
         (f"{NEW} {'a' * 300}", r"a+/config\.json: File name too long$"),
         (f"{NEW} runs/new --data.cache_directory train.en", r"data\.cache_directory=train\.en: F"),
         (f"{NEW} runs/new --data.cache_directory dev.en/x", r"data\.cache_directory=dev\.en/x: N"),
         (f"{NEW} runs/new --data.cache_directory ~nobody-at-all/x", r"data\.cache_directory=~nob"),
-        (f"{NEW} train.en --seeds 2", r"cannot make train\.en: File exists$"),
+        (f"{NEW} train.en --seeds 2", r"workdir=train\.en: is a file, takes a directory$"),
         ("train.py tiny.py:labels --workdir runs/new --train.init_from train.en", r"train\.init"),
         ("eval.py compare runs/lm --out train.en", r"--out train\.en: is a file$"),
     ],

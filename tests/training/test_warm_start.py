@@ -234,7 +234,7 @@ def test_translation_has_no_encoder_to_give(tuned, tiny, tmp_path):
     other = tiny("lm", workdir=str(tmp_path / "lm"))
     Path(other.workdir).mkdir()
     save_json(other, Path(other.workdir) / "config.json")
-    with pytest.raises(InputError, match="task lm has no encoder to take"):
+    with pytest.raises(InputError, match="a run of task lm: takes one of an encoder"):
         check_init_from(tuned(**{"train.init_from": other.workdir}))
 
 

@@ -38,6 +38,8 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
     """
     try:
         sweep.workdir.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"workdir={sweep.workdir}: is a file, takes a directory") from None
     except OSError as error:
         raise InputError(f"cannot make {sweep.workdir}: {error.strerror}") from None
     read_sweep(sweep.workdir)

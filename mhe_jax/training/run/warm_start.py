@@ -49,7 +49,10 @@ def check_init_from(config: Config) -> None:
 def _encoder_config(run: str) -> Config:
     config = config_of(run, "train.init_from")
     if not config.facts.is_encoder:
-        raise InputError(f"train.init_from is {run!r}: task {config.task} has no encoder to take")
+        raise InputError(
+            f"train.init_from is {run!r}: a run of task "
+            f"{config.task}: takes one of an encoder, as of mlm or shuffle_random"
+        )
     return config
 
 
