@@ -396,3 +396,18 @@ def test_a_second_run_is_refused_before_it_writes(tiny):
             loop.train(config, jax.devices()[:1])
         assert names(workdir) == [FILE]
         assert (workdir / FILE).read_bytes() == held
+
+
+@pytest.mark.parametrize(("leases", "ends"), [(0.4, False), (0.6, True)])
+def test_a_write_after_a_long_pause_looks_first(tmp_path, monkeypatch, leases, ends):
+    """Half a lease without a renewal: another may have taken the lock."""
+    lost = []
+    monkeypatch.setattr(lock, "_lost", lambda path, found: lost.append(found))
+    with locked(tmp_path) as held:
+        later = lock._now() + leases * lock.LEASE
+        monkeypatch.setattr(lock, "_now", lambda: later)
+        file = tmp_path / FILE
+        file.write_text(json.dumps({**json.loads(file.read_text()), "token": "another"}))
+        held.check()
+        monkeypatch.undo()
+    assert bool(lost) == ends
