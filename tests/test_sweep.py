@@ -12,6 +12,7 @@ import pytest
 
 from mhe_jax import tasks
 from mhe_jax.cli import sweep
+from mhe_jax.cli.sweep import execution
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.report.results import read_sweep, sweep_table
@@ -373,3 +374,20 @@ def test_a_result_that_is_none_is_made_again(place, text):
     assert calls == [SHA]
     assert found["done"] == 2
     assert f"| {SHA} | done | 1.5000 | 2.0 |" in sweep_table(found["runs"])
+
+
+class Sent(list):
+    """In the place of a process: the signals that it got."""
+
+    send_signal = list.append
+
+
+def test_signals_before_and_between_runs_reach_the_next_and_the_first_counts():
+    with execution._Signals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGINT)
+        signals.attach(sent := Sent())
+        assert sent == [signal.SIGTERM, signal.SIGINT]  # a hang-up means the same to a run
+        signal.raise_signal(signal.SIGINT)
+        assert sent[2:] == [signal.SIGINT]
+    assert signals.received == signal.SIGHUP
