@@ -99,6 +99,9 @@ def test_only_a_line_feed_ends_a_line():
     assert lines == ["a", "b\u2028c\x85d\re", "", "  ", "last"]
     assert list(input_lines(io.BytesIO(b""))) == []
     assert list(input_lines(io.BytesIO(b"a\n"))) == ["a"]
+    # A byte order mark is one at the beginning only.
+    marked = io.BytesIO("\ufeffa\n\ufeffb".encode())
+    assert list(input_lines(marked)) == ["a", "\ufeffb"]
 
 
 def test_a_line_that_is_not_utf8_is_named():
