@@ -36,6 +36,7 @@ from mutations.model_mutants import MODEL
 from mutations.more_data_mutants import MORE_DATA
 from mutations.more_evaluation_mutants import MORE_EVALUATION
 from mutations.mutant import Mutant
+from mutations.run_mutants import RUN
 from mutations.training_mutants import TRAINING
 
 MUTANTS = (
@@ -44,6 +45,7 @@ MUTANTS = (
     *DATA,
     *MORE_DATA,
     *TRAINING,
+    *RUN,
     *EVALUATION,
     *MORE_EVALUATION,
 )
