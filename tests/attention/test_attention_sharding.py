@@ -11,7 +11,7 @@ from attention_cases import CASES, Case, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.attention import Mask
-from mhe_jax.attention.engines import cudnn
+from mhe_jax.attention.engines import blocked, cudnn
 
 RULES = (
     ("batch", ("data", "fsdp")),
@@ -75,6 +75,12 @@ def test_names_of_the_parameters(case):
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_sharded_is_single(case):
     check_sharded_is_single(module_of(case))
+
+
+@pytest.mark.parametrize("kind", ["mha", "mqa"])
+def test_sharded_is_single_in_blocks(kind, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK_SCORES", 100)
+    check_sharded_is_single(module_of(Case(kind)).clone(engine="blocked"))
 
 
 @pytest.mark.parametrize("kind", ["mha", "skv", "el"])

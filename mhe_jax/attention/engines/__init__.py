@@ -6,20 +6,22 @@ An engine is a file and its line in `LADDER` or `SHARED`:
     attend(query, key, value, key_bias, mask, options, *, scale) -> output, weight sum
     SAVED: names of primitives whose results a scanned layer saves for its backward pass, if any
 
-| what the call asks for | `xla` | `cudnn` |
-|---|---|---|
-| device | any | NVIDIA GPU of compute capability 8.0 or more, cuDNN |
-| type | any float | float16, bfloat16 |
-| lengths | any | even |
-| head width | any, values may differ | a multiple of 8, at most 128, values the same |
-| fewer key heads than query heads | yes | yes, where no mesh splits the heads |
-| a key bias | added to the scores | as one more column of the keys, which the head width counts |
-| a mesh that splits the heads | yes | into parts of whole heads |
-| causal | yes | yes, skips what nobody sees where T = S |
-| offset, padding, segments, dense mask | yes | yes, as a [B, H, T, S] bias in memory |
-| dropout, sown weights, `precision` | yes | refused |
+| what the call asks for | `xla` | `blocked` | `cudnn` |
+|---|---|---|---|
+| device | any | any | NVIDIA GPU of compute capability 8.0 or more, cuDNN |
+| type | any float | any float | float16, bfloat16 |
+| memory | B·H·T·S | linear in T | linear in T, but for masks |
+| lengths | any | any | even |
+| head width | any, values may differ | likewise | a multiple of 8, at most 128, values the same |
+| fewer key heads than query heads | yes | yes | yes, where no mesh splits the heads |
+| a key bias | added to the scores | likewise | one more column of the keys, in the width |
+| a mesh that splits the heads | yes | yes | into parts of whole heads |
+| causal | yes | skips bands that nobody sees | yes, skips what nobody sees where T = S |
+| offset, padding, segments, dense mask | yes | yes | yes, as a [B, H, T, S] bias in memory |
+| dropout, `precision` | yes | yes | refused |
+| sown weights | yes | refused | refused |
 
-`auto` takes the first of `cudnn`, `xla` that does not refuse.
+`auto` takes the first of `cudnn`, `xla` that does not refuse; `blocked` is taken by name.
 
 Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
 
@@ -44,14 +46,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention.engines import cudnn, xla
+from mhe_jax.attention.engines import blocked, cudnn, xla
 from mhe_jax.attention.engines.blocks import KEPT
 from mhe_jax.attention.engines.shared import tpu
 from mhe_jax.attention.engines.shared import xla as shared
 from mhe_jax.attention.mask import Mask
 from mhe_jax.config import InputError
 
-LADDER = {"cudnn": cudnn, "xla": xla}
+LADDER = {"cudnn": cudnn, "xla": xla, "blocked": blocked}
 # Engines of `attend_shared`.
 SHARED = {"pallas": tpu, "xla": shared}
 _SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
@@ -97,7 +99,7 @@ def attend(
       key_bias: b [B, S, H], None for 0.
       mask: the allowed keys, over which softmax goes.
       options: dropout, precision and the like.
-      engine: 'auto', 'xla' or 'cudnn'.
+      engine: 'auto', 'xla', 'blocked' or 'cudnn'.
       scale: a finite number above 0; None for 1/√D.
 
     Returns:

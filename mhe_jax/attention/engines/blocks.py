@@ -3,7 +3,7 @@
 Rows N are examples times groups: q [N, T, D], k [N, S, D].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -61,17 +61,22 @@ class Block(NamedTuple):
         return total if self.keys == x.shape[1] else x.at[:, : self.keys].set(total)
 
 
+def bands(T: int, S: int, mask: Mask) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, keys): the queries [start, stop) see no key but [0, keys)."""
+    past_only = mask.is_causal and mask.offset is None
+    band = max(BAND, -(-T // MAX_BANDS)) if past_only else T
+    for start in range(0, T, band):
+        stop = min(start + band, T)
+        yield start, stop, min(stop, S) if past_only else S
+
+
 def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any):
     """`carry = step(block, carry)` for all queries, one block after the other.
 
     Where keys are in order of the queries, those that come after a band are left out.
     """
-    T, S = q.shape[1], k.shape[1]
-    past_only = seen.mask.is_causal and seen.mask.offset is None
-    band = max(BAND, -(-T // MAX_BANDS)) if past_only else T
-    for start in range(0, T, band):
-        stop = min(start + band, T)
-        size, keys = min(BLOCK, stop - start), min(stop, S) if past_only else S
+    for start, stop, keys in bands(q.shape[1], k.shape[1], seen.mask):
+        size = min(BLOCK, stop - start)
         turns = (stop - start) // size
 
         def turn(i, carry, start=start, size=size, keys=keys):

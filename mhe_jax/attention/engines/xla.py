@@ -14,9 +14,12 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
 
 def attend(
-    query, key, value, key_bias, mask: Mask, options, *, scale: float
+    query, key, value, key_bias, mask: Mask, options, *, scale: float, name: str = KEPT
 ) -> tuple[jax.Array, jax.Array]:
-    """See `engines.attend`. Logits of all heads stand in memory: B·H·T·S numbers."""
+    """See `engines.attend`. Logits of all heads stand in memory: B·H·T·S numbers.
+
+    `name` is that of dropout's mask for policies of `jax.checkpoint`.
+    """
     B, T, H, D = query.shape
     S, K, E = key.shape[1], key.shape[2], value.shape[3]
     dtype = query.dtype
@@ -48,7 +51,7 @@ def attend(
         shape = {True: (B, 1, T, S), "batch": (1, 1, T, S), False: weights.shape}
         keep = 1.0 - options.dropout_rate
         kept = jax.random.bernoulli(options.dropout_rng, keep, shape[options.broadcast_dropout])
-        weights *= checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)
+        weights *= checkpoint_name(kept, name).astype(dtype) / jnp.asarray(keep, dtype)
         total = weights.sum(-1, keepdims=True).swapaxes(1, 2)
     else:
         total = mask.row_has_key(T, S, dtype)

@@ -1,0 +1,153 @@
+"""The engine `blocked`: exact for every kind and mask, one dropout mask, memory linear in T."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import BATTERY, B, S, T, mask_for, mask_names, normal
+from test_kinds import check
+
+from mhe_jax.attention import Mask
+from mhe_jax.attention.engines import Options, blocked, blocks, is_saved, xla
+
+# Those whose heads have scores of their own.
+CASES = [case for case in BATTERY if case.form != "shared"]
+RATE = 0.3
+KEY = jax.random.key(5)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Two queries a block and four a band, for the calls of the battery."""
+    monkeypatch.setattr(blocked, "BLOCK_SCORES", 100)
+    monkeypatch.setattr(blocks, "BAND", 4)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("name", mask_names(CASES[0], T, S))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_kind_and_mask(case, name):
+    """Output and gradients against the float64 reference."""
+    if name not in mask_names(case, T, S):
+        pytest.skip("this kind has one head, and no mask can tell its heads apart")
+    _, dense = mask_for(case, name, T, S)
+    mask = jnp.asarray(dense[:, : case.mask_heads])
+    q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
+    check(case, mask, dense, q, k, engine="blocked")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["causal", "all of them", "causal offset", "segments of one"])
+def test_a_mask_in_parts(name):
+    """Each block has its own part of it, and a band leaves out the keys behind it."""
+    mask, dense = mask_for(CASES[0], name, T, T)
+    check(CASES[0], mask, dense, normal(1, B, T, CASES[0].width), engine="blocked")
+
+
+def call(T, S, dtype=jnp.float32, H=4, K=2, D=8, E=6):
+    q, k, v = normal(1, B, T, H, D), normal(2, B, S, K, D), normal(3, B, S, K, E)
+    return tuple(jnp.asarray(x, dtype) for x in (q, k, v))
+
+
+def run(engine, mask, options, bias, *qkv):
+    return engine.attend(*qkv, bias, mask, options, scale=0.4)[0]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("sizes", [(0, 5), (1, 1), (4, 0), (9, 3), (3, 9)], ids=str)
+def test_other_lengths_and_a_key_bias(sizes):
+    qkv, bias = call(*sizes), normal(4, B, sizes[1], 4)
+    both = [functools.partial(run, e, Mask.causal(), Options(), bias) for e in (blocked, xla)]
+    (output, pull), (wanted, wanted_pull) = (jax.vjp(each, *qkv) for each in both)
+    np.testing.assert_allclose(output, wanted, atol=1e-6)
+    cotangent = jnp.asarray(normal(6, *wanted.shape))
+    for a, b in zip(pull(cotangent), wanted_pull(cotangent), strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-6)
+    (_, moved), (_, wanted) = (jax.jvp(each, qkv, qkv) for each in both)
+    np.testing.assert_allclose(moved, wanted, atol=3e-6)
+
+
+def test_gradients_of_many_blocks_add_up_in_float32(monkeypatch):
+    """In bfloat16 those of 512 blocks of one query would lose most of what each adds."""
+    monkeypatch.setattr(blocked, "BLOCK_SCORES", 1)
+    qkv = call(512, 8, jnp.bfloat16)
+    exact = jax.vjp(
+        functools.partial(run, xla, Mask(), Options(), None), *(x.astype(jnp.float32) for x in qkv)
+    )
+    ours = jax.vjp(functools.partial(run, blocked, Mask(), Options(), None), *qkv)
+    cotangent = jnp.ones_like(ours[0])
+    of_values = ours[1](cotangent)[2].astype(jnp.float32)
+    wanted = exact[1](cotangent.astype(jnp.float32))[2]
+    assert np.abs(of_values - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("broadcast", [True, "batch", False])
+def test_dropout_has_one_mask_in_both_passes(broadcast):
+    """With values of the identity the output is the weights, whose mask the gradients must have."""
+    (q, k, _), eye = call(9, 7, K=4), jnp.eye(7)
+    v = jnp.broadcast_to(eye[None, :, None], (B, 7, 4, 7))
+    options = Options(dropout_rate=RATE, dropout_rng=KEY, broadcast_dropout=broadcast)
+    attend = functools.partial(blocked.attend, key_bias=None, mask=Mask(), options=options)
+    (weights, total), pull = jax.vjp(lambda *qkv: attend(*qkv, scale=0.4), q, k, v)
+    np.testing.assert_allclose(total[..., 0], weights.sum(-1), rtol=1e-5)
+    kept = weights > 0
+    assert 0 < kept.mean() < 1
+    shared = {True: (2,), "batch": (0, 2), False: ()}[broadcast]
+    for axis in (0, 2):
+        alike = bool((kept == jnp.take(kept, jnp.array([0]), axis)).all())
+        assert alike == (axis in shared)
+    assert len({np.asarray(kept[:, t]).tobytes() for t in range(9)}) > 5  # a mask for each query
+
+    def plain(q, k, v):
+        exact = jax.nn.softmax(0.4 * jnp.einsum("bthd,bshd->bths", q, k))
+        return jnp.einsum("bths,bshe->bthe", exact * kept / (1 - RATE), v)
+
+    wanted, wanted_pull = jax.vjp(plain, q, k, v)
+    np.testing.assert_allclose(weights, wanted, atol=1e-6)
+    cotangent = jnp.asarray(normal(6, *wanted.shape))
+    zero = jnp.zeros_like(total)
+    for a, b in zip(pull((cotangent, zero)), wanted_pull(cotangent), strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-6)
+
+
+def test_dropout_keeps_its_share(monkeypatch):
+    """Of 10⁶ weights, within four standard errors; masks of blocks differ."""
+    monkeypatch.setattr(blocked, "BLOCK_SCORES", 1000 * 125)
+    q, k = jnp.zeros((1, 1000, 1, 1)), jnp.zeros((1, 1000, 1, 1))
+    v = jnp.eye(1000)[None, :, None]
+    options = Options(dropout_rate=RATE, dropout_rng=KEY)
+    kept = jax.jit(functools.partial(run, blocked, Mask(), options, None))(q, k, v)[0, :, 0] > 0
+    error = (RATE * (1 - RATE) / kept.size) ** 0.5
+    assert abs(float(kept.mean()) - (1 - RATE)) < 4 * error
+    assert not (kept[:125] == kept[125:250]).all()
+
+
+def bytes_of(engine, T: int) -> int:
+    """Of temporaries and outputs of a core with gradients, dropout on, under a policy of layers."""
+    options = Options(dropout_rate=RATE, dropout_rng=KEY)
+    core = functools.partial(run, engine, Mask(), options, None)
+    core = jax.checkpoint(core, policy=is_saved)
+    shape = jax.ShapeDtypeStruct((1, T, 4, 16), jnp.float32)
+
+    def both(cotangent, *qkv):
+        output, pull = jax.vjp(core, *qkv)
+        return output, pull(cotangent)
+
+    memory = jax.jit(both).lower(*[shape] * 4).compile().memory_analysis()
+    return memory.temp_size_in_bytes + memory.output_size_in_bytes
+
+
+def test_memory_is_linear_in_the_length(monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK_SCORES", 4 * 1024 * 8)
+    few, many = (bytes_of(blocked, T) for T in (1024, 4096))
+    assert many < 4.5 * few
+    assert many < bytes_of(xla, 4096) / 10
+
+
+def test_sown_weights_are_refused():
+    assert "weights to sow" in blocked.refusal(*call(3, 3), None, Mask(), Options(sow=print))
+    assert blocked.refusal(*call(3, 3), None, Mask(), Options(dropout_rate=RATE)) is None
