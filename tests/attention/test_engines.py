@@ -12,7 +12,7 @@ from attention_cases import B, every_kind, normal, random_parameters
 from jax.sharding import AxisType
 
 from mhe_jax.attention import Mask, choices, engines
-from mhe_jax.attention.engines import Options, cudnn, xla
+from mhe_jax.attention.engines import Options, blocked, cudnn, xla
 
 HEADS_ON_TENSOR = (("batch", "data"), ("length", None), ("activation_heads", "tensor"))
 
@@ -203,7 +203,9 @@ def test_causal_is_cudnn_s_own_only_where_it_means_the_same(monkeypatch):
 
 def test_every_refusal_is_read_when_none_takes_the_call(monkeypatch):
     monkeypatch.setattr(xla, "refusal", lambda *a: "is away")
-    with pytest.raises(ValueError, match="cudnn: needs an NVIDIA GPU.*; xla: is away"):
+    monkeypatch.setattr(blocked, "refusal", lambda *a: "too")
+    refusals = "cudnn: needs an NVIDIA GPU.*; xla: is away; blocked: too"
+    with pytest.raises(ValueError, match=refusals):
         engines.attend(*arrays(), None, Mask(), Options())
 
 
