@@ -83,5 +83,5 @@ def test_operations_of_shared_scores_for_each_key():
 
 
 def test_a_field_that_is_missing_is_named():
-    with pytest.raises(ValueError, match="num_kv_heads=None must divide num_heads=4"):
+    with pytest.raises(ValueError, match="num_kv_heads is not set: it must divide num_heads=4"):
         cost.parameters(module("gqa", 4), 32)
