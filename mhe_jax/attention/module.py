@@ -56,7 +56,7 @@ class Attention(nn.Module):
     parameters cannot change the output (`untrained`), and what it costs (`widths`).
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
-      engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn' or 'pallas'
+      engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash' or 'pallas'
         (see `engines`).
       projection: makes every projection: `Projection`, or what takes its fields and its call.
       broadcast_dropout: True (default) draws one dropout mask an example, shared by its heads;

@@ -72,11 +72,13 @@ def test_engines(case):
     if case.form == "shared":  # has engines of its own; 'auto' takes another form for these
         case = dataclasses.replace(case, form=None)
     x = normal(1, B, T, case.width)
-    with pytest.raises(ValueError, match="'flash' is not one of auto, cudnn, xla, blocked"):
+    with pytest.raises(ValueError, match="'flash' is not one of auto, cudnn, splash, xla, blocked"):
         start(case.module(engine="flash"), x)
     if jax.default_backend() == "cpu":
         with pytest.raises(ValueError, match="cudnn: needs an NVIDIA GPU, this is cpu"):
             start(case.module(engine="cudnn"), x)
+        with pytest.raises(ValueError, match="splash: needs a TPU, this is cpu"):
+            start(case.module(engine="splash"), x)
 
 
 @every_kind

@@ -4,24 +4,28 @@ An engine is a file and its line in `LADDER` or `SHARED`:
 
     refusal(query, key, value, key_bias, mask, options) -> why it cannot do the call, or None
     attend(query, key, value, key_bias, mask, options, *, scale) -> output, weight sum
+    passed_by(...as refusal) -> why 'auto' leaves a call that it can do to another, if it ever does
     SAVED: names of primitives whose results a scanned layer saves for its backward pass, if any
 
-| what the call asks for | `xla` | `blocked` | `cudnn` |
-|---|---|---|---|
-| device | any | any | NVIDIA GPU of compute capability 8.0 or more, cuDNN |
-| type | any float | any float | float16, bfloat16 |
-| memory | B·H·T·S | linear in T | linear in T, but for masks |
-| lengths | any | any | even |
-| head width | any, values may differ | likewise | a multiple of 8, at most 128, values the same |
-| fewer key heads than query heads | yes | yes | yes, where no mesh splits the heads |
-| a key bias | added to the scores | likewise | one more column of the keys, in the width |
-| a mesh that splits the heads | yes | yes | into parts of whole heads |
-| causal | yes | skips bands that nobody sees | yes, skips what nobody sees where T = S |
-| offset, padding, segments, dense mask | yes | yes | yes, as a [B, H, T, S] bias in memory |
-| dropout, `precision` | yes | yes | refused |
-| sown weights | yes | refused | refused |
+| what the call asks for | `xla` | `blocked` | `cudnn` | `splash` |
+|---|---|---|---|---|
+| device | any | any | NVIDIA GPU, compute capability 8.0 or more | TPU |
+| type | any float | any float | float16, bfloat16 | bfloat16, float32 |
+| memory | B·H·T·S | linear in T | linear in T, but for masks | linear in T |
+| lengths | any | any | even | any |
+| head width | any | any | a multiple of 8, at most 128 | at most 1,024 |
+| values of another width | yes | yes | refused | yes |
+| fewer key heads | yes | yes | yes, where no mesh splits the heads | yes |
+| a key bias | added to the scores | likewise | a column of the keys | columns of the keys |
+| a mesh that splits the heads | yes | yes | into parts of whole heads | yes |
+| causal | yes | skips bands nobody sees | skips what nobody sees where T = S | likewise |
+| padding, segments | yes | yes | as a [B, H, T, S] bias in memory | as segment ids |
+| causal offset, dense mask | yes | yes | as a [B, H, T, S] bias in memory | refused |
+| dropout, `precision` | yes | yes | refused | refused |
+| sown weights | yes | refused | refused | refused |
 
-`auto` takes the first of `cudnn`, `xla` that does not refuse; `blocked` is taken by name.
+`auto` takes the first of `cudnn`, `splash`, `xla` that can do the call; it passes `splash` by for
+fewer than 128 queries. `blocked` is taken by name.
 
 Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
 
@@ -46,14 +50,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention.engines import blocked, cudnn, xla
+from mhe_jax.attention.engines import blocked, cudnn, splash, xla
 from mhe_jax.attention.engines.blocks import KEPT
 from mhe_jax.attention.engines.shared import tpu
 from mhe_jax.attention.engines.shared import xla as shared
 from mhe_jax.attention.mask import Mask
 from mhe_jax.config import InputError
 
-LADDER = {"cudnn": cudnn, "xla": xla, "blocked": blocked}
+LADDER = {"cudnn": cudnn, "splash": splash, "xla": xla, "blocked": blocked}
 # Engines of `attend_shared`.
 SHARED = {"pallas": tpu, "xla": shared}
 _SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
@@ -99,7 +103,7 @@ def attend(
       key_bias: b [B, S, H], None for 0.
       mask: the allowed keys, over which softmax goes.
       options: dropout, precision and the like.
-      engine: 'auto', 'xla', 'blocked' or 'cudnn'.
+      engine: 'auto', 'cudnn', 'splash', 'xla' or 'blocked'.
       scale: a finite number above 0; None for 1/√D.
 
     Returns:
@@ -210,6 +214,8 @@ def _first_of(ladder, engine: str, scale: float, *call) -> tuple[jax.Array, jax.
                 f"engine {name!r} is not one of auto, {', '.join(ladder)}, where heads have {which}"
             )
         reason = ladder[name].refusal(*call)
+        if reason is None and engine == "auto" and hasattr(ladder[name], "passed_by"):
+            reason = ladder[name].passed_by(*call)
         if reason is None:
             return *ladder[name].attend(*call, scale=scale), name
         refusals.append(f"{name}: {reason}")

@@ -66,6 +66,34 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Arr
     )(query, key, value, key_bias, parts)
 
 
+def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Array:
+    """`run` for a call of `engines.attend`; on a mesh each device has its own examples and heads.
+
+    `run(query, key, value, key_bias, parts)` has the shapes of the call and gives [B, T, H, E].
+    Leaves of `parts` have a row for each example, or one for all. Key heads that are too few to be
+    split are repeated, but for a single one, which every device has whole.
+    """
+    mesh, batch, heads = _mesh_axes()
+    if mesh is None:
+        return run(query, key, value, key_bias, parts)
+    (B, _, H, _), K = query.shape, key.shape[2]
+    batch, heads = _if_divides(mesh, batch, B), _if_divides(mesh, heads, H)
+    if K > 1:
+        repeats = math.lcm(K, _size(mesh, heads)) // K
+        key, value = (jnp.repeat(x, repeats, 2) if repeats > 1 else x for x in (key, value))
+    own = PartitionSpec(batch, None, heads, None)
+    of_keys = own if K > 1 else PartitionSpec(batch)
+    of_bias = None if key_bias is None else PartitionSpec(batch, None, heads)
+    rows = jax.tree.map(lambda x: PartitionSpec(batch if len(x) == B else None), parts)
+    return jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(own, of_keys, of_keys, of_bias, rows),
+        out_specs=own,
+        check_vma=False,
+    )(query, key, value, key_bias, parts)
+
+
 def varying(tree: Any, like: Any) -> Any:
     """`tree`, varying over the mesh axes over which leaves of `like` vary, as `shard_map` sees it.
 

@@ -1,0 +1,160 @@
+"""Softmax attention on a TPU by splash attention, the Pallas kernels that come with JAX.
+
+No score matrix lies in memory, forward or backward, and blocks that a causal mask hides cost
+nothing. Padding and segments go as segment ids, which the kernel compares; a key bias as columns of
+the keys.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+from mhe_jax.attention.engines.blocks import KEPT
+from mhe_jax.attention.engines.mesh import over_heads, platform
+from mhe_jax.attention.mask import Mask
+
+LANES = 128
+MAX_WIDTH = 1024
+# Columns of the keys for a bias: so many numbers of bfloat16 hold one of float32.
+BIAS_PARTS = 3
+# A few queries leave a block of the kernel nearly empty; their scores are small.
+FEW_QUERIES = 128
+# Queries and keys of a block, and keys of a product, by the widest head: the fewest cycles of
+# those that fit (`benchmarks/splash_blocks.py`).
+BLOCKS = {256: (1024, 1024, 512), 512: (512, 1024, 512), MAX_WIDTH: (256, 512, 256)}
+
+
+def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
+    """Why splash attention cannot do this call, or None."""
+    if platform() != "tpu":
+        return f"needs a TPU, this is {platform()}"
+    dtypes = {x.dtype for x in (query, key, value)}
+    if len(dtypes) > 1 or not dtypes <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
+        names = ", ".join(sorted(map(str, dtypes)))
+        return f"needs query, key and value in one of bfloat16 and float32, not {names}"
+    D, E = query.shape[-1], value.shape[-1]
+    if max(D, E) > MAX_WIDTH:
+        return f"needs heads no wider than {MAX_WIDTH}, not {D} and {E}"
+    if options.dropout_rate > 0:
+        return "draws no dropout mask (attention dropout is not 0)"
+    if options.sow is not None:
+        return "keeps no attention weights to sow"
+    if options.precision is not None:
+        return "has no precision setting"
+    if mask.allowed is not None:
+        return "takes a mask in parts only: causal, padding, segments; not a dense array"
+    if mask.is_causal and mask.offset is not None:
+        return "takes a causal mask without an offset only"
+    return None
+
+
+def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
+    """Why `auto` takes another engine for a call that this one can do, or None."""
+    if query.shape[1] < FEW_QUERIES:
+        return f"is slower for fewer than {FEW_QUERIES} queries"
+    return None
+
+
+def attend(
+    query, key, value, key_bias, mask: Mask, options, *, scale, blocks=None, interpret=False
+) -> tuple[jax.Array, jax.Array]:
+    """See `engines.attend`; `interpret` runs the kernels on any device, slowly."""
+
+    def local(query, key, value, key_bias, mask):
+        (B, T, H, _), S, E = query.shape, key.shape[1], value.shape[-1]
+        if 0 in (B, T, S):
+            return jnp.zeros((B, T, H, E), query.dtype)
+        query = query * jnp.asarray(scale, query.dtype)
+        query, key, value = _with_bias(query, key, value, key_bias)
+        block_queries, block_keys, step = blocks or _blocks(T, S, max(query.shape[-1], E))
+        padded = _up(T, block_queries), _up(S, block_keys)
+        ids = _segments(mask, B, T, S, *padded)
+        kernel = _kernel(mask, H, *padded, (block_queries, block_keys, step), interpret)
+        query, key, value = (
+            _padded(x, size).swapaxes(1, 2)
+            for x, size in zip((query, key, value), (padded[0], padded[1], padded[1]), strict=True)
+        )
+        output: Any = jax.vmap(kernel)(query, key, value, ids)
+        return output[:, :, :T].swapaxes(1, 2)
+
+    output = over_heads(local, query, key, value, key_bias, mask)
+    # The kernel averages the values of a row without keys.
+    has_key = mask.row_has_key(query.shape[1], key.shape[1], output.dtype)
+    return output * has_key, has_key
+
+
+def _with_bias(query, key, value, key_bias):
+    """Query, key and value whose scores have the key bias in them, by more columns."""
+    if key_bias is None:
+        return query, key, value
+    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], 2) for x in (key, value))
+    rest, columns = key_bias.astype(jnp.float32), []
+    for _ in range(BIAS_PARTS):
+        # Not a cast to and fro, which XLA may leave out.
+        columns.append(jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7))
+        rest = rest - columns[-1]
+    columns = jnp.stack(columns, -1).astype(key.dtype)
+    ones = jnp.ones((*query.shape[:-1], BIAS_PARTS), query.dtype)
+    return jnp.concatenate([query, ones], -1), jnp.concatenate([key, columns], -1), value
+
+
+def _blocks(T: int, S: int, width: int) -> tuple[int, int, int]:
+    """Queries and keys of a block, keys of a product: at most those of `BLOCKS`, little padding."""
+    queries, keys, step = next(sizes for most, sizes in BLOCKS.items() if width <= most)
+    queries, keys = _even(T, queries), _even(S, keys)
+    return queries, keys, max(n for n in range(LANES, step + 1, LANES) if keys % n == 0)
+
+
+def _segments(mask: Mask, B, T, S, padded_queries, padded_keys):
+    """Segment ids of queries and keys, those of hidden keys unlike all others; None if all match.
+
+    Keys that are padding are hidden by the causal order alone where no query comes after them.
+    """
+    no_padding = padded_keys == S or (mask.is_causal and T <= S)
+    if mask.key_valid is None and mask.segment_ids is None and no_padding:
+        return None
+    ids = mask.segment_ids or (jnp.zeros((1, 1), int),) * 2
+    of_queries, of_keys = (x.astype(jnp.int32) for x in ids)
+    hidden = of_queries.min() - 1
+    if mask.key_valid is not None:
+        of_keys = jnp.where(mask.key_valid, of_keys, hidden)
+    of_queries = jnp.pad(jnp.broadcast_to(of_queries, (B, T)), ((0, 0), (0, padded_queries - T)))
+    of_keys = jnp.broadcast_to(of_keys, (B, S))
+    behind = jnp.broadcast_to(hidden, (B, padded_keys - S))
+    return splash.SegmentIds(of_queries, jnp.concatenate([of_keys, behind], 1))
+
+
+def _kernel(mask: Mask, heads, queries, keys, blocks, interpret):
+    block_queries, block_keys, step = blocks
+    one = (splash.CausalMask if mask.is_causal else splash.FullMask)((queries, keys))
+    return splash.make_splash_mha(
+        splash.MultiHeadMask([one] * heads),
+        block_sizes=splash.BlockSizes(
+            block_q=block_queries,
+            block_kv=block_keys,
+            block_kv_compute=step,
+            block_q_dkv=block_queries,
+            block_kv_dkv=block_keys,
+            block_kv_dkv_compute=step,
+            use_fused_bwd_kernel=True,
+        ),
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name=KEPT,
+        interpret=interpret,
+    )
+
+
+def _padded(x, length):
+    return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0)))
+
+
+def _even(length, most):
+    """The size of blocks, at most `most`, that leaves the least padding for their number."""
+    return _up(-(-length // -(-length // most)), LANES)
+
+
+def _up(size, step):
+    return -(-size // step) * step
