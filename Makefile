@@ -1,6 +1,7 @@
 # make demo    install, train and score the demo, show translations and a picture
 # make test    install, run the tests but for whole runs
 # make runs    the tests that train whole runs or start whole programs
+# make ahead   install libtpu, run the tests that compile for TPUs that are not here
 # make slow    the tests that take minutes, and all combinations of parameters
 # make mutants puts bugs in, and says which ones no test sees; takes long
 # make lint    ruff and pyright
@@ -19,7 +20,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test runs slow mutants lint clean
+.PHONY: demo test runs ahead slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -50,6 +51,15 @@ test: $(INSTALLED)
 
 runs: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST) and whole_run'
+
+# In a place of its own: where libtpu is installed, each use of JAX looks for a TPU first.
+LIBTPU := .venv/libtpu
+
+ahead: $(LIBTPU)/libtpu/libtpu.so
+	PYTHONPATH=$(CURDIR)/$(LIBTPU) JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -m 'libtpu and $(FAST)'
+
+$(LIBTPU)/libtpu/libtpu.so: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(LIBTPU) libtpu -c constraints.txt
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m 'slow or rest'

@@ -22,6 +22,8 @@ given = os.environ.get("XLA_FLAGS", "")
 missing = [flag for flag in FLAGS if flag.split("=")[0] not in given]
 os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
 
+import importlib.util  # noqa: E402
+
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
@@ -30,9 +32,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as `rest` the cases of a `covering(n)` test that show no n values together anew."""
+    """Skips what needs libtpu; marks as `rest` the cases of `covering(n)` that show nothing new."""
     tests = defaultdict(list)
+    has_libtpu = importlib.util.find_spec("libtpu") is not None
     for item in items:
+        if item.get_closest_marker("libtpu") and not has_libtpu:
+            item.add_marker(pytest.mark.skip(reason="needs libtpu: see `make ahead`"))
         if marker := item.get_closest_marker("covering"):
             values = [f"{name}={value}" for name, value in sorted(item.callspec.params.items())]
             groups = set(itertools.combinations(values, *marker.args))

@@ -137,10 +137,9 @@ def test_memory(capsys, tmp_path):
     assert file.with_suffix(".png").stat().st_size > 0
 
 
+@pytest.mark.libtpu
 def test_memory_of_a_chip_that_is_not_here(tmp_path):
     """In a process of its own: libtpu reads the environment once."""
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("needs libtpu: pip install 'jax[tpu]'")
     file = tmp_path / "memory.json"
     arguments = ["--kinds", "mha", "mhe_add", "--forms", "auto", "--lengths", "256"]
     arguments += ["--heads", "2", "--head_features", "64", "--dtype", "bfloat16"]

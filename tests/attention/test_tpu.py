@@ -1,7 +1,6 @@
 """The kernels for a TPU: interpreted here, and compiled for chips that are not here."""
 
 import functools
-import importlib.util
 import os
 import subprocess
 import sys
@@ -348,10 +347,9 @@ print("kernels", compiled.as_text().count('custom_call_target="tpu_custom_call"'
         "v6e:2x2 one bfloat16 200 6 24",
     ],
 )
+@pytest.mark.libtpu
 def test_compiles_ahead_of_time(command):
     """Forward and both backward kernels compile for chips that are not here."""
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("needs libtpu: pip install 'jax[tpu]'")
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "",
