@@ -25,7 +25,7 @@ from jax.sharding import AxisType, Mesh
 
 from benchmarks import timing
 from mhe_jax.analysis.memory import layer_memory
-from mhe_jax.attention import choices, make_attention
+from mhe_jax.attention import make_attention, recording
 
 LENGTHS = [128, 256, 512, 1024, 2048, 4096]
 # What libtpu asks of its surroundings when there is no TPU.
@@ -116,14 +116,15 @@ def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str,
                     what = f"{name}, T = {length}, {run}"
                     print(what, file=sys.stderr, flush=True)
                     try:
-                        size = layer_memory(
-                            module,
-                            (1, length, features),
-                            args.dtype,
-                            causal=args.causal,
-                            gradients=gradients,
-                            mesh=mesh,
-                        )
+                        with recording() as made:
+                            size = layer_memory(
+                                module,
+                                (1, length, features),
+                                args.dtype,
+                                causal=args.causal,
+                                gradients=gradients,
+                                mesh=mesh,
+                            )
                     except Exception as error:  # a compiler may fail in its own way
                         left_out.add(what, error)
                         continue
@@ -131,7 +132,7 @@ def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str,
                         {
                             "case": name,
                             "kind": fields["kind"],
-                            "runs_as": choices()[fields["kind"]],
+                            "runs_as": made[fields["kind"]][-1],  # initialized before
                             "length": length,
                             "run": run,
                             "memory_bytes": size,

@@ -21,6 +21,7 @@ from mhe_jax import tasks
 from mhe_jax.analysis.collectives import collectives_of
 from mhe_jax.analysis.hlo import Program
 from mhe_jax.analysis.topology import describe_devices, hbm_bytes
+from mhe_jax.attention import choices, recording
 from mhe_jax.config import Config, Target
 from mhe_jax.config.rules import mesh_shape
 from mhe_jax.data import examples
@@ -59,7 +60,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     mesh = sharding.make_mesh(config, devices)
     task, length = tasks.of(config), config.data.sequence_length
     rows = task.rows_per_batch(config)
-    state, lowered = lower(config, mesh)
+    state, lowered, made = lower(config, mesh)
     began = time.monotonic()
     compiled, total = None, 0
     try:
@@ -90,6 +91,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     return {
         **summary.described(config, mesh, state.params),
+        "attention": made,
         "mesh": dict(mesh.shape),
         "batch": {
             "rows": rows,
@@ -111,12 +113,13 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any]:
-    """The abstract state of training, and its step traced for the devices of `mesh`."""
+def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any, dict[str, str]]:
+    """The abstract state of training, its step traced for the devices of `mesh`, its `choices`."""
     model, optimizer = tasks.of(config).model(config.model), make_optimizer(config)
     _, state = initializer_of(config, model, optimizer, mesh)
     step: Any = train_step_of(config, model, optimizer, mesh, sharding.shardings_of(state))
-    return state, step.lower(state, abstract_batch(config, mesh))
+    with recording():
+        return state, step.lower(state, abstract_batch(config, mesh)), choices()
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:

@@ -13,7 +13,7 @@
 
 import dataclasses
 
-from mhe_jax.attention.engines import choices
+from mhe_jax.attention.engines import choices, recording
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.kinds.el import ELAttention
 from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
@@ -44,6 +44,7 @@ __all__ = [
     "SingleHeadAttention",
     "choices",
     "make_attention",
+    "recording",
 ]
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import jax
 
 from mhe_jax import tasks
+from mhe_jax.attention import recording
 from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG, write_whole
@@ -64,7 +65,8 @@ def evaluate(
     config = dataclasses.replace(config, data=data)
     group.check()
     run = Run.load(workdir, config, evaluation, devices)
-    result = tasks.of(config).evaluate(run)
+    with recording():
+        result = tasks.of(config).evaluate(run)
     if jax.process_index() == 0:
         path = workdir / f"eval_{name_of(evaluation)}.json"
         write_whole(path, json.dumps(result, indent=2) + "\n")

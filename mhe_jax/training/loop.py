@@ -16,6 +16,7 @@ import optax
 from jax.sharding import Mesh
 
 from mhe_jax import tasks
+from mhe_jax.attention import recording
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import RESULT, write_whole
@@ -57,7 +58,7 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
         checkpoint (the last good one stays) ended the run.
     """
     check(config)
-    with Signals() as signals:
+    with Signals() as signals, recording():
         return _train(tasks.resolve(config), devices, signals)
 
 

@@ -15,16 +15,11 @@ def about(config: Config, mesh: Mesh, params: Any) -> str:
     """One line for the log before a run."""
     counts = count_parameters(params, config.model)
     shape = " · ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    runs_as = ", ".join(f"{k} {v}" for k, v in _forms(config).items())
+    runs_as = ", ".join(f"{k} {v}" for k, v in choices().items())
     return (
         f"{config.task}: {counts['total']:,} parameters, {counts['attention']:,} in attention "
         f"({runs_as}); {mesh.devices.flat[0].device_kind}, {shape}"
     )
-
-
-def _forms(config: Config) -> dict[str, str]:
-    """Form and engine of each kind in the config, as far as they have been traced."""
-    return {k: v for k, v in choices().items() if k in config.kinds.values()}
 
 
 def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
@@ -33,7 +28,7 @@ def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
     return {
         "task": config.task,
         "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),
-        "attention": _forms(config),
+        "attention": choices(),
         "parameters": count_parameters(params, config.model),
         "device": mesh.devices.flat[0].device_kind,
         "num_devices": mesh.size,

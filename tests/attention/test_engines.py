@@ -216,18 +216,38 @@ def test_an_engine_asked_for_by_name_does_not_fall_back():
 
 
 @every_kind
-def test_choices_tell_what_ran(case, caplog, monkeypatch):
+def test_choices_tell_what_ran(case, caplog):
     x = normal(1, B, 4, case.width)
     module = case.module()
     params = {"params": random_parameters(module, x)}
-    monkeypatch.setattr(engines, "_choices", {})
-    with caplog.at_level(logging.INFO, "mhe_jax.attention"):
+    engines.tell.cache_clear()
+    with caplog.at_level(logging.INFO, "mhe_jax.attention"), engines.recording():
         for _ in range(2):
             module.apply(params, x)
+        made = choices()
     wanted = f"{case.form} on xla" if case.form else "xla"
     if jax.default_backend() == "cpu":
-        assert choices() == {case.kind: wanted}
+        assert made == {case.kind: wanted}
         assert [r.getMessage() for r in caplog.records] == [f"{case.kind} runs as {wanted}"]
+
+
+def test_choices_are_those_of_their_recording():
+    """All of them, each once, in the order they were made; what was made elsewhere is not there."""
+    engines.record_choice("mha", "xla")
+    assert choices() == {}
+    with engines.recording() as all_made:
+        with engines.recording():
+            for choice in ("shared on xla", "folded on xla", "shared on xla"):
+                engines.record_choice("mhe_add", choice)
+            engines.record_choice("mha", "cudnn")
+            assert choices() == {"mhe_add": "shared on xla, folded on xla", "mha": "cudnn"}
+        with pytest.raises(KeyError), engines.recording():
+            assert choices() == {}
+            raise KeyError
+        engines.record_choice("mha", "xla")
+        assert choices() == {"mhe_add": "shared on xla, folded on xla", "mha": "cudnn, xla"}
+        assert all_made == {"mhe_add": ["shared on xla", "folded on xla"], "mha": ["cudnn", "xla"]}
+    assert choices() == {}
 
 
 def test_values_may_be_wider_than_keys():

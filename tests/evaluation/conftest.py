@@ -40,7 +40,7 @@ def texts(tmp_path_factory):
     return directory
 
 
-def tiny_config(task, texts, workdir, **model):
+def tiny_config(task, texts, workdir, kind="mhe_mul", **model):
     name = "pairs.tsv" if task == "translation" else "lines.txt"
     return Config(
         task=task,
@@ -50,7 +50,7 @@ def tiny_config(task, texts, workdir, **model):
             features=16,
             mlp_features=24,
             num_layers=1,
-            attention=AttentionConfig(kind="mhe_mul", num_heads=2, head_embedding_stddev=0.5),
+            attention=AttentionConfig(kind=kind, num_heads=2, head_embedding_stddev=0.5),
             max_length=20,
             **model,
         ),

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhe_jax.config import InputError, MeshConfig
+from mhe_jax.attention import choices, make_attention
+from mhe_jax.config import AttentionByRole, AttentionOverride, InputError, MeshConfig
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import evaluate
@@ -64,6 +65,15 @@ def test_translation_result_and_hypotheses(translation_run, texts):
     translator = translator_of(load(translation_run))
     assert written == [translator.translate([text])[0].text for text in sources(texts)]
     assert len(set(written)) > 10
+
+
+def test_a_result_names_every_choice_of_its_evaluation_and_no_other(run_of):
+    cross = AttentionByRole(cross=AttentionOverride(kind="mhe_add", form="shared"))
+    workdir = run_of("translation", kind="mhe_add", attention_by_role=cross)
+    elsewhere = make_attention("mhe_add", num_heads=2, form="materialized")
+    elsewhere.init(jax.random.key(0), jnp.ones((1, 3, 4)))
+    assert score(workdir)["attention"] == {"mhe_add": "folded on xla, shared on xla"}
+    assert choices() == {}
 
 
 def test_other_sources_leave_the_splits_files_alone(run_of, texts):

@@ -40,9 +40,12 @@ Where heads share one score matrix (`attend_shared`), none takes what `shared_re
 where `auto` takes the first of `pallas`, `xla`.
 """
 
+import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +67,9 @@ _SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr
 _is_named = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 _log = logging.getLogger("mhe_jax.attention")
-_choices: dict[str, str] = {}
+# Of each kind its choices in the order they were made; a dictionary for each open `recording`.
+Made = dict[str, list[str]]
+_recordings: ContextVar[tuple[Made, ...]] = ContextVar("recordings", default=())
 
 
 @dataclass(frozen=True)
@@ -222,13 +227,44 @@ def _first_of(ladder, engine: str, scale: float, *call) -> tuple[jax.Array, jax.
     raise InputError("no engine takes this attention call; " + "; ".join(refusals))
 
 
+@contextlib.contextmanager
+def recording() -> Iterator[Made]:
+    """Collects what is chosen inside, also for recordings around it; nothing outlives it.
+
+    Choices are made when a call is traced: a program that was compiled before makes none.
+
+    >>> with recording() as made:
+    ...     record_choice("mhe_add", "shared on xla")
+    ...     record_choice("mhe_add", "folded on xla")
+    ...     choices()
+    {'mhe_add': 'shared on xla, folded on xla'}
+    >>> made, choices()
+    ({'mhe_add': ['shared on xla', 'folded on xla']}, {})
+    """
+    made: Made = {}
+    token = _recordings.set((*_recordings.get(), made))
+    try:
+        yield made
+    finally:
+        _recordings.reset(token)
+
+
 def record_choice(what: str, choice: str) -> None:
-    """Log a static choice the first time it is made, and keep it for `choices`."""
-    if _choices.get(what) != choice:
-        _choices[what] = choice
-        _log.info("%s runs as %s", what, choice)
+    """Keep a static choice for each open `recording`, and log it once in a process."""
+    for made in _recordings.get():
+        known = made.setdefault(what, [])
+        if choice not in known:
+            known.append(choice)
+    tell(what, choice)
+
+
+@functools.cache
+def tell(what: str, choice: str) -> None:
+    """Logs a choice; cached, so that each is logged once."""
+    _log.info("%s runs as %s", what, choice)
 
 
 def choices() -> dict[str, str]:
-    """Form and engine of each attention kind traced so far: `{'mhe_mul': 'folded on xla'}`."""
-    return dict(_choices)
+    """Forms and engines of each kind in the innermost `recording`; without one there are none."""
+    made = _recordings.get()[-1:]
+    return {what: ", ".join(known) for one in made for what, known in one.items()}
