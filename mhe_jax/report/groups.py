@@ -19,9 +19,23 @@ from mhe_jax.model.layers import attention_module
 from mhe_jax.report.runs import VALIDATION, RunRecord, score_names
 from mhe_jax.tasks import TASKS
 
-# Fields in which the runs of one experiment may differ: directories, intervals, devices.
+# Fields in which the runs of one experiment may differ: the seed, directories, devices, when and
+# what is logged and kept, and how the same numbers are computed. `train.skip_nonfinite` is none of
+# them: it says which updates are left out.
 SAME = ("workdir", "train.seed", "data.directory", "data.cache_directory", "data.tokenizer")
-SAME_BELOW = ("mesh.", "evaluation.", "train.log", "train.eval", "train.checkpoint", "train.keep")
+SAME_BELOW = (
+    "mesh.",
+    "evaluation.",
+    "train.log",
+    "train.eval",
+    "train.checkpoint",
+    "train.keep",
+    "train.profile_steps",
+    "train.tensorboard",
+    "model.remat",
+    "model.kronecker.apply",
+)
+SAME_OF_ATTENTION = (".form", ".engine")  # of every role
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +102,7 @@ class Section:
                 for name, value in one.fields.items()
                 if name not in self.chosen
                 and (not name.startswith("model.attention") or attention)
-                and name.rpartition(".")[2] not in ("kind", "engine", *FIELDS_OF_KINDS)
+                and name.rpartition(".")[2] not in ("kind", *FIELDS_OF_KINDS)
             }
 
         same = [g for g in self.groups if g.kind == kind and rest(g, False) == rest(group, False)]
@@ -171,6 +185,7 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
         for name in runs[0].fields
         if name not in SAME
         and not name.startswith(SAME_BELOW)
+        and not name.endswith(SAME_OF_ATTENTION)
         and len({json.dumps(run.fields.get(name)) for run in runs}) > 1
     ]
     by_fields: dict[str, list[RunRecord]] = {}

@@ -513,6 +513,13 @@ ALIKE = {
     "data.directory": "./",
     "data.cache_directory": "x",
     "data.tokenizer": "x",
+    "train.profile_steps": (2, 3),
+    "train.tensorboard": True,
+    "model.remat": True,
+    "model.kronecker.apply": "factored",
+    "model.attention.engine": "xla",
+    "model.attention_by_role.decoder.engine": "blocked",
+    "model.attention.form": "materialized",
     "mesh.data": 2,
     "evaluation.beam_size": 2,
 }

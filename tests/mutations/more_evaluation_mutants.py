@@ -6,8 +6,8 @@ MORE_EVALUATION = (
     Mutant(
         "evaluation: SAME_BELOW 1",
         "SAME_BELOW",
-        'SAME_BELOW = ("mesh.",',
-        'SAME_BELOW = ("mesh.", "optimizer.",',
+        '"mesh.",',
+        '"mesh.", "optimizer.",',
         "test_report.py",
     ),
     Mutant(
@@ -20,8 +20,8 @@ MORE_EVALUATION = (
     Mutant(
         "evaluation: SAME_BELOW 2",
         "SAME_BELOW",
-        'SAME_BELOW = ("mesh.",',
-        'SAME_BELOW = ("mesh.", "data.",',
+        '"mesh.",',
+        '"mesh.", "data.",',
         "test_report.py",
     ),
     Mutant(
