@@ -22,6 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mhe_jax.data import BOS, MASK, PAD, UNK
+
+# Special tokens that a model reads, and that no search of a trained model may give.
+FORBIDDEN = (PAD, UNK, BOS, MASK)
+
 Cache = Any
 # step(cache, tokens [N, 1], positions [N, 1]) -> logits or log-probabilities [N, V], cache
 Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
@@ -76,8 +81,8 @@ def greedy_search(
     bos_id: int,
     eos_id: int,
     pad_id: int,
+    forbidden_ids: Sequence[int],
     length_penalty: float = 0.0,
-    forbidden_ids: Sequence[int] | None = None,
 ) -> Hypotheses:
     """The most probable token at each position, until eos.
 
@@ -86,13 +91,12 @@ def greedy_search(
         cache: what `step` starts from, for B rows.
         max_lengths: [B], the longest output of each row, eos counted; 0 marks padding.
         max_length: L, the size of the output; no row's maximum is larger.
+        forbidden_ids: tokens that are never generated.
         length_penalty: changes the score that is returned, not the tokens.
-        forbidden_ids: tokens that are never generated; None means pad and bos.
 
     Returns:
         One hypothesis a row.
     """
-    forbidden = (pad_id, bos_id) if forbidden_ids is None else forbidden_ids
     penalties = jnp.asarray(length_penalties(max_length, length_penalty))
     max_lengths = jnp.minimum(max_lengths, max_length)
     rows = max_lengths.shape[0]
@@ -101,7 +105,7 @@ def greedy_search(
         i, last, tokens, lengths, log_probs, done, cache = carry
         logits, cache = step(cache, last[:, None], jnp.full((rows, 1), i, jnp.int32))
         steps, broken = _log_softmax(logits)
-        best = jnp.argmax(_allowed(steps, forbidden), axis=-1).astype(jnp.int32)
+        best = jnp.argmax(_allowed(steps, forbidden_ids), axis=-1).astype(jnp.int32)
         best = jnp.where(i + 1 == max_lengths, eos_id, best)
         gain = jnp.take_along_axis(steps, best[:, None], axis=-1)[:, 0]
         gain = jnp.where(broken, jnp.nan, gain)
@@ -168,10 +172,10 @@ def beam_search(
     bos_id: int,
     eos_id: int,
     pad_id: int,
+    forbidden_ids: Sequence[int],
     length_penalty: float = 0.0,
     num_hypotheses: int | None = None,
     batch_axis: int = 0,
-    forbidden_ids: Sequence[int] | None = None,
     early_stop: bool = True,
 ) -> Hypotheses:
     """The best hypotheses that a beam finds.
@@ -191,16 +195,15 @@ def beam_search(
         max_lengths: [B], the longest output of each row, eos counted; 0 marks padding.
         max_length: L, the size of the output; no row's maximum is larger.
         beam_size: K.
+        forbidden_ids: tokens that are never generated.
         length_penalty: 0 or more; 0 leaves log-probabilities as they are.
         num_hypotheses: R, the length of the finished list; None means K. Fewer stop earlier.
         batch_axis: where the rows are in the leaves of the cache: 0, or 1 under scanned layers.
-        forbidden_ids: tokens that are never generated; None means pad and bos.
         early_stop: False runs every row to its maximum length, with the same result.
 
     Returns:
         The finished lists, best first.
     """
-    forbidden = (pad_id, bos_id) if forbidden_ids is None else forbidden_ids
     keep = beam_size if num_hypotheses is None else num_hypotheses
     penalties = jnp.asarray(length_penalties(max_length, length_penalty))
     max_lengths = jnp.minimum(max_lengths, max_length).astype(jnp.int32)
@@ -221,7 +224,7 @@ def beam_search(
         steps = jnp.where((running > -jnp.inf)[:, :, None], steps, -jnp.inf)
         is_eos = jnp.arange(steps.shape[-1])[None, None] == eos_id
         must_end = (i + 1 >= max_lengths)[:, None, None]
-        steps = jnp.where(must_end & ~is_eos, -jnp.inf, _allowed(steps, forbidden))
+        steps = jnp.where(must_end & ~is_eos, -jnp.inf, _allowed(steps, forbidden_ids))
         # Per beam first, then over the beams: the same choice as over all K·V, with smaller sorts.
         width = min(beams, steps.shape[-1])
         gains, ids = lax.top_k(steps, width)

@@ -20,13 +20,13 @@ import numpy as np
 from flax.traverse_util import path_aware_map
 from jax import lax
 
-from mhe_jax.data import BOS, EOS, MASK, PAD, UNK, Tokenizer
+from mhe_jax.data import BOS, EOS, PAD, Tokenizer
+from mhe_jax.evaluation.decoding import FORBIDDEN
 from mhe_jax.evaluation.programs import Programs, padded_length
 from mhe_jax.evaluation.translator import encode_some, longest_piece
 from mhe_jax.tasks.task import TrainedRun, not_a_number
 from mhe_jax.training.sharding import round_up_rows
 
-FORBIDDEN = (PAD, UNK, BOS, MASK)
 SHORTEST = 8
 # A temperature below it is 0 where float32 is computed: the most probable token, then.
 COLDEST = float(np.finfo(np.float32).tiny)

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
 from mhe_jax.evaluation.decoding import (
+    FORBIDDEN,
     Hypotheses,
     beam_search,
     expand_to_beams,
@@ -173,6 +174,7 @@ class Translator:
             "bos_id": BOS,
             "eos_id": EOS,
             "pad_id": PAD,
+            "forbidden_ids": FORBIDDEN,
             "length_penalty": self.evaluation.length_penalty,
         }
         if beams == 1:

@@ -146,7 +146,7 @@ def test_a_beam_that_loses_nothing_equals_brute_force(alpha, sharpness, eos_bias
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_brute_force_with_one_hypothesis_kept_and_forbidden_tokens(alpha):
     toy = Toy(5, vocabulary=6)
-    options = {"bos_id": 2, "pad_id": 0, "forbidden_ids": None}
+    options = {"bos_id": 2, "pad_id": 0, "forbidden_ids": (0, 2)}
     result = search(toy, 3, beam_size=4**4, length_penalty=alpha, num_hypotheses=1, **options)
     for row in range(3):
         score, log_prob, tokens = brute_force(toy, row, 5, alpha, 2, forbidden=(0, 2))[0]
@@ -204,7 +204,7 @@ def test_early_stop_does_stop(early_stop, finite):
 def test_every_score_is_the_models_own_log_probability(beam_size, layers):
     toy = Toy(21, vocabulary=11, max_length=8, eos_bias=-0.5)
     options = {} if beam_size is None else {"beam_size": beam_size}
-    options |= {"bos_id": 2, "forbidden_ids": None, "length_penalty": 0.6, "layers": layers}
+    options |= {"bos_id": 2, "forbidden_ids": (0, 2), "length_penalty": 0.6, "layers": layers}
     result = search(toy, 12, **options)
     for row in range(12):
         for place in range(beam_size or 1):

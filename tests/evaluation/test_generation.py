@@ -17,7 +17,8 @@ from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import generate
-from mhe_jax.evaluation.generation import FORBIDDEN, Generator, filter_logits
+from mhe_jax.evaluation.decoding import FORBIDDEN
+from mhe_jax.evaluation.generation import Generator, filter_logits
 from mhe_jax.evaluation.run import Run
 
 ROOT = Path(__file__).parents[2]

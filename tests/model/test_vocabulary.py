@@ -74,6 +74,7 @@ def test_searches_never_find_padding(search):
     table = np.random.default_rng(0).normal(size=(V, V)).astype(np.float32)
     padded = np.pad(table, ((0, 0), (0, 4)), constant_values=-np.inf)
     options = {"max_length": length, "bos_id": 1, "eos_id": 2, "pad_id": 0}
+    options["forbidden_ids"] = (0, 1)
     if search is beam_search:
         options["beam_size"] = 9  # more than there are pieces
 

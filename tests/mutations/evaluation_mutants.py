@@ -58,8 +58,8 @@ EVALUATION = (
     Mutant(
         "nothing ends at the longest",
         "beam_search.body",
-        "jnp.where(must_end & ~is_eos, -jnp.inf, _allowed(steps, forbidden))",
-        "_allowed(steps, forbidden)",
+        "jnp.where(must_end & ~is_eos, -jnp.inf, _allowed(steps, forbidden_ids))",
+        "_allowed(steps, forbidden_ids)",
         BRUTE_FORCE,
     ),
     Mutant(
@@ -71,9 +71,9 @@ EVALUATION = (
     ),
     Mutant(
         "bos is generated",
-        "beam_search",
-        "forbidden = (pad_id, bos_id) if",
-        "forbidden = (pad_id,) if",
+        "FORBIDDEN",
+        "(PAD, UNK, BOS, MASK)",
+        "(PAD, UNK, MASK)",
         "test_forbidden.py",
     ),
     Mutant(
@@ -108,7 +108,7 @@ EVALUATION = (
         "probabilities of what is allowed alone",
         "greedy_search.body",
         "steps, broken = _log_softmax(logits)",
-        "steps, broken = _log_softmax(_allowed(logits, forbidden))",
+        "steps, broken = _log_softmax(_allowed(logits, forbidden_ids))",
         "test_forbidden.py",
     ),
     # Generation.
