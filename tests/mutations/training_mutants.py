@@ -130,9 +130,16 @@ TRAINING = (
     Mutant(
         "head embeddings decay",
         "decayed",
-        " and not parts[-1].endswith(HEAD_EMBEDDING)",
+        " and not parts[-1].endswith(HEAD_EMBEDDINGS)",
         "",
         "test_optimizer.py::test_no_decay_on_biases_norms_and_head_embeddings",
+    ),
+    Mutant(
+        "embeddings of groups decay",
+        "HEAD_EMBEDDINGS",
+        '("_head_embedding", "_group_embedding")',
+        '("_head_embedding",)',
+        "test_optimizer.py::test_no_decay_on_the_embeddings_of_groups",
     ),
     Mutant(
         "key embeddings move",

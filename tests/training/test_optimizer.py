@@ -101,6 +101,14 @@ def test_no_decay_on_biases_norms_and_head_embeddings(tiny, scan):
     } - {f"{layer}/mlp/down/kernel"}
 
 
+def test_no_decay_on_the_embeddings_of_groups(tiny):
+    kind = {"model.attention.kind": "mhe_add", "model.attention.score_groups": 2}
+    kept = {
+        name.rpartition("/")[2] for name in names(decayed(shapes_of(tiny("mlm", **kind))), False)
+    }
+    assert {"query_group_embedding", "query_head_embedding"} <= kept
+
+
 def test_decay_moves_only_what_decays(tiny):
     config = tiny("lm", **{"optimizer.weight_decay": 0.1, "optimizer.warmup_steps": 0})
     params = params_of(config)
