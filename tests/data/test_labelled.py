@@ -219,6 +219,21 @@ def test_rows(config, tokenizer):
     assert tokenizer.decode(row["tokens"][1][row["token_types"][1] == 1]) == "third 0"
 
 
+@pytest.mark.parametrize(("split", "told"), [("train", ", 2 broken lines left out"), ("test", "")])
+def test_broken_lines_are_counted(config, tokenizer, split, told):
+    """A line break inside a text makes two lines of one."""
+    rows = LabelledRows(config("qqp"), tokenizer, split)
+    assert rows.describe() == f"3 examples (3 cut{told})"
+
+
+def test_an_empty_line_is_broken_where_lines_follow(config, tmp_path):
+    given, left_out = config("qqp"), []
+    path = tmp_path / "qqp/train.tsv"
+    path.write_text(path.read_text().replace("\n7", "\n\n7") + "\n\n")
+    assert len(read_examples(given, "train", left_out)) == 3
+    assert left_out == [f"{path}:{number}" for number in (3, 4, 5)]
+
+
 def test_the_longer_text_is_cut_first():
     for first in range(12):
         for second in range(12):

@@ -56,8 +56,10 @@ class Question:
         return self.question, self.context
 
 
-def read_examples(config: Config, split: str) -> list[Example]:
+def read_examples(config: Config, split: str, left_out: list[str] | None = None) -> list[Example]:
     """The examples of a split; only those of the test split may come without labels.
+
+    `left_out` gets the place of each broken line.
 
     Raises:
       InputError: one line that names the file, the line and the reason.
@@ -66,7 +68,7 @@ def read_examples(config: Config, split: str) -> list[Example]:
     found, seen = [], set()
     # A submission, and the scores of MultiRC, tell examples apart by their numbers.
     numbered = split == "test" or row.suite == "superglue"
-    for record in _records(config, split, row):
+    for record in _records(config, split, row, left_out):
         texts, spans = _texts(record, config.data.dataset, row)
         label = _label(record, row, required=split != "test")
         index = record.values.get("idx" if record.from_tfds else row.index, len(found))
@@ -128,14 +130,17 @@ def label_names(config: Config) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _records(config: Config, split: str, row: DatasetRow) -> Iterator[Record]:
+def _records(
+    config: Config, split: str, row: DatasetRow, left_out: list[str] | None = None
+) -> Iterator[Record]:
     data = config.data
     cache = cache_directory(data.cache_directory)
     count, sources = 0, getattr(data, split)
+    left_out = [] if left_out is None else left_out
     if not sources:
         raise InputError(f"data.{split} is not set: it names the file or data set to read")
     for written in sources:
-        for record in read_records(written, row, data.directory, cache):
+        for record in read_records(written, row, data.directory, cache, left_out):
             for part in _answers_of_multirc(record) if data.dataset == "multirc" else (record,):
                 count += 1
                 yield part

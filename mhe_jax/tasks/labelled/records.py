@@ -69,8 +69,10 @@ class Record:
         return self.values[field]
 
 
-def read_records(written: str, row: DatasetRow, directory: str, cache: Path) -> Iterator[Record]:
-    """The records of one source.
+def read_records(
+    written: str, row: DatasetRow, directory: str, cache: Path, left_out: list[str]
+) -> Iterator[Record]:
+    """The records of one source; `left_out` gets the place of each line that is none.
 
     Raises:
       InputError: no such file, or it is not of its format; naming file and line.
@@ -94,12 +96,12 @@ def read_records(written: str, row: DatasetRow, directory: str, cache: Path) -> 
         yield from _objects(str(path), TextLines(file))
     elif suffix == ".csv":
         with file.path.open(encoding="utf-8-sig", newline="") as text:
-            yield from _columns(str(path), _quoted(str(path), text), row)
+            yield from _columns(str(path), _quoted(str(path), text), row, left_out)
             _check_whole(file, os.fstat(text.fileno()).st_size)
     else:
         lines = TextLines(file)
         cells = ((i + 1, lines.line(i).decode().split("\t")) for i in range(len(lines)))
-        yield from _columns(str(path), cells, row)
+        yield from _columns(str(path), cells, row, left_out)
 
 
 def _quoted(name: str, text: Any) -> Iterator[tuple[int, list[str]]]:
@@ -116,7 +118,7 @@ def _quoted(name: str, text: Any) -> Iterator[tuple[int, list[str]]]:
 
 
 def _columns(
-    name: str, lines: Iterator[tuple[int, list[str]]], row: DatasetRow
+    name: str, lines: Iterator[tuple[int, list[str]]], row: DatasetRow, left_out: list[str]
 ) -> Iterator[Record]:
     """Rows of cells under the names of the first one, or those of a file without a header."""
     number, names = next(lines, (1, []))
@@ -129,16 +131,20 @@ def _columns(
         raise InputError(f"{name}:{number}: has no column {missing[0]!r}; it has {has}")
     # Where lines may be left out, predictions could not be told apart: only labelled ones may.
     skips = row.skips_broken_lines and row.label in names
-    empty = 0  # the first of the empty lines with which a file may end
+    empty: list[int] = []  # lines with which a file may end
     for number, cells in lines:
         if len(names) > 1 and cells in ([], [""]):
-            empty = empty or number
+            empty.append(number)
             continue
         if empty and not skips:
-            raise InputError(f"{name}:{empty}: is empty, and lines follow")
+            raise InputError(f"{name}:{empty[0]}: is empty, and lines follow")
+        left_out += [f"{name}:{line}" for line in empty]
+        empty.clear()
         if len(cells) == len(names):
             yield Record(f"{name}:{number}", dict(zip(names, cells, strict=True)))
-        elif not (skips and len(cells) < len(names)):
+        elif skips and len(cells) < len(names):
+            left_out.append(f"{name}:{number}")
+        else:
             raise InputError(f"{name}:{number}: has {len(cells)} columns, not {len(names)}")
 
 

@@ -72,7 +72,9 @@ class LabelledRows:
         self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
     ):
         self.dataset = row_of(config)
-        self.examples: list[Example] = read_examples(config, split)
+        left_out: list[str] = []
+        self.examples: list[Example] = read_examples(config, split, left_out)
+        self.num_left_out = len(left_out)
         if spelling_noise:
             generator = np.random.default_rng([Draw.SPELLING, config.evaluation.seed])
             self.examples = [
@@ -123,7 +125,8 @@ class LabelledRows:
 
     def describe(self) -> str:
         """For the log."""
-        return f"{len(self):,} examples ({self.num_cut:,} cut)"
+        broken = f", {self.num_left_out:,} broken lines left out" if self.num_left_out else ""
+        return f"{len(self):,} examples ({self.num_cut:,} cut{broken})"
 
     def row(self, number: int, length: int) -> Row:
         """Example `number` as a row of `length`, which must hold it."""
