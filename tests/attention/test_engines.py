@@ -1,7 +1,9 @@
 """The ladder of engines and its support table, row by row; `cudnn` without a GPU."""
 
+import functools
 import logging
 import types
+from typing import get_args
 
 import flax.linen as nn
 import jax
@@ -12,7 +14,8 @@ from attention_cases import B, every_kind, normal, random_parameters
 from jax.sharding import AxisType
 
 from mhe_jax.attention import Mask, choices, engines
-from mhe_jax.attention.engines import Options, blocked, cudnn, xla
+from mhe_jax.attention.engines import Options, cudnn, xla
+from mhe_jax.config.model import Engine
 
 HEADS_ON_TENSOR = (("batch", "data"), ("length", None), ("activation_heads", "tensor"))
 
@@ -202,11 +205,64 @@ def test_causal_is_cudnn_s_own_only_where_it_means_the_same(monkeypatch):
 
 
 def test_every_refusal_is_read_when_none_takes_the_call(monkeypatch):
+    """An engine that is asked for by name alone is not among those that `auto` tries."""
     monkeypatch.setattr(xla, "refusal", lambda *a: "is away")
-    monkeypatch.setattr(blocked, "refusal", lambda *a: "too")
-    refusals = "cudnn: needs an NVIDIA GPU.*; xla: is away; blocked: too"
+    refusals = "cudnn: needs an NVIDIA GPU.*; splash: needs a TPU.*; xla: is away$"
     with pytest.raises(ValueError, match=refusals):
         engines.attend(*arrays(), None, Mask(), Options())
+
+
+def test_names_of_engines():
+    """What a config may ask for is what there is, and `auto` tries only what there is."""
+    assert set(get_args(Engine)) == {"auto", *engines.LADDER, *engines.SHARED}
+    assert set(engines.AUTO) <= {*engines.LADDER, *engines.SHARED}
+    assert "xla" in engines.AUTO
+
+
+# Masks, whether each head has a bias on the keys, and how many key heads there are.
+CALLS = {
+    "plain": (Mask(), False, 4),
+    "causal": (Mask.causal(), False, 4),
+    "padding": (Mask.padding(jnp.arange(16)[None] < jnp.array([[16], [11]])), False, 4),
+    "a key bias": (Mask(), True, 4),
+    "fewer key heads": (Mask(), False, 2),
+    "all at once": (
+        Mask.causal() & Mask.padding(jnp.arange(16)[None] < jnp.array([[16], [11]])),
+        True,
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("engine", [name for name in engines.LADDER if name != "xla"])
+def test_engines_compute_the_same(engine, name, dtype):
+    """Output and gradients of each engine of the ladder are those of `xla` in float32."""
+    mask, biased, K = CALLS[name]
+    shapes = ((B, 16, 4, 8), (B, 16, K, 8), (B, 16, K, 8), (B, 16, 4))
+    given = [jnp.asarray(normal(i, *shape), dtype) for i, shape in enumerate(shapes)]
+    given = given if biased else [*given[:3], None]
+    reason = engines.LADDER[engine].refusal(*given, mask, Options())
+    if reason is not None:
+        pytest.skip(f"{engine} refuses the call: {reason}")
+
+    def output(engine, *given):
+        return engines.attend(*given, mask, Options(float32_softmax=True), engine)[0]
+
+    wanted_of = jax.tree.map(lambda x: x.astype(jnp.float32), given)
+    found, pull = jax.vjp(functools.partial(output, engine), *given)
+    wanted, wanted_pull = jax.vjp(functools.partial(output, "xla"), *wanted_of)
+    exact = dtype == "float32" and jax.default_backend() == "cpu"
+    tolerance = 2e-6 if exact else 0.1
+    cotangent = jnp.asarray(normal(7, *wanted.shape))
+    both = (found, *pull(cotangent.astype(dtype))), (wanted, *wanted_pull(cotangent))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            a.astype(jnp.float32), b, atol=tolerance * max(1.0, float(abs(b).max()))
+        ),
+        *both,
+    )
 
 
 def test_an_engine_asked_for_by_name_does_not_fall_back():

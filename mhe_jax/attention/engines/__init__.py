@@ -1,6 +1,6 @@
 """Softmax attention, and the ladder of engines that compute it.
 
-An engine is a file and its line in `LADDER` or `SHARED`:
+An engine is a file and its line in `LADDER` or `SHARED`, where it is asked for by name:
 
     refusal(query, key, value, key_bias, mask, options) -> why it cannot do the call, or None
     attend(query, key, value, key_bias, mask, options, *, scale) -> output, weight sum
@@ -24,8 +24,8 @@ An engine is a file and its line in `LADDER` or `SHARED`:
 | dropout, `precision` | yes | yes | refused | refused |
 | sown weights | yes | refused | refused | refused |
 
-`auto` takes the first of `cudnn`, `splash`, `xla` that can do the call; it passes `splash` by for
-fewer than 128 queries. `blocked` is taken by name.
+`auto` takes the first of `AUTO` that can do the call: of `cudnn`, `splash`, `xla`; it passes
+`splash` by for fewer than 128 queries. `blocked` is taken by name.
 
 Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
 
@@ -60,9 +60,11 @@ from mhe_jax.attention.engines.shared import xla as shared
 from mhe_jax.attention.mask import Mask
 from mhe_jax.config import InputError
 
+# Engines by name: of `attend`, and of `attend_shared`.
 LADDER = {"cudnn": cudnn, "splash": splash, "xla": xla, "blocked": blocked}
-# Engines of `attend_shared`.
 SHARED = {"pallas": tpu, "xla": shared}
+# Those that 'auto' tries, from the first on.
+AUTO = ("cudnn", "splash", "pallas", "xla")
 _SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
 _is_named = jax.checkpoint_policies.save_only_these_names(KEPT)
 
@@ -117,7 +119,7 @@ def attend(
       a key, where there is no dropout); the name of the engine.
 
     Raises:
-      ValueError: the engine refuses the call (for `auto`: every engine does), with each reason.
+      ValueError: the engine refuses the call (for `auto`: all of `AUTO` do), with each reason.
     """
     return _first(LADDER, engine, scale, query, key, value, key_bias, mask, options)
 
@@ -210,7 +212,7 @@ def _first(ladder, engine: str, scale: float | None, *call) -> tuple[jax.Array, 
 
 
 def _first_of(ladder, engine: str, scale: float, *call) -> tuple[jax.Array, jax.Array, str]:
-    names = list(ladder) if engine == "auto" else [engine]
+    names = [name for name in AUTO if name in ladder] if engine == "auto" else [engine]
     refusals = []
     for name in names:
         if name not in ladder:
