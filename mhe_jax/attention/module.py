@@ -51,9 +51,9 @@ class Attention(nn.Module):
 
     A kind overrides what differs: how inputs become queries (`queries`), what the key/value cache
     holds of a key token (`memory`), how that becomes keys and values (`expand`), how heads become
-    the output (`merge`), the bias and the factor of the scores (`key_bias`, `scale`), what a call
-    decides first (`start`), how many key and value heads are projected (`kv_heads`), which
-    parameters cannot change the output (`untrained`), and what it costs (`widths`).
+    the output (`merge`), the bias of the scores (`key_bias`), what a call decides first (`start`),
+    how many key and value heads are projected (`kv_heads`), which parameters cannot change the
+    output (`untrained`), and what it costs (`widths`).
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash' or 'pallas'
@@ -142,10 +142,6 @@ class Attention(nn.Module):
     def key_bias(self, memory: cache.KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
         """[B, S, H], what each head adds to the scores of a key; None for nothing."""
         return None
-
-    def scale(self, query: jax.Array, call: Call) -> float:
-        """The factor of a product of a query and a key: 1/√D."""
-        return query.shape[-1] ** -0.5
 
     def start(self, call: Call) -> Call:
         """`call` with what the kind decides before anything is computed."""
@@ -310,16 +306,15 @@ class Attention(nn.Module):
         mask.check((*query.shape[:1], query.shape[2], query.shape[1], key.shape[1]))
         if bias is not None:
             bias = nn.with_logical_constraint(bias, ("batch", "length", "activation_heads"))
-        scale = self.scale(query, call)
         if call.form == "shared":
             assert bias is not None
             heads, weight_sum, engine = engines.attend_shared(
-                query, key, value, bias, mask, options, self.engine, scale=scale
+                query, key, value, bias, mask, options, self.engine
             )
         else:
             query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
             heads, weight_sum, engine = engines.attend(
-                query, key, value, bias, mask, options, self.engine, scale=scale
+                query, key, value, bias, mask, options, self.engine
             )
         engines.record_choice(self.kind, f"{call.form} on {engine}" if call.form else engine)
         output = self.merge(heads, weight_sum, call)

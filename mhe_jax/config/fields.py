@@ -22,8 +22,8 @@ T = TypeVar("T")
 LARGEST_JSON, DEEPEST_JSON = 1 << 26, 30
 
 
-def nearest(name: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """Those of `names` that someone who wrote `name` may have meant, best first.
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Those of `names` that someone who wrote `name` may have meant, three at most, best first.
 
     >>> nearest("model.attention.kid", ["model.attention.kind", "data.train"])
     ['model.attention.kind']
@@ -37,7 +37,7 @@ def nearest(name: str, names: Sequence[str], count: int = 3) -> list[str]:
         return max(whole, 0.95 * difflib.SequenceMatcher(None, last, other_last).ratio())
 
     ranked = sorted(names, key=lambda other: (-likeness(other), len(other)))
-    return [other for other in ranked[:count] if likeness(other) > 0.65]
+    return [other for other in ranked[:3] if likeness(other) > 0.65]
 
 
 def did_you_mean(names: Sequence[str]) -> str:

@@ -64,7 +64,6 @@ class Continuation:
 
     text: str  # of prompt and continuation
     tokens: list[int]  # of the continuation, with eos where it ended
-    log_prob: float  # of `tokens` under the model itself: temperature 1, nothing cut
     truncated: bool  # only the end of the prompt was read
 
 
@@ -126,27 +125,26 @@ class Generator:
             limits[row] = min(self.evaluation.extra_length, self.longest - len(prompt))
             numbers[row] = self.num_prompts + row
         self.num_prompts += len(prompts)
-        out, counts, log_probs = jax.device_get(
+        out, counts, broken = jax.device_get(
             self._programs(rows, length)(self.run.params, tokens, lengths, limits, numbers)
         )
-        if not np.isfinite(log_probs[: len(prompts)]).all():
+        if broken[: len(prompts)].any():
             raise not_a_number(self.run.workdir)
         return [
-            self._continuation(
-                heads[row], read[row], whole[row], out[row, : counts[row]].tolist(), log_prob
-            )
-            for row, log_prob in enumerate(log_probs[: len(prompts)].tolist())
+            self._continuation(heads[row], read[row], whole[row], out[row, : counts[row]].tolist())
+            for row in range(len(prompts))
         ]
 
     def _continuation(
-        self, head: str, read: list[int], whole: bool, new: list[int], log_prob: float
+        self, head: str, read: list[int], whole: bool, new: list[int]
     ) -> Continuation:
         # Decoded together: a piece may continue a word of the prompt.
         text = head + self.tokenizer.decode([*read, *new])
-        return Continuation(" ".join(text.splitlines()), new, log_prob, truncated=not whole)
+        return Continuation(" ".join(text.splitlines()), new, truncated=not whole)
 
     def _generate(self, params, tokens, lengths, limits, numbers):
-        """Prompts [B, P], their lengths and most new tokens [B], to new tokens, counts, log-probs.
+        """Prompts [B, P], their lengths and most new tokens [B], to new tokens, their counts,
+        and which rows gave something that is not a number.
 
         `numbers` [B] are those of the prompts.
         """
@@ -178,30 +176,30 @@ class Generator:
             return jax.vmap(jax.random.categorical)(step_keys, allowed)
 
         def body(carry):
-            i, last, out, counts, log_probs, done, cache = carry
+            i, last, out, counts, broken, done, cache = carry
             chosen = choose(last, i).astype(jnp.int32)
             gain = jnp.take_along_axis(jax.nn.log_softmax(last), chosen[:, None], axis=-1)[:, 0]
             out = lax.dynamic_update_slice(out, jnp.where(done, PAD, chosen)[:, None], (0, i))
-            log_probs = jnp.where(done, log_probs, log_probs + gain)
+            broken |= ~done & ~jnp.isfinite(gain)
             counts = jnp.where(done, counts, i + 1)
-            done |= (chosen == EOS) | (i + 1 >= limits) | ~jnp.isfinite(gain)
+            done |= (chosen == EOS) | (i + 1 >= limits) | broken
             # A row that is done writes on, at its last position at most: its own, and never read.
             position = jnp.minimum(lengths + i, self.longest - 1)
             logits, cache = self.model.apply(
                 variables | cache, chosen[:, None], position[:, None], **step
             )
-            return i + 1, logits[:, 0], out, counts, log_probs, done, cache
+            return i + 1, logits[:, 0], out, counts, broken, done, cache
 
         start = (
             jnp.int32(0),
             last,
             jnp.full((rows, size), PAD, jnp.int32),
             jnp.zeros(rows, jnp.int32),
-            jnp.zeros(rows, jnp.float32),
+            jnp.zeros(rows, bool),
             limits <= 0,
             cache,
         )
-        _, _, out, counts, log_probs, _, _ = lax.while_loop(
+        _, _, out, counts, broken, _, _ = lax.while_loop(
             lambda carry: (carry[0] < size) & ~jnp.all(carry[5]), body, start
         )
-        return out, counts, log_probs
+        return out, counts, broken

@@ -36,8 +36,7 @@ class Translation:
 
     text: str
     tokens: list[int]  # with eos
-    log_prob: float  # of the tokens
-    score: float  # with the length penalty
+    score: float  # log-probability of the tokens, with the length penalty
     truncated: bool  # the source was cut to model.max_length tokens
 
 
@@ -94,7 +93,7 @@ class Translator:
         Raises:
           InputError: the model gave something that is not a number.
         """
-        found = [Translation("", [], 0.0, 0.0, False)] * len(texts)
+        found = [Translation("", [], 0.0, False)] * len(texts)
         ids, _ = encode_some(self.tokenizer, texts, slice(self._enough), self.max_length)
         numbers = [i for i, text in enumerate(texts) if text.strip()]
         numbers.sort(key=lambda i: len(ids[i]), reverse=True)
@@ -135,8 +134,7 @@ class Translator:
             self.cost.tokens += len(tokens)
             # A line break would make two lines of one; `splitlines` knows every sort of them.
             text = " ".join(self.tokenizer.decode(tokens[:-1]).splitlines())
-            log_prob, truncated = float(found.log_probs[row, 0]), len(kept) < len(whole)
-            translations.append(Translation(text, tokens, log_prob, score, truncated))
+            translations.append(Translation(text, tokens, score, len(kept) < len(whole)))
         return translations
 
     def _put(self, rows: np.ndarray) -> jax.Array:

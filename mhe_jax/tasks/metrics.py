@@ -23,14 +23,13 @@ def lower_is_better(metric: str) -> bool:
 
 
 def translation_scores(
-    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+    hypotheses: Sequence[str], references: Sequence[str]
 ) -> dict[str, float | str]:
     """Corpus BLEU (tokenized by 13a) and chrF with signatures, and the share of exact matches.
 
     Args:
         hypotheses: one a sentence.
         references: the right one of each.
-        lowercase: also give `bleu_lowercase` and its signature; the others stay cased.
 
     Returns:
         `bleu`, `chrf`, `exact_match` from 0 to 100, `bleu_signature`, `chrf_signature`. Two texts
@@ -47,18 +46,13 @@ def translation_scores(
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
-    scores: dict[str, float | str] = {
+    return {
         "bleu": bleu.corpus_score(hypotheses, [references]).score,
         "chrf": chrf.corpus_score(hypotheses, [references]).score,
         "exact_match": 100.0 * matches / len(references),
         "bleu_signature": str(bleu.get_signature()),
         "chrf_signature": str(chrf.get_signature()),
     }
-    if lowercase:
-        bleu = sacrebleu.BLEU(lowercase=True)
-        scores["bleu_lowercase"] = bleu.corpus_score(hypotheses, [references]).score
-        scores["bleu_lowercase_signature"] = str(bleu.get_signature())
-    return scores
 
 
 def perplexity(nats: float, count: float) -> float:

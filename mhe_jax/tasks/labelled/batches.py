@@ -94,7 +94,6 @@ class EvaluationExamples(EvaluationBatches):
         self,
         config: Config,
         rows: Rows,
-        split: str,
         batch_size: int,
         process_index: int = 0,
         process_count: int = 1,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import Config
-from mhe_jax.config.data import BOS, EOS, PAD
+from mhe_jax.config.data import BOS, EOS
 from mhe_jax.data.epochs import Draw
 from mhe_jax.data.examples import Row
 from mhe_jax.data.words import AnyTokenizer
@@ -147,9 +147,8 @@ class LabelledRows:
 
     def pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
         """Text 0 with text `second`, or alone where that is 0 too."""
-        tokens, token_types, marks = np.zeros((3, length), np.int32)
+        tokens, token_types, marks = np.zeros((3, length), np.int32)  # which is padding
         between = self._tokenizer.separators
-        tokens[:] = PAD
         kept = [len(self._ids[0][number])]
         if second:
             longest = self._longest - 2 - between

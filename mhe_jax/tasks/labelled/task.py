@@ -102,7 +102,7 @@ class LabelledTask(Task):
     ) -> EvaluationBatches:
         """All examples in order of length, misspelt with `evaluation.spelling_noise`."""
         rows = self.rows(config, tokenizer, split, config.evaluation.spelling_noise)
-        return EvaluationExamples(config, rows, split, batch_size, *process)
+        return EvaluationExamples(config, rows, batch_size, *process)
 
     def empty_row(self, config: Config) -> Row:
         """The arrays of a row, all zeros."""
