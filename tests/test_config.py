@@ -243,7 +243,7 @@ def test_accepted(config):
         ),
         (
             with_attention(kind="mhe_mul", form="shared"),
-            "form is 'shared': kind mhe_mul takes auto, materialized, folded",
+            "form is 'shared': kind mhe_mul takes auto, folded, materialized",
         ),
         (
             with_attention(kind="mva", score_groups=2),

@@ -29,8 +29,8 @@ class AttentionInForms(Attention):
     form: str = "auto"
     num_groups: int = 1
 
-    # From fast to slow; 'materialized', which takes every call, is the last.
-    forms: ClassVar[tuple[str, ...]] = ("materialized",)
+    # What `config.FORMS_OF_KINDS` says of the kind: from fast to slow; the last takes every call.
+    forms: ClassVar[tuple[str, ...]]
     # Calls of fewer queries are slower as 'shared', whose columns are made for each call.
     shared_queries: ClassVar[int] = 1
 

@@ -17,6 +17,8 @@ from mhe_jax.config.evaluation import Comparison, EvaluationConfig
 from mhe_jax.config.experiment import Config, Target
 from mhe_jax.config.model import (
     FIELDS_OF_KINDS,
+    FORMS_OF_KINDS,
+    MHE_KINDS,
     AttentionByRole,
     AttentionConfig,
     AttentionOverride,
@@ -31,6 +33,8 @@ from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
 __all__ = [
     "FIELDS_OF_KINDS",
     "FACTS",
+    "FORMS_OF_KINDS",
+    "MHE_KINDS",
     "AttentionByRole",
     "AttentionConfig",
     "AttentionOverride",

@@ -26,8 +26,9 @@ class EvaluationConfig:
     # Longest output is the length of the source or prompt plus this, at most model.max_length (or,
     # of a language model with its prompt, data.sequence_length).
     extra_length: int = 50
-    # Of a language model: windows of data.sequence_length tokens that begin this far apart, each
-    # token predicted once, with at least sequence_length - stride before it; None: sequence_length.
+    # Of a language model: windows of data.sequence_length tokens that begin this far apart; each
+    # token is predicted once, after at least sequence_length - stride others or, near the beginning
+    # of the split, all that there are; None: sequence_length.
     stride: int | None = None
     # Generation: what divides the logits before a token is drawn; 0 takes the most probable.
     temperature: float = 0.0

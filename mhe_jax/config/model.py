@@ -16,10 +16,16 @@ Hashing = Literal[
 ]
 
 MHE_KINDS: tuple[Kind, ...] = ("mhe_add", "mhe_mul")
+# Kinds that can be computed in several forms, from fast to slow; the last takes every call.
+FORMS_OF_KINDS: dict[Kind, tuple[Form, ...]] = {
+    "mhe_add": ("shared", "folded", "materialized"),
+    "mhe_mul": ("folded", "materialized"),
+    "mva": ("shared", "materialized"),
+}
 # Fields of `AttentionConfig` that belong to some kinds only.
 FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
     "num_kv_heads": ("gqa",),
-    "form": (*MHE_KINDS, "mva"),
+    "form": tuple(FORMS_OF_KINDS),
     "num_groups": (*MHE_KINDS, "mva"),
     "score_groups": ("mhe_add",),
     "score_features": ("mva",),

@@ -28,7 +28,7 @@ class Source:
 
     name: str
     content: Content
-    key: str  # of the content: changes when items do, not with their path or time
+    key: str  # of the content: another where an item is, the same wherever and whenever it lies
     extent: int
     _offsets: np.ndarray | None = None  # [items + 1]: where each begins in bytes, and the end
 

@@ -73,7 +73,8 @@ class Generator:
     Prompts are prefilled in one call, padded to a power of two; then all rows of a batch step
     together until each has ended, by eos or by its length: at most `evaluation.extra_length` tokens
     are added, and prompt and continuation hold at most `data.sequence_length`, since training has
-    seen none longer. Of a longer prompt the end is read, and half of the positions kept for it.
+    seen none longer. Of a prompt that leaves no position free only the end is read: it and bos take
+    half of the positions, and what follows may take the others.
 
     What is drawn for prompt number n, counted over all calls, depends on `evaluation.seed`, n and
     the tokens before alone, not on the batch.

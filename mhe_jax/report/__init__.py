@@ -1,0 +1,1 @@
+"""Finished runs side by side: groups of seeds, their scores and costs, and the paper's tables."""

@@ -1,7 +1,7 @@
 """Runs put together by what differs between them.
 
-Runs that learn the same from the same text make a `Section`; in it, runs that differ in nothing but
-their seed make a `Group`.
+Runs that learn the same from the same text make a `Section`; in it, runs of one experiment, such as
+those of several seeds, make a `Group`.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ SAME_OF_ATTENTION = (".form", ".engine")  # of every role
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed only."""
+    """Runs that differ in their seed, and else in what changes nothing of what is learned."""
 
     name: str
     kind: str

@@ -55,7 +55,7 @@ class LanguageModeling(TextTask):
 
         Per word is exp(nats of all tokens / words); words are what stands between white space in
         the raw text, and one end for each line. Every token is predicted once, from its block, or
-        with `evaluation.stride` from at least sequence_length - stride tokens before it.
+        with `evaluation.stride` as `SlidingWindows` says.
         """
         found, batches, seconds = run.outputs()
         assert isinstance(batches, EvaluationBlocks)

@@ -24,6 +24,7 @@ from attention_cases import (
 from mhe_jax.attention import KINDS, Mask, make_attention, recording
 from mhe_jax.attention.engines import Options
 from mhe_jax.attention.module import Call
+from mhe_jax.config import FORMS_OF_KINDS
 
 ADD, MUL = Case("mhe_add"), Case("mhe_mul")
 GRADIENTS = {}
@@ -184,6 +185,13 @@ def test_the_type_of_the_computation_decides(fields, inputs, form):
     with recording() as made:
         jax.eval_shape(module.init, jax.random.key(0), x)
     assert [choice.split()[0] for choice in made["mhe_add"]] == [form]
+
+
+def test_every_kind_in_forms_has_them_of_the_config():
+    """So that a rule of the config refuses what a module would refuse."""
+    found = {kind: module.forms for kind, module in KINDS.items() if hasattr(module, "forms")}
+    assert found == FORMS_OF_KINDS
+    assert all(forms[-1] == "materialized" for forms in found.values())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from labelled_files import CONTEXT, FILES, QUOTED, write
 
 from mhe_jax.config import Config, DataConfig, InputError, ModelConfig
 from mhe_jax.config.data import BOS, EOS, PAD
-from mhe_jax.tasks import check_sources, resolve
+from mhe_jax.tasks import TASKS, check_sources, resolve
 from mhe_jax.tasks.labelled.examples import _words, read_examples, read_questions
 from mhe_jax.tasks.labelled.records import Record
 from mhe_jax.tasks.labelled.rows import LabelledRows, shortened
@@ -61,6 +61,16 @@ def files(tmp_path, **named):
     (tmp_path / "own").mkdir(exist_ok=True)
     for name, text in named.items():
         (tmp_path / "own" / name.replace("_", ".")).write_text(text)
+
+
+def test_the_key_of_the_texts_changes_with_them(config, tmp_path):
+    given = config("rte")
+    task, path = TASKS["classification"], tmp_path / "rte/train.tsv"
+    key = task.text(given).key
+    path.touch()
+    assert task.text(given).key == key
+    path.write_text(path.read_text().replace("\n0\t", "\n0\tOther "))
+    assert task.text(given).key != key
 
 
 @pytest.mark.parametrize("dataset", EXPECTED)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -38,8 +37,6 @@ class MultipleHeadEmbeddingAttention(AttentionInForms):
     """
 
     head_embedding_init: Callable = nn.initializers.normal(0.02)
-
-    forms: ClassVar[tuple[str, ...]] = ("folded", "materialized")
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
         """ψ: [B, T, G, D] and [H, D] to [B, T, H, D]."""

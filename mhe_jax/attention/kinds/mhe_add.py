@@ -12,6 +12,7 @@ from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.projection import named
+from mhe_jax.config import FORMS_OF_KINDS
 
 
 class MHEAddAttention(MultipleHeadEmbeddingAttention):
@@ -37,7 +38,7 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
     score_groups: int = 1
 
     kind: ClassVar[str] = "mhe_add"
-    forms: ClassVar[tuple[str, ...]] = ("shared", "folded", "materialized")
+    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mhe_add"]
     shared_queries: ClassVar[int] = 32
 
     def start(self, call: Call) -> Call:

@@ -8,6 +8,7 @@ import jax
 
 from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
 from mhe_jax.attention.module import Call
+from mhe_jax.config import FORMS_OF_KINDS
 
 
 class MHEMulAttention(MultipleHeadEmbeddingAttention):
@@ -22,6 +23,7 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
     head_embedding_init: Callable = nn.initializers.normal(0.5)
 
     kind: ClassVar[str] = "mhe_mul"
+    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mhe_mul"]
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
         return self.broadcast(x, 1 + embedding)

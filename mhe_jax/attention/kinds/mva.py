@@ -9,6 +9,7 @@ from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.forms import AttentionInForms
 from mhe_jax.attention.module import Call
+from mhe_jax.config import FORMS_OF_KINDS
 
 
 class MultiValueAttention(AttentionInForms):
@@ -42,7 +43,7 @@ class MultiValueAttention(AttentionInForms):
     score_features: int | None = None
 
     kind: ClassVar[str] = "mva"
-    forms: ClassVar[tuple[str, ...]] = ("shared", "materialized")
+    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mva"]
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         q = self.project_groups("query", x, self.score_features or call.head_features)

@@ -4,6 +4,8 @@ import functools
 
 from mhe_jax.config import (
     FIELDS_OF_KINDS,
+    FORMS_OF_KINDS,
+    MHE_KINDS,
     AttentionConfig,
     Config,
     InputError,
@@ -71,14 +73,10 @@ def _check_form(attention: AttentionConfig, named) -> None:
     kind, form = attention.kind, attention.form
     if form is None or form == "auto":
         return
-    forms = {
-        "mhe_add": ("materialized", "folded", "shared"),
-        "mhe_mul": ("materialized", "folded"),
-        "mva": ("materialized", "shared"),
-    }[kind]
+    forms = FORMS_OF_KINDS[kind]
     if form not in forms:
         raise refuse(named("form"), form, f"kind {kind} takes auto, {', '.join(forms)}")
-    if form != "materialized" and kind != "mva" and attention.normalize_qk:
+    if form != "materialized" and kind in MHE_KINDS and attention.normalize_qk:
         raise refuse(named("form"), form, f"not with {named('normalize_qk')}")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, TrainBatches
+from mhe_jax.data.cache import key_of_all
 from mhe_jax.data.examples import Row
 from mhe_jax.data.sources import Items
 from mhe_jax.tasks.labelled import scores
@@ -81,8 +82,8 @@ class LabelledTask(Task):
     def text(self, config: Config) -> Source:
         """All texts of the training split."""
         found = (text for example in self.examples(config, "train") for text in example.texts)
-        name = ", ".join(config.data.train)
-        return Items(name, list(dict.fromkeys(found)), "text", key=name)
+        texts = list(dict.fromkeys(found))
+        return Items(", ".join(config.data.train), texts, "text", key=key_of_all(texts))
 
     def rows(
         self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0

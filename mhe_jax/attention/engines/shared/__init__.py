@@ -1,0 +1,1 @@
+"""Engines for heads that share one score matrix: softmax factors where only a bias differs."""
