@@ -388,4 +388,18 @@ ATTENTION = (
         "scored=H * D",
         "test_cost.py::test_operations_of_shared_scores_for_each_key",
     ),
+    Mutant(
+        "choices outlive their recording",
+        "recording",
+        "_recordings.reset(token)",
+        "pass",
+        "test_engines.py::test_choices_are_those_of_their_recording",
+    ),
+    Mutant(
+        "auto tries an engine that is asked for by name",
+        "AUTO",
+        '"pallas", "xla")',
+        '"pallas", "xla", "blocked")',
+        "test_engines.py::test_every_refusal_is_read_when_none_takes_the_call",
+    ),
 )

@@ -743,4 +743,11 @@ MORE_DATA = (
         "",
         "test_changed_text.py",
     ),
+    Mutant(
+        "broken lines are not counted",
+        "_columns",
+        'left_out.append(f"{name}:{number}")',
+        "pass",
+        "test_labelled.py::test_broken_lines_are_counted",
+    ),
 )

@@ -451,4 +451,11 @@ MORE_EVALUATION = (
         "True",
         "test_bad_runs.py",
     ),
+    Mutant(
+        "a translation may have a mask in it",
+        "FORBIDDEN",
+        "(PAD, UNK, BOS, MASK)",
+        "(PAD, BOS)",
+        "test_forbidden.py",
+    ),
 )
