@@ -377,10 +377,32 @@ def test_a_result_that_is_none_is_made_again(place, text):
     assert f"| {SHA} | done | 1.5000 | 2.0 |" in sweep_table(found["runs"])
 
 
+@pytest.mark.parametrize("text", [None, "", "[4]", '{"task": 3}'])
+def test_a_result_beside_a_damaged_config_is_none(place, text):
+    run(place, *KINDS)
+    config = place / "sweep" / SHA / "config.json"
+    config.unlink() if text is None else config.write_text(text)
+    mha, sha = parse(place, *KINDS).runs
+    assert mha.result() is not None
+    assert sha.result() is None
+
+
 class Sent(list):
     """In the place of a process: the signals that it got."""
 
     send_signal = list.append
+
+
+def test_a_hang_up_that_is_ignored_stays_so():
+    """As under nohup."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with execution._Signals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert signals.received is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
 
 
 def test_signals_before_and_between_runs_reach_the_next_and_the_first_counts():

@@ -64,9 +64,16 @@ def _shaped_as(run: str, config: Config) -> Config:
     """`config` with the encoder of another run; the rates of dropout and the head stay its own."""
     theirs, ours = config_of(run, "train.init_from").model, config.model
     attention = dataclasses.replace(theirs.attention, dropout_rate=ours.attention.dropout_rate)
+    by_role = {
+        role: dataclasses.replace(
+            given, dropout_rate=getattr(ours.attention_by_role, role).dropout_rate
+        )
+        for role, given in vars(theirs.attention_by_role).items()
+    }
     model = dataclasses.replace(
         theirs,
         attention=attention,
+        attention_by_role=type(theirs.attention_by_role)(**by_role),
         dropout_rate=ours.dropout_rate,
         num_classes=ours.num_classes,
         num_spans=ours.num_spans,

@@ -1,9 +1,4 @@
-"""From files and JSON to a `Config`, and back.
-
-A user's mistake becomes one line: an `InputError` that names the field or file and what is allowed.
-Nothing here imports jax, so that a typing error costs no start-up time and
-`jax.distributed.initialize` can still come first.
-"""
+"""From files and JSON to a `Config`, without jax: a mistake in one costs no start-up time."""
 
 import ast
 import contextlib

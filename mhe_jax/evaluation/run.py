@@ -7,7 +7,6 @@ seconds, and which form and engine each attention kind ran as.
 import bisect
 import dataclasses
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax import tasks
-from mhe_jax.config import Config, EvaluationConfig, InputError, MeshConfig
+from mhe_jax.config import Config, EvaluationConfig
 from mhe_jax.config.files import TOKENIZER, write_whole
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
 from mhe_jax.evaluation.translator import Cost, Translation, Translator
@@ -56,7 +55,7 @@ class Run:
         """
         config = dataclasses.replace(config, evaluation=evaluation)
         tokenizer = load_tokenizer(config, workdir / TOKENIZER)
-        mesh = evaluation_mesh(config, devices)
+        mesh = sharding.mesh_at_hand(config, "evaluating", devices)
         model = tasks.of(config).model(config.model)
         abstract = abstract_params(config, mesh)
         params, steps = checkpoint.restore_params(
@@ -110,24 +109,6 @@ class Run:
         """Writes a file of results, named by the split and `suffix`, by one process."""
         if jax.process_index() == 0:
             write_whole(self.workdir / f"{name_of(self.evaluation)}.{suffix}", text)
-
-
-def evaluation_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
-    """The run's mesh where its devices are there, else all there are along `data`, with a note.
-
-    What training asks of its batches does not matter here: ours are rounded up.
-    """
-    count = jax.device_count() if devices is None else len(devices)
-    config = dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, batch_size=count, row_multiple=count),
-        optimizer=dataclasses.replace(config.optimizer, accumulate_steps=1),
-    )
-    try:
-        return sharding.make_mesh(config, devices)
-    except InputError as error:
-        print(f"note: {error}; evaluating with mesh.data={count}", file=sys.stderr)
-        return sharding.make_mesh(dataclasses.replace(config, mesh=MeshConfig()), devices)
 
 
 def name_of(evaluation: EvaluationConfig) -> str:

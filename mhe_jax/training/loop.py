@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import flax.linen as nn
 import jax
@@ -22,7 +22,7 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import RESULT, write_whole
 from mhe_jax.config.rules import check
 from mhe_jax.tasks.sums import criterion
-from mhe_jax.training import sharding, summary
+from mhe_jax.training import sharding, summary, tracking
 from mhe_jax.training.checkpoint import (
     Checkpoints,
     Meta,
@@ -71,6 +71,8 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     if not resume.holds_run(config):
         warm_start.check_init_from(config)
     tasks.check_sources(config)
+    if config.train.tensorboard:
+        tracking.check_tensorboard()
     workdir = Path(config.workdir)
     check_path(workdir)
     _check_writable(workdir)
@@ -129,11 +131,11 @@ def _train_alone(
         start = int(state.step)
         meta |= {"tokenizer": tokenizer.key, "steps_per_epoch": batches.steps_per_epoch}
         meta["text"] = batches.text
+        c = config.train
         if writes:
             resume.begin(config, file)
 
         # 4. The steps.
-        c = config.train
         with Tracker(
             workdir,
             c.num_steps,
@@ -245,8 +247,10 @@ class _Loop:
         # A signal can come before the validation of a step, a crash before its best checkpoint.
         if start and self.meta.get("validated_step") == start:
             self._keep_if_best(state, start)
-        elif start and self._validates(start):
-            self._validate(state, start, validation)
+        elif (
+            start and self._validates(start) and (stop := self._validate(state, start, validation))
+        ):
+            self._stop(stop, start)
         c, last = self.config.train, self.config.train.num_steps
         meter = self._meter()
         profile = Profile(Path(self.config.workdir), c.profile_steps)
@@ -271,15 +275,17 @@ class _Loop:
                     self._check_lock()
                     self.checkpoints.save(state, step, copy.deepcopy(self.meta))
                 if stop:
-                    self.checkpoints.wait()
-                    name = signal.Signals(stop).name
-                    raise Stopped(
-                        128 + stop,
-                        f"{name}: stopped after step {step}, which is saved; "
-                        "the same command goes on from there",
-                    )
+                    self._stop(stop, step)
                 if step < last:
                     meter.idle()
+
+    def _stop(self, stop: int, step: int) -> NoReturn:
+        self.checkpoints.wait()
+        raise Stopped(
+            128 + stop,
+            f"{signal.Signals(stop).name}: stopped after step {step}, which is saved; "
+            "the same command goes on from there",
+        )
 
     def _meter(self) -> Meter:
         c, device = self.config, self.mesh.devices.flat[0].device_kind

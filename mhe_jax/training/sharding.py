@@ -5,7 +5,9 @@ split over. XLA derives the rest, so the same code runs on one device and on a p
 """
 
 import contextlib
+import dataclasses
 import math
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -96,6 +98,25 @@ def use_mesh(mesh: Mesh, rules: Rules = RULES) -> Iterator[None]:
     """Logical names mean something inside: to initialise, trace and run what is sharded."""
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         yield
+
+
+def mesh_at_hand(config: Config, doing: str, devices: Sequence[Any] | None = None) -> Mesh:
+    """The run's mesh where its devices are there, else all there are along `data`, with a note.
+
+    What training asks of its batches does not matter here: batches are rounded up, or there are
+    none.
+    """
+    count = jax.device_count() if devices is None else len(devices)
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, batch_size=count, row_multiple=count),
+        optimizer=dataclasses.replace(config.optimizer, accumulate_steps=1),
+    )
+    try:
+        return make_mesh(config, devices)
+    except InputError as error:
+        print(f"note: {error}; {doing} with mesh.data={count}", file=sys.stderr)
+        return make_mesh(dataclasses.replace(config, mesh=MeshConfig()), devices)
 
 
 def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:

@@ -5,6 +5,7 @@ Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `sp
 """
 
 import contextlib
+import importlib.util
 import json
 import math
 import sys
@@ -133,7 +134,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for text in file:
             with contextlib.suppress(json.JSONDecodeError, RecursionError):
                 line = json.loads(text)
-                if isinstance(line, dict) and {"step", "split"} <= line.keys():
+                if isinstance(line, dict) and "split" in line and type(line.get("step")) is int:
                     yield line
 
 
@@ -182,11 +183,16 @@ def new_figure(**options: Any) -> Any:
     return Figure(layout="constrained", **options)
 
 
+def check_tensorboard() -> None:
+    """Raises InputError where what writes event files is not installed."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise not_installed("train.tensorboard=True needs tensorboardX", "report")
+
+
 def _event_writer(directory: Path, start_step: int) -> Any:
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise not_installed("train.tensorboard=True needs tensorboardX", "report") from None
+    check_tensorboard()
+    from tensorboardX import SummaryWriter
+
     return SummaryWriter(str(directory), purge_step=start_step + 1)
 
 

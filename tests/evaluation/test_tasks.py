@@ -16,9 +16,10 @@ from mhe_jax.config import AttentionByRole, AttentionOverride, InputError, MeshC
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.evaluation import evaluate
-from mhe_jax.evaluation.run import Run, evaluation_mesh
+from mhe_jax.evaluation.run import Run
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.tasks import evaluation_batches
+from mhe_jax.training.sharding import mesh_at_hand
 
 WIKITEXT = Path(__file__).parents[3] / "shared/data/wikitext-2/test.txt.xz"
 
@@ -224,10 +225,18 @@ def test_a_tokenizer_that_does_not_fit(run_of):
 
 def test_devices_that_are_not_there_are_done_without(translation_run, capsys):
     config = load_json(translation_run / "config.json")
-    assert dict(evaluation_mesh(config).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(mesh_at_hand(config, "evaluating").shape) == {
+        "data": 8,
+        "fsdp": 1,
+        "tensor": 1,
+    }
     assert capsys.readouterr().err == ""
     config = dataclasses.replace(config, mesh=MeshConfig(data=64))
-    assert dict(evaluation_mesh(config).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(mesh_at_hand(config, "evaluating").shape) == {
+        "data": 8,
+        "fsdp": 1,
+        "tensor": 1,
+    }
     assert "there are 8 devices" in capsys.readouterr().err
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from mhe_jax.config import InputError, KroneckerConfig
-from mhe_jax.config.fields import load_json, set_field
+from mhe_jax.config import InputError, KroneckerConfig, MeshConfig
+from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.config.rules.trust import is_own
 from mhe_jax.evaluation import evaluate
 from mhe_jax.tasks import make_tokenizer
@@ -65,6 +65,16 @@ def test_full_rank_scores_as_the_dense_run_and_less_does_not(trained, tmp_path):
     assert not any("token" in path for path in few["errors"])
     assert all(0.01 < error < 1 for error in few["errors"].values())
     assert scores(tmp_path / "few", "last")["loss"] > 1.001 * first["loss"]
+
+
+def test_the_devices_of_a_run_need_not_be_here(trained, tmp_path, capsys):
+    """As in evaluation."""
+    run = tmp_path / "elsewhere"
+    shutil.copytree(trained.workdir, run)
+    save_json(dataclasses.replace(trained, mesh=MeshConfig(data=64)), run / "config.json")
+    few = factorize(run, tmp_path / "few", KroneckerConfig(mlp=1))
+    assert few == factorize(trained.workdir, tmp_path / "same", KroneckerConfig(mlp=1))
+    assert "there are 8 devices" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ema", [pytest.param(None, marks=pytest.mark.slow), 0.5])

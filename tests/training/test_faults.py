@@ -268,6 +268,49 @@ def test_a_signal_before_the_first_step_ends_cleanly(tiny, monkeypatch, capsys, 
     assert train(config)["steps"] == 6
 
 
+def test_a_signal_in_the_validation_that_was_left_over_is_heard(tiny, monkeypatch):
+    """A run that was stopped in its last step validates first, when it goes on."""
+    config = tiny("lm")
+
+    def killing(make, when):
+        def made(*arguments):
+            step, calls = make(*arguments), []
+
+            def run(*given):
+                calls.append(None)
+                if len(calls) == when:
+                    signal.raise_signal(signal.SIGTERM)
+                return step(*given)
+
+            return run
+
+        return made
+
+    for name, when in (("train_step_of", config.train.num_steps), ("make_eval_step", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, name, killing(getattr(loop, name), when))
+            with pytest.raises(Stopped) as stopped:
+                train(config)
+        assert stopped.value.code == 128 + signal.SIGTERM
+        assert not (Path(config.workdir) / "result.json").exists()
+    result = train(config)
+    shutil.rmtree(config.workdir)
+    wanted = train(config)
+    assert (result["validation_loss"], result["best_step"]) == (
+        wanted["validation_loss"],
+        wanted["best_step"],
+    )
+
+
+def test_without_tensorboard_no_run_is_begun(tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    config = tiny("lm", **{"train.tensorboard": True})
+    with pytest.raises(InputError, match="needs tensorboardX"):
+        train(config)
+    assert not (Path(config.workdir) / "config.json").exists()
+    assert not (Path(config.workdir) / "checkpoints").exists()
+
+
 def test_a_hang_up_that_is_ignored_stays_so():
     """As under nohup."""
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)

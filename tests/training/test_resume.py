@@ -62,6 +62,8 @@ def test_what_may_change_is_told(begun, tiny, name, value):
         ("data.batch_size", 16, "8", "16"),
         ("data.mask_rate", 0.3, "0.15", "0.3"),
         ("train.seed", 1, "0", "1"),
+        # The best checkpoint is the best of one and the same data.
+        ("train.eval_batches", 1, "None", "1"),
     ],
 )
 def test_what_may_not_change_is_named_with_both_values(begun, tiny, name, value, old, new):

@@ -56,6 +56,15 @@ def test_what_comes_again_is_dropped(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
 
+@pytest.mark.parametrize("step", ["null", '"3"', "2.5", "[]", "true"])
+def test_a_line_whose_step_is_no_number_is_left_out(tmp_path, step):
+    (tmp_path / "metrics.jsonl").write_text(
+        f'{{"step": {step}, "split": "train"}}\n{{"step": 2, "split": "train"}}\n'
+    )
+    tracking.truncate(tmp_path / "metrics.jsonl", 5)
+    assert [line["step"] for line in lines(tmp_path)] == [2]
+
+
 def test_other_processes_write_nothing(tmp_path, capsys):
     with Tracker(tmp_path, 10, loss_unit="nats", writes=False, tensorboard=True) as tracker:
         tracker.log(1, "train", numbers(1.0))

@@ -249,6 +249,13 @@ def test_the_command_line_takes_the_shape_of_the_other_run(tiny, tmp_path):
         [*command, "--data.sequence_length", "16", "--model.attention.kind", "mha"]
     )
     assert found.model.attention.kind == "mha"
+    role = {"model.attention_by_role.encoder.dropout_rate": 0.3}
+    role["model.attention_by_role.encoder.num_heads"] = 4
+    save_json(tiny("mlm", workdir=mlm.workdir, **role), Path(mlm.workdir) / "config.json")
+    found = parse_train_arguments([*command, "--data.sequence_length", "16"])
+    encoder = found.model.attention_for("encoder")
+    assert (encoder.dropout_rate, encoder.num_heads) == (found.model.attention.dropout_rate, 4)
+    save_json(mlm, Path(mlm.workdir) / "config.json")
     with pytest.raises(
         InputError, match="data.sequence_length is 128: at most model.max_length=16"
     ):

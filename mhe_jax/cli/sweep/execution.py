@@ -114,7 +114,12 @@ class _Signals:
         self._waiting: list[int] = []
 
     def __enter__(self) -> "_Signals":
-        self._old = {caught: signal.signal(caught, self._catch) for caught in self.CAUGHT}
+        self._old = {
+            caught: signal.signal(caught, self._catch)
+            for caught in self.CAUGHT
+            # Ignored, as under `nohup`, it stays so.
+            if caught != signal.SIGHUP or signal.getsignal(caught) != signal.SIG_IGN
+        }
         return self
 
     def __exit__(self, *exception: object) -> None:

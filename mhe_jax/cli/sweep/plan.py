@@ -42,13 +42,12 @@ class PlannedRun:
         """Its result by train.py, None while it is not finished as its config says."""
         try:
             result = read_result(self.workdir / RESULT)
+            config = load_json(self.workdir / CONFIG)
         except InputError:
             return None
         if result.get("steps") != self.config.train.num_steps:
             return None
-        ran, asked = (
-            leaves(to_dict(config)) for config in (load_json(self.workdir / CONFIG), self.config)
-        )
+        ran, asked = (leaves(to_dict(c)) for c in (config, self.config))
         differing = {name for name, value in asked.items() if ran[name] != value}
         same = all(name in OF_DATA and not asked[name] for name in differing)
         return result if same else None

@@ -7,9 +7,9 @@
                                     evaluation needs
 
 A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. What
-cannot be read moves to `checkpoints_unreadable`, and what belongs to another way from here to
-`checkpoints_best_left`, beside, where nothing looks. Every array comes back laid over the mesh of
-the day, whatever mesh wrote it.
+cannot be read moves to `checkpoints_unreadable`, and the best ones of abandoned steps move to
+`checkpoints_best_left`, which nothing reads. Arrays are restored onto the current mesh, whatever
+mesh wrote them.
 
 Each step keeps a checksum of every file, and what has another one counts as not to be read.
 

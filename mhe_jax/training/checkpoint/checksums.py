@@ -11,8 +11,8 @@ hold the time and the kinds of the items, no numbers, and are not in the list.
 Files that others put there, as file managers and network disks do, are no damage: nothing reads
 them. One that Orbax could take for its own is.
 
-A step without any of these files is of a run from before there were checksums, and is read as it
-is. One that has lost `checksums` alone is damaged: those of the processes still tell.
+A step without any checksum file is from an older version and is read unchecked. One that has lost
+only `checksums` counts as damaged: those of the processes still tell.
 """
 
 import re

@@ -110,7 +110,7 @@ class Checkpoints:
         save(self._last, step, items)
 
     def save_best(self, params: Any, step: int, meta: Meta) -> None:
-        """Begin to write `params` as the best there are; those before go when they are there.
+        """Begin to write `params` as the best; older ones are deleted once these are complete.
 
         Raises:
           NotSaved: this one, or one begun before, cannot be written.

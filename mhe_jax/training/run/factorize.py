@@ -43,7 +43,7 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     run, new = Path(run), Path(new)
     dense = config_of(run)
     config = _factorized(dense, new, kronecker)
-    mesh = sharding.make_mesh(config)
+    mesh = sharding.mesh_at_hand(config, "factorizing")
     params, step, tokenizer = read_run(run, dense, mesh)
 
     model = tasks.of(config).model(config.model)

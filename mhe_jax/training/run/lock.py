@@ -6,7 +6,7 @@
 Three things are done with the file, all of which an object store can do as well: it is made whole
 where none is, it is written anew as a whole, it is deleted.
 
-Who holds it renews it every RENEWAL seconds. Whoever finds it asks
+The holder renews the lock every RENEWAL seconds. A process that finds one checks
 
 1. of a process of the same boot and process namespace of the same host: whether it still runs, and
    began when the lock says. A `kill -9` blocks nobody, nor does another program with its number;

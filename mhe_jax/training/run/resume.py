@@ -15,10 +15,11 @@ from mhe_jax.training import tracking
 DRAFT = f".{TOKENIZER}.draft"
 
 # What may differ: how long and how often, how the same numbers are computed and where things lie,
-# and the numbers of the optimizer. All else changes what is learned, or the shape of the state.
+# and the numbers of the optimizer. All else changes what is learned, what the best checkpoint is
+# the best of, or the shape of the state.
 MAY_CHANGE = re.compile(
     r"workdir|mesh\..*|evaluation\..*"
-    r"|train\.(?!seed|init_from).*"
+    r"|train\.(?!seed|init_from|eval_batches).*"
     r"|data\.(directory|cache_directory|test)"
     r"|model\.remat|model\.kronecker\.apply|model\.attention(_by_role\.\w+)?\.(form|engine)"
     r"|optimizer\.(?!name|ema_decay).*"
