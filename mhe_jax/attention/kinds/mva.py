@@ -25,8 +25,9 @@ class MultiValueAttention(AttentionInForms):
     Collaborate Instead of Concatenate", arXiv 2006.16362) has these shared queries and keys, a
     mixing vector for each head, a content bias on the keys, and values of their own for each head;
     with each mixing vector fixed at one it is MVA. Grouped-value attention (arXiv 2506.17286) is a
-    neighbour. New here, as far as a search went, is only the exact factoring to one exponential for
-    all heads, and its kernels.
+    neighbour. The factoring to one exponential is near to the Attention Free Transformer (Zhai et
+    al. 2021, arXiv 2105.14103), which has one learned matrix in place of these scores; for softmax
+    attention, exact and with kernels, a search found no earlier one.
 
     Parameters 2·G·M·D_s + 2·M² + MH. Cached numbers a token G·D_s + H·D + H: half of MHA's, and
     far more than MHE's 2D.

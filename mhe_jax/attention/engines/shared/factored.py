@@ -137,12 +137,16 @@ def seen_keys(q, b, seen):
     return seen.mask.key_is_seen(q.shape[1], b.shape[1])[:, :, None]
 
 
-def columns_of(values: Values, b, keys):
-    """w = exp(b - c) [N, S, R], 0 for keys that nobody sees; w ⊙ v / 2^exponent [N, S, R·E]."""
+def weights_of(b, keys):
+    """w = exp(b - c) [N, S, R], 0 for keys that nobody sees."""
     c = jnp.max(b, 1, keepdims=True, initial=-jnp.inf, where=keys)
     c = jnp.where(jnp.isfinite(c), c, 0)
-    w = jnp.where(keys, jnp.exp(jnp.where(keys, b - c, 0)), 0)
-    v = values.divided
+    return jnp.where(keys, jnp.exp(jnp.where(keys, b - c, 0)), 0)
+
+
+def columns_of(values: Values, b, keys):
+    """w [N, S, R], and w ⊙ v / 2^exponent [N, S, R·E]."""
+    w, v = weights_of(b, keys), values.divided
     return w, _flat((w[..., None] * v).astype(v.dtype))
 
 

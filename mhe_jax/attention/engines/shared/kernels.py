@@ -1,14 +1,16 @@
 """The Pallas TPU kernels of `tpu`: attention of one head whose values are the columns of all heads.
 
 q [N, T, D], k [N, S, D] and columns [N·C, S, X + Y] for C groups of H heads, with padded axes. The
-first X columns are values `w[h] ⊙ v[h]`, E wide each; the other Y are weights w in four parts of H
-columns (see `tpu`). With s the scores and m the maximum over the keys that a query sees,
+first X columns are values `w[h] ⊙ v[h]`, E wide each; the other Y are weights w in parts of H
+columns (see `tpu`). With s the scores, m the maximum over the keys that a query sees, and E' the E
+that dropout keeps,
 
-    E = exp(s - m)    sums = E·columns    output = sums of values / sums of weights
+    E = exp(s - m)    sums = [E'·values, E·weights]    output = sums of values / sums of weights
 
-and backward, with dsums the gradient of the sums,
+and backward, with dsums the gradient of the sums, [dvalues, dweights],
 
-    ds = E ⊙ (dsums·columnsᵀ)    dq = ds·k    dk = dsᵀ·q    dcolumns = Eᵀ·dsums
+    ds = E' ⊙ (dvalues·valuesᵀ) + E ⊙ (dweights·weightsᵀ)    dq = ds·k    dk = dsᵀ·q
+    dcolumns = [E'ᵀ·dvalues, Eᵀ·dweights]
 
 Nothing of size T·S leaves the chip's own memory. Of the padding, keys are hidden here, columns and
 dsums are 0.
@@ -23,6 +25,9 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+# Gradients of queries that stay on the chip while a kernel runs; more go in several.
+QUERIES_BYTES = 2**21
+
 
 class Sizes(NamedTuple):
     """The static part of a call."""
@@ -32,19 +37,25 @@ class Sizes(NamedTuple):
     heads: int  # H, of a group
     width: int  # E
     values: int  # X
-    weights: int  # Y, more than 4H
+    weights: int  # Y, more than 3H
     block_queries: int
     block_keys: int
     is_causal: bool
+    keep: float  # share of the weights that dropout keeps
     interpret: bool
+    first: int = 0  # of the queries, among all
 
 
 class Marks(NamedTuple):
-    """Parts of a mask as integers: of keys [N or 1, 1, S], of queries [N or 1, T, 1]."""
+    """Parts of a mask as integers: of queries [N or 1, T, 1], of keys [N or 1, 1, S].
 
-    key_valid: Any
-    of_queries: Any
-    of_keys: Any
+    `bits` are random ones, of which dropout makes its mask.
+    """
+
+    key_valid: Any = None
+    segments: Any = None  # a pair, of queries and of keys
+    last_key: Any = None  # of queries: the last key that they see
+    bits: Any = None  # a pair
 
 
 def forward(sizes: Sizes, q, k, columns, marks: Marks):
@@ -53,16 +64,16 @@ def forward(sizes: Sizes, q, k, columns, marks: Marks):
     # For each value the weights that its denominator is the sum of.
     of_heads = np.kron(np.eye(sizes.heads), np.ones(sizes.width))
     spread = np.zeros((sizes.weights, sizes.values), np.float32)
-    spread[: 2 * sizes.heads, : of_heads.shape[1]] = np.tile(of_heads, (2, 1))
+    spread[: 3 * sizes.heads, : of_heads.shape[1]] = np.tile(of_heads, (3, 1))
     grid = _Grid(sizes, rows, T, k.shape[1])
     outputs = [
-        jax.ShapeDtypeStruct((rows, T, sizes.values), columns.dtype),
+        jax.ShapeDtypeStruct((rows, T, sizes.values), jnp.float32),
         jax.ShapeDtypeStruct((rows, T, sizes.weights), jnp.float32),
     ]
     return _call(
         _forward_kernel,
         grid,
-        (q, k, columns, marks, jnp.asarray(spread)),
+        (q, k, columns, marks, jnp.asarray(spread, jnp.bfloat16)),
         (*grid.inputs(q, k, columns, marks), pl.BlockSpec(spread.shape, lambda *_: (0, 0))),
         outputs,
         [grid.queries(x) for x in outputs],
@@ -70,24 +81,30 @@ def forward(sizes: Sizes, q, k, columns, marks: Marks):
     )
 
 
-def gradient_of_queries(sizes: Sizes, q, k, columns, marks: Marks, saved, dsums):
-    """dq [N·C, T, D], one for each group."""
-    grid = _Grid(sizes, columns.shape[0], q.shape[1], k.shape[1])
-    inputs = (q, k, columns, marks, saved, dsums)
-    dq = jax.ShapeDtypeStruct((grid.rows, *q.shape[1:]), jnp.float32)
-    specs = (*grid.inputs(q, k, columns, marks), grid.queries(saved), grid.queries(dsums))
-    return _call(_queries_kernel, grid, inputs, specs, [dq], [grid.queries(dq)])[0]
+def gradient(sizes: Sizes, q, k, columns, marks: Marks, saved, dsums):
+    """dq [N·C, T, D] and dk [N·C, S, D], one for each group, and dcolumns [N·C, S, X + Y]."""
+    most = max(1, QUERIES_BYTES // (4 * q.shape[2] * sizes.block_queries)) * sizes.block_queries
+    of_queries, of_keys = [], []
+    for first in range(0, q.shape[1], most):
+        part = slice(first, first + most)
+        own = jax.tree.map(lambda x, part=part: x[:, part] if x.shape[2] == 1 else x, marks)
+        dq, *found = _gradient(
+            sizes._replace(first=first), q[:, part], k, columns, own, saved[:, part], dsums[:, part]
+        )
+        of_queries.append(dq)
+        of_keys = jax.tree.map(jnp.add, of_keys, found) if of_keys else found
+    return jnp.concatenate(of_queries, 1), *of_keys
 
 
-def gradient_of_keys(sizes: Sizes, q, k, columns, marks: Marks, saved, dsums):
-    """dk [N·C, S, D], one for each group, and dcolumns [N·C, S, X + Y]."""
+def _gradient(sizes: Sizes, q, k, columns, marks: Marks, saved, dsums):
     grid = _Grid(sizes, columns.shape[0], q.shape[1], k.shape[1], keys_first=True)
     inputs = (q, k, columns, marks, saved, dsums)
+    dq = jax.ShapeDtypeStruct((grid.rows, *q.shape[1:]), jnp.float32)
     dk = jax.ShapeDtypeStruct((grid.rows, *k.shape[1:]), jnp.float32)
     dcolumns = jax.ShapeDtypeStruct(columns.shape, jnp.float32)
     specs = (*grid.inputs(q, k, columns, marks), grid.queries(saved), grid.queries(dsums))
-    outputs = [grid.keys(dk), grid.keys(dcolumns)]
-    return _call(_keys_kernel, grid, inputs, specs, [dk, dcolumns], outputs)
+    outputs = [grid.all_queries(dq), grid.keys(dk), grid.keys(dcolumns)]
+    return _call(_gradient_kernel, grid, inputs, specs, [dq, dk, dcolumns], outputs)
 
 
 def _forward_kernel(
@@ -106,52 +123,88 @@ def _forward_kernel(
         before = highest[...]
         highest[...] = jnp.maximum(before, s.max(1, keepdims=True))
         m = _finite(highest[...])
-        e = jnp.exp(s - m).astype(columns.dtype)
-        sums[...] = jnp.exp(before - m) * sums[...] + _product(e, columns[...], 1, 0)
+        e = jnp.exp(s - m)
+        more = _sums(sizes, e, _kept(sizes, e, marks), columns[...], (1, 0), columns.dtype)
+        sums[...] = jnp.exp(before - m) * sums[...] + more
 
     @pl.when(j == pl.num_programs(2) - 1)
     def finish():
         weights = sums[:, sizes.values :]
-        denominator = _product(weights, spread[...], 1, 0, jax.lax.Precision.HIGHEST)
-        # 0 where the query sees no key, and at columns that are padding.
-        denominator = jnp.where(denominator > 0, denominator, 1)
-        output[...] = (sums[:, : sizes.values] / denominator).astype(output.dtype)
         place = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 1)
+        denominator = weights + pltpu.roll(weights, sizes.weights - sizes.heads, 1)
+        # 1 where the query sees no key, and at columns that are padding.
+        denominator = jnp.where(denominator > 0, denominator, 1)
+        # The inverse of each head in three parts, side by side, that bfloat16 holds.
+        rest, parts = jnp.where(place < sizes.heads, 1 / denominator, 0), jnp.zeros_like(weights)
+        for n in range(3):
+            part = _first_bits(rest) if n < 2 else rest
+            rest, parts = rest - part, parts + pltpu.roll(part, n * sizes.heads, 1)
+        inverse = _product(parts.astype(jnp.bfloat16), spread[...], 1, 0)
+        output[...] = sums[:, : sizes.values] * inverse
         saved[...] = jnp.where(place == sizes.weights - 1, _finite(highest[...]), weights)
 
 
-def _queries_kernel(sizes, q, k, columns, marks, saved, dsums, dq):
-    i, j = pl.program_id(1), pl.program_id(2)
-
-    @pl.when(j == 0)
-    def start():
-        dq[...] = jnp.zeros(dq.shape, jnp.float32)
-
-    @pl.when(_meet(sizes, i, j))
-    def add():
-        _, ds = _gradient_of_scores(sizes, i, j, q, k, columns, marks, saved, dsums)
-        dq[...] += _product(ds, k[...], 1, 0)
-
-
-def _keys_kernel(sizes, q, k, columns, marks, saved, dsums, dk, dcolumns):
+def _gradient_kernel(sizes, q, k, columns, marks, saved, dsums, dq, dk, dcolumns):
     j, i = pl.program_id(1), pl.program_id(2)
+    here = pl.ds(i * sizes.block_queries, sizes.block_queries)
 
     @pl.when(i == 0)
     def start():
         dk[...] = jnp.zeros(dk.shape, jnp.float32)
         dcolumns[...] = jnp.zeros(dcolumns.shape, jnp.float32)
 
+    @pl.when(j == 0)
+    def start_queries():
+        dq[here, :] = jnp.zeros((sizes.block_queries, dq.shape[1]), jnp.float32)
+
     @pl.when(_meet(sizes, i, j))
     def add():
-        e, ds = _gradient_of_scores(sizes, i, j, q, k, columns, marks, saved, dsums)
+        e = jnp.exp(_scores(sizes, i, j, q, k, marks) - saved[:, sizes.weights - 1 :])
+        # Rounded as the forward pass has it, so that what cancels there cancels here.
+        e = e.astype(dsums.dtype).astype(jnp.float32)
+        if sizes.keep == 1:
+            kept = e
+            ds = e * _product(dsums[...], columns[...], 1, 1)
+        else:
+            kept = _kept(sizes, e, marks)
+            of_values, of_weights = (
+                _product(dsums[:, part], columns[:, part], 1, 1)
+                for part in (slice(sizes.values), slice(sizes.values, None))
+            )
+            ds = kept * of_values + e * of_weights
+        ds = ds.astype(q.dtype)
+        dq[here, :] += _product(ds, k[...], 1, 0)
         dk[...] += _product(ds, q[...], 0, 0)
-        dcolumns[...] += _product(e.astype(dsums.dtype), dsums[...], 0, 0)
+        dcolumns[...] += _sums(sizes, e, kept, dsums[...], (0, 0), dsums.dtype)
 
 
-def _gradient_of_scores(sizes, i, j, q, k, columns, marks, saved, dsums):
-    """E and ds of a block."""
-    e = jnp.exp(_scores(sizes, i, j, q, k, marks) - saved[:, sizes.weights - 1 :])
-    return e, (e * _product(dsums[...], columns[...], 1, 1)).astype(q.dtype)
+def _sums(sizes, e, kept, columns, axes, dtype):
+    """[E'·values, E·weights], over these axes."""
+    if sizes.keep == 1:
+        return _product(e.astype(dtype), columns, *axes)
+    values = _product(kept.astype(dtype), columns[:, : sizes.values], *axes)
+    weights = _product(e.astype(dtype), columns[:, sizes.values :], *axes)
+    return jnp.concatenate([values, weights], 1)
+
+
+def _kept(sizes, e, marks):
+    """E where dropout keeps it; the same in both passes, whatever the blocks and devices."""
+    if sizes.keep == 1:
+        return e
+    of_queries, of_keys = marks.bits
+    # Two words of random bits, mixed as by the finalizers of hash functions.
+    x = of_queries[...] ^ of_keys[...]
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+        x = x ^ jax.lax.shift_right_logical(x, np.int32(shift))
+        if factor is not None:
+            x = x * np.uint32(factor).astype(np.int32)
+    return jnp.where(x < np.int32(round(sizes.keep * 2**32) - 2**31), e, 0)
+
+
+def _first_bits(x):
+    """x cut to what bfloat16 holds; not a cast to and fro, which a compiler may leave out."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) & np.int32(-(2**16))
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _scores(sizes, i, j, q, k, marks):
@@ -161,12 +214,17 @@ def _scores(sizes, i, j, q, k, marks):
     if sizes.keys % sizes.block_keys:
         s = jnp.where(key < sizes.keys, s, -jnp.inf)
     if sizes.is_causal:
-        query = i * sizes.block_queries + jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
+        query = (
+            sizes.first + i * sizes.block_queries + jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
+        )
         s = jnp.where(key <= query, s, -jnp.inf)
+    if marks.last_key is not None:
+        s = jnp.where(key <= marks.last_key[...], s, -jnp.inf)
     if marks.key_valid is not None:
         s = jnp.where(marks.key_valid[...] != 0, s, -jnp.inf)
-    if marks.of_queries is not None:
-        s = jnp.where(marks.of_queries[...] == marks.of_keys[...], s, -jnp.inf)
+    if marks.segments is not None:
+        of_queries, of_keys = marks.segments
+        s = jnp.where(of_queries[...] == of_keys[...], s, -jnp.inf)
     return s
 
 
@@ -183,7 +241,9 @@ def _product(a, b, axis_a, axis_b, precision=None):
 
 def _meet(sizes, i, j):
     """Whether a query of block i may see a key of block j."""
-    return not sizes.is_causal or j * sizes.block_keys < (i + 1) * sizes.block_queries
+    if not sizes.is_causal:
+        return True
+    return j * sizes.block_keys < sizes.first + (i + 1) * sizes.block_queries
 
 
 class _Grid(NamedTuple):
@@ -202,15 +262,17 @@ class _Grid(NamedTuple):
         return (self.rows, j, i) if self.keys_first else (self.rows, i, j)
 
     def inputs(self, q, k, columns, marks):
-        marks = Marks(
-            None if marks.key_valid is None else self._key_marks(marks.key_valid),
-            None if marks.of_queries is None else self.queries(marks.of_queries),
-            None if marks.of_keys is None else self._key_marks(marks.of_keys),
+        specs = jax.tree.map(
+            lambda x: self.queries(x) if x.shape[2] == 1 else self._key_marks(x), marks
         )
-        return self.queries(q), self.keys(k), self.keys(columns), marks
+        return self.queries(q), self.keys(k), self.keys(columns), specs
 
     def queries(self, x):
         return self._spec(x, (self.sizes.block_queries, x.shape[2]), lambda i, j: (i, 0))
+
+    def all_queries(self, x):
+        """Stays on the chip while all blocks of a row add to it."""
+        return pl.BlockSpec((None, *x.shape[1:]), lambda n, *_: (n, 0, 0))
 
     def keys(self, x):
         return self._spec(x, (self.sizes.block_keys, x.shape[2]), lambda i, j: (j, 0))
@@ -232,7 +294,9 @@ class _Grid(NamedTuple):
         if self.keys_first:
             i, j = inner, outer
         if sizes.is_causal and self.keys_first:
-            first = _divided(j * sizes.block_keys, sizes.block_queries)
+            first = _divided(
+                jnp.maximum(j * sizes.block_keys - sizes.first, 0), sizes.block_queries
+            )
             i = jnp.maximum(i, jnp.minimum(first, self.shape[2] - 1))
         elif sizes.is_causal:
             last = _divided((i + 1) * sizes.block_queries - 1, sizes.block_keys)
@@ -254,7 +318,7 @@ def _call(kernel, grid, inputs, input_specs, outputs, output_specs, scratch=()):
         out_shape=outputs,
         scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary")
+            dimension_semantics=("parallel", "arbitrary", "arbitrary")
         ),
         interpret=grid.sizes.interpret,
     )(*inputs)

@@ -6,9 +6,9 @@ The call is that of `xla`, with its factored softmax, bound and way out of it. T
 
 are made here, and `kernels` takes them as the values of one head. Denominators, and their
 gradients d, ask for more than the bfloat16 of a matrix unit. They ride along with the values, as
-columns in parts that bfloat16 holds: with w = w₁ + w₂ and d = d₁ + d₂,
+columns in parts that bfloat16 holds: with w = w₁ + w₂ and d = d₁ + d₂ + d₃,
 
-    E w = E w₁ + E w₂        d w = [d₁, d₁, d₂, d₂]·[w₁, w₂, w₁, w₂]
+    E w = E w₁ + E w₂        d w = [d₁, d₁, d₂, d₂, d₃, d₃]·[w₁, w₂, w₁, w₂, w₁, w₂]
 """
 
 import functools
@@ -24,7 +24,7 @@ from mhe_jax.attention.engines.shared.kernels import Sizes
 from mhe_jax.attention.mask import Mask
 
 LANES = 128
-PARTS = 4
+PARTS = 6
 MAX_WIDTH = 1024
 # Columns of a kernel, and queries or keys of a block: few steps, each with much to do.
 GROUP_WIDTH = 1152
@@ -46,14 +46,10 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     D, E = query.shape[-1], value.shape[-1]
     if max(D, E) > MAX_WIDTH:
         return f"needs heads no wider than {MAX_WIDTH}, not {D} and {E}"
-    if options.dropout_rate > 0:
-        return "draws no dropout mask (attention dropout is not 0)"
     if options.precision is not None:
         return "has no precision setting"
     if mask.allowed is not None:
         return "takes a mask in parts only: causal, padding, segments; not a dense array"
-    if mask.is_causal and mask.offset is not None:
-        return "takes a causal mask without an offset only"
     return None
 
 
@@ -61,17 +57,25 @@ def attend(
     query, key, value, key_bias, mask: Mask, options, *, scale, blocks=None, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend_shared`; `interpret` runs the kernels on any device, slowly."""
-    T, S = query.shape[1], key.shape[1]
+    B, T, S = *query.shape[:2], key.shape[1]
+    static, seen = Static(scale, 1.0 - options.dropout_rate, None), Seen(mask)
+    if options.dropout_rate > 0:
+        # The weights that are left sum up in a column of their own.
+        value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
+        rows = 1 if options.broadcast_dropout == "batch" else B
+        seen = seen._replace(rngs=jax.random.split(options.dropout_rng, rows))
 
     def run(q, k, v, b, seen):
-        sizes = _sizes(T, S, q.shape[2], b.shape[2], v, mask, blocks, interpret)
-        return _shared(Static(scale, 1.0, None), sizes, q, k, v, b, seen)
+        sizes = _sizes(static, T, S, q.shape[2], b.shape[2], v, mask, blocks, interpret)
+        return _shared(static, sizes, q, k, v, b, seen)
 
-    output = over_rows(run, query, key, value, key_bias.astype(jnp.float32), Seen(mask))
+    output = over_rows(run, query, key, value, key_bias.astype(jnp.float32), seen)
+    if options.dropout_rate > 0:
+        return output[..., :-1], output[..., -1:]
     return output, mask.row_has_key(T, S, output.dtype)
 
 
-def _sizes(T, S, D, R, v, mask, blocks, interpret) -> Sizes:
+def _sizes(static, T, S, D, R, v, mask, blocks, interpret) -> Sizes:
     E = v.shape[-1]
     heads = -(-R // -(-R * (E + PARTS) // GROUP_WIDTH))
     values, weights = _up(heads * E, LANES), _up(PARTS * heads + 1, LANES)
@@ -80,9 +84,18 @@ def _sizes(T, S, D, R, v, mask, blocks, interpret) -> Sizes:
         most = BLOCK_BYTES // (columns * (v.dtype.itemsize + 3))
         most = max(LANES, min(BLOCK, most // LANES * LANES))
         blocks = _even(T, most), _even(S, most)
-    groups, (block_queries, block_keys) = -(-R // heads), blocks
     return Sizes(
-        S, groups, heads, E, values, weights, block_queries, block_keys, mask.is_causal, interpret
+        keys=S,
+        groups=-(-R // heads),
+        heads=heads,
+        width=E,
+        values=values,
+        weights=weights,
+        block_queries=blocks[0],
+        block_keys=blocks[1],
+        is_causal=mask.is_causal and mask.offset is None,
+        keep=static.keep,
+        interpret=interpret,
     )
 
 
@@ -101,15 +114,16 @@ def _output(static, sizes, q, k, v, b, seen) -> jax.Array:
 
 def _forward(static, sizes, q, k, v, b, seen):
     def one_by_one(q, k, v, values, b, seen):
-        rows = q.shape[0] * sizes.groups, _up(q.shape[1], sizes.block_queries), sizes.weights
-        return head_by_head.forward(static, q, k, v, b, seen), jnp.zeros(rows, b.dtype)
+        rows, T = q.shape[0] * sizes.groups, _up(q.shape[1], sizes.block_queries)
+        saved = (jnp.zeros((rows, T, size), b.dtype) for size in (sizes.values, sizes.weights))
+        return head_by_head.forward(static, q, k, v, b, seen), *saved
 
     values = factored.values_of(q, v, b, seen)
     fits = factored.fits(static, q, v, values, b, seen)
     kernel = functools.partial(_kernel_forward, static, sizes)
     found = jax.lax.cond(fits, kernel, one_by_one, q, k, v, values, b, seen)
-    output, saved = checkpoint_name(found, KEPT)
-    return output, (q, k, v, b, seen, output, saved, fits)
+    output, *saved = checkpoint_name(found, KEPT)
+    return output, (q, k, v, b, seen, *saved, fits)
 
 
 def _backward(static, sizes, residuals, cotangent):
@@ -128,95 +142,132 @@ _shared.defvjp(_forward, _backward)
 
 
 def _kernel_forward(static, sizes, q, k, v, values, b, seen):
-    """The output [N, T, R, E], and what the kernel saves."""
-    w, columns = factored.columns_of(values, b, factored.seen_keys(q, b, seen))
-    output, saved = kernels.forward(sizes, *_inputs(static, sizes, q, k, v, w, columns, seen))
-    output = _heads_of(sizes, output, q.shape[1], b.shape[2], v.shape[3])
-    return factored.multiplied(values, output).astype(v.dtype), saved
+    """The output [N, T, R, E], and what the kernel gives, for its gradient."""
+    *_, inputs = _inputs(static, sizes, q, k, values, b, seen)
+    output, saved = kernels.forward(sizes, *inputs)
+    heads = factored.multiplied(values, _heads_of(sizes, output, q.shape[1], b.shape[2]))
+    return (heads / static.keep).astype(v.dtype), output, saved
 
 
 def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cotangent):
     """Gradients of q, k, v and b; see `factored.gradient`."""
-    (N, T, _), (_, S, R), E = q.shape, b.shape, v.shape[3]
-    w, columns = factored.columns_of(values, b, factored.seen_keys(q, b, seen))
-    inputs = _inputs(static, sizes, q, k, v, w, columns, seen)
+    (N, T, _), (_, S, R) = q.shape, b.shape
+    w, columns, inputs = _inputs(static, sizes, q, k, values, b, seen)
     into, back = factored.cotangent_powers(values, cotangent)
-
-    def of_part(x, part, length):
-        return _heads_of(sizes, x[:, :, part * sizes.heads :], length, R, 1)[..., 0]
-
-    denominator = of_part(saved, 0, T) + of_part(saved, 1, T)
-    denominator = jnp.where(denominator > 0, denominator, 1)
+    sums = _weights_of(sizes, saved, T, R)
+    denominator = sums[0] + sums[1]
+    denominator = jnp.where(denominator > 0, denominator, 1) * static.keep
     of_n = factored.times_any_power(cotangent, into) / denominator[..., None]
-    of_d = -(of_n * factored.divided(values, output)).sum(-1)
-    first, second = _parts(of_d)
-    dsums = _side_by_side(sizes, of_n, [first, first, second, second], v.dtype)
-    inputs = *inputs, saved, _pad(dsums, saved.shape[1])
+    # Both parts of the gradient are of the same rounded numbers: see `factored.gradient`.
+    of_n = of_n.astype(v.dtype)
+    of_d = -(of_n * _heads_of(sizes, output, T, R)).sum(-1)
+    of_d = [part for part in _parts(of_d, PARTS // 2) for _ in range(2)]
+    dsums = _pad(_side_by_side(sizes, of_n, of_d), saved.shape[1])
+    dq, dk, dcolumns = kernels.gradient(sizes, *inputs, saved, dsums)
 
-    dq = kernels.gradient_of_queries(sizes, *inputs)[:, :T].reshape(N, sizes.groups, T, -1)
-    dq = dq.sum(1)[..., : q.shape[2]]
-    dk, dcolumns = kernels.gradient_of_keys(sizes, *inputs)
-    dk = dk[:, :S].reshape(N, sizes.groups, S, -1).sum(1)[..., : k.shape[2]]
-    of_weights = dcolumns[..., sizes.values :]
-    dw = of_part(of_weights, 0, S) + of_part(of_weights, 2, S)
-    dcolumns = _heads_of(sizes, dcolumns, S, R, E)
-    dv, db = factored.columns_gradient(static, values, w, columns, dw, dcolumns, into, back)
-    dq = factored.times_any_power(static.scale * dq, back[..., 0])
-    dk = factored.times_any_power(dk, back[..., 0])
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv, db
+    def summed(x, length, width):
+        x = x[:, :length].reshape(N, sizes.groups, length, -1).sum(1)[..., :width]
+        return factored.times_any_power(x, back[..., 0])
+
+    dq, dk = summed(static.scale * dq, T, q.shape[2]), summed(dk, S, k.shape[2])
+    dw = sum(_weights_of(sizes, dcolumns, S, R)[::2])
+    dcolumns = _heads_of(sizes, dcolumns, S, R)
+    db = factored.times_any_power((dcolumns * columns).sum(-1) + w * dw, back[..., 0])
+    dv = dcolumns * w[..., None]
+    dv = factored.times_any_power(dv.sum(2, keepdims=True) if v.shape[2] == 1 else dv, -into)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), db
 
 
-def _inputs(static, sizes, q, k, v, w, columns, seen):
-    """The inputs of all kernels, padded to whole blocks."""
+def _inputs(static, sizes, q, k, values, b, seen):
+    """w [N, S, R], the columns of values [N, S, R, E], and the inputs of all kernels."""
     T, S = _up(q.shape[1], sizes.block_queries), _up(sizes.keys, sizes.block_keys)
     D = _up(q.shape[2], LANES)
-    first, second = _parts(w)
-    columns = columns.reshape(*w.shape, -1)
-    columns = _side_by_side(sizes, columns, [first, second, first, second], v.dtype)
-    mask = seen.mask
-    key_valid, of_queries, of_keys = mask.key_valid, *(mask.segment_ids or (None, None))
-    marks = kernels.Marks(
-        None if key_valid is None else _marks(key_valid, sizes.keys, S)[:, None],
-        None if of_queries is None else _marks(of_queries, q.shape[1], T)[..., None],
-        None if of_keys is None else _marks(of_keys, sizes.keys, S)[:, None],
-    )
+    w = factored.weights_of(b, factored.seen_keys(q, b, seen))
+    w = jnp.broadcast_to(w, b.shape)
+    columns = (w[..., None] * values.divided).astype(values.divided.dtype)
+    laid = _side_by_side(sizes, columns, _parts(w, 2) * (PARTS // 2))
     scaled = q * jnp.asarray(static.scale, q.dtype)
-    return _pad(scaled, T, D), _pad(k, S, D), _pad(columns, S), marks
+    marks = _marks(sizes, seen, q.shape[1])
+    return w, columns, (_pad(scaled, T, D), _pad(k, S, D), _pad(laid, S), marks)
 
 
-def _marks(x, length, padded):
-    """Part of a mask, [N, length] or one mark for the whole length, to integers [N, padded]."""
-    return _pad(jnp.broadcast_to(x.astype(jnp.int32), (len(x), length)), padded)
+def _marks(sizes, seen: Seen, queries: int) -> kernels.Marks:
+    """Mask and dropout, padded to whole blocks."""
+    T, S = _up(queries, sizes.block_queries), _up(sizes.keys, sizes.block_keys)
+
+    def of_queries(x):
+        x = jnp.broadcast_to(x.astype(jnp.int32), (len(x), queries))
+        return _pad(x, T)[..., None]
+
+    def of_keys(x):
+        x = jnp.broadcast_to(x.astype(jnp.int32), (len(x), sizes.keys))
+        return _pad(x, S)[:, None]
+
+    mask = seen.mask
+    marks = kernels.Marks()
+    if mask.key_valid is not None:
+        marks = marks._replace(key_valid=of_keys(mask.key_valid))
+    if mask.segment_ids is not None:
+        queries_ids, keys_ids = mask.segment_ids
+        marks = marks._replace(segments=(of_queries(queries_ids), of_keys(keys_ids)))
+    if mask.is_causal and mask.offset is not None:
+        marks = marks._replace(
+            last_key=of_queries(mask.offset[:, None] + jnp.arange(queries)[None])
+        )
+    if seen.rngs is not None:
+        bits = jax.vmap(lambda rng: jax.random.bits(rng, (queries + sizes.keys,), jnp.uint32))
+        bits = jax.lax.bitcast_convert_type(bits(seen.rngs), jnp.int32)
+        marks = marks._replace(bits=(of_queries(bits[:, :queries]), of_keys(bits[:, queries:])))
+    return marks
 
 
-def _parts(x):
-    """Two numbers that add up to x, the first of which bfloat16 holds."""
-    # Not a cast to and fro, which XLA may leave out.
-    first = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-    return first, x - first
+def _parts(x, number):
+    """Numbers that add up to x, each but the last of which bfloat16 holds."""
+    parts = []
+    for _ in range(number - 1):
+        # Not a cast to and fro, which XLA may leave out.
+        parts.append(jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7))
+        x = x - parts[-1]
+    return [*parts, x]
 
 
-def _side_by_side(sizes, values, weights, dtype):
-    """values [N, L, R, E] and four weights [N, L, R] to [N·C, L, X + Y]."""
+def _side_by_side(sizes, columns, weights):
+    """Columns [N, L, R, E] and the parts of weights [N, L, R] as [N·C, L, X + Y]."""
     weights = jnp.concatenate([_grouped(sizes, w[..., None]) for w in weights], -1)
-    values = _grouped(sizes, values)
-    L = values.shape[1]
-    both = _pad(values, L, sizes.values), _pad(weights, L, sizes.weights)
-    return jnp.concatenate([x.astype(dtype) for x in both], -1)
+    columns = _grouped(sizes, columns)
+    L = columns.shape[1]
+    both = _pad(columns, L, sizes.values), _pad(weights, L, sizes.weights)
+    return jnp.concatenate([x.astype(columns.dtype) for x in both], -1)
 
 
 def _grouped(sizes, x):
     """[N, L, R, E] to [N·C, L, H·E]; heads beyond R are 0."""
     N, L, R, E = x.shape
     x = jnp.pad(x, ((0, 0), (0, 0), (0, sizes.groups * sizes.heads - R), (0, 0)))
+    if E % LANES == 0:
+        # A TPU takes many times longer for the reshape of whole tiles.
+        x = jnp.concatenate([x[:, :, h] for h in range(x.shape[2])], -1)
     x = x.reshape(N, L, sizes.groups, -1).swapaxes(1, 2)
     return x.reshape(N * sizes.groups, L, -1)
 
 
-def _heads_of(sizes, x, L, R, E):
-    """The first columns of x [N·C, ≥ L, ≥ H·E] as [N, L, R, E]."""
-    x = x[:, :L, : sizes.heads * E].reshape(-1, sizes.groups, L, sizes.heads * E)
-    return x.swapaxes(1, 2).reshape(x.shape[0], L, -1, E)[:, :, :R]
+def _heads_of(sizes, x, L, R):
+    """The R heads of x [N·C, ≥ L, ≥ X]: [N, L, R, E]."""
+    E = sizes.width
+    x = x.reshape(-1, sizes.groups, *x.shape[1:])[:, :, :L]
+    if E % LANES == 0:
+        places = [divmod(h, sizes.heads) for h in range(R)]
+        return jnp.stack([x[:, c, :, h * E : (h + 1) * E] for c, h in places], 2)
+    x = x[..., : sizes.heads * E].swapaxes(1, 2)
+    return x.reshape(x.shape[0], L, -1, E)[:, :, :R]
+
+
+def _weights_of(sizes, x, L, R):
+    """The parts of weights, each [N, L, R], of x [N·C, ≥ L, .. Y]."""
+    x = x[:, :L, -sizes.weights :][..., : PARTS * sizes.heads]
+    x = x.reshape(-1, sizes.groups, L, PARTS, sizes.heads)
+    x = x.transpose(3, 0, 2, 1, 4).reshape(PARTS, -1, L, sizes.groups * sizes.heads)
+    return [part[:, :, :R] for part in x]
 
 
 def _pad(x, *sizes):

@@ -9,19 +9,25 @@ so that all outputs are one matrix product of E with H·E columns `w[h] ⊙ v[h]
 one with H columns w. m[t] is the maximum over the keys that query t sees, c[h] over the keys that
 any query sees; both cancel, and no gradient goes through them.
 
+Near to this is the Attention Free Transformer (Zhai et al. 2021, arXiv 2105.14103): its weights
+exp(K[j] + w[t, j]) have one learned matrix w for all features, and factor in the same way.
+
 What is guaranteed. Values and cotangents are divided by powers of two, each feature by its own, so
 that their size does not matter (see `factored`). Let the spread of a head be
 `max_j b[h, j] - min_j b[h, j]` plus the logarithm of the largest `max_e |v[j, h, e]|` over the
 smallest that is not 0, over keys that some query sees. Where it is at most `factored.MAX_SPREAD` =
-60 for every head, a query with a key has a denominator of at least e^-60, no product overflows, and
-a factor that float32 flushes to zero (below e^-87) stood for a share of the output below e^(60-87),
-about 2e-12. Where it is more, or not a number, the same call goes head by head, in blocks of
-queries: as exact as attention always is, and about as slow. So output and gradients are finite
-wherever an ordinary softmax's are, and right to the largest feature of a head; gradients of queries
-that give all their weight to one key are 0 but for sums of float32 that cancel, which takes the
-output in float32 until then. Near the bound such sums are of larger terms than in an ordinary
-softmax: with a spread of 55 those gradients have errors three times as large. Cotangents have one
-power of two an example: one that is 2^126 times smaller than the largest counts as 0.
+60 for every head, where features of the values differ by no more among each other, and where no
+value is lost in float32 beside the largest of its feature, a query with a key has a denominator of
+at least e^-60, no product overflows, and a factor that float32 flushes to zero (below e^-87) stood
+for a share of the output below e^(60-87), about 2e-12. Elsewhere, or where a number is not one, the
+same call goes head by head, in blocks of queries: as exact as attention always is, and about as
+slow. So output and gradients are finite wherever an ordinary softmax's are, and right to the
+largest feature of a head; gradients of queries that give all their weight to one key are 0 but for
+sums of float32 that cancel, which takes the output in float32 until then. Near the bound such sums
+are of larger terms than in an ordinary softmax: with a spread of 55 those gradients have errors
+three times as large. The gradient of b is such a sum whatever the spread, with errors two to three
+times as large. Cotangents have one power of two an example: one that is 2^126 times smaller than
+the largest counts as 0.
 
 The choice is made on the device, for each call; it lies inside the custom gradient, so that a
 gradient goes the way of its forward pass. Under `jax.vmap` both ways are computed.
