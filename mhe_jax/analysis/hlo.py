@@ -57,6 +57,19 @@ class Program:
         an estimate.
         """
 
+        def estimated(instruction: Instruction) -> int:
+            found = _CYCLES.search(instruction.attributes)
+            return int(found[1]) if found else 0
+
+        return self.total(estimated, choose) if self._has_cycles else None
+
+    def total(
+        self,
+        cost: Callable[[Instruction], int],
+        choose: Callable[[Iterable[int]], int] = min,
+    ) -> int:
+        """`cost` of all instructions, as often as each runs in one call; see `cycles`."""
+
         @functools.cache
         def of(name: str) -> int:
             return sum(map(inside, self.computations[name].values()))
@@ -70,10 +83,9 @@ class Program:
             if instruction.opcode in ("call", "async-start"):
                 role = "to_apply" if instruction.opcode == "call" else "calls"
                 return of(instruction.called(role) or "")
-            found = _CYCLES.search(instruction.attributes)
-            return int(found[1]) if found else 0
+            return cost(instruction)
 
-        return of(self.entry) if self._has_cycles else None
+        return of(self.entry)
 
     def trips(self, loop: Instruction) -> int:
         """How often a `while` runs its body: as the compiler says, else by `i < n` and `i += s`."""

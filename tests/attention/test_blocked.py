@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from attention_cases import BATTERY, B, S, T, mask_for, mask_names, normal
 from test_kinds import check
 
-from mhe_jax.attention import Mask
+from mhe_jax.attention import Mask, engines
 from mhe_jax.attention.engines import Options, blocked, blocks, is_saved, xla
 
 # Those whose heads have scores of their own.
@@ -18,10 +19,12 @@ RATE = 0.3
 KEY = jax.random.key(5)
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Two queries a block and four a band, for the calls of the battery."""
+@pytest.fixture(params=["cpu", "gpu"])
+def small(monkeypatch, request):
+    """Two queries a block and four a band; as on a CPU, a head a block, and as elsewhere."""
+    monkeypatch.setattr(blocked, "platform", lambda: request.param)
     monkeypatch.setattr(blocked, "BLOCK_SCORES", 100)
+    monkeypatch.setattr(blocked, "CPU_SCORES", 15)
     monkeypatch.setattr(blocks, "BAND", 4)
 
 
@@ -72,7 +75,7 @@ def test_other_lengths_and_a_key_bias(sizes):
 
 def test_gradients_of_many_blocks_add_up_in_float32(monkeypatch):
     """In bfloat16 those of 512 blocks of one query would lose most of what each adds."""
-    monkeypatch.setattr(blocked, "BLOCK_SCORES", 1)
+    monkeypatch.setattr(blocked, "CPU_SCORES", 1)
     qkv = call(512, 8, jnp.bfloat16)
     exact = jax.vjp(
         functools.partial(run, xla, Mask(), Options(), None), *(x.astype(jnp.float32) for x in qkv)
@@ -116,7 +119,7 @@ def test_dropout_has_one_mask_in_both_passes(broadcast):
 
 def test_dropout_keeps_its_share(monkeypatch):
     """Of 10⁶ weights, within four standard errors; masks of blocks differ."""
-    monkeypatch.setattr(blocked, "BLOCK_SCORES", 1000 * 125)
+    monkeypatch.setattr(blocked, "CPU_SCORES", 1000 * 125)
     q, k = jnp.zeros((1, 1000, 1, 1)), jnp.zeros((1, 1000, 1, 1))
     v = jnp.eye(1000)[None, :, None]
     options = Options(dropout_rate=RATE, dropout_rng=KEY)
@@ -142,7 +145,7 @@ def bytes_of(engine, T: int) -> int:
 
 
 def test_memory_is_linear_in_the_length(monkeypatch):
-    monkeypatch.setattr(blocked, "BLOCK_SCORES", 4 * 1024 * 8)
+    monkeypatch.setattr(blocked, "CPU_SCORES", 4 * 1024 * 8)
     few, many = (bytes_of(blocked, T) for T in (1024, 4096))
     assert many < 4.5 * few
     assert many < bytes_of(xla, 4096) / 10
@@ -151,3 +154,40 @@ def test_memory_is_linear_in_the_length(monkeypatch):
 def test_sown_weights_are_refused():
     assert "weights to sow" in blocked.refusal(*call(3, 3), None, Mask(), Options(sow=print))
     assert blocked.refusal(*call(3, 3), None, Mask(), Options(dropout_rate=RATE)) is None
+
+
+@pytest.mark.parametrize(("of_cpu", "of_others", "wanted"), [(7, 49, "xla"), (6, 48, "blocked")])
+def test_auto_takes_it_for_many_scores(monkeypatch, of_cpu, of_others, wanted):
+    """Of a head on a CPU; of all examples and heads of a device elsewhere."""
+    given = *call(2, 3), None, Mask(), Options()  # B = 2, H = 4: 48 scores, 6 a head
+    monkeypatch.setattr(blocked, "STORED_OF_HEAD", of_cpu)
+    assert engines.attend(*given)[2] == wanted
+    monkeypatch.setattr(blocked, "platform", lambda: "tpu")
+    monkeypatch.setattr(blocked, "STORED", of_others)
+    assert engines.attend(*given)[2] == wanted
+
+
+def test_dropout_does_not_depend_on_devices():
+    """Each device has its own examples and heads, of one mask."""
+    if len(jax.devices()) < 4:
+        pytest.skip("needs four devices, see tests/conftest.py")
+    q, k, _ = call(6, 7, K=4)
+    v = jnp.broadcast_to(jnp.eye(7)[None, :, None], (B, 7, 4, 7))
+
+    def both(rate):
+        options = Options(dropout_rate=rate, dropout_rng=KEY, broadcast_dropout=False)
+        mask = Mask.array(jnp.asarray(normal(8, B, 4, 6, 7) > -1))
+        attend = jax.jit(functools.partial(run, blocked, mask, options, None))
+        wanted = attend(q, k, v)
+        mesh = jax.make_mesh(
+            (2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+        )
+        rules = [("batch", "data"), ("activation_heads", "tensor")]
+        with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+            jax.clear_caches()
+            np.testing.assert_allclose(attend(q, k, v), wanted, atol=1e-6)
+        return wanted
+
+    masks = np.asarray(both(RATE) > 0)
+    assert len({masks[b, :, h].tobytes() for b in range(B) for h in range(4)}) == 4 * B
+    both(0.0)

@@ -120,7 +120,7 @@ def test_bfloat16():
 
 
 def test_blocks_fit_the_length_and_the_width():
-    assert splash._blocks(4096, 4096, 64) == (1024, 1024, 512)
+    assert splash._blocks(4096, 4096, 64) == (1024, 1024, 1024)
     assert splash._blocks(5, 7, 64) == (128, 128, 128)
     for length in (1100, 640, 1700):
         queries, keys, step = splash._blocks(length, length, 64)

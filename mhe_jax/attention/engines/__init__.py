@@ -24,8 +24,9 @@ An engine is a file and its line in `LADDER` or `SHARED`, where it is asked for 
 | dropout, `precision` | yes | yes | refused | refused |
 | sown weights | yes | refused | refused | refused |
 
-`auto` takes the first of `AUTO` that can do the call: of `cudnn`, `splash`, `xla`; it passes
-`splash` by for fewer than 128 queries. `blocked` is taken by name.
+`auto` takes the first of `AUTO` that can do the call: of `cudnn`, `splash`, `blocked`, `xla`. It
+passes `splash` by for fewer than 128 queries, and `blocked` where scores that are stored cost less
+than to compute them again: on a CPU up to 2^16 scores a head, elsewhere up to 2^30 in all.
 
 Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
 
@@ -34,8 +35,10 @@ Where heads share one score matrix (`attend_shared`), none takes what `shared_re
 | device | any | TPU |
 | type | bfloat16, float32, float64 | bfloat16, float32 |
 | head width | any | at most 1,024 |
-| causal, padding, segments | yes | yes, with no score matrix in memory |
-| offset, dense mask, dropout, `precision` | yes | refused |
+| memory | one score matrix of some queries | no score matrix |
+| causal, with an offset too, padding, segments | yes | yes |
+| dropout | yes | yes, one mask whatever the blocks and devices |
+| dense mask, `precision` | yes | refused |
 
 where `auto` takes the first of `pallas`, `xla`.
 """
@@ -64,7 +67,7 @@ from mhe_jax.config import InputError
 LADDER = {"cudnn": cudnn, "splash": splash, "xla": xla, "blocked": blocked}
 SHARED = {"pallas": tpu, "xla": shared}
 # Those that 'auto' tries, from the first on.
-AUTO = ("cudnn", "splash", "pallas", "xla")
+AUTO = ("cudnn", "splash", "pallas", "blocked", "xla")
 _SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
 _is_named = jax.checkpoint_policies.save_only_these_names(KEPT)
 

@@ -1,10 +1,13 @@
-"""Softmax attention in plain XLA, in blocks of queries that the backward pass computes again.
+"""Softmax attention in plain XLA, in blocks that the backward pass computes again.
 
-Memory is linear in T: the scores of one block stand in it, at most `BLOCK_SCORES` numbers or those
-of one query, and nothing of size T·S is left to the gradient, dropout's mask included.
+    E = exp(scale q·k + b - m)    output = (E v) / Σ E
+
+m is the maximum over the keys that a query sees. Memory is linear in T: of the scores, those of one
+block stand in it, and nothing of size T·S is left to the gradient, dropout's mask included. On a
+CPU a block is a few heads of one example, with all queries where they fit its caches; elsewhere it
+is some queries of all examples and heads.
 """
 
-import dataclasses
 import functools
 
 import jax
@@ -13,10 +16,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines import xla
 from mhe_jax.attention.engines.blocks import KEPT, bands
+from mhe_jax.attention.engines.mesh import over_heads, parts_of_call, platform
 from mhe_jax.attention.mask import Mask
 
-# Scores of all examples and heads in a block.
+# Scores in a block, of all its examples and heads.
 BLOCK_SCORES = 2**22
+CPU_SCORES = 2**20
+# Fewer are stored: those of a head on a CPU, of all examples and heads of a device elsewhere.
+STORED_OF_HEAD = 2**16
+STORED = 2**30
 
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
@@ -26,55 +34,169 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     return None
 
 
+def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
+    """Why `auto` takes another engine for a call that this one can do, or None.
+
+    The bound of a CPU is measured (benchmarks/RESULTS.md); elsewhere plain XLA is faster by the
+    compiler's estimate, and this engine for calls whose scores would fill gigabytes.
+    """
+    (B, T, H, _), S = query.shape, key.shape[1]
+    if platform() == "cpu":
+        return "is slower for small scores" if T * S < STORED_OF_HEAD else None
+    scores = B * H * T * S // parts_of_call(B, H)
+    return f"is slower where {scores:,} scores can be stored" if scores < STORED else None
+
+
 def attend(
     query, key, value, key_bias, mask: Mask, options, *, scale: float
 ) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend`."""
-    B, T, H, _ = query.shape
-    S, dtype = key.shape[1], key.dtype
+    (B, T, H, _), S = query.shape, key.shape[1]
     if 0 in (B, T, S):
         return xla.attend(query, key, value, key_bias, mask, options, scale=scale)
-    # Wide outside of the loop, so that their gradients add up in float32 over the blocks.
-    wide = jnp.promote_types(dtype, jnp.float32)
-    memory = key.astype(wide), value.astype(wide), key_bias
+    rngs = None
+    if options.dropout_rate > 0:
+        # Of an example and head: what they draw does not depend on blocks of them, nor on devices.
+        shape = {True: (B, 1), "batch": (1, 1), False: (B, H)}[options.broadcast_dropout]
+        rngs = jax.random.split(options.dropout_rng, shape)
+    run = functools.partial(_local, options=options, scale=scale)
+    output, total = over_heads(run, query, key, value, key_bias, (mask, rngs))
+    if options.dropout_rate == 0:
+        total = mask.row_has_key(T, S, query.dtype)
+    return checkpoint_name(output, KEPT), total
+
+
+def _local(query, key, value, key_bias, parts, *, options, scale):
+    """Output [B, T, H, E] and weight sum [B, T, H, 1] on one device."""
+    (B, T, H, _), (_, S, K, _) = query.shape, key.shape
+    G, dtype, wide = H // K, key.dtype, jnp.promote_types(key.dtype, jnp.float32)
+    examples, heads, scores = B, K, BLOCK_SCORES
+    if platform() == "cpu":
+        scores = CPU_SCORES
+        heads = _divisor(K, scores // (G * T * S))
+        examples = _divisor(B, scores // (H * T * S)) if heads == K else 1
+    size = max(1, scores // (examples * heads * G * S))
+    turns = B // examples, K // heads
+
+    def by_turns(x):
+        """[B, K, ..] to [turns, examples, heads, ..]."""
+        x = x.reshape(turns[0], examples, turns[1], heads, *x.shape[2:])
+        return x.swapaxes(1, 2).reshape(-1, examples, heads, *x.shape[4:])
+
+    query = query * jnp.asarray(scale, dtype)
+    arrays = {
+        "query": query.reshape(B, T, K, G, -1).transpose(0, 2, 3, 1, 4),
+        # Wide outside of the loops, so that their gradients add up in float32 over the blocks.
+        "key": key.astype(wide).swapaxes(1, 2),
+        "value": value.astype(wide).swapaxes(1, 2),
+    }
+    if key_bias is not None:
+        arrays["bias"] = key_bias.astype(wide).reshape(B, S, K, G).transpose(0, 2, 3, 1)
+
+    def turn(given):
+        i, own = given
+        first = i // turns[1] * examples, i % turns[1] * heads * G
+        mask, rngs = _of(parts, first, (examples, heads * G))
+        return _all_queries(**own, mask=mask, rngs=rngs, options=options, size=size, dtype=dtype)
+
+    def together(x):
+        """[turns, examples, heads, T, E] to [B, T, H, E]."""
+        x = x.reshape(*turns, examples, heads * G, T, -1)
+        return x.transpose(0, 2, 4, 1, 3, 5).reshape(B, T, H, -1)
+
+    own = jax.tree.map(by_turns, arrays)
+    return jax.tree.map(together, jax.lax.map(turn, (jnp.arange(turns[0] * turns[1]), own)))
+
+
+def _of(parts, first, count):
+    """Mask and random keys of `count` examples and heads from `first` on."""
+    mask, rngs = parts
+
+    def cut(x, *axes):
+        for axis in axes:
+            if x.shape[axis] > 1:
+                x = jax.lax.dynamic_slice_in_dim(x, first[axis], count[axis], axis)
+        return x
+
+    allowed = mask.allowed
+    rest = jax.tree.map(lambda x: cut(x, 0), mask.replace(allowed=None))
+    both = [None if x is None else cut(x, 0, 1) for x in (allowed, rngs)]
+    return rest.replace(allowed=both[0]), both[1]
+
+
+def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dtype):
+    """One turn: query [B, K, G, T, D], key and value [B, K, S, ·], bias [B, K, G, S].
+
+    Output [B, K·G, T, E], and the weight sum of each query.
+    """
+    (B, K, G, T, _), S = query.shape, key.shape[2]
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def block(query, start, memory):
         key, value, bias = memory
-        part = mask.block(start, query.shape[1], key.shape[1])
-        given = options
-        if options.dropout_rate > 0:
-            given = dataclasses.replace(
-                options, dropout_rng=jax.random.fold_in(options.dropout_rng, start)
-            )
-        key, value = key.astype(dtype), value.astype(dtype)
-        # A policy of the layer around it must not save the blocks' masks.
-        return xla.attend(query, key, value, bias, part, given, scale=scale, name="of a block")
+        t, s = query.shape[3], key.shape[2]
+        rows = query.reshape(B, K, G * t, -1)
+        precision = {"precision": options.precision, "preferred_element_type": key.dtype}
+        logits = jnp.einsum("bknd,bksd->bkns", rows, key.astype(dtype), **precision)
+        logits = logits.reshape(B, K * G, t, s)
+        if bias is not None:
+            logits += bias.reshape(B, K * G, 1, s)
+        allowed = mask.block(start, t, s).to_dense(t, s)
+        if allowed is not None:
+            logits = jnp.where(allowed, logits, -jnp.inf)
+        highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+        e = jnp.exp(logits - jnp.where(highest == -jnp.inf, 0, highest))
+        total = e.sum(-1, keepdims=True)
+        # 0 where the query sees no key.
+        inverse = 1 / jnp.where(total > 0, total, 1)
+        if rngs is not None:
+            keep = 1 - options.dropout_rate
+            e = jnp.where(_kept(rngs, start, keep, (t, s)), e / keep, 0)
+            total = e.sum(-1, keepdims=True)
+        rows = e.astype(dtype).reshape(B, K, G * t, s)
+        output = jnp.einsum("bkns,bkse->bkne", rows, value.astype(dtype), **precision)
+        output = output.reshape(B, K * G, t, -1) * inverse
+        return output.astype(dtype), (total * inverse).astype(dtype)
 
     def band(first, stop, keys):
         """The queries [first, stop), which see no key after `keys`."""
-        seen = jax.tree.map(lambda x: x[:, :keys], memory)
-        size = min(stop - first, max(1, BLOCK_SCORES // (B * H * keys)))
-        turns, rest = divmod(stop - first, size)
-        last = stop - rest
-        blocks = query[:, first:last].reshape(B, turns, size, H, -1).swapaxes(0, 1)
-        starts = first + size * jnp.arange(turns)
-        found = jax.lax.map(lambda of: block(*of, seen), (blocks, starts))
-        parts = [jax.tree.map(_in_a_row, found)]
+        seen = (
+            key[:, :, :keys],
+            value[:, :, :keys],
+            None if bias is None else bias[..., :keys],
+        )
+        step = min(stop - first, size)
+        turns, rest = divmod(stop - first, step)
+        if turns == 1:
+            found = [block(query[:, :, :, first : first + step], first, seen)]
+        else:
+            blocks = query[:, :, :, first : stop - rest].reshape(B, K, G, turns, step, -1)
+            starts = first + step * jnp.arange(turns)
+            parts = jax.lax.map(lambda of: block(*of, seen), (jnp.moveaxis(blocks, 3, 0), starts))
+            found = [jax.tree.map(_in_a_row, parts)]
         if rest:
-            parts.append(block(query[:, last:stop], last, seen))
-        return parts
+            found.append(block(query[:, :, :, stop - rest : stop], stop - rest, seen))
+        return found
 
-    parts = [part for each in bands(T, S, mask) for part in band(*each)]
-    output = jnp.concatenate([output for output, _ in parts], 1)
-    if options.dropout_rate > 0:
-        total = jnp.concatenate([total for _, total in parts], 1)
-    else:
-        total = mask.row_has_key(T, S, dtype)
-    return checkpoint_name(output, KEPT), total
+    found = [part for each in bands(T, S, mask) for part in band(*each)]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, 2), *found)
+
+
+def _kept(rngs, start, keep, shape):
+    """What dropout keeps in a block of queries: [examples or 1, heads or 1, t, s]."""
+
+    def one(rng):
+        return jax.random.bernoulli(jax.random.fold_in(rng, start), keep, shape)
+
+    return jax.vmap(jax.vmap(one))(rngs)
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` up to `most`, at least 1."""
+    return max(n for n in range(1, max(1, min(most, number)) + 1) if number % n == 0)
 
 
 def _in_a_row(x):
-    """[turns, B, t, ...] to [B, turns · t, ...]."""
-    turns, B, t = x.shape[:3]
-    return x.swapaxes(0, 1).reshape(B, turns * t, *x.shape[3:])
+    """[turns, B, H, t, E] to [B, H, turns · t, E]."""
+    turns, B, H, t = x.shape[:4]
+    return jnp.moveaxis(x, 0, 2).reshape(B, H, turns * t, -1)

@@ -66,12 +66,13 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Arr
     )(query, key, value, key_bias, parts)
 
 
-def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Array:
+def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
     """`run` for a call of `engines.attend`; on a mesh each device has its own examples and heads.
 
-    `run(query, key, value, key_bias, parts)` has the shapes of the call and gives [B, T, H, E].
-    Leaves of `parts` have a row for each example, or one for all. Key heads that are too few to be
-    split are repeated, but for a single one, which every device has whole.
+    `run(query, key, value, key_bias, parts)` has the shapes of the call and gives arrays
+    [B, T, H, ·]. Leaves of `parts` have a row for each example, or one for all; the dense part of a
+    mask, and random keys [B, H], have one for each head too, or one. Key heads that are too few to
+    be split are repeated, but for a single one, which every device has whole.
     """
     mesh, batch, heads = _mesh_axes()
     if mesh is None:
@@ -81,14 +82,21 @@ def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Ar
     if K > 1:
         repeats = math.lcm(K, _size(mesh, heads)) // K
         key, value = (jnp.repeat(x, repeats, 2) if repeats > 1 else x for x in (key, value))
+
+    def spec(x):
+        by_head = x.ndim == 4 or jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        axes = [(batch, B), (heads, H)][: 2 if by_head else 1]
+        return PartitionSpec(
+            *(axis if n == size else None for (axis, size), n in zip(axes, x.shape, strict=False))
+        )
+
     own = PartitionSpec(batch, None, heads, None)
     of_keys = own if K > 1 else PartitionSpec(batch)
     of_bias = None if key_bias is None else PartitionSpec(batch, None, heads)
-    rows = jax.tree.map(lambda x: PartitionSpec(batch if len(x) == B else None), parts)
     return jax.shard_map(
         run,
         mesh=mesh,
-        in_specs=(own, of_keys, of_keys, of_bias, rows),
+        in_specs=(own, of_keys, of_keys, of_bias, jax.tree.map(spec, parts)),
         out_specs=own,
         check_vma=False,
     )(query, key, value, key_bias, parts)
@@ -118,6 +126,17 @@ def parts_of_heads() -> int:
     """Into how many parts the mesh splits the heads of a call."""
     mesh, _, heads = _mesh_axes()
     return 1 if mesh is None else _size(mesh, heads)
+
+
+def parts_of_call(examples: int, heads: int) -> int:
+    """Into how many parts the mesh splits the scores of a call."""
+    mesh, *axes = _mesh_axes()
+    if mesh is None:
+        return 1
+    sizes = (
+        _size(mesh, _if_divides(mesh, a, n)) for a, n in zip(axes, (examples, heads), strict=True)
+    )
+    return math.prod(sizes)
 
 
 def _mesh_axes():

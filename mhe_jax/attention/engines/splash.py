@@ -22,8 +22,13 @@ BIAS_PARTS = 3
 # A few queries leave a block of the kernel nearly empty; their scores are small.
 FEW_QUERIES = 128
 # Queries and keys of a block, and keys of a product, by the widest head: the fewest cycles of
-# those that fit (`benchmarks/splash_blocks.py`).
-BLOCKS = {256: (1024, 1024, 512), 512: (512, 1024, 512), MAX_WIDTH: (256, 512, 256)}
+# those that compile for v5e, v6e and v5p (`benchmarks/cycles.py --tune`).
+BLOCKS = {
+    128: (1024, 1024, 1024),
+    256: (1024, 1024, 512),
+    512: (512, 1024, 512),
+    MAX_WIDTH: (256, 512, 256),
+}
 
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
