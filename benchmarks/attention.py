@@ -41,6 +41,7 @@ import jax
 
 from benchmarks import peers, timing
 from mhe_jax.attention import Mask, engines, make_attention
+from mhe_jax.cli.process import ask_for_huge_pages
 
 # Functions that a kind may call for its core.
 CORES = ("attend", "attend_shared")
@@ -333,4 +334,5 @@ def plot(results: list[dict], about: dict, path: Path) -> None:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()  # as `train.py` does
     sys.exit(main())

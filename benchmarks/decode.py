@@ -34,6 +34,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from benchmarks import experiment, timing
+from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
 from mhe_jax.data import BOS, EOS, NUM_SPECIAL, PAD
 from mhe_jax.evaluation.decoding import beam_search, expand_to_beams, greedy_search
@@ -221,4 +222,5 @@ def cache_bytes(leaves: dict, beams: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()  # as `train.py` does
     sys.exit(main())

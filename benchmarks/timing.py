@@ -6,6 +6,7 @@ the order is drawn anew each round, so that none always finds the caches that th
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -33,6 +34,7 @@ from mhe_jax.config import Form
 VARIANTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
     "gqa": lambda heads: [{"num_kv_heads": _divisor(heads, at_most=heads // 3)}],
 }
+PEERS = ("torch", "transformers")
 PEAK_SIZE = {"cpu": 2048}
 PEAK_SIZE_ELSEWHERE = 8192
 
@@ -207,6 +209,7 @@ def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]
     if device.platform == "cpu":
         name = f"{_processor()}, {_cores()} cores"
     given = sys.argv[1:] if arguments is None else arguments
+    peers = {p: version_of(p) for p in PEERS if importlib.util.find_spec(p)}
     return {
         "device": name,
         "backend": device.platform,
@@ -215,7 +218,10 @@ def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]
             "jaxlib": jaxlib.__version__,
             "flax": flax.__version__,
             "python": platform.python_version(),
+            **peers,
         },
+        # As train.py runs, where the machine has them: see docs/runs.md.
+        "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""),
         "dtype": dtype,
         "command": " ".join(["python", f"benchmarks/{Path(file).name}", *given]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -229,8 +235,9 @@ def version_of(package: str) -> str:
 
 def header_lines(about: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    pages = "; huge pages" if about["huge_pages"] else ""
     return [
-        f"{about['device']} ({about['backend']}); {versions}; {about['dtype']}",
+        f"{about['device']} ({about['backend']}); {versions}; {about['dtype']}{pages}",
         f"`{about['command']}`, {about['date']}",
     ]
 

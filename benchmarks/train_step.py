@@ -38,6 +38,7 @@ import numpy as np
 from benchmarks import experiment, timing
 from mhe_jax.attention import MultiHeadAttention
 from mhe_jax.attention.cost import Widths
+from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
 from mhe_jax.data import NUM_SPECIAL
 from mhe_jax.data.examples import num_predictions
@@ -299,4 +300,5 @@ def hugging_face_step(config: Config, rows: int) -> timing.Case:
 
 
 if __name__ == "__main__":
+    ask_for_huge_pages()  # as `train.py` does
     sys.exit(main())

@@ -39,7 +39,7 @@ def output(text: str) -> None:
         raise InputError(f"standard output: {error.strerror}") from error
 
 
-def _ask_for_huge_pages() -> None:
+def ask_for_huge_pages() -> None:
     """Starts the command once more, in this very process, with GLIBC_TUNABLES for huge pages.
 
     Each step on a CPU works through hundreds of megabytes, for which 4 KB pages are small: in huge
@@ -74,7 +74,7 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
         # SIG_DFL: see train.py. Ctrl-C that is ignored stays so.
         if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(signal.SIGINT, _interrupt)
-        _ask_for_huge_pages()
+        ask_for_huge_pages()
         _check_names()
         main()
         output("")
