@@ -63,7 +63,9 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
     except OSError as error:
         # A disk that fills up names no file; another file is what the block reads.
         if temporary is None or error.filename in (None, str(temporary)):
-            raise InputError(f"cannot write {path}: {error.strerror}") from error
+            # numpy says how much it wrote, and not why no more.
+            reason = error.strerror or f"{error}; is the disk full?"
+            raise InputError(f"cannot write {path}: {reason}") from error
         raise
     finally:
         if temporary is not None:

@@ -445,3 +445,14 @@ def test_lengths_are_those_of_the_tokens(read, tmp_path, tokenizer):
         lengths = token_lengths(source, tokenizer, tmp_path / "cache")
         right = [[len(tokenizer.encode(text)) for text in pair] for pair in source]
         np.testing.assert_array_equal(lengths, right)
+
+
+def test_a_write_that_is_cut_short_has_a_reason(tmp_path):
+    """numpy's `tofile` on a full disk has neither number nor text of the system's error."""
+    path = tmp_path / "lengths"
+    with (
+        pytest.raises(InputError, match="cannot write .*lengths: 9 .* 4 written; is the disk full"),
+        publish(path),
+    ):
+        raise OSError("9 requested and 4 written")
+    assert not path.exists()
