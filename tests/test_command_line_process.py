@@ -210,3 +210,19 @@ def test_entry_point_is_quiet_when_the_reader_leaves():
     )  # fmt: skip
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+def test_a_current_directory_that_is_gone_is_named(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\nfrom mhe_jax.cli.process import run_entry_point\nrun_entry_point(os.getcwd)\n"
+    )
+    inherited = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = f'cd "$1" && rmdir "$1" && exec "{sys.executable}" "{program}"'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", str(gone)], env=inherited, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: the current directory: No such file or directory\n"

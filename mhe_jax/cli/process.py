@@ -146,7 +146,8 @@ def _line_of(error: BaseException) -> str:
     if isinstance(error, UnicodeEncodeError):
         return f"{error.object[:300]!a}: is not UTF-8"
     if isinstance(error, OSError) and error.strerror:
-        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        place = error.filename or (None if _here() else "the current directory")
+        return ": ".join(str(part) for part in (place, error.strerror) if part)
     return str(error)
 
 
