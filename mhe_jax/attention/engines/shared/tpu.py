@@ -114,16 +114,19 @@ def _output(static, sizes, q, k, v, b, seen) -> jax.Array:
 
 def _forward(static, sizes, q, k, v, b, seen):
     def one_by_one(q, k, v, values, b, seen):
-        rows, T = q.shape[0] * sizes.groups, _up(q.shape[1], sizes.block_queries)
-        saved = (jnp.zeros((rows, T, size), b.dtype) for size in (sizes.values, sizes.weights))
-        return head_by_head.forward(static, q, k, v, b, seen), *saved
+        T = _up(q.shape[1], sizes.block_queries)
+        output = head_by_head.forward(static, q, k, v, b, seen).astype(b.dtype)
+        output = _pad(_grouped(sizes, output), T, sizes.values)
+        return output, jnp.zeros((len(output), T, sizes.weights), b.dtype)
 
     values = factored.values_of(q, v, b, seen)
     fits = factored.fits(static, q, v, values, b, seen)
     kernel = functools.partial(_kernel_forward, static, sizes)
+    # Saved as the kernels have it: by heads it would be padded to twice the size and more.
     found = jax.lax.cond(fits, kernel, one_by_one, q, k, v, values, b, seen)
-    output, *saved = checkpoint_name(found, KEPT)
-    return output, (q, k, v, b, seen, *saved, fits)
+    output, saved = checkpoint_name(found, KEPT)
+    heads = _heads_of(sizes, output, q.shape[1], b.shape[2]).astype(v.dtype)
+    return heads, (q, k, v, b, seen, output, saved, fits)
 
 
 def _backward(static, sizes, residuals, cotangent):
@@ -142,11 +145,17 @@ _shared.defvjp(_forward, _backward)
 
 
 def _kernel_forward(static, sizes, q, k, v, values, b, seen):
-    """The output [N, T, R, E], and what the kernel gives, for its gradient."""
+    """The output [N·C, T, X] in float32, and what else the kernel gives for its gradient."""
     *_, inputs = _inputs(static, sizes, q, k, values, b, seen)
     output, saved = kernels.forward(sizes, *inputs)
-    heads = factored.multiplied(values, _heads_of(sizes, output, q.shape[1], b.shape[2]))
-    return (heads / static.keep).astype(v.dtype), output, saved
+    return factored.times_power(output, _powers(sizes, values, b.shape[2])) / static.keep, saved
+
+
+def _powers(sizes, values, R):
+    """The exponent of each column [N·C, 1, X]."""
+    exponent = values.exponent
+    exponent = jnp.broadcast_to(exponent, (len(exponent), 1, R, exponent.shape[3]))
+    return _pad(_grouped(sizes, exponent), 1, sizes.values)
 
 
 def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cotangent):
@@ -160,6 +169,7 @@ def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cot
     of_n = factored.times_any_power(cotangent, into) / denominator[..., None]
     # Both parts of the gradient are of the same rounded numbers: see `factored.gradient`.
     of_n = of_n.astype(v.dtype)
+    output = factored.times_power(output, -_powers(sizes, values, R)) * static.keep
     of_d = -(of_n * _heads_of(sizes, output, T, R)).sum(-1)
     of_d = [part for part in _parts(of_d, PARTS // 2) for _ in range(2)]
     dsums = _pad(_side_by_side(sizes, of_n, of_d), saved.shape[1])
