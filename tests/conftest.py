@@ -69,3 +69,11 @@ def forget_programs():
     """Compiled programs of other files would fill the memory, and slow every collection."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def hang_ups():
+    """SIGHUP as a terminal has it, also where the tests run under `nohup`, which ignores it."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, old)

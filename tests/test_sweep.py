@@ -248,6 +248,7 @@ def test_tokenizers_are_shared_where_they_must_be_the_same(place):
         assert owner == f"kind=mha,vocabulary_size={size},seed=0"
 
 
+@pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_passed_on_once_and_ends_the_sweep(place, number):
     place.joinpath("does.json").write_text(json.dumps({MHA: "wait"}))
@@ -405,6 +406,7 @@ def test_a_hang_up_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, old)
 
 
+@pytest.mark.usefixtures("hang_ups")
 def test_signals_before_and_between_runs_reach_the_next_and_the_first_counts():
     with execution._Signals() as signals:
         signal.raise_signal(signal.SIGHUP)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -209,11 +208,3 @@ def cached_compilation(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
-
-
-@pytest.fixture
-def hang_ups():
-    """SIGHUP as a terminal has it, also where the tests run under `nohup`, which ignores it."""
-    old = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, old)
