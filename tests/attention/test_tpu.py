@@ -362,6 +362,15 @@ def test_refusals(phrase, monkeypatch):
     assert phrase in str(tpu.refusal(*call(**REFUSALS[phrase])))
 
 
+def test_the_column_of_dropout_is_part_of_the_width(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    query, key, _, *rest, _ = call()
+    value = jnp.zeros((B, S, 1, 1024), query.dtype)
+    assert tpu.refusal(query, key, value, *rest, Options()) is None
+    given = query, key, value, *rest, Options(dropout_rate=0.1)
+    assert "no wider than 1024" in str(tpu.refusal(*given))
+
+
 def test_refuses_float64_and_mixed_types(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     query, *rest = call()

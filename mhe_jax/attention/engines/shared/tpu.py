@@ -43,7 +43,8 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     if len(dtypes) > 1 or not dtypes <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
         names = ", ".join(sorted(map(str, dtypes)))
         return f"needs query, key and value in one of bfloat16 and float32, not {names}"
-    D, E = query.shape[-1], value.shape[-1]
+    # The weights that dropout leaves sum up in a column of their own.
+    D, E = query.shape[-1], value.shape[-1] + (options.dropout_rate > 0)
     if max(D, E) > MAX_WIDTH:
         return f"needs heads no wider than {MAX_WIDTH}, not {D} and {E}"
     if options.precision is not None:
@@ -60,7 +61,6 @@ def attend(
     B, T, S = *query.shape[:2], key.shape[1]
     static, seen = Static(scale, 1.0 - options.dropout_rate, None), Seen(mask)
     if options.dropout_rate > 0:
-        # The weights that are left sum up in a column of their own.
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
         rows = 1 if options.broadcast_dropout == "batch" else B
         seen = seen._replace(rngs=jax.random.split(options.dropout_rng, rows))
