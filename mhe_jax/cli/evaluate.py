@@ -117,9 +117,7 @@ def usable(workdir: Path) -> int:
     return LONGEST_PIECE * load_json(workdir / CONFIG).model.max_length
 
 
-def input_lines(
-    file: BinaryIO, name: str = "standard input", *, keep: int | None = None
-) -> Iterator[str]:
+def input_lines(file: BinaryIO, *, keep: int | None = None) -> Iterator[str]:
     """The lines of UTF-8 text: a line feed ends one, with or without a carriage return before it.
 
     Nothing else ends a line, so that as many come out as `wc -l` counts (and a last one without
@@ -127,7 +125,6 @@ def input_lines(
 
     Args:
       file: read in parts, however long its lines are.
-      name: for messages.
       keep: about as many characters of a line come out; what follows is checked and dropped. None
         keeps all, of a line of at most `LONGEST_LINE` characters.
 
@@ -149,12 +146,14 @@ def input_lines(
                 text = decoder.decode(part, final=ended)
             except UnicodeDecodeError as error:
                 place = before + error.start + 1
-                raise InputError(f"{name}, line {number}: is not UTF-8 (byte {place})") from None
+                raise InputError(
+                    f"standard input, line {number}: is not UTF-8 (byte {place})"
+                ) from None
             # Of what is dropped one character says that the line is not blank.
             texts.append(text if kept <= most else text.strip()[:1] if _blank(texts) else "")
             kept, read = kept + len(text), read + len(part)
             if keep is None and kept > most:
-                raise InputError(f"{name}, line {number}: has over {most:,} characters")
+                raise InputError(f"standard input, line {number}: has over {most:,} characters")
             if ended:
                 break
             part = file.readline(PART)

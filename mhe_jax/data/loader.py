@@ -18,13 +18,12 @@ ENDLESS = 1 << 40
 class BatchIterator:
     """Batches `start`, `start + 1`, ... in order; close it, or use it in a `with`.
 
-    There is no state but the number of the next batch, `step`: to resume, start there.
+    There is no state but the number of the next batch: to resume, start there.
     """
 
     def __init__(self, batch: Callable[[int], Batch], start: int = 0, stop: int | None = None):
         if start < 0:
             raise ValueError(f"start must be 0 or more, not {start}")
-        self.step = start
         self._stop = ENDLESS if stop is None else stop
         self._iterator = None
         if start < self._stop:
@@ -39,12 +38,10 @@ class BatchIterator:
         if self._iterator is None:
             raise StopIteration
         try:
-            batch = next(self._iterator)
+            return next(self._iterator)
         except StopIteration:
             self.close()
             raise
-        self.step += 1
-        return batch
 
     def close(self) -> None:
         """Stops the threads; nothing comes after."""

@@ -64,7 +64,7 @@ def evaluate(
         data = dataclasses.replace(data, **{evaluation.split: evaluation.sources})
     config = dataclasses.replace(config, data=data)
     group.check()
-    run = Run.load(workdir, config, evaluation, devices)
+    run = Run.load(workdir, config, devices)
     with recording():
         result = tasks.of(config).evaluate(run)
     if jax.process_index() == 0:
@@ -175,13 +175,13 @@ def generate(
 
 def _load(workdir: Path, evaluation: EvaluationConfig, search: str, name: str, devices: Any) -> Run:
     """A run whose task has this search; `name` is for messages."""
-    config = load_json(workdir / CONFIG)
+    config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
     if tasks.of(config).search != search:
         which = ", ".join(name for name, task in tasks.TASKS.items() if task.search == search)
         raise InputError(f"{workdir} is a run of task {config.task}: only {which} {search}s")
     if jax.process_count() > 1:
         raise InputError(f"{name} takes one process")
-    return Run.load(workdir, config, evaluation, devices)
+    return Run.load(workdir, config, devices)
 
 
 def _answers(

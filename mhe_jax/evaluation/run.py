@@ -5,7 +5,6 @@ seconds, and which form and engine each attention kind ran as.
 """
 
 import bisect
-import dataclasses
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -45,15 +44,14 @@ class Run:
         cls,
         workdir: Path,
         config: Config,
-        evaluation: EvaluationConfig,
         devices: Sequence[Any] | None = None,
     ) -> "Run":
-        """Restores the parameters that `evaluation` names, on `devices` (None: all there are).
+        """Restores the parameters that `config.evaluation` names, on `devices` (None: all).
 
         Raises:
           InputError: no tokenizer or no such checkpoint, or they do not fit the config.
         """
-        config = dataclasses.replace(config, evaluation=evaluation)
+        evaluation = config.evaluation
         tokenizer = load_tokenizer(config, workdir / TOKENIZER)
         mesh = sharding.mesh_at_hand(config, "evaluating", devices)
         model = tasks.of(config).model(config.model)

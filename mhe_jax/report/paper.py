@@ -60,7 +60,6 @@ class Row(NamedTuple):
 
     table: str
     name: str
-    quantity: str
     printed: str
     computed: Fraction
     low: Fraction  # what the rounding of the printed scores allows
@@ -115,14 +114,12 @@ def parameter_rows() -> list[Row]:
     rows = []
     for kind, printed in published.ENCODER_MILLIONS.items():
         count = Fraction(encoder_parameters(kind), 1_000_000)
-        rows.append(Row("encoder", kind, "parameters (M)", printed, count, count, count))
+        rows.append(Row("encoder", kind, printed, count, count, count))
     for shape in published.TRANSLATION:
         for kind in ("mha", "mhe_mul"):
             count = Fraction(translation_parameters(shape, kind))
             printed = f"{getattr(shape, kind):,}"
-            rows.append(
-                Row("translation", f"{shape.name}: {kind}", "parameters", printed, *[count] * 3)
-            )
+            rows.append(Row("translation", f"{shape.name}: {kind}", printed, *[count] * 3))
     return rows
 
 
@@ -147,10 +144,10 @@ def retention_rows() -> list[Row]:
         for kind, entries in published.ENCODER_SCORES.items():
             entry = entries[column]
             bounds = _retention(entry.score, mha, is_mha=kind == "mha")
-            rows.append(Row(benchmark, kind, "PRR", entry.prr, *bounds))
+            rows.append(Row(benchmark, kind, entry.prr, *bounds))
     for row in published.TRANSLATION:
         bounds = _retention(row.mhe_mul_bleu, row.mha_bleu)
-        rows.append(Row("translation", f"{row.name}: mhe_mul", "PRR", row.prr, *bounds))
+        rows.append(Row("translation", f"{row.name}: mhe_mul", row.prr, *bounds))
     return rows
 
 
@@ -178,7 +175,7 @@ def elasticity_rows() -> list[Row]:
                 for s, b in ((score, base), (low, base_high), (high, base_low))
             ]
             assert None not in bounds
-            rows.append(Row(benchmark, kind, "PEoP", entry.peop, *bounds))  # pyright: ignore
+            rows.append(Row(benchmark, kind, entry.peop, *bounds))  # pyright: ignore
     return rows
 
 

@@ -75,7 +75,6 @@ def test_iterating_resumes_exactly(config, tokenizer):
     batches = train_batches(config, tokenizer)
     with batches.iterate() as iterator:
         first = list(itertools.islice(iterator, 12))
-        assert iterator.step == 12
     for start in (0, 5, 11):
         with train_batches(config, tokenizer).iterate(start) as iterator:
             for step in range(start, 12):

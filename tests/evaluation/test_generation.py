@@ -37,7 +37,8 @@ def load(workdir):
 
     def make(config=config, workdir=workdir, **changes):
         evaluation = dataclasses.replace(config.evaluation, **changes)
-        return Run.load(workdir, config, evaluation, jax.devices()[:1])
+        of = dataclasses.replace(config, evaluation=evaluation)
+        return Run.load(workdir, of, jax.devices()[:1])
 
     return make
 

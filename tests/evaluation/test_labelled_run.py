@@ -168,7 +168,7 @@ def test_squad_by_hand(run_of_data):
     assert result["best_f1"] >= max(result["f1"], 100 / 3) - 1e-9
 
     # By hand: every window through the model, every span tried.
-    run = Run.load(workdir, config, evaluation, one)
+    run = Run.load(workdir, dataclasses.replace(config, evaluation=evaluation), one)
     batches = evaluation_batches(config, run.tokenizer, "test", batch_size=1)
     best, least = {}, {}
     for step in range(len(batches)):
@@ -201,6 +201,6 @@ def test_rows_over_devices_change_no_score(run_of_data):
 
 def test_training_batches_have_no_other_arrays_than_the_step_reads(run_of_data):
     config, workdir = run_of_data("cola")
-    run = Run.load(workdir, config, config.evaluation, jax.devices()[:1])
+    run = Run.load(workdir, config, jax.devices()[:1])
     batch = train_batches(config, run.tokenizer).batch(0)
     assert set(batch) == set(TASKS["classification"].batch_names)

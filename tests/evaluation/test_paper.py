@@ -64,7 +64,7 @@ def test_intervals_hold_every_score_that_rounds_to_the_printed_one():
 )
 def test_verdicts(printed, computed, low, high, verdict):
     numbers = (Fraction(text) for text in (computed, low, high))
-    assert paper.Row("table", "model", "PRR", printed, *numbers).verdict == verdict
+    assert paper.Row("table", "model", printed, *numbers).verdict == verdict
 
 
 def test_a_wrong_score_is_told(monkeypatch):

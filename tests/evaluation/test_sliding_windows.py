@@ -25,7 +25,7 @@ def workdir(run_of):
 @pytest.fixture(scope="module")
 def run(workdir):
     config = load_json(workdir / "config.json")
-    return Run.load(workdir, config, config.evaluation, jax.devices()[:1])
+    return Run.load(workdir, config, jax.devices()[:1])
 
 
 @pytest.fixture(scope="module")

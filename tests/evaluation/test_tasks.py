@@ -31,7 +31,7 @@ def one_device():
 def load(workdir, **changes):
     config = load_json(workdir / "config.json")
     evaluation = dataclasses.replace(config.evaluation, **changes)
-    return Run.load(workdir, config, evaluation, one_device())
+    return Run.load(workdir, dataclasses.replace(config, evaluation=evaluation), one_device())
 
 
 def score(workdir, **changes):
@@ -124,7 +124,7 @@ def test_devices_change_nothing(translation_run, texts, beam_size):
     """Rows over `data` and `fsdp`, parameters over `fsdp` and `tensor`."""
     run = load(translation_run, beam_size=beam_size)
     config = dataclasses.replace(run.config, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    sharded = Run.load(translation_run, config, run.evaluation)
+    sharded = Run.load(translation_run, config)
     assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(sharded.params)} == {8}
     assert not sharded.params["embeddings"]["token"].is_fully_replicated
     some = sources(texts)[:7]
@@ -220,7 +220,7 @@ def test_a_tokenizer_that_does_not_fit(run_of):
     config = load_json(workdir / "config.json")
     model = dataclasses.replace(config.model, vocabulary_size=400)
     with pytest.raises(InputError, match="has 304 pieces, model.vocabulary_size is 400"):
-        Run.load(workdir, dataclasses.replace(config, model=model), config.evaluation)
+        Run.load(workdir, dataclasses.replace(config, model=model))
 
 
 def test_devices_that_are_not_there_are_done_without(translation_run, capsys):

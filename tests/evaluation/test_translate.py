@@ -105,7 +105,7 @@ def test_only_a_line_feed_ends_a_line():
 
 
 def test_a_line_that_is_not_utf8_is_named():
-    lines = input_lines(io.BytesIO(b"good\nba\xff\n"), "standard input")
+    lines = input_lines(io.BytesIO(b"good\nba\xff\n"))
     assert next(lines) == "good"
     with pytest.raises(InputError, match="standard input, line 2: is not UTF-8 .byte 3"):
         next(lines)
@@ -156,7 +156,8 @@ def test_a_line_that_is_kept_whole_has_a_limit(monkeypatch):
 
 def test_of_a_long_line_no_more_is_tokenized_than_can_be_read(translation_run):
     config = load_json(translation_run / "config.json")
-    run = Run.load(translation_run, config, settings(translation_run), jax.devices()[:1])
+    config = dataclasses.replace(config, evaluation=settings(translation_run))
+    run = Run.load(translation_run, config, jax.devices()[:1])
     translator = Translator(run)
     seen, encode = [], run.tokenizer.encode_batch
     run.tokenizer.encode_batch = lambda texts: seen.extend(map(len, texts)) or encode(texts)
@@ -174,7 +175,8 @@ def test_of_a_long_line_no_more_is_tokenized_than_can_be_read(translation_run):
 def test_what_is_read_of_a_line_that_just_fits(translation_run, monkeypatch, count):
     """`model.max_length` is 20 tokens with eos."""
     config = load_json(translation_run / "config.json")
-    run = Run.load(translation_run, config, settings(translation_run), jax.devices()[:1])
+    config = dataclasses.replace(config, evaluation=settings(translation_run))
+    run = Run.load(translation_run, config, jax.devices()[:1])
     translator = Translator(run)
     run.tokenizer.encode_batch = lambda texts: [[*range(100, 100 + count)]]
     read = []

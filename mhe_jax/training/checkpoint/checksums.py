@@ -55,11 +55,11 @@ class Seal:
                     sums[f"{item.name}/{name}"] = value
             names = [f"{item.name}/{name}" for name in _names(item)]
             sums |= _sums_of(self.step, [name for name in names if name not in sums])
-        _check_complete(self.step, sums)
+        _check_complete(sums)
         _write(self.step / NAME, sums)
 
 
-def _check_complete(step: Path, sums: Sums) -> None:
+def _check_complete(sums: Sums) -> None:
     """That the parts of all processes came together, and to where they are looked for."""
     arrays = {name.partition("/")[0] for name in sums if "/ocdbt." in name}
     wanted = [f"{item}/{NAME}.{p}" for item in arrays for p in range(jax.process_count())]
