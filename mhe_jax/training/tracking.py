@@ -132,7 +132,8 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
-            with contextlib.suppress(json.JSONDecodeError, RecursionError):
+            # A number of thousands of digits gives a ValueError of another kind.
+            with contextlib.suppress(ValueError, RecursionError):
                 line = json.loads(text)
                 if isinstance(line, dict) and "split" in line and type(line.get("step")) is int:
                     yield line

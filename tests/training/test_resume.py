@@ -35,6 +35,7 @@ def test_the_same_config_goes_on(begun):
         ("optimizer.learning_rate", 0.5),
         ("optimizer.accumulate_steps", 4),
         ("evaluation.beam_size", 1),
+        ("evaluation.batch_size", 4),
         ("data.directory", "elsewhere"),
         ("data.test", ("test.en",)),
         ("model.remat", True),
@@ -79,6 +80,13 @@ def test_decay_of_an_average_may_change(tiny, tmp_path):
     assert resume.changed_fields(tiny(**{"optimizer.ema_decay": 0.99})) != []
     with pytest.raises(InputError, match="optimizer.ema_decay=0.9, not None"):
         resume.changed_fields(tiny())
+
+
+def test_part_of_the_validation_split_stays_the_same(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    save_json(tiny(**{"train.eval_batches": 2}), tmp_path / "run" / CONFIG)
+    with pytest.raises(InputError, match="evaluation.batch_size=8, not 4"):
+        resume.changed_fields(tiny(**{"train.eval_batches": 2, "evaluation.batch_size": 4}))
 
 
 def test_fewer_steps_than_are_done(tiny):

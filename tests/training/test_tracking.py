@@ -65,6 +65,13 @@ def test_a_line_whose_step_is_no_number_is_left_out(tmp_path, step):
     assert [line["step"] for line in lines(tmp_path)] == [2]
 
 
+def test_a_step_of_thousands_of_digits_is_no_step(tmp_path):
+    damaged = f'{{"step": {"1" * 5000}, "split": "train"}}\n'
+    (tmp_path / METRICS).write_text('{"step": 1, "split": "train"}\n' + damaged)
+    Tracker(tmp_path, 10, start_step=4, loss_unit="nats").close()
+    assert lines(tmp_path) == [{"step": 1, "split": "train"}]
+
+
 def test_other_processes_write_nothing(tmp_path, capsys):
     with Tracker(tmp_path, 10, loss_unit="nats", writes=False, tensorboard=True) as tracker:
         tracker.log(1, "train", numbers(1.0))

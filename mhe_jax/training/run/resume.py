@@ -46,7 +46,9 @@ def changed_fields(config: Config) -> list[str]:
             continue
         # An average can change its decay, but not begin or end.
         ema = name == "optimizer.ema_decay" and None not in (old[name], value)
-        if not ema and not MAY_CHANGE.fullmatch(name):
+        # So many batches of another size are other data.
+        part = name == "evaluation.batch_size" and config.train.eval_batches is not None
+        if part or (not ema and not MAY_CHANGE.fullmatch(name)):
             raise InputError(
                 f"{config.workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
                 "go on with the old value, or give another --workdir"
