@@ -53,7 +53,7 @@ class Pieces:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
             self.vocabulary_size = self._processor.vocab_size()
-        except (RuntimeError, OSError, TypeError):
+        except (RuntimeError, OSError, TypeError, ValueError):  # pieces may not be UTF-8
             self.vocabulary_size = 0
         if self.vocabulary_size == 0:
             raise InputError(f"{name}: is not a sentencepiece model")

@@ -19,7 +19,7 @@ from mhe_jax import tasks
 from mhe_jax.attention import recording
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import set_field
-from mhe_jax.config.files import RESULT, write_whole
+from mhe_jax.config.files import CONFIG, RESULT, write_whole
 from mhe_jax.config.rules import check
 from mhe_jax.tasks.sums import criterion
 from mhe_jax.training import sharding, summary, tracking
@@ -132,6 +132,8 @@ def _train_alone(
         meta |= {"tokenizer": tokenizer.key, "steps_per_epoch": batches.steps_per_epoch}
         meta["text"] = batches.text
         c = config.train
+        if start and not resume.holds_run(config):
+            told = [*told, f"{workdir / CONFIG} is gone: going on with what this command says"]
         if writes:
             resume.begin(config, file)
 

@@ -416,6 +416,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from mhe_jax.attention import Mask
+from mhe_jax.attention.engines import Options
 from mhe_jax.attention.engines.shared import tpu
 
 AXES = "data", "fsdp", "tensor"
@@ -428,7 +429,7 @@ specs = rows, rows, rows, heads, rows, rows
 
 def attend(query, key, value, key_bias, valid, segments):
     mask = Mask.causal() & Mask.padding(valid) & Mask.segments(segments)
-    return tpu.attend(query, key, value, key_bias, mask, None, scale=0.1)[0]
+    return tpu.attend(query, key, value, key_bias, mask, Options(), scale=0.1)[0]
 
 if where == "mesh":
     attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)

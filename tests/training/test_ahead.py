@@ -221,7 +221,7 @@ for case in json.load(sys.stdin):
     for field, value in case.items():
         config = set_field(config, field, value)
     mesh = ahead.sharding.make_mesh(config, devices)
-    state, _ = ahead.lower(config, mesh)
+    state, *_ = ahead.lower(config, mesh)
     trained = {
         "/".join(ahead.sharding.path_parts(path)): leaf.size
         for path, leaf in ahead.jax.tree_util.tree_leaves_with_path(state.params)

@@ -1,11 +1,14 @@
 """Which changes of the config a run survives."""
 
+from pathlib import Path
+
 import pytest
 
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import save_json
 from mhe_jax.config.files import CONFIG
 from mhe_jax.tasks import make_tokenizer
+from mhe_jax.training.loop import train
 from mhe_jax.training.run import resume
 
 
@@ -117,3 +120,13 @@ def test_a_tokenizer_that_is_not_the_one_that_is_named(tiny, tmp_path):
         resume.check_files(given)
     paths[0].write_bytes(paths[1].read_bytes())
     resume.check_files(given)
+
+
+def test_a_run_that_has_lost_its_config_is_told_of(tiny, capsys):
+    """Another config could go on from its checkpoints, and nobody would know."""
+    config = tiny("lm")
+    train(config)
+    (Path(config.workdir) / "config.json").unlink()
+    capsys.readouterr()
+    train(tiny("lm", **{"train.num_steps": 9}))
+    assert "config.json is gone: going on with what this command says" in capsys.readouterr().err
