@@ -50,7 +50,8 @@ class Tempted:
 def test_a_translation_has_no_special_token_but_its_end(translation_run, beam_size):
     config = load_json(translation_run / "config.json")
     evaluation = dataclasses.replace(config.evaluation, beam_size=beam_size)
-    run = Run.load(translation_run, config, evaluation, jax.devices()[:1])
+    config = dataclasses.replace(config, evaluation=evaluation)
+    run = Run.load(translation_run, config, jax.devices()[:1])
     translator = Translator(dataclasses.replace(run, model=Tempted(run.model)))
     for found in translator.translate(["the cat", "a small dog runs"]):
         assert len(found.tokens) > 1
