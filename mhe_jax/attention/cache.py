@@ -43,6 +43,8 @@ def extend(
     if mask.is_causal and mask.offset is None:
         # The caller says it too; a position is counted from the start of the row.
         mask = dataclasses.replace(mask, is_causal=False)
+    if mask.window is not None and mask.window_offset is None:
+        mask = dataclasses.replace(mask, window_offset=offset)
     return entries, mask & Mask.causal(offset), overflow
 
 

@@ -14,6 +14,9 @@ class Mask:
 
     - `is_causal`: key j is allowed for query t where `j <= t + offset[b]`; `offset` [B] is the
       position of the first query among the keys, None for 0.
+    - `window`, (left, right): key j is allowed for query t where `p - left <= j <= p + right`, and
+      `p = t + window_offset[b]` is the position of the query; `window_offset` [B] is None for 0.
+    - `key_lengths` [B]: key j exists where `j < key_lengths[b]`, as with padding on the right.
     - `key_valid` [B, S]: key j exists.
     - `segment_ids`, a pair of [B, T] and [B, S]: query and key carry the same number.
     - `allowed`: anything that broadcasts to [B, H, T, S].
@@ -31,6 +34,9 @@ class Mask:
 
     is_causal: bool = flax.struct.field(pytree_node=False, default=False)
     offset: jax.Array | None = None
+    window: tuple[int, int] | None = flax.struct.field(pytree_node=False, default=None)
+    window_offset: jax.Array | None = None
+    key_lengths: jax.Array | None = None
     key_valid: jax.Array | None = None
     segment_ids: tuple[jax.Array, jax.Array] | None = None
     allowed: jax.Array | None = None
@@ -41,7 +47,30 @@ class Mask:
 
         `offset` is the position of the first query: [B], or one number for all examples.
         """
-        return cls(is_causal=True, offset=None if offset is None else jnp.atleast_1d(offset))
+        return cls(is_causal=True, offset=_per_example(offset))
+
+    @classmethod
+    def local(cls, left: int, right: int = 0, offset: jax.Array | int | None = None) -> "Mask":
+        """A query sees its own position, `left` keys before it and `right` after it.
+
+        `offset` is the position of the first query: [B], or one number for all examples. A cache
+        places a window that has none.
+
+        Raises:
+          ValueError: `left` or `right` is no whole number of at least 0.
+        """
+        for name, size in (("left", left), ("right", right)):
+            if not isinstance(size, int) or size < 0:
+                raise ValueError(f"mask: {name}={size!r} of a window is no whole number >= 0")
+        return cls(window=(left, right), window_offset=_per_example(offset))
+
+    @classmethod
+    def lengths(cls, key_lengths: jax.Array | int) -> "Mask":
+        """Only the first `key_lengths` keys: [B], or one number for all examples.
+
+        Says less than `padding`, so that engines may leave out the keys behind.
+        """
+        return cls(key_lengths=_per_example(key_lengths))
 
     @classmethod
     def padding(cls, key_valid: jax.Array) -> "Mask":
@@ -68,12 +97,17 @@ class Mask:
             offset = functools.reduce(
                 jnp.minimum, (jnp.zeros(1, int) if o is None else o for o in offsets)
             )
+        window, window_offset = _both_windows(self, other)
+        lengths = [m.key_lengths for m in (self, other) if m.key_lengths is not None]
         allowed = _both(_of_rank_4(self.allowed), _of_rank_4(other.allowed))
         if self.segment_ids is not None and other.segment_ids is not None:
             allowed = _both(allowed, _same(*other.segment_ids))
         return Mask(
             is_causal=self.is_causal or other.is_causal,
             offset=offset,
+            window=window,
+            window_offset=window_offset,
+            key_lengths=functools.reduce(jnp.minimum, lengths) if lengths else None,
             key_valid=_both(self.key_valid, other.key_valid),
             segment_ids=other.segment_ids if self.segment_ids is None else self.segment_ids,
             allowed=allowed,
@@ -82,8 +116,8 @@ class Mask:
     @property
     def may_empty_a_row(self) -> bool:
         """Whether a query may have no key at all, as far as the static parts tell."""
-        arrays = (self.offset, self.key_valid, self.segment_ids, self.allowed)
-        return any(a is not None for a in arrays)
+        parts = (self.offset, self.window, self.key_lengths, self.key_valid, self.segment_ids)
+        return any(part is not None for part in (*parts, self.allowed))
 
     def row_has_key(self, queries: int, keys: int, dtype) -> jax.Array:
         """1 where a query may see a key, else 0: something that broadcasts to [B, T, H, 1]."""
@@ -101,19 +135,53 @@ class Mask:
             return jnp.ones((1, keys), bool)
         return jnp.broadcast_to(allowed, (*allowed.shape[:3], keys)).any((1, 2))
 
-    def block(self, start: int | jax.Array, size: int, keys: int) -> "Mask":
-        """The mask of `size` queries from `start` on, over the keys [0, keys)."""
-        offset = self.offset
-        if self.is_causal and not (isinstance(start, int) and start == 0):
-            offset = jnp.full(1, start) if offset is None else offset + start
-        segments = self.segment_ids
+    def block(self, start: int | jax.Array, size: int, keys: int, first_key: int = 0) -> "Mask":
+        """The mask of `size` queries from `start` on, over the keys [first_key, keys)."""
+
+        def moved(offset):
+            if isinstance(start, int) and start == first_key:
+                return offset
+            return (0 if offset is None else offset) + jnp.full(1, start - first_key)
+
+        def of_keys(x, axis=1):
+            return _cut(x, axis, first_key, keys - first_key)
+
+        segments, allowed = self.segment_ids, self.allowed
         if segments is not None:
-            segments = (_cut(segments[0], 1, start, size), _cut(segments[1], 1, 0, keys))
-        allowed = self.allowed
+            segments = (_cut(segments[0], 1, start, size), of_keys(segments[1]))
         if allowed is not None:
-            allowed = _cut(_cut(allowed, 2, start, size), 3, 0, keys)
-        key_valid = None if self.key_valid is None else _cut(self.key_valid, 1, 0, keys)
-        return Mask(self.is_causal, offset, key_valid, segments, allowed)
+            allowed = of_keys(_cut(allowed, 2, start, size), 3)
+        return Mask(
+            is_causal=self.is_causal,
+            offset=moved(self.offset) if self.is_causal else None,
+            window=self.window,
+            window_offset=None if self.window is None else moved(self.window_offset),
+            key_lengths=None if self.key_lengths is None else self.key_lengths - first_key,
+            key_valid=None if self.key_valid is None else of_keys(self.key_valid),
+            segment_ids=segments,
+            allowed=allowed,
+        )
+
+    def static_bounds(self) -> tuple[int | None, int | None]:
+        """(before, after): a query t sees no key but `[t - before, t + after]`, as is known
+        without the arrays; None where there is no bound.
+        """
+        window = self.window if self.window_offset is None else None
+        left, right = window or (None, None)
+        if self.is_causal and self.offset is None:
+            right = 0
+        return left, right
+
+    def query_bounds(self, queries: int) -> tuple[jax.Array | None, jax.Array | None]:
+        """First and last key [B or 1, T] of each query by what has an offset; None: no bound."""
+        first, last, positions = None, [], jnp.arange(queries)[None]
+        if self.is_causal and self.offset is not None:
+            last.append(positions + self.offset[:, None])
+        if self.window is not None and self.window_offset is not None:
+            left, right = self.window
+            first = positions + self.window_offset[:, None] - left
+            last.append(positions + self.window_offset[:, None] + right)
+        return first, functools.reduce(jnp.minimum, last) if last else None
 
     def check(self, heads: tuple[int, int, int, int]) -> None:
         """Raises ValueError where a part of the mask does not broadcast to [B, H, T, S]."""
@@ -121,6 +189,8 @@ class Mask:
         of_queries, of_keys = self.segment_ids or (None, None)
         for part, array, wanted in (
             ("offset", self.offset, (B,)),
+            ("offset of the window", self.window_offset, (B,)),
+            ("key_lengths", self.key_lengths, (B,)),
             ("key_valid", self.key_valid, (B, S)),
             ("segments of queries", of_queries, (B, T)),
             ("segments of keys", of_keys, (B, S)),
@@ -136,17 +206,37 @@ class Mask:
     def to_dense(self, queries: int, keys: int) -> jax.Array | None:
         """Booleans of rank 4 that broadcast to [B, H, T, S]; None where all is allowed."""
         allowed = self.allowed
-        if self.is_causal:
-            positions = jnp.arange(queries)[None, :]
-            if self.offset is not None:
-                positions = positions + self.offset[:, None]
-            seen = jnp.arange(keys)[None, None, :] <= positions[:, :, None]
-            allowed = _both(allowed, seen[:, None])
+        key = jnp.arange(keys)[None, None, :]
+        before, after = self.static_bounds()
+        position, (first, last) = jnp.arange(queries)[None], self.query_bounds(queries)
+        for least in (None if before is None else position - before, first):
+            if least is not None:
+                allowed = _both(allowed, (key >= least[:, :, None])[:, None])
+        for most in (None if after is None else position + after, last):
+            if most is not None:
+                allowed = _both(allowed, (key <= most[:, :, None])[:, None])
+        if self.key_lengths is not None:
+            allowed = _both(allowed, (key < self.key_lengths[:, None, None])[:, None])
         if self.key_valid is not None:
             allowed = _both(allowed, self.key_valid[:, None, None, :])
         if self.segment_ids is not None:
             allowed = _both(allowed, _same(*self.segment_ids))
         return allowed
+
+
+def _per_example(number) -> jax.Array | None:
+    return None if number is None else jnp.atleast_1d(number)
+
+
+def _both_windows(one: Mask, other: Mask):
+    """The window of both and its offset."""
+    if one.window is None or other.window is None:
+        mask = other if one.window is None else one
+        return mask.window, mask.window_offset
+    if one.window_offset is not None or other.window_offset is not None:
+        raise ValueError("mask: of two windows that are combined, none may have an offset")
+    left, right = map(min, zip(one.window, other.window, strict=True))
+    return (left, right), None
 
 
 def _of_rank_4(allowed: jax.Array | None) -> jax.Array | None:

@@ -183,6 +183,13 @@ def masks(queries, keys, heads):
     def offset(*places):
         return Mask.causal(jnp.array(places))
 
+    def around(left, right, offset=(0,)):
+        p = t + np.array(offset)[:, None, None]
+        return ((p - left <= s) & (s <= p + right))[:, None]
+
+    def of_length(lengths):
+        return (s < np.array(lengths)[:, None, None])[:, None]
+
     A, P = Mask.array, Mask.padding(jnp.asarray(valid))
     G = Mask.segments(jnp.asarray(of_queries), jnp.asarray(of_keys))
     pad = valid[:, None, None]
@@ -192,6 +199,20 @@ def masks(queries, keys, heads):
         "causal": (Mask.causal(), causal),
         "causal offset": (offset(2, 0), behind([2, 0])),
         "causal offset below 0": (offset(-2, 1), behind([-2, 1])),
+        "window": (Mask.local(1, 2), around(1, 2)),
+        "window offset": (Mask.local(2, 0, jnp.array([3, -2])), around(2, 0, [3, -2])),
+        "window & causal": (Mask.local(2, 1) & Mask.causal(), around(2, 1) & causal),
+        "window & causal offset": (
+            Mask.local(2, 1) & offset(-1, 1), around(2, 1) & behind([-1, 1])
+        ),
+        "window & window": (Mask.local(2, 0) & Mask.local(1, 3), around(1, 0)),
+        "lengths": (Mask.lengths(jnp.array([keys - 2, keys])), pad),
+        "lengths & lengths": (
+            Mask.lengths(2) & Mask.lengths(jnp.array([1, keys])), of_length([1, 2])
+        ),
+        "window & lengths": (
+            Mask.local(1, 1) & Mask.lengths(jnp.array([0, 3])), around(1, 1) & of_length([0, 3])
+        ),
         "padding": (P, pad),
         "padding 0/1": (Mask.padding(jnp.asarray(valid, jnp.float32)), pad),
         "segments": (G, same),

@@ -96,6 +96,18 @@ def test_norms_and_the_cache(case):
     prefill_and_steps(decoder(case, normalize_qk=True))
 
 
+@pytest.mark.parametrize(
+    "mask", [Mask.local(2, 1), Mask.local(2) & Mask.causal()], ids=["", "causal"]
+)
+def test_windows_move_with_the_cache(mask):
+    d, parts = decoder(Case("mha")), []
+    cache, wanted = d.cache, d.full(d.x, mask=Mask.local(2) & Mask.causal())
+    for start, stop in ((0, 3), (3, 4), (4, 7)):
+        output, cache = d.feed(cache, d.x[:, start:stop], mask)
+        parts.append(output)
+    assert_close(np.concatenate(parts, 1), wanted)
+
+
 @every_kind
 def test_the_whole_cache_at_once_and_one_by_one(case):
     d = decoder(case)

@@ -43,7 +43,19 @@ def test_every_kind_and_mask(case, name):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", ["causal", "all of them", "causal offset", "segments of one"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "causal",
+        "all of them",
+        "causal offset",
+        "segments of one",
+        "window",
+        "window & causal",
+        "window offset",
+        "window & lengths",
+    ],
+)
 def test_a_mask_in_parts(name):
     """Each block has its own part of it, and a band leaves out the keys behind it."""
     mask, dense = mask_for(CASES[0], name, T, T)

@@ -24,6 +24,7 @@ HEADS_ON_TENSOR = (("batch", "data"), ("length", None), ("activation_heads", "te
 def gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(cudnn, "missing", lambda *a: None)
+    monkeypatch.setattr(cudnn, "_capability", lambda: 9.0)
 
 
 def arrays(T=8, S=8, H=4, K=4, D=64, E=64, dtype=jnp.bfloat16):
@@ -51,15 +52,20 @@ class TestTableOfCudnn:
     def test_type_it_refuses(self):
         assert "float16 or bfloat16, not float32" in refusal(dtype=jnp.float32)
 
-    @pytest.mark.parametrize("width", [8, 64, 72, 128])
-    def test_head_widths_it_takes(self, width):
-        assert refusal(D=width, E=width) is None
+    @pytest.mark.parametrize(("D", "E"), [(8, 8), (11, 12), (64, 128), (128, 64), (256, 256)])
+    def test_head_widths_it_takes(self, D, E):
+        assert refusal(D=D, E=E) is None
 
-    @pytest.mark.parametrize(("D", "E"), [(11, 11), (12, 12), (136, 136), (64, 128), (128, 64)])
+    @pytest.mark.parametrize(("D", "E"), [(257, 257), (64, 264)])
     def test_head_widths_it_refuses(self, D, E):
         reason = refusal(D=D, E=E)
-        assert "multiple of 8 up to 128" in reason
-        assert f"not {D} and {E}" in reason
+        assert reason == f"needs heads no wider than 256 on this GPU, not {D} and {E}"
+
+    def test_head_widths_before_hopper(self, monkeypatch):
+        for capability in (8.9, None):
+            monkeypatch.setattr(cudnn, "_capability", lambda c=capability: c)
+            assert refusal(D=128, E=128) is None
+            assert "no wider than 128 on this GPU, not 136 and 64" in refusal(D=136)
 
     @pytest.mark.parametrize("K", [1, 2, 4])
     def test_fewer_key_heads(self, K):
@@ -79,10 +85,10 @@ class TestTableOfCudnn:
     def test_masks(self, mask):
         assert refusal(mask=mask) is None
 
-    def test_a_key_bias_is_one_more_column_of_the_keys(self):
-        assert refusal(biased=True, D=63) is None
-        assert refusal(biased=True, D=63, K=1) is None
-        assert "not 65 and 64" in refusal(biased=True)
+    def test_a_key_bias_is_columns_of_the_keys(self):
+        assert refusal(biased=True) is None
+        assert refusal(biased=True, D=253, K=1) is None
+        assert "not 257 and 64" in refusal(biased=True, D=254)
 
     def test_dropout(self):
         assert "dropout" in refusal(options=Options(dropout_rate=0.1))
@@ -98,7 +104,9 @@ class TestTableOfCudnn:
 
     @pytest.mark.parametrize(("T", "S"), [(7, 8), (8, 7), (7, 7)])
     def test_odd_lengths(self, T, S):
-        assert "length" in (refusal(T=T, S=S) or "")
+        assert refusal(T=T, S=S) is None
+        assert refusal(T=T, S=S, mask=Mask.lengths(jnp.full(B, 5))) is None
+        assert "even lengths for such a mask" in refusal(T=T, S=S, mask=Mask.causal(jnp.zeros(B)))
 
     def test_heads_that_a_mesh_splits(self, monkeypatch):
         if len(jax.devices()) < 2:
@@ -129,6 +137,8 @@ class TestMachine:
     def machine(self, monkeypatch):
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
         monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **how: q)
+        device = types.SimpleNamespace(compute_capability="9.0")
+        monkeypatch.setattr(jax, "local_devices", lambda **how: [device])
 
     def test_cudnn(self, monkeypatch):
         def absent(*args, **how):
@@ -155,6 +165,12 @@ MASKS = {
     "none": Mask(),
     "causal": Mask.causal(),
     "offset": Mask.causal(jnp.array([2, -3])),
+    "window": Mask.local(2, 1),
+    "window & causal": Mask.local(2, 1) & Mask.causal(),
+    "window & offset": Mask.local(2) & Mask.causal(jnp.array([2, -3])),
+    "window, offset": Mask.local(1, 0, jnp.array([2, -3])) & Mask.causal(),
+    "lengths": Mask.lengths(jnp.array([0, 5])),
+    "lengths & causal": Mask.lengths(6) & Mask.causal() & Mask.local(3),
     "padding": Mask.padding(jnp.ones((B, 8), bool).at[0, 6:].set(False)),
     "an example empty": Mask.padding(jnp.ones((B, 8), bool).at[0].set(False)),
     "segments": Mask.segments(jnp.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 2, 2, 3, 3, 3, 3]])),
@@ -172,15 +188,19 @@ def test_what_cudnn_is_asked_to_compute(monkeypatch, name, biased):
     """With jax's own kernel in cuDNN's place: xla's result, and a mask that cuDNN takes."""
     real = jax.nn.dot_product_attention
 
-    def stand_in(q, k, v, *, mask, scale, is_causal, implementation):
+    def stand_in(q, k, v, *, mask, implementation, **how):
         assert implementation == "cudnn"
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1] == 24
+        lengths, window = how["key_value_seq_lengths"], how["local_window_size"]
+        assert lengths is None or (lengths.shape, lengths.dtype) == ((B,), jnp.int32)
+        assert window is None or (window[1] == 0 and how["is_causal"])
         assert mask is None or (mask.ndim, mask.dtype) == (4, bool)
         assert mask is None or mask.shape[2:] == (q.shape[1], k.shape[1])
-        return real(q, k, v, mask=mask, scale=scale, is_causal=is_causal, implementation="xla")
+        return real(q, k, v, mask=mask, implementation="xla", **how)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    # The bias is a column of the keys, and values are as wide.
-    q, k = normal(1, B, 8, 4, 16 - biased), normal(2, B, 8, 2, 16 - biased)
+    # The bias is columns of the keys, and all get one width.
+    q, k = normal(1, B, 8, 4, 19), normal(2, B, 8, 2, 19)
     v = normal(4, B, 8, 2, 16)
     bias = normal(5, B, 8, 4) if biased else None
     output, kept = cudnn.attend(q, k, v, bias, MASKS[name], Options(), scale=0.3)
@@ -193,15 +213,34 @@ def test_what_cudnn_is_asked_to_compute(monkeypatch, name, biased):
 def test_causal_is_cudnn_s_own_only_where_it_means_the_same(monkeypatch):
     asked = []
 
-    def stand_in(q, k, v, *, mask, scale, is_causal, implementation):
-        asked.append(is_causal)
+    def stand_in(q, k, v, *, mask, is_causal, local_window_size, **how):
+        asked.append((is_causal, local_window_size, mask is None))
         return jnp.zeros_like(q)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    cases = ((Mask.causal(), 8), (Mask.causal(), 6), (Mask.causal(jnp.zeros(B, int)), 8))
+    offset = jnp.zeros(B, int)
+    cases = (
+        (Mask.causal(), 8),
+        (Mask.causal(), 6),
+        (Mask.causal(offset), 8),
+        (Mask.local(3), 8),
+        (Mask.local(3, 1), 8),
+        (Mask.local(3, 1) & Mask.causal(), 8),
+        (Mask.local(3) & Mask.causal(offset), 8),
+        (Mask.local(3, 0, offset) & Mask.causal(), 8),
+    )
     for mask, queries in cases:
         cudnn.attend(*arrays(T=queries), None, mask, Options(), scale=1.0)
-    assert asked == [True, False, False]
+    assert asked == [
+        (True, None, True),
+        (False, None, False),
+        (False, None, False),
+        (True, (3, 0), True),
+        (False, None, False),
+        (True, (3, 0), True),
+        (True, (3, 0), False),
+        (True, None, False),
+    ]
 
 
 def test_every_refusal_is_read_when_none_takes_the_call(monkeypatch):

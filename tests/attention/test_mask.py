@@ -12,6 +12,9 @@ SEGMENTS = jnp.array([[1, 1, 2, 2, 3], [4, 1, 1, 2, 2]]), jnp.array([[1, 2] * 3 
 PARTS = {
     "causal": Mask.causal(),
     "offset": Mask.causal(jnp.array([2, -3])),
+    "window": Mask.local(1, 2),
+    "window, offset": Mask.local(2, 0, jnp.array([1, -4])),
+    "lengths": Mask.lengths(jnp.array([3, 0])),
     "padding": Mask.padding(jnp.array([[1, 0, 1, 1, 0, 0, 1], [0] * 7])),
     "segments": Mask.segments(*SEGMENTS),
     "other segments": Mask.segments(
@@ -47,14 +50,20 @@ def test_keys_that_are_seen(mask):
 @pytest.mark.parametrize(("start", "size", "keys"), [(0, 2, 7), (2, 3, 5), (1, 1, 7)])
 def test_blocks(mask, start, size, keys):
     for begin in (start, jnp.asarray(start)):
-        block = mask.block(begin, size, keys).to_dense(size, keys)
-        found = np.broadcast_to(block, (B, H, size, keys))
-        np.testing.assert_array_equal(found, dense(mask)[:, :, start : start + size, :keys])
+        for first in (0, start, keys - 1):
+            block = mask.block(begin, size, keys, first).to_dense(size, keys - first)
+            found = np.broadcast_to(block, (B, H, size, keys - first))
+            wanted = dense(mask)[:, :, start : start + size, first:keys]
+            np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("one", PARTS)
 @pytest.mark.parametrize("other", PARTS)
 def test_both_at_once(one, other):
+    if "window" in one and "window" in other and "window, offset" in (one, other):
+        with pytest.raises(ValueError, match="of two windows that are combined, none may have"):
+            PARTS[one] & PARTS[other]
+        return
     both = PARTS[one] & PARTS[other]
     np.testing.assert_array_equal(dense(both), dense(PARTS[one]) & dense(PARTS[other]))
 
@@ -62,3 +71,11 @@ def test_both_at_once(one, other):
 def test_who_may_have_rows_without_a_key():
     assert not Mask().may_empty_a_row
     assert {name for name, mask in PARTS.items() if not mask.may_empty_a_row} == {"causal"}
+
+
+@pytest.mark.parametrize("size", [-1, 2.0, None])
+def test_sizes_of_a_window(size):
+    with pytest.raises(ValueError, match=f"left={size} of a window is no whole number >= 0"):
+        Mask.local(size)
+    with pytest.raises(ValueError, match=f"right={size} of a window is no whole number >= 0"):
+        Mask.local(1, size)

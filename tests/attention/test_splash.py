@@ -15,6 +15,7 @@ from test_kinds import check
 
 from mhe_jax.attention import Mask, engines
 from mhe_jax.attention.engines import Options, is_saved, splash, xla
+from mhe_jax.attention.engines.blocks import BIAS_PARTS, with_bias_columns
 
 # Those whose heads have scores of their own.
 CASES = [case for case in BATTERY if case.form != "shared"]
@@ -86,6 +87,10 @@ def parts(T, S):
         "none": Mask(),
         "causal": Mask.causal(),
         "padding": valid,
+        "window": Mask.local(149, 30),
+        "window & causal": Mask.local(200, 30) & Mask.causal() & valid,
+        "lengths": Mask.lengths(jnp.array([S, S // 2 + 1])),
+        "an example of no keys": Mask.lengths(jnp.array([0, S])) & Mask.causal(),
         "segments": Mask.segments(*ids),
         "all": Mask.causal() & valid & Mask.segments(*ids),
         "empty rows": Mask.padding(none) & few,
@@ -110,7 +115,7 @@ def test_a_key_bias(heads):
     bias = 30 * jnp.asarray(normal(4, B, 140, H))
     q, k, v = call(130, 140, H=H, K=K)
     close(Mask.causal(), bias, 0.1 * q, 0.1 * k, v)
-    columns = splash._with_bias(q, k, v, bias)[1][..., -splash.BIAS_PARTS :]
+    columns = with_bias_columns(q, k, v, bias)[1][..., -BIAS_PARTS:]
     assert (columns.astype(jnp.bfloat16) == columns).all()
     np.testing.assert_allclose(columns.sum(-1), bias, rtol=2**-22)
 
@@ -206,6 +211,8 @@ REFUSALS = {
     "no attention weights to sow": ({}, {"sow": print}, Mask()),
     "no precision setting": ({}, {"precision": "highest"}, Mask()),
     "not a dense array": ({}, {}, Mask.array(jnp.ones((5, 5)))),
+    "a window without an offset": ({}, {}, Mask.local(1, 2, jnp.zeros(B, int))),
+    "each query has a key in it": ({"T": 8}, {}, Mask.local(2)),
     "without an offset": ({}, {}, Mask.causal(jnp.zeros(B, int))),
 }
 
@@ -213,7 +220,7 @@ REFUSALS = {
 @pytest.mark.parametrize("phrase", REFUSALS)
 def test_refusals(phrase, monkeypatch):
     fields, options, mask = REFUSALS[phrase]
-    given = *call(5, 5, **fields), None, mask, Options(**options)
+    given = *call(**{"T": 5, "S": 5} | fields), None, mask, Options(**options)
     assert "this is cpu" in str(splash.refusal(*given))
     monkeypatch.setattr(splash, "platform", lambda: "tpu")
     assert phrase in str(splash.refusal(*given))

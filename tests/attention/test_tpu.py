@@ -99,6 +99,13 @@ def masks(queries, keys):
         "causal": Mask.causal(),
         "offset": Mask.causal(jnp.array([-2, 3])),
         "offset of all": Mask.causal(2) & valid,
+        "window": Mask.local(5, 3),
+        "window & causal": Mask.local(9, 2) & Mask.causal(),
+        "window & offset": Mask.local(9, 2) & Mask.causal(jnp.array([-2, 3])),
+        "window, offset": Mask.local(5, 1, jnp.array([4, -7])) & valid,
+        "lengths": Mask.lengths(jnp.array([keys - 3, 1])),
+        "lengths, of one nothing": Mask.lengths(jnp.array([0, 17])) & Mask.causal(),
+        "length of all": Mask.lengths(5) & segments & Mask.local(30, 3),
         "valid": valid,
         "segments": segments,
         "segments of all": one_for_all & Mask.causal(),
@@ -429,6 +436,8 @@ specs = rows, rows, rows, heads, rows, rows
 
 def attend(query, key, value, key_bias, valid, segments):
     mask = Mask.causal() & Mask.padding(valid) & Mask.segments(segments)
+    if where == "lengths":
+        mask = Mask.local(150, 9) & Mask.lengths(segments[:, 0])
     return tpu.attend(query, key, value, key_bias, mask, Options(), scale=0.1)[0]
 
 if where == "mesh":
@@ -457,6 +466,7 @@ print("kernels", compiled.as_text().count('custom_call_target="tpu_custom_call"'
         "v5e:2x4 mesh bfloat16 200 6 24",
         "v5p:2x2x1 one bfloat16 200 6 24",
         "v6e:2x2 one bfloat16 200 6 24",
+        "v5e:2x2 lengths bfloat16 1024 12 64",
     ],
 )
 @pytest.mark.libtpu

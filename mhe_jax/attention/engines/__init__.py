@@ -12,15 +12,17 @@ An engine is a file and its line in `LADDER` or `SHARED`, where it is asked for 
 | device | any | any | NVIDIA GPU, compute capability 8.0 or more | TPU |
 | type | any float | any float | float16, bfloat16 | bfloat16, float32 |
 | memory | B·H·T·S | linear in T | linear in T, but for masks | linear in T |
-| lengths | any | any | even | any |
-| head width | any | any | a multiple of 8, at most 128 | at most 1,024 |
-| values of another width | yes | yes | refused | yes |
+| lengths | any | any | even, where a mask is a bias | any |
+| head width | any | any | at most 256, 128 before Hopper | at most 1,024 |
+| values of another width | yes | yes | padded, as are widths to a multiple of 8 | yes |
 | fewer key heads | yes | yes | yes, where no mesh splits the heads | yes |
-| a key bias | added to the scores | likewise | a column of the keys | columns of the keys |
+| a key bias | added to the scores | likewise | columns of the keys | columns of the keys |
 | a mesh that splits the heads | yes | yes | into parts of whole heads | yes |
 | causal | yes | skips bands nobody sees | skips what nobody sees where T = S | likewise |
+| windows | yes | skips bands nobody sees | causal and T = S: likewise; else a bias | likewise |
+| lengths of keys | yes | yes | skips what nobody sees | as segment ids |
 | padding, segments | yes | yes | as a [B, H, T, S] bias in memory | as segment ids |
-| causal offset, dense mask | yes | yes | as a [B, H, T, S] bias in memory | refused |
+| offsets, dense mask | yes | yes | as a [B, H, T, S] bias in memory | refused |
 | dropout, `precision` | yes | yes | refused | refused |
 | sown weights | yes | refused | refused | refused |
 
@@ -36,7 +38,8 @@ Where heads share one score matrix (`attend_shared`), none takes what `shared_re
 | type | bfloat16, float32, float64 | bfloat16, float32 |
 | head width | any | at most 1,024 |
 | memory | one score matrix of some queries | no score matrix |
-| causal, with an offset too, padding, segments | yes | yes |
+| causal, windows, with offsets too, padding, segments | yes | yes |
+| blocks that no query sees: causal, windows, lengths of keys | skips bands, not lengths | skips |
 | dropout | yes | yes, one mask whatever the blocks and devices |
 | dense mask, `precision` | yes | refused |
 

@@ -131,8 +131,8 @@ def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dty
     """
     (B, K, G, T, _), S = query.shape, key.shape[2]
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def block(query, start, memory):
+    @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+    def block(query, start, first_key, memory):
         key, value, bias = memory
         t, s = query.shape[3], key.shape[2]
         rows = query.reshape(B, K, G * t, -1)
@@ -141,7 +141,7 @@ def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dty
         logits = logits.reshape(B, K * G, t, s)
         if bias is not None:
             logits += bias.reshape(B, K * G, 1, s)
-        allowed = mask.block(start, t, s).to_dense(t, s)
+        allowed = mask.block(start, t, first_key + s, first_key).to_dense(t, s)
         if allowed is not None:
             logits = jnp.where(allowed, logits, -jnp.inf)
         highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
@@ -158,24 +158,25 @@ def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dty
         output = output.reshape(B, K * G, t, -1) * inverse
         return output.astype(dtype), (total * inverse).astype(dtype)
 
-    def band(first, stop, keys):
-        """The queries [first, stop), which see no key after `keys`."""
+    def band(first, stop, first_key, keys):
+        """The queries [first, stop), which see no key but [first_key, keys)."""
         seen = (
-            key[:, :, :keys],
-            value[:, :, :keys],
-            None if bias is None else bias[..., :keys],
+            key[:, :, first_key:keys],
+            value[:, :, first_key:keys],
+            None if bias is None else bias[..., first_key:keys],
         )
         step = min(stop - first, size)
         turns, rest = divmod(stop - first, step)
         if turns == 1:
-            found = [block(query[:, :, :, first : first + step], first, seen)]
+            found = [block(query[:, :, :, first : first + step], first, first_key, seen)]
         else:
             blocks = query[:, :, :, first : stop - rest].reshape(B, K, G, turns, step, -1)
             starts = first + step * jnp.arange(turns)
-            parts = jax.lax.map(lambda of: block(*of, seen), (jnp.moveaxis(blocks, 3, 0), starts))
+            blocks = jnp.moveaxis(blocks, 3, 0), starts
+            parts = jax.lax.map(lambda of: block(*of, first_key, seen), blocks)
             found = [jax.tree.map(_in_a_row, parts)]
         if rest:
-            found.append(block(query[:, :, :, stop - rest : stop], stop - rest, seen))
+            found.append(block(query[:, :, :, stop - rest : stop], stop - rest, first_key, seen))
         return found
 
     found = [part for each in bands(T, S, mask) for part in band(*each)]

@@ -1,4 +1,4 @@
-"""Scores of one group of heads in blocks of queries, under a mask and dropout.
+"""Common parts of engines: scores of one group in blocks of queries, under a mask and dropout.
 
 Rows N are examples times groups: q [N, T, D], k [N, S, D].
 """
@@ -17,6 +17,8 @@ BAND = 256
 MAX_BANDS = 8
 # Queries that a CPU takes at once: what it works on then stays in its cache.
 CPU_QUERIES = 512
+# Columns of the keys for a bias: so many numbers of bfloat16 hold one of float32.
+BIAS_PARTS = 3
 # Name of what a forward pass leaves to its gradient, for policies of `jax.checkpoint`.
 KEPT = "kept"
 
@@ -41,11 +43,12 @@ class Seen(NamedTuple):
 
 
 class Block(NamedTuple):
-    """`size` queries from `start` on, and the keys [0, keys)."""
+    """`size` queries from `start` on, and the keys [first_key, keys)."""
 
     start: Any
     size: int
     keys: int
+    first_key: int = 0
 
     def cut(self, x):
         """The block's queries of x [N, T, ...]."""
@@ -55,38 +58,59 @@ class Block(NamedTuple):
         """x [N, T, ...] with its queries of the block as `part`."""
         return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), self.start, axis=1)
 
+    def of_keys(self, x):
+        """The block's keys of x [N, S, ...]."""
+        return x[:, self.first_key : self.keys]
+
     def add(self, x, part):
         """x [N, S, ...] and `part` over the block's keys, added up."""
-        total = x[:, : self.keys] + part
-        return total if self.keys == x.shape[1] else x.at[:, : self.keys].set(total)
+        total = self.of_keys(x) + part
+        whole = total.shape[1] == x.shape[1]
+        return total if whole else x.at[:, self.first_key : self.keys].set(total)
 
 
-def bands(T: int, S: int, mask: Mask) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, keys): the queries [start, stop) see no key but [0, keys)."""
-    past_only = mask.is_causal and mask.offset is None
-    band = max(BAND, -(-T // MAX_BANDS)) if past_only else T
+def bands(T: int, S: int, mask: Mask) -> Iterator[tuple[int, int, int, int]]:
+    """(start, stop, first key, keys): queries [start, stop) see no key but [first key, keys)."""
+    before, after = mask.static_bounds()
+    band = T if before is None and after is None else max(BAND, -(-T // MAX_BANDS))
     for start in range(0, T, band):
         stop = min(start + band, T)
-        yield start, stop, min(stop, S) if past_only else S
+        keys = S if after is None else min(stop + after, S)
+        first = 0 if before is None else max(start - before, 0)
+        # A band without a key has one that its queries do not see.
+        yield start, stop, min(first, keys - 1), keys
 
 
 def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any):
     """`carry = step(block, carry)` for all queries, one block after the other.
 
-    Where keys are in order of the queries, those that come after a band are left out.
+    Keys that no query of a band sees, by what is known without the arrays, are left out.
     """
-    for start, stop, keys in bands(q.shape[1], k.shape[1], seen.mask):
+    for start, stop, first, keys in bands(q.shape[1], k.shape[1], seen.mask):
         size = min(BLOCK, stop - start)
         turns = (stop - start) // size
 
-        def turn(i, carry, start=start, size=size, keys=keys):
-            return step(Block(start + i * size, size, keys), carry)
+        def turn(i, carry, start=start, size=size, keys=keys, first=first):
+            return step(Block(start + i * size, size, keys, first), carry)
 
         carry = turn(0, carry) if turns == 1 else jax.lax.fori_loop(0, turns, turn, carry)
         rest = stop - start - turns * size
         if rest:
-            carry = step(Block(stop - rest, rest, keys), carry)
+            carry = step(Block(stop - rest, rest, keys, first), carry)
     return carry
+
+
+def with_bias_columns(query, key, value, key_bias):
+    """Query, key and value whose scores have the key bias in them, by columns of the keys."""
+    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], 2) for x in (key, value))
+    rest, columns = key_bias.astype(jnp.float32), []
+    for _ in range(BIAS_PARTS):
+        # Not a cast to and fro, which XLA may leave out.
+        columns.append(jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7))
+        rest = rest - columns[-1]
+    columns = jnp.stack(columns, -1).astype(key.dtype)
+    ones = jnp.ones((*query.shape[:-1], BIAS_PARTS), query.dtype)
+    return jnp.concatenate([query, ones], -1), jnp.concatenate([key, columns], -1), value
 
 
 def product(static: Static, letters: str, a, b):
@@ -101,7 +125,7 @@ def exponential(logits, seen: Seen, block: Block, scale: float = 1.0):
     Scaled after the difference: a compiler may round `scale · logits` in two ways, once for the
     maximum and once for the logits it is subtracted from, and large ones then differ by over 1.
     """
-    allowed = seen.mask.block(*block).to_dense(block.size, block.keys)
+    allowed = seen.mask.block(*block).to_dense(block.size, block.keys - block.first_key)
     if allowed is not None:
         logits = jnp.where(allowed[:, 0], logits, -jnp.inf)
     highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
@@ -113,9 +137,9 @@ def dropout(static: Static, x, seen: Seen, block: Block):
     if static.keep == 1:
         return x
     if seen.kept is not None:
-        kept = block.cut(seen.kept)[:, :, : block.keys]
+        kept = block.cut(seen.kept)[:, :, block.first_key : block.keys]
     else:
-        shape = (block.size, block.keys)
+        shape = (block.size, block.keys - block.first_key)
         kept = jax.vmap(
             lambda rng: jax.random.bernoulli(
                 jax.random.fold_in(rng, block.start), static.keep, shape

@@ -7,11 +7,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mhe_jax.attention.engines.blocks import BIAS_PARTS, with_bias_columns
 from mhe_jax.attention.engines.mesh import parts_of_heads, platform
 from mhe_jax.attention.mask import Mask
 
 # As `jax.nn.dot_product_attention` calls it.
 SAVED = ("dot_product_attention_fwd_wrapper",)
+# Of a head: on GPUs before compute capability 9.0 (Hopper), and from there on.
+MAX_WIDTH = 128, 256
 
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
@@ -20,12 +23,17 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
         return f"needs an NVIDIA GPU, this is {platform()}"
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"needs float16 or bfloat16, not {query.dtype}"
-    D, E = query.shape[-1] + (key_bias is not None), value.shape[-1]
-    if D % 8 or D > 128 or D != E:
-        return f"needs one head width, a multiple of 8 up to 128, not {D} and {E}"
+    capability = _capability()
+    if capability is not None and capability < 8:
+        return f"needs a GPU of compute capability 8.0 or more, not {capability}"
+    # JAX asks the device that is here, and takes it for an old one where there is none.
+    most = MAX_WIDTH[capability is not None and capability >= 9]
+    D, E = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]
+    if max(D, E) > most:
+        return f"needs heads no wider than {most} on this GPU, not {D} and {E}"
     T, S = query.shape[1], key.shape[1]
-    if T % 2 or S % 2:
-        return f"needs even lengths, not {T} queries and {S} keys"
+    if (T % 2 or S % 2) and _split(mask, T, S)[1].to_dense(T, S) is not None:
+        return f"needs even lengths for such a mask, not {T} queries and {S} keys"
     if options.dropout_rate > 0:
         return "does not draw the dropout mask of this package (attention dropout is not 0)"
     if options.sow is not None:
@@ -38,46 +46,34 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
             f"needs as many key heads as query heads where a mesh splits them into {parts}, in a "
             f"number that {parts} divides, not {H} query and {K} key heads"
         )
-    return missing(*with_bias(query, key, value, key_bias, 1.0))
+    return missing(*_padded(query, key, value))
 
 
 def missing(query, key, value) -> str | None:
-    """The reason why this machine cannot do such a call, or None."""
+    """The reason why cuDNN itself is not here, or None."""
     call = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
     try:
         jax.eval_shape(call, query, key, value)
     except RuntimeError as error:
         return f"cannot run here: {error}"
-    # Devices of a mesh that are only described are not here to be asked.
-    if jax.default_backend() == "gpu":
-        capability = jax.local_devices(backend="gpu")[0].compute_capability
-        if float(capability) < 8:
-            return f"needs a GPU of compute capability 8.0 or more, not {capability}"
     return None
-
-
-def with_bias(query, key, value, key_bias, scale: float):
-    """Query, key and value whose scaled scores have the key bias in them, by one more column."""
-    if key_bias is None:
-        return query, key, value
-    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], 2) for x in (key, value))
-    query = jnp.concatenate([query, jnp.ones_like(query[..., :1])], -1)
-    key = jnp.concatenate([key, (key_bias / scale)[..., None].astype(key.dtype)], -1)
-    return query, key, value
 
 
 def attend(
     query, key, value, key_bias, mask: Mask, options, *, scale: float
 ) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend`."""
-    query, key, value = with_bias(query, key, value, key_bias, scale)
-    T, S = query.shape[1], key.shape[1]
-    # cuDNN's own causal mask aligns as ours does only where T = S and the offset is 0.
-    native = mask.is_causal and mask.offset is None and T == S
-    rest = dataclasses.replace(mask, is_causal=False, offset=None) if native else mask
+    T, S, E = query.shape[1], key.shape[1], value.shape[-1]
+    if key_bias is not None:
+        query, key, value = with_bias_columns(query, key, value, key_bias / scale)
+    query, key, value = _padded(query, key, value)
+    native, rest = _split(mask, T, S)
     allowed = rest.to_dense(T, S)
     if allowed is not None:
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], T, S))
+    lengths = native.key_lengths
+    if lengths is not None:
+        lengths = jnp.broadcast_to(lengths, len(query)).astype(jnp.int32).clip(0, S)
     if parts_of_heads() > 1:
         # cuDNN takes only what is split alike, and `el` cuts its keys from what is not split.
         axes = ("batch", "length", "activation_heads", None)
@@ -88,9 +84,44 @@ def attend(
         value,
         mask=allowed,
         scale=scale,
-        is_causal=native,
+        is_causal=native.is_causal,
+        key_value_seq_lengths=lengths,
+        local_window_size=native.window and (native.window[0], 0),
         implementation="cudnn",
     )
-    # cuDNN averages the values of a row without keys.
+    # cuDNN averages the values of a row without keys, or divides by 0 there.
     has_key = mask.row_has_key(T, S, query.dtype)
-    return output * has_key, has_key
+    return jnp.where(has_key > 0, output[..., :E], 0), has_key
+
+
+def _capability() -> float | None:
+    """Compute capability of the GPU that is here; None for one that is only described."""
+    if jax.default_backend() != "gpu":
+        return None
+    return float(jax.local_devices(backend="gpu")[0].compute_capability)
+
+
+def _split(mask: Mask, T: int, S: int) -> tuple[Mask, Mask]:
+    """The parts that cuDNN has itself, and the others, which it takes as a bias."""
+    native = Mask(key_lengths=mask.key_lengths)
+    rest = dataclasses.replace(mask, key_lengths=None)
+    # Its own causal mask aligns as ours does only where T = S and the offset is 0.
+    if T == S and mask.static_bounds()[1] == 0:
+        native = dataclasses.replace(native, is_causal=True)
+        if mask.offset is None:
+            rest = dataclasses.replace(rest, is_causal=False)
+        # Its windows go to the left, in the causal order.
+        if mask.window is not None and mask.window_offset is None:
+            native = dataclasses.replace(native, window=mask.window)
+            rest = dataclasses.replace(rest, window=None)
+    return native, rest
+
+
+def _padded(query, key, value):
+    """Query, key and value in one width, a multiple of 8, by columns of zeros."""
+    width = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
+
+    def pad(x):
+        return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1])))
+
+    return tuple(pad(x) for x in (query, key, value))

@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from mhe_jax.attention.engines.blocks import KEPT
+from mhe_jax.attention.engines.blocks import KEPT, with_bias_columns
 from mhe_jax.attention.engines.mesh import over_heads, platform
 from mhe_jax.attention.mask import Mask
 
 LANES = 128
 MAX_WIDTH = 1024
-# Columns of the keys for a bias: so many numbers of bfloat16 hold one of float32.
-BIAS_PARTS = 3
 # A few queries leave a block of the kernel nearly empty; their scores are small.
 FEW_QUERIES = 128
 # Queries and keys of a block, and keys of a product, by the widest head: the fewest cycles of
@@ -49,9 +47,14 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     if options.precision is not None:
         return "has no precision setting"
     if mask.allowed is not None:
-        return "takes a mask in parts only: causal, padding, segments; not a dense array"
+        return "takes a mask in parts only: causal, windows, padding, segments; not a dense array"
     if mask.is_causal and mask.offset is not None:
         return "takes a causal mask without an offset only"
+    if mask.window is not None:
+        if mask.window_offset is not None:
+            return "takes a window without an offset only"
+        if query.shape[1] > key.shape[1] + mask.window[0]:
+            return "takes a window only where each query has a key in it"
     return None
 
 
@@ -72,7 +75,8 @@ def attend(
         if 0 in (B, T, S):
             return jnp.zeros((B, T, H, E), query.dtype)
         query = query * jnp.asarray(scale, query.dtype)
-        query, key, value = _with_bias(query, key, value, key_bias)
+        if key_bias is not None:
+            query, key, value = with_bias_columns(query, key, value, key_bias)
         block_queries, block_keys, step = blocks or _blocks(T, S, max(query.shape[-1], E))
         padded = _up(T, block_queries), _up(S, block_keys)
         ids = _segments(mask, B, T, S, *padded)
@@ -90,21 +94,6 @@ def attend(
     return output * has_key, has_key
 
 
-def _with_bias(query, key, value, key_bias):
-    """Query, key and value whose scores have the key bias in them, by more columns."""
-    if key_bias is None:
-        return query, key, value
-    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], 2) for x in (key, value))
-    rest, columns = key_bias.astype(jnp.float32), []
-    for _ in range(BIAS_PARTS):
-        # Not a cast to and fro, which XLA may leave out.
-        columns.append(jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7))
-        rest = rest - columns[-1]
-    columns = jnp.stack(columns, -1).astype(key.dtype)
-    ones = jnp.ones((*query.shape[:-1], BIAS_PARTS), query.dtype)
-    return jnp.concatenate([query, ones], -1), jnp.concatenate([key, columns], -1), value
-
-
 def _blocks(T: int, S: int, width: int) -> tuple[int, int, int]:
     """Queries and keys of a block, keys of a product: at most those of `BLOCKS`, little padding."""
     queries, keys, step = next(sizes for most, sizes in BLOCKS.items() if width <= most)
@@ -118,13 +107,16 @@ def _segments(mask: Mask, B, T, S, padded_queries, padded_keys):
     Keys that are padding are hidden by the causal order alone where no query comes after them.
     """
     no_padding = padded_keys == S or (mask.is_causal and T <= S)
-    if mask.key_valid is None and mask.segment_ids is None and no_padding:
+    parts = mask.key_lengths, mask.key_valid, mask.segment_ids
+    if no_padding and all(part is None for part in parts):
         return None
     ids = mask.segment_ids or (jnp.zeros((1, 1), int),) * 2
     of_queries, of_keys = (x.astype(jnp.int32) for x in ids)
     hidden = of_queries.min() - 1
     if mask.key_valid is not None:
         of_keys = jnp.where(mask.key_valid, of_keys, hidden)
+    if mask.key_lengths is not None:
+        of_keys = jnp.where(jnp.arange(S)[None] < mask.key_lengths[:, None], of_keys, hidden)
     of_queries = jnp.pad(jnp.broadcast_to(of_queries, (B, T)), ((0, 0), (0, padded_queries - T)))
     of_keys = jnp.broadcast_to(of_keys, (B, S))
     behind = jnp.broadcast_to(hidden, (B, padded_keys - S))
@@ -133,7 +125,12 @@ def _segments(mask: Mask, B, T, S, padded_queries, padded_keys):
 
 def _kernel(mask: Mask, heads, queries, keys, blocks, interpret):
     block_queries, block_keys, step = blocks
-    one = (splash.CausalMask if mask.is_causal else splash.FullMask)((queries, keys))
+    window, shape = mask.window, (queries, keys)
+    if window is not None:
+        window = (window[0], 0) if mask.is_causal else window
+        one = splash.LocalMask(shape, window, offset=0)
+    else:
+        one = (splash.CausalMask if mask.is_causal else splash.FullMask)(shape)
     return splash.make_splash_mha(
         splash.MultiHeadMask([one] * heads),
         block_sizes=splash.BlockSizes(

@@ -78,8 +78,8 @@ def forward(static: Static, q, k, values: Values, b, seen: Seen):
     def step(block, carry):
         output, denominators = carry
         e, e_kept = _exponentials(static, q, k, seen, block)
-        numerator = product(static, "nts,nsx->ntx", e_kept, columns[:, : block.keys])
-        denominator = product(static, "nts,nsr->ntr", e, w[:, : block.keys])
+        numerator = product(static, "nts,nsx->ntx", e_kept, block.of_keys(columns))
+        denominator = product(static, "nts,nsr->ntr", e, block.of_keys(w))
         # 0 where the query sees no key.
         denominator = jnp.where(denominator > 0, denominator, 1)
         heads = numerator.reshape(*denominator.shape, -1) / denominator[..., None]
@@ -112,14 +112,14 @@ def gradient(static: Static, q, k, values, b, seen: Seen, output, denominator, c
         outputs = divided(values, block.cut(output))
         of_d = -product(static, "ntre,ntre->ntr", of_n, outputs)
         of_n = _flat(of_n)
-        de = product(static, "ntx,nsx->nts", of_n, columns[:, : block.keys])
+        de = product(static, "ntx,nsx->nts", of_n, block.of_keys(columns))
         de = dropout(static, de, seen, block)
-        de += product(static, "ntr,nsr->nts", of_d, w[:, : block.keys])
+        de += product(static, "ntr,nsr->nts", of_d, block.of_keys(w))
         ds = e * de
         total = jnp.maximum(e.sum(-1, keepdims=True, dtype=ds.dtype), 1)
         ds = (ds - e * (ds.sum(-1, keepdims=True) / total)).astype(q.dtype)
         return (
-            block.put(dq, static.scale * product(static, "nts,nsd->ntd", ds, k[:, : block.keys])),
+            block.put(dq, static.scale * product(static, "nts,nsd->ntd", ds, block.of_keys(k))),
             block.add(dk, static.scale * product(static, "nts,ntd->nsd", ds, block.cut(q))),
             block.add(dw, product(static, "nts,ntr->nsr", e, of_d)),
             block.add(dcolumns, product(static, "nts,ntx->nsx", e_kept, of_n)),
@@ -216,7 +216,7 @@ def _layout(dtype):
 
 def _exponentials(static, q, k, seen, block):
     """E of a block, and E with dropout on it."""
-    logits = product(static, "ntd,nsd->nts", block.cut(q), k[:, : block.keys])
+    logits = product(static, "ntd,nsd->nts", block.cut(q), block.of_keys(k))
     e = exponential(logits, seen, block, static.scale).astype(q.dtype)
     return e, dropout(static, e, seen, block)
 

@@ -68,7 +68,7 @@ def _of_block(static, q, k, v, b, seen, head, block):
         weights = dropout(static, e / jnp.where(total > 0, total, 1), seen, block)
         return product(static, "nts,nse->nte", weights.astype(v.dtype), v).astype(v.dtype)
 
-    k, v, b = (x[:, : block.keys] for x in (k, _at(v, head % v.shape[2]), _at(b, head)))
+    k, v, b = (block.of_keys(x) for x in (k, _at(v, head % v.shape[2]), _at(b, head)))
     return run, (block.cut(q), k, v, b)
 
 

@@ -16,7 +16,6 @@ Nothing of size T·S leaves the chip's own memory. Of the padding, keys are hidd
 dsums are 0.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +39,8 @@ class Sizes(NamedTuple):
     weights: int  # Y, more than 3H
     block_queries: int
     block_keys: int
-    is_causal: bool
+    before: int | None  # a query t sees no key but [t - before, t + after]
+    after: int | None
     keep: float  # share of the weights that dropout keeps
     interpret: bool
     first: int = 0  # of the queries, among all
@@ -49,13 +49,16 @@ class Sizes(NamedTuple):
 class Marks(NamedTuple):
     """Parts of a mask as integers: of queries [N or 1, T, 1], of keys [N or 1, 1, S].
 
-    `bits` are random ones, of which dropout makes its mask.
+    `bits` are random ones, of which dropout makes its mask; `lengths` [N or 1], in the memory of
+    scalars, are numbers of keys, of which blocks without any are skipped.
     """
 
     key_valid: Any = None
     segments: Any = None  # a pair, of queries and of keys
-    last_key: Any = None  # of queries: the last key that they see
+    first_key: Any = None  # of queries: the first key that they see, and the last
+    last_key: Any = None
     bits: Any = None  # a pair
+    lengths: Any = None
 
 
 def forward(sizes: Sizes, q, k, columns, marks: Marks):
@@ -66,6 +69,7 @@ def forward(sizes: Sizes, q, k, columns, marks: Marks):
     spread = np.zeros((sizes.weights, sizes.values), np.float32)
     spread[: 3 * sizes.heads, : of_heads.shape[1]] = np.tile(of_heads, (3, 1))
     grid = _Grid(sizes, rows, T, k.shape[1])
+    marks, lengths = marks._replace(lengths=None), marks.lengths
     outputs = [
         jax.ShapeDtypeStruct((rows, T, sizes.values), jnp.float32),
         jax.ShapeDtypeStruct((rows, T, sizes.weights), jnp.float32),
@@ -73,6 +77,7 @@ def forward(sizes: Sizes, q, k, columns, marks: Marks):
     return _call(
         _forward_kernel,
         grid,
+        lengths,
         (q, k, columns, marks, jnp.asarray(spread, jnp.bfloat16)),
         (*grid.inputs(q, k, columns, marks), pl.BlockSpec(spread.shape, lambda *_: (0, 0))),
         outputs,
@@ -87,7 +92,7 @@ def gradient(sizes: Sizes, q, k, columns, marks: Marks, saved, dsums):
     of_queries, of_keys = [], []
     for first in range(0, q.shape[1], most):
         part = slice(first, first + most)
-        own = jax.tree.map(lambda x, part=part: x[:, part] if x.shape[2] == 1 else x, marks)
+        own = jax.tree.map(lambda x, part=part: x[:, part] if _of_queries(x) else x, marks)
         dq, *found = _gradient(
             sizes._replace(first=first), q[:, part], k, columns, own, saved[:, part], dsums[:, part]
         )
@@ -98,17 +103,18 @@ def gradient(sizes: Sizes, q, k, columns, marks: Marks, saved, dsums):
 
 def _gradient(sizes: Sizes, q, k, columns, marks: Marks, saved, dsums):
     grid = _Grid(sizes, columns.shape[0], q.shape[1], k.shape[1], keys_first=True)
+    marks, lengths = marks._replace(lengths=None), marks.lengths
     inputs = (q, k, columns, marks, saved, dsums)
     dq = jax.ShapeDtypeStruct((grid.rows, *q.shape[1:]), jnp.float32)
     dk = jax.ShapeDtypeStruct((grid.rows, *k.shape[1:]), jnp.float32)
     dcolumns = jax.ShapeDtypeStruct(columns.shape, jnp.float32)
     specs = (*grid.inputs(q, k, columns, marks), grid.queries(saved), grid.queries(dsums))
     outputs = [grid.all_queries(dq), grid.keys(dk), grid.keys(dcolumns)]
-    return _call(_gradient_kernel, grid, inputs, specs, [dq, dk, dcolumns], outputs)
+    return _call(_gradient_kernel, grid, lengths, inputs, specs, [dq, dk, dcolumns], outputs)
 
 
 def _forward_kernel(
-    sizes, q, k, columns, marks, spread, output, saved, highest, sums
+    sizes, limit, q, k, columns, marks, spread, output, saved, highest, sums
 ):  # fmt: skip
     i, j = pl.program_id(1), pl.program_id(2)
 
@@ -117,9 +123,9 @@ def _forward_kernel(
         highest[...] = jnp.full(highest.shape, -jnp.inf)
         sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
-    @pl.when(_meet(sizes, i, j))
+    @pl.when(_meet(sizes, limit, i, j))
     def add():
-        s = _scores(sizes, i, j, q, k, marks)
+        s = _scores(sizes, limit, i, j, q, k, marks)
         before = highest[...]
         highest[...] = jnp.maximum(before, s.max(1, keepdims=True))
         m = _finite(highest[...])
@@ -144,7 +150,7 @@ def _forward_kernel(
         saved[...] = jnp.where(place == sizes.weights - 1, _finite(highest[...]), weights)
 
 
-def _gradient_kernel(sizes, q, k, columns, marks, saved, dsums, dq, dk, dcolumns):
+def _gradient_kernel(sizes, limit, q, k, columns, marks, saved, dsums, dq, dk, dcolumns):
     j, i = pl.program_id(1), pl.program_id(2)
     here = pl.ds(i * sizes.block_queries, sizes.block_queries)
 
@@ -157,9 +163,9 @@ def _gradient_kernel(sizes, q, k, columns, marks, saved, dsums, dq, dk, dcolumns
     def start_queries():
         dq[here, :] = jnp.zeros((sizes.block_queries, dq.shape[1]), jnp.float32)
 
-    @pl.when(_meet(sizes, i, j))
+    @pl.when(_meet(sizes, limit, i, j))
     def add():
-        e = jnp.exp(_scores(sizes, i, j, q, k, marks) - saved[:, sizes.weights - 1 :])
+        e = jnp.exp(_scores(sizes, limit, i, j, q, k, marks) - saved[:, sizes.weights - 1 :])
         # Rounded as the forward pass has it, so that what cancels there cancels here.
         e = e.astype(dsums.dtype).astype(jnp.float32)
         if sizes.keep == 1:
@@ -207,17 +213,21 @@ def _first_bits(x):
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _scores(sizes, i, j, q, k, marks):
+def _scores(sizes, limit, i, j, q, k, marks):
     """Scores of block i of queries and block j of keys, -inf where a key is hidden."""
     s = _product(q[...], k[...], 1, 1)
     key = j * sizes.block_keys + jax.lax.broadcasted_iota(jnp.int32, s.shape, 1)
-    if sizes.keys % sizes.block_keys:
-        s = jnp.where(key < sizes.keys, s, -jnp.inf)
-    if sizes.is_causal:
-        query = (
-            sizes.first + i * sizes.block_queries + jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
-        )
-        s = jnp.where(key <= query, s, -jnp.inf)
+    if not isinstance(limit, int) or limit % sizes.block_keys:
+        s = jnp.where(key < limit, s, -jnp.inf)
+    if sizes.before is not None or sizes.after is not None:
+        first = sizes.first + i * sizes.block_queries
+        query = first + jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
+        if sizes.after is not None:
+            s = jnp.where(key <= query + sizes.after, s, -jnp.inf)
+        if sizes.before is not None:
+            s = jnp.where(key >= query - sizes.before, s, -jnp.inf)
+    if marks.first_key is not None:
+        s = jnp.where(key >= marks.first_key[...], s, -jnp.inf)
     if marks.last_key is not None:
         s = jnp.where(key <= marks.last_key[...], s, -jnp.inf)
     if marks.key_valid is not None:
@@ -239,11 +249,20 @@ def _product(a, b, axis_a, axis_b, precision=None):
     return jax.lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
 
 
-def _meet(sizes, i, j):
+def _meet(sizes, limit, i, j):
     """Whether a query of block i may see a key of block j."""
-    if not sizes.is_causal:
-        return True
-    return j * sizes.block_keys < sizes.first + (i + 1) * sizes.block_queries
+    query, key = sizes.first + i * sizes.block_queries, j * sizes.block_keys
+    meet = True if isinstance(limit, int) else key < limit
+    if sizes.after is not None:
+        meet &= key < query + sizes.block_queries + sizes.after
+    if sizes.before is not None:
+        meet &= key + sizes.block_keys > query - sizes.before
+    return meet
+
+
+def _of_queries(x):
+    """Whether marks are of queries."""
+    return x.ndim == 3 and x.shape[2] == 1
 
 
 class _Grid(NamedTuple):
@@ -263,7 +282,7 @@ class _Grid(NamedTuple):
 
     def inputs(self, q, k, columns, marks):
         specs = jax.tree.map(
-            lambda x: self.queries(x) if x.shape[2] == 1 else self._key_marks(x), marks
+            lambda x: self.queries(x) if _of_queries(x) else self._key_marks(x), marks
         )
         return self.queries(q), self.keys(k), self.keys(columns), specs
 
@@ -283,25 +302,49 @@ class _Grid(NamedTuple):
     def _spec(self, x, block, axes):
         share = self.rows // x.shape[0]
 
-        def place(n, *at):
-            return _divided(n, share), *axes(*self._nearest(*at))
+        def place(n, outer, inner, *lengths):
+            return _divided(n, share), *axes(*self._nearest(n, outer, inner, *lengths))
 
         return pl.BlockSpec((None, *block), place)
 
-    def _nearest(self, outer, inner):
+    def limit(self, n, lengths):
+        """The number of keys of row n."""
+        return lengths[_divided(n, self.rows // lengths.shape[0])]
+
+    def _nearest(self, n, outer, inner, *lengths):
         """The blocks (i, j); of those that are skipped, one that is at hand or needed next."""
         sizes, i, j = self.sizes, outer, inner
         if self.keys_first:
             i, j = inner, outer
-        if sizes.is_causal and self.keys_first:
-            first = _divided(
-                jnp.maximum(j * sizes.block_keys - sizes.first, 0), sizes.block_queries
-            )
-            i = jnp.maximum(i, jnp.minimum(first, self.shape[2] - 1))
-        elif sizes.is_causal:
-            last = _divided((i + 1) * sizes.block_queries - 1, sizes.block_keys)
-            j = jnp.minimum(j, last)
-        return i, j
+            key = j * sizes.block_keys - sizes.first
+            last = self.shape[2] - 1
+            if sizes.before is not None:
+                last = jnp.minimum(
+                    last, _block(key + sizes.block_keys - 1 + sizes.before, sizes.block_queries)
+                )
+                i = jnp.minimum(i, last)
+            if sizes.after is not None:
+                i = jnp.maximum(
+                    i, jnp.minimum(_block(key - sizes.after, sizes.block_queries), last)
+                )
+            for each in lengths:
+                i = jnp.where(j * sizes.block_keys < self.limit(n, each), i, 0)
+            return i, j
+        query = sizes.first + i * sizes.block_queries
+        last = self.shape[2] - 1
+        if sizes.after is not None:
+            after = query + sizes.block_queries - 1 + sizes.after
+            last = jnp.minimum(last, _block(after, sizes.block_keys))
+        for each in lengths:
+            last = jnp.minimum(last, _block(self.limit(n, each) - 1, sizes.block_keys))
+        if sizes.before is not None:
+            j = jnp.maximum(j, _block(query - sizes.before, sizes.block_keys))
+        return i, jnp.minimum(j, last)
+
+
+def _block(place, size):
+    """The block of a place, the first for those before it."""
+    return _divided(jnp.maximum(place, 0), size)
 
 
 def _divided(place, size):
@@ -309,16 +352,28 @@ def _divided(place, size):
     return jax.lax.div(place, np.int32(size))
 
 
-def _call(kernel, grid, inputs, input_specs, outputs, output_specs, scratch=()):
+def _call(kernel, grid, lengths, inputs, input_specs, outputs, output_specs, scratch=()):
+    prefetched = () if lengths is None else (lengths,)
+
+    def run(*refs):
+        limit = grid.sizes.keys
+        if prefetched:
+            limit, refs = grid.limit(pl.program_id(0), refs[0]), refs[1:]
+        kernel(grid.sizes, limit, *refs)
+
     return pl.pallas_call(
-        functools.partial(kernel, grid.sizes),
-        grid=grid.shape,
-        in_specs=input_specs,
-        out_specs=output_specs,
+        run,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(prefetched),
+            grid=grid.shape,
+            in_specs=input_specs,
+            out_specs=output_specs,
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+        ),
         out_shape=outputs,
-        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary")
         ),
         interpret=grid.sizes.interpret,
-    )(*inputs)
+        name=kernel.__name__.strip("_"),
+    )(*prefetched, *inputs)

@@ -50,7 +50,7 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     if options.precision is not None:
         return "has no precision setting"
     if mask.allowed is not None:
-        return "takes a mask in parts only: causal, padding, segments; not a dense array"
+        return "takes a mask in parts only: causal, windows, padding, segments; not a dense array"
     return None
 
 
@@ -79,6 +79,7 @@ def _sizes(static, T, S, D, R, v, mask, blocks, interpret) -> Sizes:
     E = v.shape[-1]
     heads = -(-R // -(-R * (E + PARTS) // GROUP_WIDTH))
     values, weights = _up(heads * E, LANES), _up(PARTS * heads + 1, LANES)
+    before, after = mask.static_bounds()
     if blocks is None:
         columns = _up(D, LANES) + values + 2 * weights
         most = BLOCK_BYTES // (columns * (v.dtype.itemsize + 3))
@@ -93,7 +94,8 @@ def _sizes(static, T, S, D, R, v, mask, blocks, interpret) -> Sizes:
         weights=weights,
         block_queries=blocks[0],
         block_keys=blocks[1],
-        is_causal=mask.is_causal and mask.offset is None,
+        before=before,
+        after=after,
         keep=static.keep,
         interpret=interpret,
     )
@@ -220,10 +222,14 @@ def _marks(sizes, seen: Seen, queries: int) -> kernels.Marks:
     if mask.segment_ids is not None:
         queries_ids, keys_ids = mask.segment_ids
         marks = marks._replace(segments=(of_queries(queries_ids), of_keys(keys_ids)))
-    if mask.is_causal and mask.offset is not None:
-        marks = marks._replace(
-            last_key=of_queries(mask.offset[:, None] + jnp.arange(queries)[None])
-        )
+    first, last = mask.query_bounds(queries)
+    if first is not None:
+        marks = marks._replace(first_key=of_queries(first))
+    if last is not None:
+        marks = marks._replace(last_key=of_queries(last))
+    if mask.key_lengths is not None:
+        lengths = mask.key_lengths.astype(jnp.int32).clip(0, sizes.keys)
+        marks = marks._replace(lengths=lengths)
     if seen.rngs is not None:
         bits = jax.vmap(lambda rng: jax.random.bits(rng, (queries + sizes.keys,), jnp.uint32))
         bits = jax.lax.bitcast_convert_type(bits(seen.rngs), jnp.int32)
