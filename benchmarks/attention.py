@@ -30,6 +30,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def parse(arguments: list[str] | None):
     parser.add_argument("--heads", type=timing.positive, default=12)
     parser.add_argument("--head_features", type=timing.positive, default=64)
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--calls", type=timing.positive, default=1, help="calls in a sample")
+    parser.add_argument("--calls", type=timing.positive, help="of a sample, else 5 ms of them")
     parser.add_argument("--plot", action="store_true")
     args = parser.parse_args(arguments)
     for length in args.lengths:
@@ -68,9 +69,17 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    about = timing.header(__file__, args.dtype, arguments)
+    content = measured(args, timing.header(__file__, args.dtype, arguments))
+    timing.save(args.out, content)
+    if args.plot:
+        plot(content["results"], content["header"], args.out.with_suffix(".png"))
+    return 0
+
+
+def measured(args, about: dict) -> dict:
+    """Measures and prints; the JSON."""
     left_out = timing.LeftOut()
-    cases = [timing.peak_case(args.dtype, jax.default_backend())]
+    cases = [timing.peak_case(args.dtype, jax.default_backend()), timing.empty_case()]
     for length in args.lengths:
         if args.part != "layer":
             cases += core_cases(args, length, left_out)
@@ -78,6 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
             cases += layer_cases(args, length, left_out)
     results = timing.measure(cases, args.rounds, left_out, args.calls)
     peak, results = timing.split_peak(results)
+    (empty,) = (r for r in results if r["case"] == "empty")
+    results.remove(empty)
     compare(results)
     features = args.heads * args.head_features
     notes = timing.mha_note(args.kinds, features, args.heads)
@@ -85,24 +96,22 @@ def main(arguments: list[str] | None = None) -> int:
     print(*timing.header_lines(about), sep="\n\n", end="\n\n")
     print(
         f"{args.tokens} tokens a batch, {args.heads} heads of {args.head_features}"
-        f"{', causal' if args.causal else ''}; {args.rounds} rounds of {args.calls} call(s); "
-        f"peak {peak['flops_per_second'] / 1e9:,.0f} GFLOP/s"
+        f"{', causal' if args.causal else ''}; {args.rounds} rounds of {args.calls or 'enough'} "
+        f"call(s); peak {peak['flops_per_second'] / 1e9:,.0f} GFLOP/s; "
+        f"an empty call takes {timing.milliseconds(empty)} ms"
     )
     for (part, length, run), rows in groups(results):
         print(f"\n### {part}, T = {length}, {run}\n")
         print(timing.table(COLUMNS, rows))
     print("", *notes, *left_out.lines(), sep="\n")
-    content = {
+    return {
         "header": about,
         "peak": peak,
+        "empty": empty,
         "results": results,
         "left_out": left_out.reasons,
         "notes": notes,
     }
-    timing.save(args.out, content)
-    if args.plot:
-        plot(results, about, args.out.with_suffix(".png"))
-    return 0
 
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
@@ -179,12 +188,16 @@ def core_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case]
             known["cases"].append(name)
         else:
             found[shapes] = about, function, arrays, flops
-    cases = []
-    for about, function, arrays, flops in found.values():
+
+    def compiled(about, function, arrays, flops):
         keys = jax.random.split(jax.random.key(0), len(arrays))
         inputs = tuple(peers.draw(key, array) for key, array in zip(keys, arrays, strict=True))
         make = functools.partial(peers.jax_cases, about, function, inputs, flops)
-        cases += attempt(left_out, about["case"], make)
+        return attempt(left_out, about["case"], make)
+
+    # XLA compiles most of a program on one core.
+    with ThreadPoolExecutor(4) as pool:
+        cases = sum(pool.map(lambda given: compiled(*given), found.values()), [])
     for name, peer in peers.PEERS.items():
         about = {"part": "core", "length": length, "case": name, "cases": [name], "peer": True}
         cases += attempt(left_out, name, functools.partial(peer, about, args, length))

@@ -59,7 +59,13 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args, config = parse(arguments)
-    about = timing.header(__file__, args.dtype, arguments)
+    content = measured(args, config, timing.header(__file__, args.dtype, arguments))
+    timing.save(args.out, content)
+    return 0
+
+
+def measured(args, config: Config, about: dict) -> dict:
+    """Measures and prints; the JSON."""
     left_out = timing.LeftOut()
     heads = config.model.attention.num_heads
     models = {
@@ -89,15 +95,13 @@ def main(arguments: list[str] | None = None) -> int:
     notes = timing.mha_note(args.kinds, config.model.features, heads)
     notes.append("largest batch: " + "; ".join(f"{case}: {n}" for case, n in largest.items()))
     print("", *notes, *left_out.lines(), sep="\n")
-    content = {
+    return {
         "header": about,
         "results": results,
         "largest_batch": largest,
         "left_out": left_out.reasons,
         "notes": notes,
     }
-    timing.save(args.out, content)
-    return 0
 
 
 COLUMNS: dict[str, Callable[[dict], str]] = {

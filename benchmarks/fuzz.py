@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests" / "attention"))
 import jax
 import jax.numpy as jnp
 import numpy as np
-from attention_cases import CASES, f64, random_parameters
+from attention_cases import CASES, Case, f64, random_parameters
 
 from mhe_jax.attention import Mask
 
@@ -41,7 +41,7 @@ SIZES = [
     (2, 0, 3),
     (2, 3, 0),
 ]
-MASKS = ["none", "causal", "padding", "segments", "all of them"]
+MASKS = ["none", "causal", "causal offset", "padding", "segments", "all of them"]
 TYPES = [jnp.float32, jnp.bfloat16]
 CALLS = 8  # of a program
 NEARBY = 30  # inputs of the ordinary softmax
@@ -82,21 +82,18 @@ def main(arguments: list[str] | None = None) -> int:
 class Program:
     """One compiled call, and the ordinary softmax beside it."""
 
-    def __init__(self, case, mask: str, dtype, sizes: tuple[int, int, int]):
+    def __init__(self, case: Case, mask: str, dtype, sizes: tuple[int, int, int]):
         self.case, self.mask, self.dtype, self.sizes = case, mask, dtype, sizes
-        self.runs = [
-            self._compiled(case.form),
-            self._compiled("materialized" if case.form else None),
-        ]
+        ordinary = {"form": "materialized"} if case.form else {}
+        self.runs = jax.jit(self.call_of()), jax.jit(self.call_of(**ordinary))
 
     def __str__(self):
         return f"{self.case}, {self.mask}, {self.dtype.__name__}, {self.sizes}"
 
-    def _compiled(self, form):
-        fields = {"form": form} if form else {}
+    def call_of(self, **fields):
+        """Parameters, inputs, cotangent and mask to the output and all gradients."""
         module = self.case.module(dtype=self.dtype, use_bias=False, **fields)
 
-        @jax.jit
         def run(params, inputs, cotangent, mask):
             def call(params, *inputs):
                 return module.apply({"params": params}, *inputs, mask=mask)
@@ -108,12 +105,13 @@ class Program:
 
     def draw(self, rng):
         """Its name; parameters, inputs and cotangent that the type holds; mask, and booleans."""
+        scales = (10 ** rng.uniform(-12, 12) if rng.random() < 0.7 else 1.0 for _ in range(3))
+        return self.drawn(rng, *scales, spread=rng.uniform(0, 200))
+
+    def drawn(self, rng, scale: float, of_values: float, of_cotangent: float, spread: float):
+        """As `draw`, of this size."""
         B, T, S = self.sizes
         case, width = self.case, self.case.width
-        scale, of_values, of_cotangent = (
-            10 ** rng.uniform(-12, 12) if rng.random() < 0.7 else 1.0 for _ in range(3)
-        )
-        spread = rng.uniform(0, 200)
         inputs = [rng.normal(size=(B, n, width)) for n in (T, S, S)]
         inputs = [x * m for x, m in zip(inputs, (scale, scale, of_values), strict=True)]
         cotangent = rng.normal(size=(B, T, width)) * of_cotangent
@@ -156,6 +154,7 @@ class Program:
         mask = {
             "none": Mask(),
             "causal": causal,
+            "causal offset": Mask.causal(jnp.asarray(rng.integers(-3, max(S - T, 0) + 3, B))),
             "padding": padding,
             "segments": segments,
             "all of them": causal & padding & segments,
@@ -168,14 +167,12 @@ class Program:
         """The largest error, in terms of what is allowed, and what is wrong."""
         params, inputs, cotangent = given
         run, plain = self.runs
-        found = jax.tree_util.tree_leaves_with_path(run(params, inputs, cotangent, mask))
+        found = jax.tree_util.tree_leaves_with_path(run(*given, mask))
         if 0 in self.sizes:
             wrong = [jax.tree_util.keystr(p) for p, x in found if np.any(np.asarray(x))]
             return 0.0, f"not 0: {', '.join(wrong)}" if wrong else ""
         with np.errstate(all="ignore"):
-            output = self.case.reference(params, *inputs, allowed)[0]
-            truth = output, self.case.reference_gradients(params, *inputs, allowed, cotangent)
-            terms = self._terms(params, inputs, cotangent)
+            truth, terms = self.truth(given, allowed), self._terms(*given)
         ordinary = [
             jax.tree.leaves(plain(params, [self._shaken(x, i) for x in inputs], cotangent, mask))
             for i in range(nearby)
@@ -200,6 +197,12 @@ class Program:
             if ratio > 1:
                 reasons.append(f"{name} errs by {error:.2e}, allowed {allowance:.2e}")
         return worst, "; ".join(reasons)
+
+    def truth(self, given, allowed):
+        """Output and gradients in float64."""
+        params, inputs, cotangent = given
+        output = self.case.reference(params, *inputs, allowed)[0]
+        return output, self.case.reference_gradients(params, *inputs, allowed, cotangent)
 
     def _shaken(self, x, seed):
         """Inputs that differ by a rounding; with seed 0 these."""

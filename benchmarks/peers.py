@@ -4,6 +4,7 @@ Each of `PEERS` gives the cases of its forward run and of that with gradients, o
 not there or refuses. `args` are those of benchmarks/attention.py.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -12,9 +13,13 @@ import jax.numpy as jnp
 
 from benchmarks import timing
 
+RUNS = ("forward", "with gradients")
 
-def jax_cases(about: dict, function: Callable, inputs: tuple, flops: float) -> list[timing.Case]:
-    """Both runs of a function of arrays; its gradients by `jax.vjp` with the cotangent given."""
+
+def jax_cases(
+    about: dict, function: Callable, inputs: tuple, flops: float, runs: tuple[str, ...] = RUNS
+) -> list[timing.Case]:
+    """The runs of a function of arrays; its gradients by `jax.vjp` with the cotangent given."""
 
     def with_gradients(cotangent, *inputs):
         output, pull = jax.vjp(function, *inputs)
@@ -27,6 +32,8 @@ def jax_cases(about: dict, function: Callable, inputs: tuple, flops: float) -> l
         ("forward", function, inputs, 1),
         ("with gradients", with_gradients, (cotangent, *inputs), 3),
     ):
+        if run not in runs:
+            continue
         compiled = jax.jit(timed).lower(*given).compile()
         call = functools.partial(compiled, *given)
         memory = timing.memory_of(compiled)
@@ -59,11 +66,13 @@ def peer_flops(args, length: int) -> float:
     return core_flops({"query": shape, "key": shape, "value": shape}, args.causal)
 
 
-def peer_cases(about, args, length, function, heads_first: bool = False) -> list[timing.Case]:
+def peer_cases(
+    about, args, length, function, heads_first: bool = False, runs: tuple[str, ...] = RUNS
+) -> list[timing.Case]:
     B, T, H, D = peer_shape(args, length)
     shape = jax.ShapeDtypeStruct((B, H, T, D) if heads_first else (B, T, H, D), args.dtype)
     qkv = tuple(draw(key, shape) for key in jax.random.split(jax.random.key(0), 3))
-    return jax_cases(about, function, qkv, peer_flops(args, length))
+    return jax_cases(about, function, qkv, peer_flops(args, length), runs)
 
 
 def causal_array(length: int) -> jax.Array:
@@ -107,6 +116,19 @@ def flash_gpu(about, args, length):
     return peer_cases(about, args, length, attend)
 
 
+def mosaic_gpu(about, args, length):
+    needs("gpu")
+    from jax.experimental.pallas.ops.gpu.attention_mgpu import TuningConfig, attention
+
+    config = TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, causal=args.causal)
+
+    def attend(q, k, v):
+        return attention(q * args.head_features**-0.5, k, v, config)
+
+    # Its backward pass knows no causal mask.
+    return peer_cases(about, args, length, attend, runs=("forward",))
+
+
 def flash_tpu(about, args, length):
     needs("tpu")
     from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
@@ -139,8 +161,14 @@ def transformer_engine(about, args, length):
     return peer_cases(about, args, length, attend)
 
 
-def torch_sdpa(about, args, length):
+def torch_sdpa(backend, about, args, length):
+    if backend is not None:
+        needs("gpu")
     import torch  # pyright: ignore[reportMissingImports]
+    from torch.nn.attention import (  # pyright: ignore[reportMissingImports]
+        SDPBackend,
+        sdpa_kernel,
+    )
 
     B, T, H, D = peer_shape(args, length)
     on_gpu = jax.default_backend() == "gpu"
@@ -151,9 +179,11 @@ def torch_sdpa(about, args, length):
         torch.randn, B, H, T, D, dtype=getattr(torch, args.dtype), device=device
     )
     qkv, cotangent = [make(requires_grad=True) for _ in range(3)], make()
-    sdpa = functools.partial(
-        torch.nn.functional.scaled_dot_product_attention, is_causal=args.causal
-    )
+
+    def sdpa(*qkv):
+        chosen = sdpa_kernel(getattr(SDPBackend, backend)) if backend else contextlib.nullcontext()
+        with chosen:
+            return torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=args.causal)
 
     def forward():
         with torch.no_grad():
@@ -167,7 +197,7 @@ def torch_sdpa(about, args, length):
     flops = peer_flops(args, length)
     return [
         timing.Case({**about, "run": run}, call, times * flops, timing.torch_memory(torch, call))
-        for run, call, times in (("forward", forward, 1), ("with gradients", with_gradients, 3))
+        for run, call, times in zip(RUNS, (forward, with_gradients), (1, 3), strict=True)
     ]
 
 
@@ -176,7 +206,10 @@ PEERS: dict[str, Callable] = {
     "jax.nn xla": functools.partial(jax_nn, "xla"),
     "jax.nn cudnn": functools.partial(jax_nn, "cudnn"),
     "Pallas flash, GPU": flash_gpu,
+    "Pallas flash, Mosaic GPU": mosaic_gpu,
     "Pallas flash, TPU": flash_tpu,
-    "PyTorch SDPA": torch_sdpa,
+    "PyTorch SDPA": functools.partial(torch_sdpa, None),
+    "PyTorch flash": functools.partial(torch_sdpa, "FLASH_ATTENTION"),
+    "PyTorch cuDNN": functools.partial(torch_sdpa, "CUDNN_ATTENTION"),
     "Transformer Engine": transformer_engine,
 }

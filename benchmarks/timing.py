@@ -37,6 +37,8 @@ VARIANTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
 PEERS = ("torch", "transformers")
 PEAK_SIZE = {"cpu": 2048}
 PEAK_SIZE_ELSEWHERE = 8192
+# A sample is at least so long, so that neither the clock nor the wait for a GPU is part of it.
+SAMPLE_SECONDS = 5e-3
 
 
 # All that have a name.
@@ -126,11 +128,14 @@ class LeftOut:
         return [f"left out: {', '.join(names)}: {why}" for why, names in self.reasons.items()]
 
 
-def measure(cases: list[Case], rounds: int, left_out: LeftOut, calls: int = 1) -> list[dict]:
+def measure(
+    cases: list[Case], rounds: int, left_out: LeftOut, calls: int | None = None
+) -> list[dict]:
     """Every case once a round; `about` with median and quartiles in milliseconds.
 
-    A sample is the mean of `calls` calls that are queued one behind the other. A case that fails at
-    its first call, as for want of memory, is left out.
+    A sample is the mean of `calls` calls that are queued one behind the other; None: for each case
+    as many as take `SAMPLE_SECONDS`. A case that fails at its first call, as for want of memory, is
+    left out.
     """
     ready = []
     for case in cases:
@@ -140,17 +145,31 @@ def measure(cases: list[Case], rounds: int, left_out: LeftOut, calls: int = 1) -
         except Exception as error:  # any library may fail in its own way
             left_out.add(str(case.about.get("case")), error)
     seconds: list[list[float]] = [[] for _ in ready]
-    turns = list(zip(ready, seconds, strict=True))
+    counts = [calls or enough_calls(case) for case in ready]
+    turns = list(zip(ready, counts, seconds, strict=True))
     order = random.Random(0)
     for _ in range(rounds):
-        for case, samples in order.sample(turns, len(turns)):
-            begin = time.perf_counter()
-            result = None
-            for _ in range(calls):
-                result = case.call()
-            jax.block_until_ready(result)
-            samples.append((time.perf_counter() - begin) / calls)
-    return [summary(case, samples) for case, samples in turns]
+        for case, count, samples in order.sample(turns, len(turns)):
+            samples.append(sample(case, count) / count)
+    return [{**summary(case, samples), "calls": count} for case, count, samples in turns]
+
+
+def sample(case: Case, calls: int) -> float:
+    """The seconds of `calls` calls that are queued one behind the other."""
+    begin = time.perf_counter()
+    result = None
+    for _ in range(calls):
+        result = case.call()
+    jax.block_until_ready(result)
+    return time.perf_counter() - begin
+
+
+def enough_calls(case: Case) -> int:
+    """A power of 2: so many calls that they take `SAMPLE_SECONDS`; they also warm up."""
+    calls = 1
+    while sample(case, calls) < SAMPLE_SECONDS and calls < 1024:
+        calls *= 2
+    return calls
 
 
 def summary(case: Case, seconds: list[float]) -> dict[str, Any]:
@@ -188,6 +207,22 @@ def peak_case(dtype: str, backend: str) -> Case:
     a = jnp.full((n, n), 1 / n, dtype)
     compiled = jax.jit(jnp.matmul).lower(a, a).compile()
     return Case({"case": "peak", "size": n}, lambda: compiled(a, a), 2.0 * n**3)
+
+
+def empty_case() -> Case:
+    """A call that computes nothing: what no call of JAX can be faster than."""
+    x = jnp.zeros(())
+    compiled = jax.jit(jnp.negative).lower(x).compile()
+    return Case({"case": "empty"}, lambda: compiled(x))
+
+
+def tables(rows: list[dict]) -> list[list[dict]]:
+    """Rows that were measured in turn, fastest first, as the programs print them."""
+    of_one = ("part", "task", "length", "run", "search", "batch")
+    apart: dict[tuple, list[dict]] = {}
+    for row in rows:
+        apart.setdefault(tuple(row.get(field) for field in of_one), []).append(row)
+    return [sorted(table, key=lambda row: row.get("median_ms", 0)) for table in apart.values()]
 
 
 def split_peak(results: list[dict]) -> tuple[dict, list[dict]]:
@@ -263,11 +298,15 @@ def table(columns: dict[str, Callable[[dict], str]], rows: list[dict]) -> str:
 
 
 def milliseconds(row: dict) -> str:
-    return f"{row['median_ms']:.2f}"
+    return _three_digits(row["median_ms"])
 
 
 def quartiles(row: dict) -> str:
-    return "{:.2f} to {:.2f}".format(*row["quartiles_ms"])
+    return " to ".join(map(_three_digits, row["quartiles_ms"]))
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:.2f}" if number >= 1 else f"{number:.4f}"
 
 
 def megabytes(row: dict) -> str:

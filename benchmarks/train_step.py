@@ -9,10 +9,11 @@
     translation   the transformer of configs/wmt14_base.py
 
 Random tokens without padding, one device, the configs' own optimizer, clipping and dropout. Beside
-our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and for mlm where
-PyTorch and transformers are installed Hugging Face's BERT with SDPA (eager, autocast to --dtype; it
-computes the logits of all tokens, not only of the masked ones). Cases take turns, a step a round;
-each holds its train state all the while, 12 bytes a parameter: --kinds and --forms make it fewer.
+our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and where PyTorch
+and transformers are installed Hugging Face's BERT (it computes the logits of all tokens, not only
+of the masked ones) or Marian, a transformer of the same making, both with SDPA, eager, autocast to
+--dtype. Cases take turns, a step a round; each holds its train state all the while, 12 bytes a
+parameter: --kinds and --forms make it fewer.
 
     tokens/s      input tokens of a step (translation: source and target) / the median
     speed         time of the Flax model / time of this row
@@ -24,6 +25,7 @@ each holds its train state all the while, 12 bytes a parameter: --kinds and --fo
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +42,7 @@ from mhe_jax.attention import MultiHeadAttention
 from mhe_jax.attention.cost import Widths
 from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
-from mhe_jax.data import NUM_SPECIAL
+from mhe_jax.data import BOS, NUM_SPECIAL, PAD
 from mhe_jax.data.examples import num_predictions
 from mhe_jax.model import count_parameters, layers
 from mhe_jax.tasks import TASKS
@@ -65,7 +67,13 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args, configs = parse(arguments)
-    about = timing.header(__file__, args.dtype, arguments)
+    content = measured(args, configs, timing.header(__file__, args.dtype, arguments))
+    timing.save(args.out, content)
+    return 0
+
+
+def measured(args, configs: dict, about: dict) -> dict:
+    """Measures and prints; the JSON."""
     left_out = timing.LeftOut()
     print(*timing.header_lines(about), sep="\n\n")
     peaks, results, notes = {}, [], []
@@ -89,15 +97,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(timing.table(COLUMNS, sorted(found, key=lambda r: r["median_ms"])))
     notes.append(FORMULA)
     print("", *notes, *left_out.lines(), sep="\n")
-    content = {
+    return {
         "header": about,
         "peak": peaks,
         "results": results,
         "left_out": left_out.reasons,
         "notes": notes,
     }
-    timing.save(args.out, content)
-    return 0
 
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
@@ -133,8 +139,8 @@ def models(config: Config, args) -> dict[str, Callable[[], timing.Case]]:
         made[name] = functools.partial(our_step, name, ours, args.batch)
     mha = experiment.with_attention(config, {"kind": "mha"})
     made[FLAX] = functools.partial(flax_step, mha, args.batch)
-    if config.task == "mlm":
-        made[HUGGING_FACE] = functools.partial(hugging_face_step, mha, args.batch)
+    name = f"Hugging Face {'BERT' if config.task == 'mlm' else 'Marian'}, SDPA"
+    made[name] = functools.partial(hugging_face_step, name, mha, args.batch)
     return made
 
 
@@ -235,31 +241,19 @@ def flax_step(config: Config, rows: int) -> timing.Case:
         return our_step(FLAX, config, rows, peer=True)
 
 
-HUGGING_FACE = "Hugging Face BERT, SDPA"
-
-
-def hugging_face_step(config: Config, rows: int) -> timing.Case:
+def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
     import torch  # pyright: ignore[reportMissingImports]
-    import transformers  # pyright: ignore[reportMissingImports]
 
     on_gpu = jax.default_backend() == "gpu"
     if on_gpu and not torch.cuda.is_available():
         raise ValueError("this PyTorch has no GPU")
     device = torch.device("cuda" if on_gpu else "cpu")
     m, o = config.model, config.optimizer
-    shape = transformers.BertConfig(
-        vocab_size=m.vocabulary_size,
-        hidden_size=m.features,
-        num_hidden_layers=m.num_layers,
-        num_attention_heads=m.attention.num_heads,
-        intermediate_size=m.mlp_features,
-        max_position_embeddings=m.max_length,
-        hidden_dropout_prob=m.dropout_rate,
-        attention_probs_dropout_prob=m.attention.dropout_rate,
-        layer_norm_eps=m.layer_norm_epsilon,
-    )
-    model = transformers.AutoModelForMaskedLM.from_config(shape, attn_implementation="sdpa")
+    make = bert if config.task == "mlm" else marian
+    model, inputs, labels = make(config, random_batch(config, rows))
     model = model.to(device).train()
+    inputs = {name: torch.from_numpy(x).long().to(device) for name, x in inputs.items()}
+    labels = torch.from_numpy(labels).long().to(device).flatten()
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=o.learning_rate,
@@ -268,16 +262,14 @@ def hugging_face_step(config: Config, rows: int) -> timing.Case:
         weight_decay=o.weight_decay,
         fused=on_gpu,
     )
-    batch = random_batch(config, rows)
-    tokens = torch.from_numpy(batch["tokens"]).long().to(device)
-    ignored = np.full(tokens.shape, -100, np.int64)
-    np.put_along_axis(ignored, batch["positions"].astype(np.int64), batch["labels"], axis=1)
-    labels = torch.from_numpy(ignored).to(device)
     dtype = getattr(torch, m.dtype)
 
     def call():
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = model(input_ids=tokens, labels=labels).loss
+            logits = model(**inputs).logits.flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(
+                logits, labels, label_smoothing=o.label_smoothing
+            )
         loss.backward()
         if o.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
@@ -289,13 +281,72 @@ def hugging_face_step(config: Config, rows: int) -> timing.Case:
         "total": sum(p.numel() for p in model.parameters()),
         "attention": sum(
             p.numel()
-            for name, p in model.named_parameters()
-            if ".attention." in name and "LayerNorm" not in name
+            for path, p in model.named_parameters()
+            if re.search(r"\.(attention|self_attn|encoder_attn)\.", path)
+            and "LayerNorm" not in path
         ),
     }
-    about = about_step(HUGGING_FACE, config, rows, parameters, peer=True)
+    about = about_step(name, config, rows, parameters, peer=True)
     return timing.Case(
         about, call, TASKS[config.task].step_flops(config, rows), timing.torch_memory(torch, call)
+    )
+
+
+def bert(config: Config, batch: dict[str, np.ndarray]):
+    """The model, its inputs, and its labels, -100 where none is asked for."""
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    m = config.model
+    shape = transformers.BertConfig(
+        vocab_size=m.vocabulary_size,
+        hidden_size=m.features,
+        num_hidden_layers=m.num_layers,
+        num_attention_heads=m.attention.num_heads,
+        intermediate_size=m.mlp_features,
+        max_position_embeddings=m.max_length,
+        hidden_dropout_prob=m.dropout_rate,
+        attention_probs_dropout_prob=m.attention.dropout_rate,
+        layer_norm_eps=m.layer_norm_epsilon,
+    )
+    labels = np.full(batch["tokens"].shape, -100, np.int64)
+    np.put_along_axis(labels, batch["positions"].astype(np.int64), batch["labels"], axis=1)
+    model = transformers.AutoModelForMaskedLM.from_config(shape, attn_implementation="sdpa")
+    return model, {"input_ids": batch["tokens"]}, labels
+
+
+def marian(config: Config, batch: dict[str, np.ndarray]):
+    """As `bert`."""
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    m = config.model
+    sides = {
+        f"{side}_{name}": number
+        for side in ("encoder", "decoder")
+        for name, number in (
+            ("layers", m.num_layers),
+            ("attention_heads", m.attention.num_heads),
+            ("ffn_dim", m.mlp_features),
+        )
+    }
+    shape = transformers.MarianConfig(
+        vocab_size=m.vocabulary_size,
+        d_model=m.features,
+        max_position_embeddings=m.max_length,
+        activation_function=m.activation,
+        dropout=m.dropout_rate,
+        attention_dropout=m.attention.dropout_rate,
+        activation_dropout=0.0,
+        scale_embedding=True,
+        pad_token_id=PAD,
+        decoder_start_token_id=BOS,
+        use_cache=False,
+        **sides,
+    )
+    model = transformers.AutoModelForSeq2SeqLM.from_config(shape, attn_implementation="sdpa")
+    return (
+        model,
+        {"input_ids": batch["source"], "decoder_input_ids": batch["target"]},
+        batch["labels"],
     )
 
 
