@@ -16,11 +16,13 @@ Exit status 1: something is wrong or failed, and is named.
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import json
 import os
 import sys
 import time
+import types
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +30,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on a GPU
+# What reads text and checkpoints, of which there are none here: a lent machine may lack it.
+for name in ("google_crc32c", "grain", "sacrebleu", "sentencepiece"):
+    if importlib.util.find_spec(name) is None:
+        sys.modules[name] = types.ModuleType(name)
 
-import jax
+import jax  # noqa: E402
 
-from benchmarks import attention, decode, gpu_check, timing, train_step
-from mhe_jax.cli.process import ask_for_huge_pages
+from benchmarks import attention, decode, gpu_check, timing, train_step  # noqa: E402
+from mhe_jax.cli.process import ask_for_huge_pages  # noqa: E402
 
 # A run of a case gives what its line says; one that is wrong says so under "wrong".
 Cases = dict[str, Callable[[], dict]]
@@ -48,7 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     if jax.default_backend() != "gpu" and not args.smoke:
         parser.error(f"needs an NVIDIA GPU, this is {jax.default_backend()}; --smoke runs anywhere")
     end = time.monotonic() + 60 * args.minutes
-    about = timing.header(__file__, "bfloat16", arguments) | {"smoke": args.smoke}
+    dtypes = gpu_check.TYPES if args.part == "check" else ("bfloat16",)
+    about = timing.header(__file__, ", ".join(dtypes), arguments) | {"smoke": args.smoke}
     cases, tables = PARTS[args.part]
     log = Log(args.out / f"{args.part}.jsonl", about)
     if log.differs(about):
@@ -197,6 +204,10 @@ def timed_tables(program, done: list[dict]) -> list[str]:
         content = row["content"]
         about = content["header"]
         parts += [f"### {row['case']}", f"`{about['command']}`, {about['date']}"]
+        if "empty" in content:
+            empty, peak = timing.milliseconds(content["empty"]), content["peak"]
+            peak = f"{peak['flops_per_second'] / 1e9:,.0f} GFLOP/s"
+            parts.append(f"An empty call takes {empty} ms; peak of a matrix product {peak}.")
         for table in timing.tables(content["results"]):
             titles = [table[0][key] for key in ("run", "search", "task") if key in table[0]]
             parts += [f"**{', '.join(titles)}**", timing.table(program.COLUMNS, table)]

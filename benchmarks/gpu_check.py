@@ -97,16 +97,20 @@ class Check:
         def make():
             lowered = jax.jit(program.call_of(engine=engine)).lower(*given, mask)
             # What is fast does not matter here, and to find it takes most of the time.
-            return lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+            return lowered.compile(compiler_options={"xla_gpu_autotune_level": "0"})
 
         key = str(kind), engine, self.mask, self.dtype
         if key not in self.compiled:
             self.compiled[key] = self.pool.submit(make)
         return self.compiled[key]
 
+    def begin(self) -> None:
+        """Compiles, in other threads."""
+        _ = self.engines, self.ordinary
+
     def run(self, next_ones: "list[Check]") -> dict:
         for check in (self, *next_ones):
-            check.engines, check.ordinary  # noqa: B018 (begins to compile)
+            check.begin()
         _, given, mask, allowed, _ = self.drawn
         truth = self.program.truth(given, allowed)
         ordinary = self.ordinary.result()(*given, mask)
