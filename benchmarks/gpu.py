@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on a GPU
-# What reads text and checkpoints, of which there are none here: a lent machine may lack it.
+# What reads text and checkpoints, of which there are none here: a machine with a GPU may lack it.
 for name in ("google_crc32c", "grain", "sacrebleu", "sentencepiece"):
     if importlib.util.find_spec(name) is None:
         sys.modules[name] = types.ModuleType(name)
