@@ -24,7 +24,8 @@ TYPES = ("bfloat16", "float32", "float16")
 MASKS = ("none", "causal", "causal offset", "padding", "segments")
 # Such as no bug stays below; a GPU has TF32's precision in products of float32.
 LARGEST_ERROR = {"bfloat16": 2**-4, "float32": 2**-6, "float16": 2**-6}
-AHEAD = 8  # cases that are compiled while another is checked
+LENGTHS = 576, 576  # more than a block of queries of any engine
+AHEAD = 16  # cases that are compiled while another is checked
 
 
 class Wide(fuzz.Case):
@@ -47,7 +48,7 @@ def cases(smoke: bool) -> dict[str, Callable[[], dict]]:
             score_features = case.score_features and 32
             wide = Wide(**(dataclasses.asdict(case) | {"score_features": score_features}))
             kinds[str(case)] = wide
-    masks, types, lengths = MASKS, TYPES, (640, 640)
+    masks, types, lengths = MASKS, TYPES, LENGTHS
     if smoke:
         kinds = {name: kinds[name] for name in ("mha", "mhe_add-shared")}
         masks, types, lengths = ("none", "causal offset"), ("bfloat16", "float16"), (6, 10)
@@ -90,6 +91,11 @@ class Check:
         form = "materialized" if self.kind.form else None
         return self._compiled(dataclasses.replace(self.kind, form=form), "xla")
 
+    @functools.cached_property
+    def truth(self) -> Future:
+        _, given, _, allowed, _ = self.drawn
+        return self.pool.submit(self.program.truth, given, allowed)
+
     def _compiled(self, kind, engine: str) -> Future:
         _, given, mask, *_ = self.drawn
         program = fuzz.Program(kind, self.mask, self.program.dtype, self.sizes)
@@ -105,14 +111,14 @@ class Check:
         return self.compiled[key]
 
     def begin(self) -> None:
-        """Compiles, in other threads."""
-        _ = self.engines, self.ordinary
+        """Compiles and computes the truth, in other threads."""
+        _ = self.engines, self.ordinary, self.truth
 
     def run(self, next_ones: "list[Check]") -> dict:
         for check in (self, *next_ones):
             check.begin()
-        _, given, mask, allowed, _ = self.drawn
-        truth = self.program.truth(given, allowed)
+        _, given, mask, *_ = self.drawn
+        truth = self.truth.result()
         ordinary = self.ordinary.result()(*given, mask)
         found, wrong = {}, []
         for name, future in self.engines.items():
