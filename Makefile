@@ -2,6 +2,7 @@
 # make test    install, run the tests but for whole runs
 # make runs    the tests that train whole runs or start whole programs
 # make ahead   install libtpu, run the tests that compile for TPUs that are not here
+# make package build sdist and wheel in dist/, and use them in an empty environment
 # make slow    the tests that take minutes, and all combinations of parameters
 # make mutants puts bugs in, and says which ones no test sees; takes long
 # make lint    ruff and pyright
@@ -20,7 +21,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test runs ahead slow mutants lint clean
+.PHONY: demo test runs ahead package slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -60,6 +61,9 @@ ahead: $(LIBTPU)/libtpu/libtpu.so
 
 $(LIBTPU)/libtpu/libtpu.so: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(LIBTPU) libtpu -c constraints.txt
+
+package: $(INSTALLED)
+	tests/package.sh $(CURDIR)/$(BIN)/python $(CURDIR)/dist
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m 'slow or rest'

@@ -3,3 +3,5 @@
 `mhe_jax.attention.make_attention` makes a module for a model of one's own; `python -m mhe_jax
 --help` lists the commands. Importing this package loads nothing.
 """
+
+__version__ = "0.1.0"

@@ -1,8 +1,8 @@
 """The command line: arguments in, one call, one line out.
 
-commands.py  `python -m mhe_jax COMMAND`    arguments.py  parses command lines
+commands.py  `mhe-jax COMMAND`    arguments.py  parses command lines
 process.py   how a command ends             sweep/        many runs of one config
-train.py  evaluate.py  compare.py  paper.py  factorize.py   a command each
+train.py  evaluate.py  compare.py  paper.py  configs.py  factorize.py   a command each
 
 Nothing imports this room but `train.py`, `eval.py` and `mhe_jax/__main__.py`. Arguments are parsed
 before jax is loaded.

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from mhe_jax.cli.process import called
 from mhe_jax.config import (
     Config,
     InputError,
@@ -21,35 +22,37 @@ from mhe_jax.config import (
 )
 from mhe_jax.config.fields import allowed_values, hints_of, unknown_field
 from mhe_jax.config.files import CONFIG
-from mhe_jax.config.loading import about_config, config_of, load_config
+from mhe_jax.config.loading import about_config, config_of, load_config, shipped_configs
 from mhe_jax.config.rules import check
 
 T = TypeVar("T")
-TRAIN_USAGE = "train.py CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
+TRAIN_USAGE = "CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
 TARGET_USAGE = "--compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch]"
 
 
 def parse_train_arguments(arguments: Sequence[str]) -> Config:
     """The checked config of `train.py CONFIG [--dotted.field value ...]`."""
+    program = called("train")
+    usage = f"{program} {TRAIN_USAGE}"
     if not arguments:
-        raise InputError(f"no config given; usage: {TRAIN_USAGE}")
+        raise InputError(f"no config given; usage: {usage}")
     name, *rest = arguments
     if name in ("-h", "--help"):
-        configs = sorted(str(p) for p in Path("configs").glob("*.py"))
-        print(f"usage: {TRAIN_USAGE}\n\nTrains, or goes on where an earlier run of the same")
-        print("--workdir stopped. `train.py CONFIG --help` explains every field.")
+        print(f"usage: {usage}\n\nTrains, or goes on where an earlier run of the same")
+        print(f"--workdir stopped. `{program} CONFIG --help` explains every field.")
         print("--sweep and --seeds run every combination of values and seeds, one after the other.")
         print(f"With {TARGET_USAGE}\nit trains nothing: it compiles the train step for")
         print("devices that need not be there, and says whether it fits.")
         print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
-        if configs:
-            print("\nconfigs: " + "\n         ".join(configs))
+        print("\nCONFIG is a file, or the name of one that comes along:")
+        for shipped in shipped_configs():
+            print(f"    {shipped}")
         raise SystemExit(0)
     if name.startswith("-"):
-        raise InputError(f"the config comes before {name}; usage: {TRAIN_USAGE}")
+        raise InputError(f"the config comes before {name}; usage: {usage}")
 
     def parse(default: Config) -> Config:
-        return parse_fields(Config, default, rest, f"train.py {name}", about=about_config(name))
+        return parse_fields(Config, default, rest, f"{program} {name}", about=about_config(name))
 
     default = load_config(name)
     config = parse(default)
@@ -103,7 +106,7 @@ def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
         raise InputError(f"--compile_only is {own['compile_only'][1]!r}: takes no value")
     del own["compile_only"]
     tokens = [token for option in own.values() for token in option]
-    target = parse_fields(Target, Target(), tokens, "train.py", bare_flags=True)
+    target = parse_fields(Target, Target(), tokens, called("train"), bare_flags=True)
     if not target.topology:
         raise InputError(f"--compile_only needs --topology; usage: {TARGET_USAGE}")
     if target.num_slices < 1:

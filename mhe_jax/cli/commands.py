@@ -1,17 +1,18 @@
-"""`python -m mhe_jax COMMAND`: every command by its name."""
+"""`mhe-jax COMMAND`, or `python -m mhe_jax COMMAND`: every command by its name."""
 
 from collections.abc import Sequence
 
-from mhe_jax.cli import compare, evaluate, factorize, paper, train
+from mhe_jax.cli import compare, configs, evaluate, factorize, paper, train
+from mhe_jax.cli.process import called
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import did_you_mean, nearest
 
-USAGE = "python -m mhe_jax COMMAND [arguments]"
 COMMANDS = {
     "train": (train.main, "train a config, or a sweep of it; as train.py"),
     "eval": (evaluate.main, "score a run, or translate or continue text with it; as eval.py"),
     "compare": (compare.main, "tables and plots of many runs; as eval.py compare"),
     "paper": (paper.main, "the published tables, recomputed; as eval.py paper"),
+    "configs": (configs.main, "the experiments that come along, and their files"),
     "factorize": (factorize.main, "a trained run with matrices of fewer parameters"),
 }
 
@@ -22,14 +23,15 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
       InputError: no command is given, or one that there is not.
     """
+    usage = f"{called('COMMAND')} [arguments]"
     if not arguments:
-        raise InputError(f"no command given: takes one of {', '.join(COMMANDS)}; usage: {USAGE}")
+        raise InputError(f"no command given: takes one of {', '.join(COMMANDS)}; usage: {usage}")
     name, *rest = arguments
     if name in ("-h", "--help"):
-        print(f"usage: {USAGE}\n")
+        print(f"usage: {usage}\n")
         for command, (_, summary) in COMMANDS.items():
             print(f"  {command:9}  {summary}")
-        print("\n`python -m mhe_jax COMMAND --help` explains one.")
+        print(f"\n`{called('COMMAND')} --help` explains one.")
         raise SystemExit(0)
     if name not in COMMANDS:
         near = did_you_mean(nearest(name, list(COMMANDS)))

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 
 from mhe_jax.cli.arguments import parse_fields
-from mhe_jax.cli.process import output
+from mhe_jax.cli.process import called, output
 from mhe_jax.config import Comparison, InputError
 
-USAGE = "eval.py compare RUNS... [--out DIRECTORY] [--field value ...]"
+ARGUMENTS = "RUNS... [--out DIRECTORY] [--field value ...]"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -24,11 +24,12 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Comparison]:
     Raises:
       InputError: no runs, or a field or value that is not allowed.
     """
+    program = called("compare")
     first = next((i for i, part in enumerate(arguments) if part.startswith("-")), len(arguments))
     paths, rest = list(arguments[:first]), arguments[first:]
     if not paths and not {"-h", "--help"} & set(rest):
-        raise InputError(f"no runs given; usage: {USAGE}")
-    settings = parse_fields(Comparison, Comparison(), rest, "eval.py compare RUNS...")
+        raise InputError(f"no runs given; usage: {program} {ARGUMENTS}")
+    settings = parse_fields(Comparison, Comparison(), rest, f"{program} RUNS...")
     if any(length < 1 for length in settings.lengths):
         raise InputError(f"--lengths is {settings.lengths}: takes 1 or more")
     return paths, settings

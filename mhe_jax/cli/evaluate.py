@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from mhe_jax.cli import compare, paper
 from mhe_jax.cli.arguments import name_of, options_of, parse_fields
-from mhe_jax.cli.process import output
+from mhe_jax.cli.process import called, output
 from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG
@@ -83,8 +83,9 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     if name in ("-h", "--help"):
         print(f"usage: {USAGE}\n\nRUN is the --workdir of a training run.")
         print("`eval.py RUN --help` explains every field.")
-        print(f"\n{compare.USAGE}\n    tables and plots of many runs, and of sweeps")
-        print("\neval.py paper\n    the published tables beside our recomputed values")
+        print(f"\n{called('compare')} {compare.ARGUMENTS}")
+        print("    tables and plots of many runs, and of sweeps")
+        print(f"\n{called('paper')}\n    the published tables beside our recomputed values")
         print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         raise SystemExit(0)
     if name.startswith("-"):

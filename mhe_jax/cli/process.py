@@ -14,11 +14,32 @@ from typing import Any, NoReturn
 
 from mhe_jax.config import InputError
 
+# Commands that a clone has as scripts.
+SCRIPTS = {
+    "train": "train.py",
+    "eval": "eval.py",
+    "compare": "eval.py compare",
+    "paper": "eval.py paper",
+}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LESS_MEMORY = (
     "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
     "evaluation.batch_size), a larger optimizer.accumulate_steps, or model.remat True"
 )
+
+
+def called(command: str) -> str:
+    """How to call a command of ours, in the way in which this process was called.
+
+    >>> called("export"), called("compare")
+    ('python -m mhe_jax export', 'eval.py compare')
+    """
+    program = Path(sys.argv[0])
+    if program.stem == "mhe-jax":
+        return f"mhe-jax {command}"
+    if command in SCRIPTS and program.parts[-2:] != ("mhe_jax", "__main__.py"):
+        return SCRIPTS[command]
+    return f"python -m mhe_jax {command}"
 
 
 def output(text: str) -> None:

@@ -29,10 +29,14 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
     ['model.attention.kind']
     >>> nearest("kind", ["model.attention.kind", "data.train"])
     ['model.attention.kind']
+    >>> nearest("optimizer.lr", ["optimizer.name", "optimizer.learning_rate"])[0]
+    'optimizer.learning_rate'
     """
 
     def likeness(other: str) -> float:
         last, other_last = name.rpartition(".")[2], other.rpartition(".")[2]
+        if last.lstrip("-") == "".join(word[:1] for word in other_last.split("_")):
+            return 1.0  # its initials
         whole = difflib.SequenceMatcher(None, name, other).ratio()
         return max(whole, 0.95 * difflib.SequenceMatcher(None, last, other_last).ratio())
 

@@ -14,19 +14,17 @@ from mhe_jax.config.files import CONFIG
 
 
 def load_config(name: str) -> Config:
-    """The config that `name`, a file and maybe a `:variant`, describes; not yet checked.
+    """The config that `name` describes, a file or a shipped one, maybe with a `:variant`.
 
-    The file's `get_config(variant)` is called. Its parameter names the variants there are, as in
-    `def get_config(variant: Literal["", "local"] = "")`.
+    It is not yet checked. The file's `get_config(variant)` is called. Its parameter names the
+    variants there are, as in `def get_config(variant: Literal["", "local"] = "")`.
 
     Raises:
       InputError: no such file or variant, the file fails, naming its line, or a value has another
         type than its field.
     """
-    file, _, variant = name.rpartition(":") if ".py:" in name else (name, "", "")
-    path = Path(file)
-    if not path.is_file():
-        raise InputError(f"no config file {file}{neighbours(path, '*.py')}")
+    path, variant = config_file(name)
+    file = str(path)
     namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     with _naming_the_line(path):
         exec(compile(path.read_bytes(), str(path), "exec"), namespace)
@@ -49,10 +47,44 @@ def load_config(name: str) -> Config:
         raise InputError(f"{file}: {error}") from error
 
 
-def about_config(name: str) -> str | None:
-    """The docstring of the file of a config that `load_config` takes."""
-    file = name.rpartition(":")[0] if ".py:" in name else name
-    return ast.get_docstring(ast.parse(Path(file).read_bytes()))
+def config_file(name: str) -> tuple[Path, str]:
+    """The file and the variant of a config that `load_config` takes.
+
+    A name without `.py` that is no file is that of a shipped config: `demo` is configs/demo.py of a
+    clone, and is in the package where that was installed.
+
+    Raises:
+      InputError: there is no such file.
+    """
+    file, _, variant = name.rpartition(":") if ".py:" in name else (name, "", "")
+    path = Path(file)
+    if not path.is_file() and ".py" not in name:
+        short, _, variant = name.partition(":")
+        shipped = shipped_configs()
+        if short in shipped:
+            return shipped[short], variant
+        if Path(short).name == short and not path.exists():
+            near = nearest(short, [*map(str, Path().glob("*.py")), *shipped])
+            which = did_you_mean(near) or f": takes a file, or one of {', '.join(shipped)}"
+            raise InputError(f"no config file {short}{which}")
+    if not path.is_file():
+        raise InputError(f"no config file {file}{neighbours(path, '*.py')}")
+    return path, variant
+
+
+def shipped_configs() -> dict[str, Path]:
+    """The configs that come with this package, by their names."""
+    package = Path(__file__).parents[1]
+    for place in (package / "configs", package.parent / "configs"):
+        if place.is_dir():
+            return {path.stem: path for path in sorted(place.glob("[!_]*.py"))}
+    return {}
+
+
+def about_config(name: str) -> str:
+    """The docstring of the file of a config that `load_config` takes; empty where it has none."""
+    path, _ = config_file(name)
+    return ast.get_docstring(ast.parse(path.read_bytes())) or ""
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.files import METRICS, publish, write_whole
 
 PICTURE = "learning_curve.png"
+# What the bar calls the lowest validation loss of this process.
+BEST = "best validation"
 
 
 class Tracker:
@@ -47,7 +49,9 @@ class Tracker:
         writes: bool = True,
     ):
         self.workdir, self.loss_unit, self.writes = Path(workdir), loss_unit, writes
-        self._console = Console(stderr=True)
+        # Without emoji `train:` stays a word, and is no tram.
+        self._console = Console(stderr=True, emoji=False)
+        self._shown: dict[str, float] = {}  # beside the bar
         self._events = self._file = self._progress = None
         if not writes:
             return
@@ -67,7 +71,7 @@ class Tracker:
                 expand=True,
             )
             self._task = self._progress.add_task(
-                "", total=num_steps, completed=start_step, metrics=""
+                "", total=num_steps, completed=start_step, metrics="compiling"
             )
             self._progress.start()
         self._num_steps = num_steps
@@ -75,7 +79,7 @@ class Tracker:
     def advance(self, step: int) -> None:
         """`step` updates are done."""
         if self._progress is not None:
-            self._progress.update(self._task, completed=step)
+            self._progress.update(self._task, completed=step, metrics=_readable(self._shown))
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         """Write metrics down and show them."""
@@ -91,11 +95,16 @@ class Tracker:
         text = _readable(metrics)
         if self._progress is None:
             self.note(f"step {step}/{self._num_steps} {split}: {text}")
-        elif split == "train":
+            return
+        if split == "train":
             shown = {k: metrics[k] for k in ("loss", "tokens_per_second") if k in metrics}
-            self._progress.update(self._task, metrics=_readable(shown))
+            self._shown = shown | {k: v for k, v in self._shown.items() if k == BEST}
         else:
             self.note(f"step {step} {split}: {text}")
+            loss = metrics.get("loss", math.nan)
+            if loss < self._shown.get(BEST, math.inf):
+                self._shown[BEST] = loss
+        self._progress.update(self._task, metrics=_readable(self._shown))
 
     def note(self, line: str) -> None:
         """One line for people."""

@@ -82,19 +82,31 @@ def test_other_processes_write_nothing(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def shown(tracker, capsys):
+    """What a terminal has got since the last look, the bar as it is now included."""
+    tracker._progress.refresh()
+    return capsys.readouterr().err
+
+
 def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
     from rich.console import Console
 
     terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
     monkeypatch.setattr(tracking, "Console", terminal)
     with Tracker(tmp_path, 10, start_step=3, loss_unit="nats") as tracker:
+        assert "compiling" in shown(tracker, capsys)
         tracker.advance(4)
+        assert "compiling" not in shown(tracker, capsys)
         tracker.log(4, "train", numbers(1.5))
         tracker.log(4, "validation", {"loss": 1.75})
-    shown = capsys.readouterr().err
-    assert "4/10" in shown
-    assert "loss 1.5, tokens/s 12,346" in shown
-    assert "step 4 validation: loss 1.75" in shown
+        assert "step 4 validation: loss 1.75" in shown(tracker, capsys)
+        tracker.log(5, "validation", {"loss": 1.8})
+        tracker.log(5, "train", numbers(1.5))
+        tracker.note("demo:train:0:10")  # two names of emoji, if one is not careful
+        last = shown(tracker, capsys)
+    assert "4/10" in last
+    assert "loss 1.5, tokens/s 12,346, best validation 1.75" in last
+    assert "demo:train:0:10" in last
 
 
 def test_picture(tmp_path, capsys):

@@ -1,0 +1,76 @@
+"""The configs that come along, by their names; `make package` tries the wheel itself."""
+
+import sys
+
+import pytest
+from test_command_line import message
+
+import mhe_jax
+from mhe_jax.cli import commands, configs
+from mhe_jax.cli.process import called
+from mhe_jax.config import InputError, errors, loading
+
+
+def test_a_name_means_the_shipped_file(monkeypatch, tmp_path):
+    file = loading.shipped_configs()["multi30k"]
+    monkeypatch.chdir(tmp_path)
+    assert loading.load_config("multi30k:small") == loading.load_config(f"{file}:small")
+    assert loading.load_config("multi30k") != loading.load_config("multi30k:small")
+    assert loading.about_config("multi30k:small").startswith("Multi30k")
+
+
+def test_a_wrong_name_suggests_the_right_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = message(loading.load_config, "multi3k")
+    assert text == "no config file multi3k; did you mean multi30k?"
+    assert "one of bert_base, demo, glue" in message(loading.load_config, "zzz")
+    assert "no variant 'smal'" in message(loading.load_config, "multi30k:smal")
+
+
+def test_a_file_of_the_same_name_wins(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").write_text("def get_config():\n    raise ValueError('mine')\n")
+    assert "mine" in message(loading.load_config, "demo")
+
+
+def test_configs_are_listed_and_shown(capsysbinary):
+    commands.main(["configs"])
+    lines = capsysbinary.readouterr().out.decode().splitlines()
+    assert [line.split()[0] for line in lines] == list(loading.shipped_configs())
+    assert all(len(line.split()) > 3 for line in lines)
+    commands.main(["configs", "show", "demo"])
+    shown = capsysbinary.readouterr().out
+    assert shown == loading.shipped_configs()["demo"].read_bytes()
+
+
+@pytest.mark.parametrize("arguments", [["shw", "demo"], ["show"], ["show", "demo", "glue"]])
+def test_configs_takes_nothing_else(arguments):
+    assert "usage: " in message(configs.main, arguments)
+    assert "did you mean demo?" in message(configs.main, ["show", "dmo"])
+
+
+@pytest.mark.parametrize(
+    ("program", "train", "export"),
+    [
+        ("/somewhere/bin/mhe-jax", "mhe-jax train", "mhe-jax export"),
+        ("/x/mhe_jax/__main__.py", "python -m mhe_jax train", "python -m mhe_jax export"),
+        ("train.py", "train.py", "python -m mhe_jax export"),
+    ],
+)
+def test_messages_name_the_command_as_it_was_called(monkeypatch, program, train, export):
+    monkeypatch.setattr(sys, "argv", [program])
+    assert (called("train"), called("export")) == (train, export)
+
+
+def test_an_extra_is_told_as_it_is_installed_here(monkeypatch, tmp_path):
+    assert "pip install -e '.[report]'" in str(errors.not_installed("x", "report"))
+    monkeypatch.setattr(errors, "CLONE", tmp_path)
+    monkeypatch.setattr(errors, "_wheel", lambda: "/a b/mhe_jax.whl")
+    assert str(errors.not_installed("x", "report")).endswith(
+        "pip install '/a b/mhe_jax.whl[report]'"
+    )
+
+
+def test_the_version_is_that_of_the_package():
+    assert mhe_jax.__version__.count(".") == 2
+    assert issubclass(InputError, ValueError)
