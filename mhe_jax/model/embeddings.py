@@ -9,7 +9,7 @@ from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
 from mhe_jax.hashformers.embeddings import HashEmbedding
 from mhe_jax.hashformers.hashes import BYTES
-from mhe_jax.model.layers import layer_norm
+from mhe_jax.model.layers import normalization
 from mhe_jax.shapeshifter.kronecker import KroneckerEmbed
 
 
@@ -41,7 +41,8 @@ def positions_within(segments: jax.Array) -> jax.Array:
 
 
 class Embeddings(nn.Module):
-    """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled.
+    """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled,
+    and rotary ones not here but in attention.
 
     One rule for all tasks (Vaswani et al. 2017, section 3.4): tables are drawn from
     normal(0, 1/√M), what is looked up is multiplied by √M, and the tied logits `x · token[v]` are
@@ -54,7 +55,7 @@ class Embeddings(nn.Module):
     Parameters: `token [V, M]`; `position [max_length, M]` (learned); `type [num_token_types, M]`;
     `output [M, V]` (untied); the first and the last are `KroneckerEmbed` by `kronecker.embedding`.
     Of hashed words without a table `token` is a `HashEmbedding`, and there are no logits.
-    With `normalize` a LayerNorm follows, `norm`. Dropout comes last.
+    With `normalize` a norm follows, `norm`. Dropout comes last.
 
     A position past the end of a learned table, or an id past the vocabulary, gives NaN: it never
     clamps.
@@ -91,7 +92,7 @@ class Embeddings(nn.Module):
                 (c.features, c.padded_vocabulary_size),
             )
         if self.normalize:
-            self.norm = layer_norm(c)
+            self.norm = normalization(c)
         self.dropout = Dropout(c.dropout_rate)
 
     def __call__(

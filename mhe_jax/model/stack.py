@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import is_saved
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, layer_norm
+from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, normalization
 
 _METADATA = {nn.PARTITION_NAME: "layers"}
 _LAYER = re.compile(r"layer_(\d+)")
@@ -26,7 +26,7 @@ ATTENTION = ("self_attention", "cross_attention")
 def _is_kept(primitive, *args, **params) -> bool:
     """Whether a scanned layer keeps what `primitive` gives for its backward pass.
 
-    Matrix products, attention and the masks of dropout are kept. Softmax, GELU and norms are
+    Matrix products, attention and the masks of dropout are kept. Softmax, activations and norms are
     computed again, as XLA chooses where layers are unrolled; all that a scan keeps lies in memory
     once a layer.
     """
@@ -39,6 +39,10 @@ class _Stack(nn.Module):
 
     def layer(self, name: str) -> nn.Module:
         raise NotImplementedError
+
+    def rotated(self, positions: jax.Array | None) -> jax.Array | None:
+        """`positions` where layers read them: others were added to the embeddings."""
+        return positions if self.config.positions == "rotary" else None
 
     def run(self, x: jax.Array, *args: Any, **fixed: Any) -> jax.Array:
         """Every layer as `layer(x, *args, **fixed)`; `fixed` is static."""
@@ -68,20 +72,27 @@ class _Stack(nn.Module):
             for i in range(self.num_layers):
                 x, _ = apply(self.layer(f"layer_{i}"), x, *args)
         if c.norm_position == "pre" and fixed.get("cache") != "start":
-            x = layer_norm(c, "norm")(x)
+            x = normalization(c, "norm")(x)
         return x
 
 
 class Encoder(_Stack):
-    """`num_layers` encoder layers, with a LayerNorm `norm` after them where norms come first."""
+    """`num_layers` encoder layers, with one more `norm` after them where norms come first."""
 
     def layer(self, name: str) -> nn.Module:
         return EncoderLayer(self.config, name=name)
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: Mask | None = None, *, deterministic: bool = True):
-        """[B, T, M] to [B, T, M]."""
-        return self.run(x, mask, deterministic=deterministic)
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: Mask | None = None,
+        positions: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+    ):
+        """[B, T, M] to [B, T, M]; `positions` [B, T] of rows that do not count from 0."""
+        return self.run(x, mask, self.rotated(positions), deterministic=deterministic)
 
 
 class Decoder(_Stack):
@@ -99,12 +110,14 @@ class Decoder(_Stack):
         mask: Mask | None = None,
         encoded: jax.Array | None = None,
         encoded_mask: Mask | None = None,
+        positions: jax.Array | None = None,
         *,
         deterministic: bool = True,
         cache: CacheMode = "none",
     ) -> jax.Array:
         """[B, T, M] to [B, T, M]."""
-        return self.run(x, mask, encoded, encoded_mask, deterministic=deterministic, cache=cache)
+        arguments = mask, encoded, encoded_mask, self.rotated(positions)
+        return self.run(x, *arguments, deterministic=deterministic, cache=cache)
 
 
 def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
