@@ -2,6 +2,7 @@
 # Builds sdist and wheel, and uses them as somebody without the clone: in an empty environment and
 # directory. Arguments: the Python that builds (it has `build`), and the directory for both files.
 set -euo pipefail
+trap 'echo "tests/package.sh: line $LINENO failed" >&2' ERR
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$1 dist=$2
 place=$(mktemp -d)
@@ -15,10 +16,10 @@ wheel=$(ls "$dist"/mhe_jax-*.whl) sdist=$(ls "$dist"/mhe_jax-*.tar.gz)
 bin=$place/venv/bin
 "$bin/python" -m pip install --quiet "$wheel[demo]" -c "$root/constraints.txt"
 cd "$place"
-"$bin/mhe-jax" configs | grep -q '^multi30k  *Multi30k'
+"$bin/mhe-jax" configs | grep '^multi30k  *Multi30k' > /dev/null
 "$bin/mhe-jax" configs show demo > mine.py
 "$bin/mhe-jax" train mine.py --workdir run --train.num_steps 4 --train.eval_batches 1
-"$bin/mhe-jax" eval run --beam_size 1 | grep -q '"bleu"'
+"$bin/mhe-jax" eval run --beam_size 1 | grep '"bleu"' > /dev/null
 echo "half past nine in the evening" | "$bin/mhe-jax" eval run --translate
 if "$bin/mhe-jax" train demo --workdir other --train.tensorboard True 2> "$place/said"; then exit 1; fi
 grep -qF "pip install '$wheel[report]'" "$place/said"
@@ -38,5 +39,5 @@ grep -q '"int" is not assignable to "str"' <<< "$checked" || { echo "$checked"; 
 grep -q '1 error' <<< "$checked" || { echo "$checked"; exit 1; }
 
 "$bin/python" -m pip install --quiet --no-deps --force-reinstall "$sdist"
-"$bin/mhe-jax" configs | grep -q '^multi30k  *Multi30k'
+"$bin/mhe-jax" configs | grep '^multi30k  *Multi30k' > /dev/null
 echo "wheel and sdist work in an empty environment: $dist"
