@@ -368,8 +368,8 @@ MORE_EVALUATION = (
         "test_translate.py",
     ),
     Mutant(
-        "evaluation: _chunks 1",
-        "_chunks",
+        "evaluation: chunks 1",
+        "chunks",
         "itertools.chain([chunk or batch],",
         "itertools.chain([chunk or BATCHES_AHEAD * batch],",
         "test_translate.py",
