@@ -9,7 +9,10 @@ from mhe_jax.config.fields import did_you_mean, nearest
 USAGE = "python -m mhe_jax COMMAND [arguments]"
 COMMANDS = {
     "train": (train.main, "train a config, or a sweep of it; as train.py"),
-    "eval": (evaluate.main, "score a run, or translate or continue text with it; as eval.py"),
+    "eval": (
+        evaluate.main,
+        "score a run, or translate, continue or label text with it; as eval.py",
+    ),
     "compare": (compare.main, "tables and plots of many runs; as eval.py compare"),
     "paper": (paper.main, "the published tables, recomputed; as eval.py paper"),
     "factorize": (factorize.main, "a trained run with matrices of fewer parameters"),

@@ -1,9 +1,10 @@
-"""The scores of a trained run, its translations and texts.
+"""A trained run: its scores, translations, texts, predictions, vectors, log-probabilities.
 
     run = load(path)                                 # a `Run`: translate, generate, ...
     evaluate(workdir, evaluation)                    # scores on a split
     translate(workdir, evaluation, lines, write)     # lines in, lines out
     generate(workdir, evaluation, prompts, write)    # prompts in, texts out
+    predict(workdir, evaluation, lines, write)       # lines in, labels out
 
 A run is what `train.py` leaves in its workdir; nothing else is needed.
 """
@@ -21,11 +22,11 @@ from mhe_jax.attention import recording
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG, write_whole
-from mhe_jax.evaluation.lines import generate, translate
+from mhe_jax.evaluation.lines import generate, predict, translate
 from mhe_jax.evaluation.run import Run, load, name_of
 from mhe_jax.training.cluster import group
 
-__all__ = ["Run", "evaluate", "generate", "load", "translate"]
+__all__ = ["Run", "evaluate", "generate", "load", "predict", "translate"]
 
 
 def evaluate(

@@ -12,9 +12,12 @@ from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG
 from mhe_jax.data import EOS
 from mhe_jax.evaluation.generation import Continuation, Generator
+from mhe_jax.evaluation.prediction import Prediction, Predictor
 from mhe_jax.evaluation.run import Run, check_processes, check_task
 from mhe_jax.evaluation.texts import chunks
 from mhe_jax.evaluation.translator import Translation, Translator
+from mhe_jax.tasks.labelled.table import row_of
+from mhe_jax.tasks.labelled.windows import Answer
 
 # The answer to a line.
 A = TypeVar("A", Translation, Continuation)
@@ -118,6 +121,72 @@ def generate(
         "top_p": evaluation.top_p,
         "seed": evaluation.seed,
     }
+
+
+def predict(
+    workdir: str | Path,
+    evaluation: EvaluationConfig,
+    lines: Iterable[str],
+    write: Callable[[str], None],
+    *,
+    chunk: int | None = None,
+    devices: Sequence[Any] | None = None,
+) -> dict[str, Any]:
+    """One line out for each line in, in their order; a blank line stays an empty one.
+
+        label <tab> label=p <tab> ...       and the probability of each label
+        number                              task regression
+        text <tab> score <tab> start <tab> end      task span, the place in characters
+
+    Args:
+      workdir: of a run on labelled examples.
+      evaluation: checkpoint, and of task span answer_length and no_answer_threshold.
+      lines: texts, without their ends; where examples have several, with tabs between them.
+      write: gets lines, each with its end, as soon as they are there.
+      chunk: lines to read before any is answered; None is a few batches.
+      devices: to compute on; None is all there are.
+
+    Returns:
+      Counts and speed.
+
+    Raises:
+      InputError: not such a run, no such checkpoint, or a line that has not as many texts.
+    """
+    run = _load(Path(workdir), evaluation, "predict", devices)
+    predictor = Predictor(run, evaluation)
+    several = len(row_of(run.config).texts) > 1
+
+    def example(number: int, line: str) -> Any:
+        if not line.strip():
+            return None
+        item = tuple(line.split("\t")) if several else line
+        return predictor.example(item, f"standard input, line {number}")
+
+    begin, number = time.perf_counter(), 0
+    examples = (example(number, line) for number, line in enumerate(lines, 1))
+    for found in chunks(examples, evaluation.batch_size, chunk):
+        predictions = iter(predictor.predict([one for one in found if one is not None]))
+        shown = ("" if one is None else _shown(next(predictions)) for one in found)
+        write("".join(f"{line}\n" for line in shown))
+        number += len(found)
+    return {
+        "lines": number,
+        # With compiling.
+        "seconds": round(time.perf_counter() - begin, 3),
+        "task": run.config.task,
+        "checkpoint": evaluation.checkpoint,
+        "steps": run.steps,
+    }
+
+
+def _shown(found: Prediction | float | Answer) -> str:
+    if isinstance(found, Answer):
+        text = " ".join(found.text.split())
+        return f"{text}\t{found.score:.4f}\t{found.start}\t{found.end}"
+    if isinstance(found, Prediction):
+        each = (f"{label}={p:.4f}" for label, p in found.probabilities.items())
+        return "\t".join([found.label, *each])
+    return f"{found:.4f}"
 
 
 def _load(workdir: Path, evaluation: EvaluationConfig, method: str, devices: Any) -> Run:

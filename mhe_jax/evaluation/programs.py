@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,11 +11,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from mhe_jax.config import InputError
+from mhe_jax.data import EvaluationBatches
 from mhe_jax.tasks.task import TrainedRun
 from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
 
 # What a container may use: of control groups of version 2, and of version 1.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+# The least length of rows.
+SHORTEST = 16
 
 
 def padded_length(longest: int, least: int, most: int) -> int:
@@ -30,6 +35,19 @@ def padded_length(longest: int, least: int, most: int) -> int:
 def padded_rows(count: int, most: int, mesh: Mesh) -> int:
     """Rows of a batch: the power of two that holds `count`, at most `most`; over the mesh."""
     return round_up_rows(min(most, 1 << max(0, count - 1).bit_length()), mesh)
+
+
+def plan(lengths: Sequence[int] | np.ndarray, size: int, most: int) -> list[tuple[int, np.ndarray]]:
+    """The length of each batch of at most `size` rows, and the numbers of its rows.
+
+    Short rows come first.
+
+    >>> [(length, rows.tolist()) for length, rows in plan([30, 3, 17, 2], 2, 100)]
+    [(16, [3, 1]), (32, [2, 0])]
+    """
+    order = np.argsort(np.asarray(lengths), kind="stable")
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    return [(padded_length(int(lengths[rows[-1]]), SHORTEST, most), rows) for rows in batches]
 
 
 class Programs:
@@ -79,6 +97,10 @@ class CompiledRun(TrainedRun, Protocol):
 
     @property
     def programs(self) -> Programs: ...
+
+    def sums_of(self, batches: EvaluationBatches) -> list[dict[str, Any]]:
+        """What the evaluation step gives for each batch."""
+        ...
 
 
 def machine_memory() -> int:

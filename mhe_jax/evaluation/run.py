@@ -11,7 +11,7 @@ import bisect
 import functools
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax import tasks
-from mhe_jax.config import Config, EvaluationConfig, InputError, TaskName
+from mhe_jax.config import FACTS, Config, EvaluationConfig, InputError, TaskName
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import TOKENIZER, write_whole
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.rules import check, check_files
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
+from mhe_jax.evaluation.encoding import Pooling, TextEncoder
 from mhe_jax.evaluation.generation import Generator
+from mhe_jax.evaluation.prediction import Predictor
 from mhe_jax.evaluation.programs import Programs
+from mhe_jax.evaluation.scoring import Scorer
 from mhe_jax.evaluation.texts import answers, text_of
 from mhe_jax.evaluation.translator import Cost, Translation, Translator
 from mhe_jax.training import checkpoint, sharding
@@ -40,6 +43,9 @@ from mhe_jax.training.summary import described
 SETTINGS = {
     "translate": ("beam_size", "length_penalty", "extra_length", "batch_size"),
     "generate": ("temperature", "top_k", "top_p", "seed", "extra_length", "batch_size"),
+    "predict": ("answer_length", "no_answer_threshold", "batch_size"),
+    "encode": ("batch_size",),
+    "log_probs": ("stride", "batch_size"),
 }
 
 
@@ -85,9 +91,13 @@ class Run:
         )
         return cls(workdir, config, mesh, tokenizer, model, params, steps)
 
-    @functools.cached_property
+    @property
     def programs(self) -> Programs:
         """What is compiled so far."""
+        return self._programs
+
+    @functools.cached_property
+    def _programs(self) -> Programs:
         return Programs(self.params, self.mesh)
 
     @property
@@ -114,18 +124,23 @@ class Run:
         process = sharding.share_of_rows(self.mesh)
         rows = sharding.round_up_rows(self.evaluation.batch_size, self.mesh)
         batches = task.scored_batches(self.config, tokenizer, self.evaluation.split, rows, *process)
+        for number in _first_of_each_length(batches):  # compiled here, not in the time below
+            jax.block_until_ready(self._step(batches.batch(number)))
+        begin = time.perf_counter()
+        found = self.sums_of(batches)
+        return found, batches, time.perf_counter() - begin
+
+    def sums_of(self, batches: EvaluationBatches) -> list[dict[str, Any]]:
+        """The sums of each of the batches, and what else the task measures a model by."""
+        with batches.iterate() as iterator:
+            return jax.device_get([self._step(rows) for rows in iterator])
+
+    @functools.cached_property
+    def _step(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        task = tasks.of(self.config)
         evaluated = task.sums(self.model, outputs=True)
         step = make_eval_step(evaluated, self.mesh, sharding.shardings_of(self.params))
-
-        def sums_of(rows):
-            return step(self.params, sharding.global_batch(task.read(rows), self.mesh))
-
-        for number in _first_of_each_length(batches):  # compiled here, not in the time below
-            jax.block_until_ready(sums_of(batches.batch(number)))
-        begin = time.perf_counter()
-        with batches.iterate() as iterator:
-            found = jax.device_get([sums_of(rows) for rows in iterator])
-        return found, batches, time.perf_counter() - begin
+        return lambda rows: step(self.params, sharding.global_batch(task.read(rows), self.mesh))
 
     def translations(self, texts: Sequence[str]) -> tuple[list[Translation], Cost]:
         """Translations of the texts by beam search, and what they cost."""
@@ -160,6 +175,39 @@ class Run:
             return found if details else [continuation.text for continuation in found]
 
         return answers(prompts, text_of, answer, generator.evaluation.batch_size)
+
+    def predict(self, texts: Iterable[Any], **settings: Any) -> Any:
+        """The label of each text with the probabilities of all, a number, or an answer.
+
+        Texts are as the run's data set has them: one, a tuple of several (question and context for
+        task span), or a dictionary of the fields of a record. Each gives a `Prediction`, a float
+        (task regression) or an `Answer`. What is too long for `data.sequence_length` is cut as in
+        training. Settings: answer_length, no_answer_threshold, batch_size.
+        """
+        predictor = Predictor(self, self._asked("predict", settings))
+        size = predictor.evaluation.batch_size
+        return answers(texts, predictor.example, predictor.predict, size)
+
+    def encode(self, texts: Iterable[str], pooling: Pooling = "mean", **settings: Any) -> Any:
+        """The encoder's output for each text, float32: [N, M] of a list of N.
+
+        `pooling` is `mean` over its tokens, `first`, or None: then each text gives [n, M] of its n
+        tokens, with those that stand around it (bos and eos; of a translator eos). What is too long
+        for `data.sequence_length` (of a translator, `model.max_length`) is cut. Settings:
+        batch_size.
+        """
+        encoder = TextEncoder(self, self._asked("encode", settings), pooling)
+        return answers(texts, text_of, encoder.encode, encoder.evaluation.batch_size)
+
+    def log_probs(self, texts: Iterable[Any], **settings: Any) -> Any:
+        """The log-probability of each token of each text, eos last, as a `Scored`.
+
+        Of a translation run texts are pairs (source, target), and the target is scored. A language
+        model reads what is longer than `data.sequence_length` in windows, as with the setting
+        stride. Settings: stride, batch_size.
+        """
+        scorer = Scorer(self, self._asked("log_probs", settings))
+        return answers(texts, scorer.item, scorer.score, scorer.evaluation.batch_size)
 
     def _asked(self, method: str, settings: dict[str, Any]) -> EvaluationConfig:
         """The settings of one call of a method, checked as a config is; and that it can be called.
@@ -233,13 +281,19 @@ def check_processes(what: str) -> None:
 
 def tasks_that(method: str) -> list[TaskName]:
     """The tasks whose runs have a method."""
-    return [name for name, task in tasks.TASKS.items() if task.search == method]
+    has = {
+        "predict": lambda name: FACTS[name].labelled,
+        "encode": lambda name: "encoder" in FACTS[name].roles,
+        # A masked language model gives no probability to a whole text.
+        "log_probs": lambda name: tasks.TASKS[name].search is not None,
+    }.get(method, lambda name: tasks.TASKS[name].search == method)
+    return [name for name in tasks.TASKS if has(name)]
 
 
 def check_task(workdir: Path, config: Config, method: str) -> None:
     """Raises InputError where a run of this task does not have the method."""
     if config.task not in (found := tasks_that(method)):
-        verb = f"{method}s" if len(found) == 1 else method
+        verb = {"log_probs": "give log_probs"}.get(method, method) + "s" * (len(found) == 1)
         raise InputError(
             f"{workdir} is a run of task {config.task}: only {', '.join(found)} {verb}"
         )

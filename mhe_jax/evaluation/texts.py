@@ -5,7 +5,7 @@ in order: it may be endless.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from mhe_jax.config import InputError
@@ -20,9 +20,9 @@ BATCHES_AHEAD = 4
 def answers(
     texts: Iterable[Any],
     check: Callable[[Any, str], Any],
-    answer: Callable[[list[Any]], Sequence[A]],
+    answer: Callable[[list[Any]], Any],
     batch_size: int,
-) -> Sequence[A] | Iterator[A]:
+) -> Any:
     """What `answer` gives for each of the texts, in their order.
 
     `check(text, where)` gives a text as `answer` takes it, or raises; `where` is such as texts[3].

@@ -23,10 +23,8 @@ from mhe_jax.evaluation.decoding import (
     expand_to_beams,
     greedy_search,
 )
-from mhe_jax.evaluation.programs import CompiledRun, padded_length, padded_rows
+from mhe_jax.evaluation.programs import SHORTEST, CompiledRun, padded_length, padded_rows
 from mhe_jax.tasks.task import not_a_number
-
-SHORTEST = 16
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,6 @@ from mhe_jax.evaluation.generation import Continuation
 from mhe_jax.evaluation.translator import Translation
 
 LINES = ["the cat", "", "a small dog runs", "  ", "old", "the big bird sleeps", "a dog"]
-COMPILED = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def count_compilations():
-    def heard(name, seconds, *, fun_name="", **about):
-        if name.endswith("backend_compile_duration"):
-            COMPILED.append(fun_name)
-
-    jax.monitoring.register_event_duration_secs_listener(heard)
 
 
 def load(workdir, **options):
@@ -146,7 +136,7 @@ def test_no_texts(translating, generating):
     assert list(translating.translate(iter([]))) == []
 
 
-def test_the_same_shapes_compile_nothing_again(translation_run, run_of):
+def test_the_same_shapes_compile_nothing_again(translation_run, run_of, compiled):
     """Rows up to a power of two and lengths up to another are one program; so are all seeds."""
     run = load(translation_run)
     drawn = {"temperature": 1.0, "extra_length": 4}
@@ -161,12 +151,12 @@ def test_the_same_shapes_compile_nothing_again(translation_run, run_of):
         (lambda: lm.generate(LINES, **drawn), lambda: lm.generate(LINES, seed=3, **drawn)),
     ]
     for first, second in calls:
-        COMPILED.clear()
+        compiled.clear()
         first()
-        assert COMPILED
-        COMPILED.clear()
+        assert compiled
+        compiled.clear()
         second()
-        assert COMPILED == []
+        assert compiled == []
 
 
 def test_a_short_text_is_not_padded_to_a_batch(translation_run, monkeypatch):
@@ -227,12 +217,12 @@ def test_a_run_without_validation_has_its_last_checkpoint(translation_run, tmp_p
         (lambda run: load(run.workdir, checkpoint="first"), "evaluation.checkpoint is 'first'"),
     ],
 )
-def test_bad_input(translating, call, says):
-    COMPILED.clear()
+def test_bad_input(translating, compiled, call, says):
+    compiled.clear()
     with pytest.raises(InputError, match=says) as found:
         call(translating)
     assert "\n" not in str(found.value)
-    assert COMPILED == []
+    assert compiled == []
 
 
 def test_several_processes(translating, monkeypatch):

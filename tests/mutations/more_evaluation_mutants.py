@@ -298,10 +298,10 @@ MORE_EVALUATION = (
         "test_sliding_windows.py",
     ),
     Mutant(
-        "evaluation: SlidingWindows._num_windows 1",
-        "SlidingWindows._num_windows",
-        "math.ceil((self.num_tokens - self._length) / self.stride)",
-        "(self.num_tokens - self._length) // self.stride",
+        "evaluation: num_windows 1",
+        "num_windows",
+        "math.ceil((num_tokens - length) / stride)",
+        "(num_tokens - length) // stride",
         "test_sliding_windows.py",
     ),
     Mutant(
