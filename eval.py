@@ -1,4 +1,4 @@
-"""Scores a trained run, translates or continues standard input with it, or compares many runs.
+"""Scores a trained run, translates, continues or labels standard input, or compares many runs.
 
 See `eval.py --help`, `eval.py RUN --help` and `eval.py compare --help`.
 """

@@ -36,6 +36,7 @@ from mutations.model_mutants import MODEL
 from mutations.more_data_mutants import MORE_DATA
 from mutations.more_evaluation_mutants import MORE_EVALUATION
 from mutations.mutant import Mutant
+from mutations.python_mutants import PYTHON
 from mutations.run_mutants import RUN
 from mutations.training_mutants import TRAINING
 
@@ -48,6 +49,7 @@ MUTANTS = (
     *RUN,
     *EVALUATION,
     *MORE_EVALUATION,
+    *PYTHON,
 )
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mhe_jax"

@@ -354,7 +354,7 @@ def run_all(name: str, monkeypatch, capfdbinary) -> list[str]:
         capfdbinary.readouterr()
         commands.main([command, *with_budget(command, arguments)])
         out, err = capfdbinary.readouterr()
-        lines = err if {"--translate", "--generate"} & {*arguments} else out
+        lines = err if {"--translate", "--generate", "--predict"} & {*arguments} else out
         json.loads(lines.splitlines()[-1])
     return reasons
 

@@ -24,6 +24,7 @@ ROOMS = [
     "analysis",
     "evaluation",
     "report",
+    "__init__",  # what a user types first
     "cli",
     "__main__",
 ]
@@ -93,7 +94,7 @@ def test_no_circle():
 
 
 def test_every_file_has_a_room():
-    assert {room(path) for path in FILES} - {"__init__"} <= set(ROOMS)
+    assert {room(path) for path in FILES} <= set(ROOMS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
@@ -178,8 +179,17 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_attention_loads_jax_and_flax_only():
-    packages = loaded_by("import mhe_jax.attention")
+def test_the_package_loads_nothing():
+    code = "import mhe_jax; assert mhe_jax.__all__ == ['InputError', 'load', 'make_attention']"
+    assert not {"jax", "flax", "numpy"} & loaded_by(code)
+    assert not {"jax", "flax", "numpy"} & loaded_by(f"{code}; mhe_jax.InputError('x')")
+
+
+@pytest.mark.parametrize(
+    "module", ["mhe_jax.attention", "mhe_jax; mhe_jax.make_attention('mha', num_heads=2)"]
+)
+def test_attention_loads_jax_and_flax_only(module):
+    packages = loaded_by(f"import {module}")
     assert {"jax", "flax"} <= packages
     own = packages - loaded_by("import flax.linen")  # Flax itself loads rich
     assert not own & {*HOMES, "chex", "optax"}

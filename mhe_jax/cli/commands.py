@@ -9,7 +9,10 @@ from mhe_jax.config.fields import did_you_mean, nearest
 
 COMMANDS = {
     "train": (train.main, "train a config, or a sweep of it; as train.py"),
-    "eval": (evaluate.main, "score a run, or translate or continue text with it; as eval.py"),
+    "eval": (
+        evaluate.main,
+        "score a run, or translate, continue or label text with it; as eval.py",
+    ),
     "compare": (compare.main, "tables and plots of many runs; as eval.py compare"),
     "paper": (paper.main, "the published tables, recomputed; as eval.py paper"),
     "configs": (configs.main, "the experiments that come along, and their files"),

@@ -1,4 +1,4 @@
-"""`eval.py RUN`: score a trained run, or translate or continue standard input with it.
+"""`eval.py RUN`: score a trained run, or translate, continue or label standard input with it.
 
 `eval.py compare` and `eval.py paper` go to the files of these names.
 """
@@ -21,8 +21,8 @@ from mhe_jax.config.files import CONFIG
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.rules import check, check_files
 
-USAGE = "eval.py RUN [--field value ...] [--translate | --generate]"
-Action = typing.Literal["score", "translate", "generate"]
+ARGUMENTS = "RUN [--field value ...] [--translate | --generate | --predict]"
+Action = typing.Literal["score", "translate", "generate", "predict"]
 # Bytes of standard input that are read at once; characters of a line that is kept whole, and of a
 # piece of a tokenizer: those of ours have 16.
 PART, LONGEST_LINE, LONGEST_PIECE = 1 << 16, 1 << 26, 1024
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     processes, arguments = take_flags(arguments)
     run, evaluation, action = parse(arguments)
     with joined(processes) as writes:
-        from mhe_jax.evaluation import evaluate, generate, translate
+        from mhe_jax.evaluation import evaluate, generate, predict, translate
 
         if action == "score":
             result = evaluate(run, evaluation)
@@ -51,18 +51,21 @@ def main(arguments: Sequence[str]) -> None:
         keep = usable(run) if action == "translate" else None
         lines = input_lines(sys.stdin.buffer, keep=keep)
         chunk = 1 if sys.stdin.isatty() else None
-        answer = translate if action == "translate" else generate
+        answer = {"translate": translate, "generate": generate, "predict": predict}[action]
         print(json.dumps(answer(run, evaluation, lines, output, chunk=chunk)), file=sys.stderr)
 
 
 @dataclasses.dataclass(frozen=True)
 class _EvaluationArguments(EvaluationConfig):
-    """Scores a trained run, or translates or continues standard input with it."""
+    """Scores a trained run, or translates, continues or labels standard input with it."""
 
     # Translate the lines of standard input to standard output instead of scoring.
     translate: bool = False
     # Continue the lines of standard input to standard output instead of scoring.
     generate: bool = False
+    # Label the lines of standard input (texts with tabs between them, where examples have several)
+    # instead of scoring.
+    predict: bool = False
     # Directories in which files that the run names may lie, beside the run itself: it may be from
     # somebody else. What --sources names by its whole path is read wherever it lies.
     trust: tuple[str, ...] = (".",)
@@ -77,31 +80,34 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
       InputError: no run, a field or value that is not allowed, or a file that the run names and
         the command line does not trust.
     """
+    program = called("eval")
+    usage = f"{program} {ARGUMENTS}"
     if not arguments:
-        raise InputError(f"no run given; usage: {USAGE}")
+        raise InputError(f"no run given; usage: {usage}")
     name, *rest = arguments
     if name in ("-h", "--help"):
-        print(f"usage: {USAGE}\n\nRUN is the --workdir of a training run.")
-        print("`eval.py RUN --help` explains every field.")
+        print(f"usage: {usage}\n\nRUN is the --workdir of a training run.")
+        print(f"`{program} RUN --help` explains every field.")
         print(f"\n{called('compare')} {compare.ARGUMENTS}")
         print("    tables and plots of many runs, and of sweeps")
         print(f"\n{called('paper')}\n    the published tables beside our recomputed values")
         print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         raise SystemExit(0)
     if name.startswith("-"):
-        raise InputError(f"the run comes before {name}; usage: {USAGE}")
+        raise InputError(f"the run comes before {name}; usage: {usage}")
     run = Path(name)
     config = config_of(run)
     default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
-    parsed = parse_fields(_EvaluationArguments, default, rest, f"eval.py {name}", bare_flags=True)
+    parsed = parse_fields(_EvaluationArguments, default, rest, f"{program} {name}", bare_flags=True)
     values = dataclasses.asdict(parsed)
     trusted = values.pop("trust")
-    flags = {action: values.pop(action) for action in ("translate", "generate")}
-    if all(flags.values()):
-        raise InputError("--translate and --generate: give only one")
+    actions: tuple[Action, ...] = ("translate", "generate", "predict")
+    given: list[Action] = [action for action in actions if values.pop(action)]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(f'--{action}' for action in given)}: give only one")
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation))
-    action = "translate" if flags["translate"] else "generate" if flags["generate"] else "score"
+    action: Action = given[0] if given else "score"
     names = evaluation.sources or getattr(config.data, evaluation.split)
     check_files(
         run,

@@ -177,6 +177,10 @@ class Tokenizer(Pieces):
         following = begun[np.minimum(begins + 1, len(starts))]
         return np.stack([np.where(begins < len(starts), following - 1, begun[-1]), begun[ends]], 1)
 
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The pieces of these numbers as they are: a space is U+2581, a byte <0x00>."""
+        return [self._processor.id_to_piece(int(i)) for i in ids]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of piece numbers; special tokens give nothing, broken UTF-8 gives U+FFFD."""
         return self._processor.decode([int(i) for i in ids if i >= NUM_SPECIAL])

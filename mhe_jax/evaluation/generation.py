@@ -20,12 +20,12 @@ import numpy as np
 from flax.traverse_util import path_aware_map
 from jax import lax
 
+from mhe_jax.config import EvaluationConfig
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
 from mhe_jax.evaluation.decoding import FORBIDDEN
-from mhe_jax.evaluation.programs import Programs, padded_length
+from mhe_jax.evaluation.programs import CompiledRun, padded_length, padded_rows
 from mhe_jax.evaluation.translator import encode_some, longest_piece
-from mhe_jax.tasks.task import TrainedRun, not_a_number
-from mhe_jax.training.sharding import round_up_rows
+from mhe_jax.tasks.task import not_a_number
 
 SHORTEST = 8
 # A temperature below it is 0 where float32 is computed: the most probable token, then.
@@ -68,7 +68,9 @@ class Continuation:
 
 
 class Generator:
-    """Continues prompts with the model of a run; `run.evaluation` says how tokens are chosen.
+    """Continues prompts with the model of a run; `evaluation` says how tokens are chosen.
+
+    None is `run.evaluation`.
 
     Prompts are prefilled in one call, padded to a power of two; then all rows of a batch step
     together until each has ended, by eos or by its length: at most `evaluation.extra_length` tokens
@@ -80,15 +82,17 @@ class Generator:
     the tokens before alone, not on the batch.
     """
 
-    def __init__(self, run: TrainedRun):
+    def __init__(self, run: CompiledRun, evaluation: EvaluationConfig | None = None):
         assert isinstance(run.tokenizer, Tokenizer)
-        self.run, self.evaluation, self.tokenizer = run, run.evaluation, run.tokenizer
+        self.run, self.evaluation = run, evaluation or run.evaluation
+        self.tokenizer = run.tokenizer
         self.model: Any = run.model
         self.longest = run.config.data.sequence_length
         # Characters that hold twice the tokens that are read: what precedes changes none of these.
         self._enough = 2 * self.longest * longest_piece(self.tokenizer)
         self.num_prompts = 0
-        self._programs = Programs(self._generate, run.params, run.mesh, 3)
+        e = self.evaluation
+        self._name = "generate", e.temperature, e.top_k, e.top_p, e.extra_length
 
     def generate(self, prompts: Sequence[str]) -> list[Continuation]:
         """The continuation of each prompt, in their order; an empty prompt is a new text.
@@ -97,7 +101,7 @@ class Generator:
           InputError: the model gave something that is not a number.
         """
         found: list[Continuation] = []
-        rows = round_up_rows(min(self.evaluation.batch_size, max(1, len(prompts))), self.run.mesh)
+        rows = padded_rows(len(prompts), self.evaluation.batch_size, self.run.mesh)
         for start in range(0, len(prompts), rows):
             found += self._batch(prompts[start : start + rows], rows)
         return found
@@ -120,15 +124,18 @@ class Generator:
         tokens[:, 0] = BOS
         lengths, limits = np.ones(rows, np.int32), np.zeros(rows, np.int32)
         numbers = np.zeros(rows, np.int32)
+        # As `jax.random.key` reads a seed. Another seed is no other program.
+        seeds = np.full(rows, self.evaluation.seed, np.int64).astype(np.int32)
         for row, prompt in enumerate(ids):
             tokens[row, : len(prompt)] = prompt
             lengths[row] = len(prompt)
             limits[row] = min(self.evaluation.extra_length, self.longest - len(prompt))
             numbers[row] = self.num_prompts + row
         self.num_prompts += len(prompts)
-        out, counts, broken = jax.device_get(
-            self._programs(rows, length)(self.run.params, tokens, lengths, limits, numbers)
+        program = self.run.programs(
+            self._name, self._generate, tokens, lengths, limits, numbers, seeds
         )
+        out, counts, broken = jax.device_get(program())
         if broken[: len(prompts)].any():
             raise not_a_number(self.run.workdir)
         return [
@@ -143,11 +150,11 @@ class Generator:
         text = head + self.tokenizer.decode([*read, *new])
         return Continuation(" ".join(text.splitlines()), new, truncated=not whole)
 
-    def _generate(self, params, tokens, lengths, limits, numbers):
+    def _generate(self, params, tokens, lengths, limits, numbers, seeds):
         """Prompts [B, P], their lengths and most new tokens [B], to new tokens, their counts,
         and which rows gave something that is not a number.
 
-        `numbers` [B] are those of the prompts.
+        `numbers` [B] are those of the prompts, `seeds` [B] all the same.
         """
         e, rows = self.evaluation, tokens.shape[0]
         size = max(1, min(e.extra_length, self.longest))
@@ -166,7 +173,7 @@ class Generator:
             nn.unbox(cache),
         )
         last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
-        keys = jax.vmap(lambda n: jax.random.fold_in(jax.random.key(e.seed), n))(numbers)
+        keys = jax.vmap(lambda s, n: jax.random.fold_in(jax.random.key(s), n))(seeds, numbers)
 
         def choose(logits, i):
             allowed = logits.at[:, np.array(FORBIDDEN)].set(-jnp.inf)

@@ -1,21 +1,26 @@
-"""Compiled searches: a program for each shape, and whether it fits into memory."""
+"""Compiled programs of a run: one for each shape, and whether it fits into memory."""
 
 import contextlib
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from mhe_jax.config import InputError
-from mhe_jax.training.sharding import BATCH, replicated, use_mesh
+from mhe_jax.data import EvaluationBatches
+from mhe_jax.tasks.task import TrainedRun
+from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
 
 # What a container may use: of control groups of version 2, and of version 1.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+# The least length of rows.
+SHORTEST = 16
 
 
 def padded_length(longest: int, least: int, most: int) -> int:
@@ -27,35 +32,75 @@ def padded_length(longest: int, least: int, most: int) -> int:
     return min(max(least, 1 << (longest - 1).bit_length()), most)
 
 
-class Programs:
-    """`search(params, tokens [rows, length], *numbers)`, compiled once for each rows and length.
+def padded_rows(count: int, most: int, mesh: Mesh) -> int:
+    """Rows of a batch: the power of two that holds `count`, at most `most`; over the mesh."""
+    return round_up_rows(min(most, 1 << max(0, count - 1).bit_length()), mesh)
 
-    There are `count` arrays of `numbers` [rows]. `seconds` is the time that compiling took.
+
+def plan(lengths: Sequence[int] | np.ndarray, size: int, most: int) -> list[tuple[int, np.ndarray]]:
+    """The length of each batch of at most `size` rows, and the numbers of its rows.
+
+    Short rows come first.
+
+    >>> [(length, rows.tolist()) for length, rows in plan([30, 3, 17, 2], 2, 100)]
+    [(16, [3, 1]), (32, [2, 0])]
+    """
+    order = np.argsort(np.asarray(lengths), kind="stable")
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    return [(padded_length(int(lengths[rows[-1]]), SHORTEST, most), rows) for rows in batches]
+
+
+class Programs:
+    """`function(params, *arrays)`, compiled once for each name and shape of the arrays.
+
+    Arrays (or dictionaries of them) have a row for each text, [rows, length] or [rows, ...], and
+    are the same in every process. A name holds all settings that its function reads beside its
+    arguments.
     """
 
-    def __init__(self, search: Callable[..., Any], params: Any, mesh: Mesh, count: int):
-        self._search, self._params, self._mesh, self._count = search, params, mesh, count
-        self._compiled: dict[tuple[int, int], Any] = {}
-        self.seconds = 0.0
+    def __init__(self, params: Any, mesh: Mesh):
+        self._params, self._mesh = params, mesh
+        self._compiled: dict[Hashable, Any] = {}
 
-    def __call__(self, rows: int, length: int) -> Any:
-        """The program of this shape.
+    def __call__(
+        self, name: Hashable, function: Callable[..., Any], *arrays: Any
+    ) -> Callable[[], Any]:
+        """The call of the program, ready to run; what it gives is whole in every process.
 
         Raises:
           InputError: it needs more memory than the machine has.
         """
-        if (rows, length) not in self._compiled:
-            begin = time.perf_counter()
+        leaves, structure = jax.tree.flatten(arrays)
+        key = name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if key not in self._compiled:
             whole = NamedSharding(self._mesh, BATCH)
-            numbers = jax.ShapeDtypeStruct((rows,), np.int32, sharding=whole)
-            tokens = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=whole)
+            shapes = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), arrays
+            )
             with use_mesh(self._mesh):
-                jitted = jax.jit(self._search, out_shardings=replicated(self._mesh))
-                compiled = jitted.lower(self._params, tokens, *[numbers] * self._count).compile()
-            check_fits(compiled, self._mesh, rows, length)
-            self._compiled[rows, length] = compiled
-            self.seconds += time.perf_counter() - begin
-        return self._compiled[rows, length]
+                jitted = jax.jit(function, out_shardings=replicated(self._mesh))
+                compiled = jitted.lower(self._params, *shapes).compile()
+            check_fits(compiled, self._mesh, *leaves[0].shape[:2])
+            self._compiled[key] = compiled
+        compiled = self._compiled[key]
+        return lambda: compiled(self._params, *jax.tree.map(self._put, arrays))
+
+    def _put(self, rows: np.ndarray) -> jax.Array:
+        """Every process has all rows; each device takes its own."""
+        return jax.make_array_from_callback(
+            rows.shape, NamedSharding(self._mesh, BATCH), lambda index: rows[index]
+        )
+
+
+class CompiledRun(TrainedRun, Protocol):
+    """A trained run with its compiled programs; see `evaluation.run`."""
+
+    @property
+    def programs(self) -> Programs: ...
+
+    def sums_of(self, batches: EvaluationBatches) -> list[dict[str, Any]]:
+        """What the evaluation step gives for each batch."""
+        ...
 
 
 def machine_memory() -> int:

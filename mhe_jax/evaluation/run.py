@@ -1,14 +1,18 @@
-"""A trained run, loaded once: its model with parameters, tokenizer and mesh.
+"""A trained run, loaded once: its model with parameters, tokenizer, mesh and compiled programs.
 
-Every result says what it was measured on and how: task, split, the steps of the checkpoints,
-seconds, and which form and engine each attention kind ran as.
+    run.translate(texts)    run.generate(prompts)      results as `translator.py`, `generation.py`
+    run.model.apply({"params": run.params}, tokens)    the Flax module by hand
+
+Every result of a split says what it was measured on and how: task, split, the steps of the
+checkpoints, seconds, and which form and engine each attention kind ran as.
 """
 
 import bisect
+import functools
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +21,52 @@ import jax
 from jax.sharding import Mesh
 
 from mhe_jax import tasks
-from mhe_jax.config import Config, EvaluationConfig
+from mhe_jax.config import FACTS, Config, EvaluationConfig, InputError, TaskName
+from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import TOKENIZER, write_whole
+from mhe_jax.config.loading import config_of
+from mhe_jax.config.rules import check, check_files
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
+from mhe_jax.evaluation.encoding import Pooling, TextEncoder
+from mhe_jax.evaluation.generation import Generator
+from mhe_jax.evaluation.prediction import Predictor
+from mhe_jax.evaluation.programs import Programs
+from mhe_jax.evaluation.scoring import Scorer
+from mhe_jax.evaluation.texts import answers, text_of
 from mhe_jax.evaluation.translator import Cost, Translation, Translator
 from mhe_jax.training import checkpoint, sharding
 from mhe_jax.training.state import abstract_params
 from mhe_jax.training.step import make_eval_step
 from mhe_jax.training.summary import described
 
+# Fields of `evaluation` that a call of each method takes by name.
+SETTINGS = {
+    "translate": ("beam_size", "length_penalty", "extra_length", "batch_size"),
+    "generate": ("temperature", "top_k", "top_p", "seed", "extra_length", "batch_size"),
+    "predict": ("answer_length", "no_answer_threshold", "batch_size"),
+    "encode": ("batch_size",),
+    "log_probs": ("stride", "batch_size"),
+}
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Run:
-    """A trained run, ready to evaluate; `config.evaluation` says how."""
+    """A trained run, ready to use; `config.evaluation` says how.
+
+    Its methods take a list of texts and give a list, or an iterator and give an iterator, lazily
+    and in order. A line end at the end of a text is left out. What differs from `config.evaluation`
+    in one call is given by name: `run.translate(texts, beam_size=1)`. Programs are compiled for few
+    shapes, rows and lengths that are powers of two, and stay in this object: texts of the same
+    shape compile nothing again. All methods raise `InputError`, one line that says what is wrong:
+    another task, a setting, a text, a model that gives something that is not a number.
+    """
 
     workdir: Path
-    config: Config
-    mesh: Mesh
-    tokenizer: AnyTokenizer
-    model: nn.Module
-    params: Any  # laid over the mesh
+    config: Config = field(repr=False)
+    mesh: Mesh = field(repr=False)
+    tokenizer: AnyTokenizer = field(repr=False)
+    model: nn.Module = field(repr=False)
+    params: Any = field(repr=False)  # laid over the mesh
     steps: list[int]  # the checkpoints that params are the mean of
 
     @classmethod
@@ -62,6 +92,15 @@ class Run:
         return cls(workdir, config, mesh, tokenizer, model, params, steps)
 
     @property
+    def programs(self) -> Programs:
+        """What is compiled so far."""
+        return self._programs
+
+    @functools.cached_property
+    def _programs(self) -> Programs:
+        return Programs(self.params, self.mesh)
+
+    @property
     def evaluation(self) -> EvaluationConfig:
         """Checkpoint, split and search."""
         return self.config.evaluation
@@ -85,28 +124,179 @@ class Run:
         process = sharding.share_of_rows(self.mesh)
         rows = sharding.round_up_rows(self.evaluation.batch_size, self.mesh)
         batches = task.scored_batches(self.config, tokenizer, self.evaluation.split, rows, *process)
-        evaluated = task.sums(self.model, outputs=True)
-        step = make_eval_step(evaluated, self.mesh, sharding.shardings_of(self.params))
-
-        def sums_of(rows):
-            return step(self.params, sharding.global_batch(task.read(rows), self.mesh))
-
         for number in _first_of_each_length(batches):  # compiled here, not in the time below
-            jax.block_until_ready(sums_of(batches.batch(number)))
+            jax.block_until_ready(self._step(batches.batch(number)))
         begin = time.perf_counter()
-        with batches.iterate() as iterator:
-            found = jax.device_get([sums_of(rows) for rows in iterator])
+        found = self.sums_of(batches)
         return found, batches, time.perf_counter() - begin
 
-    def translate(self, texts: Sequence[str]) -> tuple[list[Translation], Cost]:
+    def sums_of(self, batches: EvaluationBatches) -> list[dict[str, Any]]:
+        """The sums of each of the batches, and what else the task measures a model by."""
+        with batches.iterate() as iterator:
+            return jax.device_get([self._step(rows) for rows in iterator])
+
+    @functools.cached_property
+    def _step(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        task = tasks.of(self.config)
+        evaluated = task.sums(self.model, outputs=True)
+        step = make_eval_step(evaluated, self.mesh, sharding.shardings_of(self.params))
+        return lambda rows: step(self.params, sharding.global_batch(task.read(rows), self.mesh))
+
+    def translations(self, texts: Sequence[str]) -> tuple[list[Translation], Cost]:
         """Translations of the texts by beam search, and what they cost."""
         translator = Translator(self)
         return translator.translate(texts), translator.cost
+
+    def translate(self, texts: Iterable[str], *, details: bool = False, **settings: Any) -> Any:
+        """The translation of each text, without a line break in it; blank ones stay empty.
+
+        With `details` each is a `Translation`: text, tokens, score, and whether the source was cut
+        to `model.max_length` tokens. Settings: beam_size, length_penalty, extra_length, batch_size.
+        """
+        translator = Translator(self, self._asked("translate", settings))
+
+        def answer(texts: list[str]) -> list[Any]:
+            found = translator.translate(texts)
+            return found if details else [translation.text for translation in found]
+
+        return answers(texts, text_of, answer, translator.evaluation.batch_size)
+
+    def generate(self, prompts: Iterable[str], *, details: bool = False, **settings: Any) -> Any:
+        """Each prompt and what follows it, without a line break; an empty one is a new text.
+
+        With `details` each is a `Continuation`: text, new tokens, and whether only the end of the
+        prompt was read. Settings: temperature, top_k, top_p, seed, extra_length, batch_size. What
+        is drawn for prompt n of a call depends on seed, n and the tokens before, not on the batch.
+        """
+        generator = Generator(self, self._asked("generate", settings))
+
+        def answer(prompts: list[str]) -> list[Any]:
+            found = generator.generate(prompts)
+            return found if details else [continuation.text for continuation in found]
+
+        return answers(prompts, text_of, answer, generator.evaluation.batch_size)
+
+    def predict(self, texts: Iterable[Any], **settings: Any) -> Any:
+        """The label of each text with the probabilities of all, a number, or an answer.
+
+        Texts are as the run's data set has them: one, a tuple of several (question and context for
+        task span), or a dictionary of the fields of a record. Each gives a `Prediction`, a float
+        (task regression) or an `Answer`. What is too long for `data.sequence_length` is cut as in
+        training. Settings: answer_length, no_answer_threshold, batch_size.
+        """
+        predictor = Predictor(self, self._asked("predict", settings))
+        size = predictor.evaluation.batch_size
+        return answers(texts, predictor.example, predictor.predict, size)
+
+    def encode(self, texts: Iterable[str], pooling: Pooling = "mean", **settings: Any) -> Any:
+        """The encoder's output for each text, float32: [N, M] of a list of N.
+
+        `pooling` is `mean` over its tokens, `first`, or None: then each text gives [n, M] of its n
+        tokens, with those that stand around it (bos and eos; of a translator eos). What is too long
+        for `data.sequence_length` (of a translator, `model.max_length`) is cut. Settings:
+        batch_size.
+        """
+        encoder = TextEncoder(self, self._asked("encode", settings), pooling)
+        return answers(texts, text_of, encoder.encode, encoder.evaluation.batch_size)
+
+    def log_probs(self, texts: Iterable[Any], **settings: Any) -> Any:
+        """The log-probability of each token of each text, eos last, as a `Scored`.
+
+        Of a translation run texts are pairs (source, target), and the target is scored. A language
+        model reads what is longer than `data.sequence_length` in windows, as with the setting
+        stride. Settings: stride, batch_size.
+        """
+        scorer = Scorer(self, self._asked("log_probs", settings))
+        return answers(texts, scorer.item, scorer.score, scorer.evaluation.batch_size)
+
+    def _asked(self, method: str, settings: dict[str, Any]) -> EvaluationConfig:
+        """The settings of one call of a method, checked as a config is; and that it can be called.
+
+        Raises:
+          InputError: the task is another, or a setting is unknown or not allowed.
+        """
+        check_task(self.workdir, self.config, method)
+        check_processes(method)
+        allowed = SETTINGS[method]
+        for name in settings:
+            if name not in allowed:
+                raise InputError(f"{method} has no setting {name}: takes {', '.join(allowed)}")
+        return with_settings(self.config, settings).evaluation if settings else self.evaluation
 
     def publish(self, suffix: str, text: str) -> None:
         """Writes a file of results, named by the split and `suffix`, by one process."""
         if jax.process_index() == 0:
             write_whole(self.workdir / f"{name_of(self.evaluation)}.{suffix}", text)
+
+
+def load(
+    path: str | Path,
+    *,
+    checkpoint: str | int | None = None,
+    devices: Sequence[Any] | None = None,
+    trust: Sequence[str] = (".",),
+    **settings: Any,
+) -> Run:
+    """A trained run, to translate, generate and so on: `run = mhe_jax.load("runs/multi30k")`.
+
+    Args:
+      path: of the run, the workdir of `train.py`. Nothing outside of it is read.
+      checkpoint: `best`, `last` or a step; None is what the run's config says, which is `best`, or
+        `last` of a run without a validation split.
+      devices: to compute on; None is all there are.
+      trust: directories in which files may lie that links in the run lead to.
+      settings: other fields of `evaluation`, such as beam_size, in place of the run's own.
+
+    Raises:
+      InputError: no such run, checkpoint or setting, or its files do not belong together.
+    """
+    workdir = Path(path)
+    config = config_of(workdir)
+    own = config.evaluation.checkpoint
+    if checkpoint is None:
+        checkpoint = "last" if own == "best" and not config.data.validation else own
+    config = with_settings(config, {"checkpoint": str(checkpoint), **settings})
+    check_files(workdir, config.data.directory, (), trust, by_user=False, python=True)
+    check_processes("load")
+    return Run.load(workdir, config, devices)
+
+
+def with_settings(config: Config, settings: dict[str, Any]) -> Config:
+    """The config with other values of `evaluation`.
+
+    Raises:
+      InputError: an unknown field, or a value that is not allowed.
+    """
+    for name, value in settings.items():
+        config = set_field(config, f"evaluation.{name}", value)
+    check(config)
+    return config
+
+
+def check_processes(what: str) -> None:
+    """Raises InputError where there are other processes."""
+    if jax.process_count() > 1:
+        raise InputError(f"{what} takes one process, not {jax.process_count()}")
+
+
+def tasks_that(method: str) -> list[TaskName]:
+    """The tasks whose runs have a method."""
+    has = {
+        "predict": lambda name: FACTS[name].labelled,
+        "encode": lambda name: "encoder" in FACTS[name].roles,
+        # A masked language model gives no probability to a whole text.
+        "log_probs": lambda name: tasks.TASKS[name].search is not None,
+    }.get(method, lambda name: tasks.TASKS[name].search == method)
+    return [name for name in tasks.TASKS if has(name)]
+
+
+def check_task(workdir: Path, config: Config, method: str) -> None:
+    """Raises InputError where a run of this task does not have the method."""
+    if config.task not in (found := tasks_that(method)):
+        verb = {"log_probs": "give log_probs"}.get(method, method) + "s" * (len(found) == 1)
+        raise InputError(
+            f"{workdir} is a run of task {config.task}: only {', '.join(found)} {verb}"
+        )
 
 
 def name_of(evaluation: EvaluationConfig) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import NamedSharding
 
+from mhe_jax.config import EvaluationConfig
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
 from mhe_jax.evaluation.decoding import (
     FORBIDDEN,
@@ -23,11 +23,8 @@ from mhe_jax.evaluation.decoding import (
     expand_to_beams,
     greedy_search,
 )
-from mhe_jax.evaluation.programs import Programs, padded_length
-from mhe_jax.tasks.task import TrainedRun, not_a_number
-from mhe_jax.training.sharding import BATCH, round_up_rows
-
-SHORTEST = 16
+from mhe_jax.evaluation.programs import SHORTEST, CompiledRun, padded_length, padded_rows
+from mhe_jax.tasks.task import not_a_number
 
 
 @dataclass(frozen=True)
@@ -72,20 +69,23 @@ def encode_some(
 
 
 class Translator:
-    """Translates texts with the model of a run, by the search that `run.evaluation` describes.
+    """Translates texts with the model of a run, by the search that `evaluation` describes.
 
-    A text of nothing but white space is an empty translation, without asking the model.
+    None is `run.evaluation`. A text of nothing but white space is an empty translation, without
+    asking the model.
     """
 
-    def __init__(self, run: TrainedRun):
+    def __init__(self, run: CompiledRun, evaluation: EvaluationConfig | None = None):
         assert isinstance(run.tokenizer, Tokenizer)
-        self.run, self.evaluation, self.tokenizer = run, run.evaluation, run.tokenizer
+        self.run, self.evaluation = run, evaluation or run.evaluation
+        self.tokenizer = run.tokenizer
         self.model: Any = run.model
         self.max_length = run.config.model.max_length
         # Characters that hold twice the tokens that are read: what follows changes none of these.
         self._enough = 2 * self.max_length * longest_piece(self.tokenizer)
         self.cost = Cost()
-        self._programs = Programs(self._decode, run.params, run.mesh, 1)
+        e = self.evaluation
+        self._name = "translate", e.beam_size, e.length_penalty, e.extra_length
 
     def translate(self, texts: Sequence[str]) -> list[Translation]:
         """The translation of each text, in their order, each without a line break in it.
@@ -97,18 +97,13 @@ class Translator:
         ids, _ = encode_some(self.tokenizer, texts, slice(self._enough), self.max_length)
         numbers = [i for i, text in enumerate(texts) if text.strip()]
         numbers.sort(key=lambda i: len(ids[i]), reverse=True)
-        rows = self._rows(len(numbers))
+        rows = padded_rows(len(numbers), self.evaluation.batch_size, self.run.mesh)
         for start in range(0, len(numbers), rows):
             batch = numbers[start : start + rows]
             translations = self._batch([ids[i] for i in batch], rows)
             for i, translation in zip(batch, translations, strict=True):
                 found[i] = translation
         return found
-
-    def _rows(self, count: int) -> int:
-        """Rows of a batch: the config's, or as few as hold `count` with few different shapes."""
-        rows = min(self.evaluation.batch_size, 1 << max(0, count - 1).bit_length())
-        return round_up_rows(rows, self.run.mesh)
 
     def _batch(self, ids: list[list[int]], rows: int) -> list[Translation]:
         cut = [row[: self.max_length - 1] for row in ids]
@@ -119,11 +114,12 @@ class Translator:
             sources[row, : len(tokens)] = tokens
             sources[row, len(tokens)] = EOS
             limits[row] = min(len(tokens) + 1 + self.evaluation.extra_length, self.max_length)
-        decode = self._programs(rows, length)
-        self.cost.compile_seconds = self._programs.seconds
         begin = time.perf_counter()
-        found = jax.device_get(decode(self.run.params, self._put(sources), self._put(limits)))
-        self.cost.decode_seconds += time.perf_counter() - begin
+        decode = self.run.programs(self._name, self._decode, sources, limits)
+        compiled = time.perf_counter()
+        found = jax.device_get(decode())
+        self.cost.compile_seconds += compiled - begin
+        self.cost.decode_seconds += time.perf_counter() - compiled
         self.cost.sentences += len(ids)
         translations = []
         for row, (whole, kept) in enumerate(zip(ids, cut, strict=True)):
@@ -136,12 +132,6 @@ class Translator:
             text = " ".join(self.tokenizer.decode(tokens[:-1]).splitlines())
             translations.append(Translation(text, tokens, score, len(kept) < len(whole)))
         return translations
-
-    def _put(self, rows: np.ndarray) -> jax.Array:
-        """Every process has all rows; each device takes its own."""
-        return jax.make_array_from_callback(
-            rows.shape, NamedSharding(self.run.mesh, BATCH), lambda index: rows[index]
-        )
 
     def _decode(self, params: Any, sources: jax.Array, limits: jax.Array) -> Hypotheses:
         """Sources [B, S] with eos, and the longest output of each [B], to one hypothesis a row."""

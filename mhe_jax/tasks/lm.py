@@ -76,6 +76,11 @@ class LanguageModeling(TextTask):
         }
 
 
+def num_windows(num_tokens: int, length: int, stride: int) -> int:
+    """Windows of `length` that begin `stride` apart and hold all tokens; one if there are none."""
+    return 1 + max(0, math.ceil((num_tokens - length) / stride))
+
+
 class SlidingWindows(EvaluationBlocks):
     """A split in windows of T = `data.sequence_length` tokens that begin `stride` tokens apart.
 
@@ -103,7 +108,7 @@ class SlidingWindows(EvaluationBlocks):
 
     @property
     def _num_windows(self) -> int:
-        return 1 + max(0, math.ceil((self.num_tokens - self._length) / self.stride))
+        return num_windows(self.num_tokens, self._length, self.stride)
 
     def batch(self, step: int) -> Row:
         """The windows that this process holds of batch `step`."""

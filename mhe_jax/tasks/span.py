@@ -1,5 +1,8 @@
 """Span: where in a context the answer to a question begins and ends (SQuAD)."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import flax.linen as nn
 import numpy as np
 
@@ -7,7 +10,7 @@ from mhe_jax.config import Config, InputError, ModelConfig
 from mhe_jax.data import AnyTokenizer
 from mhe_jax.data.examples import Row
 from mhe_jax.model import SpanFinder
-from mhe_jax.tasks.labelled.examples import Question, read_questions
+from mhe_jax.tasks.labelled.examples import Question, given_question, read_questions
 from mhe_jax.tasks.labelled.task import LabelledTask
 from mhe_jax.tasks.labelled.windows import WindowRows
 
@@ -35,7 +38,17 @@ class Span(LabelledTask):
         self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
     ) -> WindowRows:
         """The windows of a split as rows; nothing is misspelt."""
-        return WindowRows(config, tokenizer, split)
+        return WindowRows.read(config, tokenizer, split)
+
+    def given(self, config: Config, item: Any, where: str) -> Question:
+        """A question with its context."""
+        return given_question(config, item, where)
+
+    def rows_of(
+        self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Question]
+    ) -> WindowRows:
+        """Windows of questions."""
+        return WindowRows(config, tokenizer, examples)
 
     def empty_row(self, config: Config) -> Row:
         """With a start and an end as labels."""

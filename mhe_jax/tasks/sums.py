@@ -24,9 +24,7 @@ def label_sums(
     """loss, nats, correct and count of logits [..., V], labels [...] and weights [...]."""
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    nats = normalizer - label_logits
+    nats, label_logits, normalizer = label_nats(logits, labels)
     smooth = nats
     if label_smoothing:
         # A logit of -inf stands past the end of the vocabulary.
@@ -41,6 +39,13 @@ def label_sums(
         "correct": jnp.sum(correct * weights),
         "count": jnp.sum(weights),
     }
+
+
+def label_nats(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """-log p(label), the label's logit, and the log of the sum of all exponentials, each [...]."""
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return normalizer - label_logits, label_logits, normalizer
 
 
 def _is_highest(logits, labels, label_logits):

@@ -56,7 +56,7 @@ class TrainedRun(Protocol):
         """The sums of each batch of the split, the batches, and the seconds without compiling."""
         ...
 
-    def translate(self, texts: Sequence[str]) -> tuple[list[Any], Any]:
+    def translations(self, texts: Sequence[str]) -> tuple[list[Any], Any]:
         """Translations of the texts by beam search, and what they cost."""
         ...
 

@@ -86,7 +86,7 @@ class Translation(Task):
             text, reference = source[number]
             texts.append(text)
             references.append(reference)
-        translations, cost = run.translate(texts)
+        translations, cost = run.translations(texts)
         hypotheses = [translation.text for translation in translations]
         run.publish("hypotheses.txt", "".join(f"{hypothesis}\n" for hypothesis in hypotheses))
         seconds = max(cost.decode_seconds, 1e-9)

@@ -253,6 +253,11 @@ def test_sweeping(refused, flags, says):
         ),
         (f"{SCORE} --translate", r"runs/lm is a run of task lm: only translation translates$"),
         (f"{SCORE} --translate --generate", r"--translate and --generate: give only one$"),
+        (f"{SCORE} --predict --generate", r"--generate and --predict: give only one$"),
+        (
+            f"{SCORE} --predict",
+            r"runs/lm is a run of task lm: only classification, regression, .*, span predict$",
+        ),
         (
             f"{SCORE} --generate --top_k 3",
             r"evaluation\.top_k is 3: needs evaluation\.temperature abov",

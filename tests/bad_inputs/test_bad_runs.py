@@ -19,6 +19,7 @@ ENTRIES = {
     "last": ("eval.py runs/lm --checkpoint last --average_checkpoints 2", "lm"),
     "translate": ("eval.py runs/translation --translate", "translation"),
     "generate": ("eval.py runs/lm --generate", "lm"),
+    "predict": ("eval.py runs/labels --predict", "labels"),
     "init_from": (
         "train.py tiny.py:labels --workdir runs/new --train.init_from runs/mlm",
         "mlm",
@@ -26,7 +27,7 @@ ENTRIES = {
     "compare": ("eval.py compare runs/lm --out report", "lm"),
     "sweep": ("train.py tiny.py:lm --workdir runs/sweep --seeds 1", "lm"),
 }
-READERS = ["resume", "score", "translate", "generate", "init_from", "compare"]
+READERS = ["resume", "score", "translate", "generate", "predict", "init_from", "compare"]
 CONFIGS = {
     "empty": ("", "not JSON: Expecting value"),
     "cut": ('{"task": "lm", "mod', "not JSON: "),
@@ -159,7 +160,7 @@ CHECKPOINTS = {
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("entry", ["longer", "score", "last", "translate", "init_from"])
+@pytest.mark.parametrize("entry", ["longer", "score", "last", "translate", "predict", "init_from"])
 @pytest.mark.parametrize("fault", CHECKPOINTS)
 def test_checkpoints(run, refused, entry, fault):
     arguments, name = ENTRIES[entry]

@@ -125,7 +125,7 @@ def test_spans_are_the_words(config, dataset, words, tokenizer):
     found = [tuple(e.texts[text][a:b] for text, a, b in e.spans) for e in examples]
     assert found == words
     # And in the row: the pieces under the marks are those of the words.
-    rows = LabelledRows(given, tokenizer, "train")
+    rows = LabelledRows.read(given, tokenizer, "train")
     for number, expected in enumerate(words):
         row = rows.row(number, 160)
         for span, word in enumerate(expected, 1):
@@ -206,7 +206,7 @@ def test_own_numbers_and_choices(config, tmp_path):
 
 
 def test_rows(config, tokenizer):
-    row = LabelledRows(config("rte"), tokenizer, "train").row(1, 48)
+    row = LabelledRows.read(config("rte"), tokenizer, "train").row(1, 48)
     text = [tokenizer.encode(text) for text in PAIR[1]]
     whole = [BOS, *text[0], EOS, *text[1], EOS]
     assert len(whole) > 48
@@ -214,12 +214,12 @@ def test_rows(config, tokenizer):
     assert row["tokens"].tolist() == [BOS, *text[0][:kept], EOS, *text[1], EOS]
     assert row["token_types"].tolist() == [0] * (kept + 2) + [1] * (len(text[1]) + 1)
     assert (row["labels"], row["weights"], row["index"]) == (1, 1.0, 1)
-    row = LabelledRows(config("rte", sequence_length=90), tokenizer, "train").row(1, 90)
+    row = LabelledRows.read(config("rte", sequence_length=90), tokenizer, "train").row(1, 90)
     assert row["tokens"].tolist() == whole + [PAD] * (90 - len(whole))
-    row = LabelledRows(config("cola", sequence_length=20), tokenizer, "test").row(2, 20)
+    row = LabelledRows.read(config("cola", sequence_length=20), tokenizer, "test").row(2, 20)
     assert row["tokens"].tolist() == [BOS, *tokenizer.encode(SINGLE[2][0])[:18], EOS]
     assert row["weights"] == 0.0
-    row = ChoiceRows(config("copa", sequence_length=90), tokenizer, "train").row(0, 90)
+    row = ChoiceRows.read(config("copa", sequence_length=90), tokenizer, "train").row(0, 90)
     assert row["tokens"].shape == (2, 90)
     assert row["tokens"][1, : row["token_types"][1].argmax()].tolist() == [
         BOS,
@@ -232,7 +232,7 @@ def test_rows(config, tokenizer):
 @pytest.mark.parametrize(("split", "told"), [("train", ", 2 broken lines left out"), ("test", "")])
 def test_broken_lines_are_counted(config, tokenizer, split, told):
     """A line break inside a text makes two lines of one."""
-    rows = LabelledRows(config("qqp"), tokenizer, split)
+    rows = LabelledRows.read(config("qqp"), tokenizer, split)
     assert rows.describe() == f"3 examples (3 cut{told})"
 
 

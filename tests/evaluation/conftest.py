@@ -7,6 +7,7 @@ from pathlib import Path
 import flax.linen as nn
 import jax
 import pytest
+from labelled_files import write
 
 from mhe_jax.config import (
     AttentionConfig,
@@ -18,7 +19,8 @@ from mhe_jax.config import (
 )
 from mhe_jax.config.fields import save_json
 from mhe_jax.config.rules.trust import remember
-from mhe_jax.tasks import TASKS, make_tokenizer
+from mhe_jax.tasks import TASKS, make_tokenizer, resolve
+from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training.checkpoint import Checkpoints
 
 WORDS = ["red", "green", "cat", "dog", "bird", "runs", "sleeps", "the", "a", "small", "big", "old"]
@@ -103,3 +105,46 @@ def run_of(texts, tmp_path_factory):
         return save_run(config, change)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def labelled_run(tmp_path_factory):
+    """Makes a run on a data set of `labelled_files.py`, whose files lie beside it."""
+
+    def make(dataset, change=lambda params: params, **data):
+        directory = tmp_path_factory.mktemp(dataset)
+        first, second, third = write(dataset, directory)
+        config = Config(
+            task=TABLE[dataset].task,
+            workdir=str(directory / "run"),
+            model=ModelConfig(
+                vocabulary_size=300, features=8, mlp_features=8, num_layers=1, max_length=128
+            ),
+            data=DataConfig(
+                directory=str(directory),
+                dataset=dataset,
+                train=(first,),
+                validation=(second,),
+                test=(third,),
+                batch_size=4,
+                cache_directory=str(directory / "cache"),
+                **{"sequence_length": 96, **data},
+            ),
+            evaluation=EvaluationConfig(batch_size=4, answer_length=90),
+        )
+        return save_run(resolve(config), change)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """A list that gets the name of each function that XLA compiles from now on."""
+    names = []
+
+    def heard(name, seconds, *, fun_name="", **about):
+        if name.endswith("backend_compile_duration"):
+            names.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    return names

@@ -182,7 +182,7 @@ def test_squad_by_hand(run_of_data):
         for i in places:
             for j in places[(places >= i) & (places < i + 90)]:
                 if start[i] + end[j] > best.get(name, (-np.inf,))[0]:
-                    best[name] = start[i] + end[j], batches.rows.text(number, i, j)
+                    best[name] = start[i] + end[j], batches.rows.span(number, i, j)[0]
     for name in right:
         assert answers[name] == best[name][1]
         assert odds[name] == pytest.approx(least[name] - best[name][0], abs=1e-4)

@@ -181,11 +181,12 @@ def test_what_is_read_of_a_line_that_just_fits(translation_run, monkeypatch, cou
     run.tokenizer.encode_batch = lambda texts: [[*range(100, 100 + count)]]
     read = []
 
-    def decode(params, sources, limits):
+    def program(self, name, decode, sources, limits):
         read.extend([*map(int, sources[0])])
-        return Hypotheses(*(np.full(shape, EOS) for shape in [(1, 1, 1), (1, 1), (1, 1), (1, 1)]))
+        found = [np.full(shape, EOS) for shape in [(1, 1, 1), (1, 1), (1, 1), (1, 1)]]
+        return lambda: Hypotheses(*found)
 
-    monkeypatch.setattr(Programs, "__call__", lambda self, rows, length: decode)
+    monkeypatch.setattr(Programs, "__call__", program)
     (found,) = translator.translate(["the cat"])
     kept = min(count, 19)
     assert [token for token in read if token] == [*range(100, 100 + kept), EOS]

@@ -298,10 +298,10 @@ MORE_EVALUATION = (
         "test_sliding_windows.py",
     ),
     Mutant(
-        "evaluation: SlidingWindows._num_windows 1",
-        "SlidingWindows._num_windows",
-        "math.ceil((self.num_tokens - self._length) / self.stride)",
-        "(self.num_tokens - self._length) // self.stride",
+        "evaluation: num_windows 1",
+        "num_windows",
+        "math.ceil((num_tokens - length) / stride)",
+        "(num_tokens - length) // stride",
         "test_sliding_windows.py",
     ),
     Mutant(
@@ -368,8 +368,8 @@ MORE_EVALUATION = (
         "test_translate.py",
     ),
     Mutant(
-        "evaluation: _chunks 1",
-        "_chunks",
+        "evaluation: chunks 1",
+        "chunks",
         "itertools.chain([chunk or batch],",
         "itertools.chain([chunk or BATCHES_AHEAD * batch],",
         "test_translate.py",

@@ -157,7 +157,7 @@ RUN = (
     Mutant(
         "both actions at once",
         "parse",
-        "if all(flags.values()):",
+        "if len(given) > 1:",
         "if False:",
         "test_command_line.py test_translate.py",
     ),

@@ -40,7 +40,13 @@ def is_own(run: Path) -> bool:
 
 
 def check_files(
-    run: Path, directory: str, names: Sequence[str], trusted: Sequence[str], *, by_user: bool
+    run: Path,
+    directory: str,
+    names: Sequence[str],
+    trusted: Sequence[str],
+    *,
+    by_user: bool,
+    python: bool = False,
 ) -> None:
     """Raises InputError for files outside of what is trusted, and says how to allow them.
 
@@ -50,6 +56,7 @@ def check_files(
       names: sources that will be read.
       trusted: directories.
       by_user: the command line gave the names, and not the run.
+      python: the user gives `trusted` in Python, and not by the command line.
     """
     roots = [os.path.realpath(place) for place in (run, *map(os.path.expanduser, trusted))]
 
@@ -78,7 +85,8 @@ def check_files(
         if not name.startswith(NOT_FILES) and not (by_user and os.path.isabs(path)):
             check(os.path.join(os.path.expanduser(directory), path), f"{run} names")
     if refused:
-        flags = shlex.join(["--trust", *trusted, *missing])
+        allowed = [*trusted, *missing]
+        flags = f"trust={allowed}" if python else shlex.join(["--trust", *allowed])
         told = f"below {', '.join(trusted)}" if trusted else "trusted"
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise InputError(f"{refused[0]}{more}: not in the run, and not {told}; {flags} allows it")

@@ -88,7 +88,10 @@ class TrainExamples(TrainBatches):
 
 
 class EvaluationExamples(EvaluationBatches):
-    """All rows of a split in order of length, none left out."""
+    """All rows of a split in order of length, none left out.
+
+    `plan` has the length of each batch and the numbers of its rows; None pads them the least.
+    """
 
     def __init__(
         self,
@@ -97,6 +100,8 @@ class EvaluationExamples(EvaluationBatches):
         batch_size: int,
         process_index: int = 0,
         process_count: int = 1,
+        *,
+        plan: list[tuple[int, np.ndarray]] | None = None,
     ):
         super().__init__(process_index, process_count)
         self.rows = rows
@@ -106,7 +111,7 @@ class EvaluationExamples(EvaluationBatches):
         self._own = self._own_rows(batch_size)
         self._version_2 = rows.dataset.may_be_unanswered
         self._threshold = config.evaluation.no_answer_threshold
-        self._batches = by_length(rows.lengths, config.data.sequence_length, batch_size)
+        self._batches = plan or by_length(rows.lengths, config.data.sequence_length, batch_size)
 
     def __len__(self) -> int:
         return len(self._batches)

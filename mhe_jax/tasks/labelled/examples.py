@@ -91,9 +91,7 @@ def read_questions(config: Config, split: str) -> list[Question]:
     """
     row, found = row_of(config), []
     for record in _records(config, split, row):
-        index, question, context = map(record.text, ("id", "question", "context"))
-        if not context.strip():
-            raise InputError(f"{record.where}: has an empty context")
+        index, (question, context) = record.text("id"), _asked(record)
         answers = tuple(_answers(record))
         if answers and record.values.get("is_impossible"):
             raise InputError(f"{record.where}: is_impossible, and has an answer")
@@ -112,6 +110,33 @@ def read_questions(config: Config, split: str) -> list[Question]:
             raise InputError(f"data.{split}: question {question.index!r} is there twice")
         seen.add(question.index)
     return found
+
+
+def record_of(item: Any, row: DatasetRow, where: str) -> Record:
+    """A record that was given by hand: its texts in the order of the row's, or fields by name.
+
+    Raises:
+      InputError: it has not as many texts; `where` names it.
+    """
+    if isinstance(item, dict):
+        return Record(where, item)
+    parts = (item.removesuffix("\n"),) if isinstance(item, str) else item
+    if not isinstance(parts, tuple | list) or len(parts) != len(row.texts):
+        found = len(parts) if isinstance(parts, tuple | list) else f"a {type(item).__name__}"
+        raise InputError(f"{where} has {found}: takes {len(row.texts)} ({', '.join(row.texts)})")
+    return Record(where, dict(zip(row.texts, parts, strict=True)))
+
+
+def given_example(config: Config, item: Any, where: str) -> Example:
+    """An example without a label of what `record_of` takes."""
+    row = row_of(config)
+    texts, spans = _texts(record_of(item, row, where), config.data.dataset, row)
+    return Example(None, texts, None, spans)
+
+
+def given_question(config: Config, item: Any, where: str) -> Question:
+    """A question without an answer of what `record_of` takes."""
+    return Question(where, *_asked(record_of(item, row_of(config), where)), ())
 
 
 def label_names(config: Config) -> tuple[str, ...]:
@@ -146,6 +171,13 @@ def _records(
                 yield part
     if not count:
         raise InputError(f"data.{split}: {', '.join(sources)}: no examples")
+
+
+def _asked(record: Record) -> tuple[str, str]:
+    question, context = map(record.text, ("question", "context"))
+    if not context.strip():
+        raise InputError(f"{record.where}: has an empty context")
+    return question, context
 
 
 def _name(value: Any) -> str:

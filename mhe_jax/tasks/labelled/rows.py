@@ -15,7 +15,7 @@ and of hashed words without a table signatures [T, 16] ([C, T, 16]).
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -64,28 +64,39 @@ def empty_row(length: int) -> Row:
 
 
 class LabelledRows:
-    """The examples of a split, tokenized, misspelt first with `spelling_noise`."""
+    """Examples, tokenized; `num_left_out` are the broken lines that had none."""
 
     label_type: type = np.int32
 
-    def __init__(
-        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
-    ):
-        self.dataset = row_of(config)
+    @classmethod
+    def read(
+        cls, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+    ) -> Self:
+        """The examples of a split, misspelt first with `spelling_noise`."""
         left_out: list[str] = []
-        self.examples: list[Example] = read_examples(config, split, left_out)
-        self.num_left_out = len(left_out)
+        examples = read_examples(config, split, left_out)
         if spelling_noise:
             generator = np.random.default_rng([Draw.SPELLING, config.evaluation.seed])
-            self.examples = [
+            examples = [
                 dataclasses.replace(
                     example,
                     texts=tuple(
                         misspell(text, spelling_noise, generator) for text in example.texts
                     ),
                 )
-                for example in self.examples
+                for example in examples
             ]
+        return cls(config, tokenizer, examples, len(left_out))
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: AnyTokenizer,
+        examples: Sequence[Example],
+        num_left_out: int = 0,
+    ):
+        self.dataset = row_of(config)
+        self.examples, self.num_left_out = examples, num_left_out
         self._longest = config.data.sequence_length
         self._tokenizer = tokenizer
         self.num_texts = count = len(self.examples[0].texts)

@@ -4,6 +4,7 @@ tokens, token_types, marks [T]   labels, weights, index []
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from mhe_jax.data.examples import Row
 from mhe_jax.data.sources import Items
 from mhe_jax.tasks.labelled import scores
 from mhe_jax.tasks.labelled.batches import EvaluationExamples, Rows, TrainExamples
-from mhe_jax.tasks.labelled.examples import label_names, read_examples
+from mhe_jax.tasks.labelled.examples import given_example, label_names, read_examples
 from mhe_jax.tasks.labelled.rows import LabelledRows, empty_row
 from mhe_jax.tasks.labelled.submission import submission
 from mhe_jax.tasks.labelled.table import row_of
@@ -89,7 +90,19 @@ class LabelledTask(Task):
         self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
     ) -> Rows:
         """The examples of a split as rows."""
-        return self.row_type(config, tokenizer, split, spelling_noise)
+        return self.row_type.read(config, tokenizer, split, spelling_noise)
+
+    def given(self, config: Config, item: Any, where: str) -> Any:
+        """An example that a user gives, without a label: its texts, or fields by name.
+
+        Raises:
+          InputError: it has not what an example of the data set has; `where` names it.
+        """
+        return given_example(config, item, where)
+
+    def rows_of(self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Any]) -> Rows:
+        """Examples as rows, as those of a split."""
+        return self.row_type(config, tokenizer, examples)
 
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int

@@ -20,7 +20,7 @@ Source: Devlin et al. 2019, sections 4.2 and 4.3.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,19 +35,27 @@ from mhe_jax.tasks.labelled.table import row_of
 
 @dataclass(frozen=True)
 class Answer:
-    """The best span of a question, and by how much no answer scores more."""
+    """The best span of a question: `text` is what stands at `start` to `end` of its context."""
 
     text: str
-    no_answer: float
+    no_answer: float  # by how much no answer scores more
+    score: float  # the sum of its logits
+    start: int  # in characters
+    end: int
 
 
 class WindowRows:
-    """The windows of a split, tokenized."""
+    """The windows of questions, tokenized."""
 
-    def __init__(self, config: Config, tokenizer: AnyTokenizer, split: str):
+    @classmethod
+    def read(cls, config: Config, tokenizer: AnyTokenizer, split: str) -> Self:
+        """Those of a split."""
+        return cls(config, tokenizer, read_questions(config, split))
+
+    def __init__(self, config: Config, tokenizer: AnyTokenizer, questions: Sequence[Question]):
         data = config.data
         self.dataset = row_of(config)
-        self.questions: list[Question] = read_questions(config, split)
+        self.questions = questions
         self._answer_length = config.evaluation.answer_length
         self._tokenizer = tokenizer
         # Positions of a row before a window, and in all, beside the question and the window.
@@ -133,13 +141,16 @@ class WindowRows:
             "index": np.array(number, np.int32),
         }
 
-    def text(self, number: int, first: int, last: int) -> str:
-        """The text of the context at positions `first` to `last` of row `number`."""
+    def span(self, number: int, first: int, last: int) -> tuple[str, int, int]:
+        """The text of the context at positions `first` to `last` of row `number`, and its place."""
         question, start = self._windows[number, :2]
         shift = start - len(self._asked[question]) - self._before
         offsets = self._offsets[self._context[question]]
         begin, end = offsets[first + shift, 0], offsets[last + shift, 1]
-        return self.questions[question].context[begin:end].strip()
+        text = self.questions[question].context[begin:end]
+        begin = int(begin) + len(text) - len(text.lstrip())
+        text = text.strip()
+        return text, begin, begin + len(text)
 
     def answers(self, found: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[Answer]:
         """The answer to each question, from the numbers of rows [B] and their logits [B, 2, T]."""
@@ -157,10 +168,11 @@ class WindowRows:
                     best[question], spans[question] = score, (number, int(first), int(last))
         if not np.isfinite(best).all():
             raise InputError("the model gives output that is not a number: a broken checkpoint")
-        return [
-            Answer(self.text(*span), float(null - score))
-            for span, null, score in zip(spans, no_answer, best, strict=True)
-        ]
+        answers = []
+        for place, null, score in zip(spans, no_answer, best, strict=True):
+            text, start, end = self.span(*place)
+            answers.append(Answer(text, float(null - score), float(score), start, end))
+        return answers
 
 
 def best_spans(logits: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

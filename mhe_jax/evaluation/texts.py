@@ -1,0 +1,70 @@
+"""The texts that a run is given: checked, and some at a time.
+
+A list gives a list. An iterator gives an iterator that reads no further ahead than a few batches,
+in order: it may be endless.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from mhe_jax.config import InputError
+from mhe_jax.data.index import is_broken
+
+A = TypeVar("A")
+
+# Batches that are read at once, to be sorted by length; one before the first answer.
+BATCHES_AHEAD = 4
+
+
+def answers(
+    texts: Iterable[Any],
+    check: Callable[[Any, str], Any],
+    answer: Callable[[list[Any]], Any],
+    batch_size: int,
+) -> Any:
+    """What `answer` gives for each of the texts, in their order.
+
+    `check(text, where)` gives a text as `answer` takes it, or raises; `where` is such as texts[3].
+
+    Raises:
+      InputError: not a list or iterator, or a text is wrong, naming it.
+    """
+    if isinstance(texts, str | bytes | dict) or not isinstance(texts, Iterable):
+        found = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}"
+        raise InputError(f"takes a list of texts, or an iterator of them, not {found}")
+    checked = (check(text, f"texts[{number}]") for number, text in enumerate(texts))
+    if not isinstance(texts, Iterator):
+        return answer(list(checked))
+    return itertools.chain.from_iterable(map(answer, chunks(checked, batch_size)))
+
+
+def chunks(items: Iterable[A], batch: int, chunk: int | None = None) -> Iterator[list[A]]:
+    """Some items at a time; those before a bad one still come out before its error."""
+    iterator = iter(items)
+    sizes = itertools.chain([chunk or batch], itertools.repeat(chunk or BATCHES_AHEAD * batch))
+    failure = None
+    while failure is None:
+        found: list[A] = []
+        try:
+            found.extend(itertools.islice(iterator, next(sizes)))
+        except InputError as error:
+            failure = error
+        if found:
+            yield found
+        elif failure is None:
+            return
+    raise failure
+
+
+def text_of(text: Any, where: str) -> str:
+    """A text, without the end of its line.
+
+    Raises:
+      InputError: it is none, or cannot be UTF-8.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"{where} is a {type(text).__name__}: takes a text")
+    if is_broken(text):
+        raise InputError(f"{where} has half a surrogate pair")
+    return text.removesuffix("\n")

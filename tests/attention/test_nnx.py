@@ -1,0 +1,23 @@
+"""The NNX model of docs/python.md: it trains, and decodes over the cache what it learned."""
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+
+
+def test_the_model_of_the_page_trains_and_decodes():
+    text = PAGE.read_text(encoding="utf-8").partition("## In an NNX model\n")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    losses, tokens, found = names["losses"], names["tokens"], names["found"]
+    assert losses[0] > 2
+    assert losses[-1] < 0.05
+    assert found == tokens[0].tolist()
+    # The logits of a step over the cache are those of the whole sequence at once.
+    whole = names["model"](jnp.array([found]))
+    np.testing.assert_allclose(names["logits"][0, -1], whole[0, -1], atol=1e-5)

@@ -1,0 +1,118 @@
+"""Bugs of a loaded run in Python, and of `eval.py RUN --predict`."""
+
+from mutations.mutant import Mutant
+
+PYTHON = (
+    Mutant(
+        "one text is taken for a list of letters",
+        "answers",
+        "isinstance(texts, str | bytes | dict) or",
+        "isinstance(texts, bytes | dict) or",
+        "test_run.py::test_bad_input",
+    ),
+    Mutant(
+        "an iterator is read to its end",
+        "answers",
+        "if not isinstance(texts, Iterator):",
+        "if True:",
+        "test_run.py::test_lines_before_a_bad_one_come_out",
+    ),
+    Mutant(
+        "the end of a line is a token",
+        "text_of",
+        'return text.removesuffix("\\n")',
+        "return text",
+        "test_run.py::test_the_end_of_a_line_is_no_text",
+    ),
+    Mutant(
+        "each call compiles again",
+        "Programs.__call__",
+        "if key not in self._compiled:",
+        "if True:",
+        "test_run.py::test_the_same_shapes_compile_nothing_again",
+    ),
+    Mutant(
+        "programs of other settings are the same",
+        "Translator.__init__",
+        'self._name = "translate", e.beam_size, e.length_penalty, e.extra_length',
+        'self._name = "translate"',
+        "test_run.py::test_translations_are_those_of_the_command",
+    ),
+    Mutant(
+        "one text is padded to a batch",
+        "padded_rows",
+        "min(most, 1 << max(0, count - 1).bit_length())",
+        "most",
+        "test_run.py::test_a_short_text_is_not_padded_to_a_batch",
+    ),
+    Mutant(
+        "a seed is cut to another",
+        "Generator._batch",
+        "np.full(rows, self.evaluation.seed, np.int64).astype(np.int32)",
+        "np.full(rows, self.evaluation.seed % 2**31, np.int32)",
+        "test_run.py::test_a_large_seed_is_that_of_jax",
+    ),
+    Mutant(
+        "a run without validation asks for its best",
+        "load",
+        '"last" if own == "best" and not config.data.validation else own',
+        "own",
+        "test_run.py::test_a_run_without_validation_has_its_last_checkpoint",
+    ),
+    Mutant(
+        "links of a run may lead anywhere",
+        "load",
+        "check_files(workdir, config.data.directory, (), trust, by_user=False, python=True)",
+        "pass",
+        "test_run.py::test_links_of_a_strangers_run",
+    ),
+    Mutant(
+        "predictions come in order of length",
+        "Predictor.predict",
+        "logits[numbers[numbers >= 0]] = outputs[numbers >= 0]",
+        "logits[np.sort(numbers[numbers >= 0])] = outputs[numbers >= 0]",
+        "test_prediction.py::test_probabilities_are_the_softmax_of_the_model",
+    ),
+    Mutant(
+        "an answer stands where its white space begins",
+        "WindowRows.span",
+        "begin = int(begin) + len(text) - len(text.lstrip())",
+        "begin = int(begin)",
+        "test_prediction.py::test_answers_are_those_of_the_evaluation",
+    ),
+    Mutant(
+        "a blank line has a label",
+        "predict.example",
+        "if not line.strip():",
+        "if not line:",
+        "test_prediction.py::test_a_line_out_for_each_line_in",
+    ),
+    Mutant(
+        "padding counts in the mean",
+        "TextEncoder._encode",
+        "inside = (tokens != PAD)",
+        "inside = (tokens >= PAD)",
+        "test_encoding.py::test_it_is_the_output_of_the_encoder",
+    ),
+    Mutant(
+        "the vectors of an encoder lack bos",
+        "TextEncoder.__init__",
+        "self._begin = [] if translates else [BOS]",
+        "self._begin = []",
+        "test_encoding.py::test_it_is_the_output_of_the_encoder",
+    ),
+    Mutant(
+        "windows score what they only read",
+        "Scorer.score",
+        "found[text][start + known : start + stop] = of_row[known:stop]",
+        "found[text][start : start + stop] = of_row[:stop]",
+        "test_scoring.py::test_the_mean_is_the_loss_of_a_file_of_one_line",
+    ),
+    Mutant(
+        "a batch gives the log-probabilities of its first rows",
+        "Scorer.score",
+        "text, start, known, sides = windows[number]",
+        "text, start, known, sides = windows[numbers[0]]",
+        "test_scoring.py::test_each_token_by_hand",
+    ),
+)
