@@ -1,0 +1,1 @@
+"""Trained runs for other programs, and their models as runs of ours."""
