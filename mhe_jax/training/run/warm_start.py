@@ -74,8 +74,8 @@ def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, Any
     """
     which = "best" if config.data.validation else "last"
     tokenizer = load_tokenizer(config, Path(run) / TOKENIZER)
-    found, (step,) = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
-    return found, step, tokenizer
+    found, steps = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
+    return found, max(steps, default=0), tokenizer
 
 
 def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
