@@ -199,6 +199,10 @@ def with_role(config, role, **override):
     return fields.set_field(config, "model.attention_by_role", by_role)
 
 
+def rotary(config=LM, **changes):
+    return changed(config, model__positions="rotary", **changes)
+
+
 ACCEPTED = [
     LM,
     PAIRS,
@@ -212,6 +216,11 @@ ACCEPTED = [
     changed(PAIRS, data__train=("demo:train",)),
     changed(PAIRS, data__train=("tfds:x/de-en:train",), data__fields=("en", "de")),
     changed(LM, evaluation__checkpoint="500"),
+    rotary(model__rotary_base=5e5, model__rotary_pairs="interleaved", model__rotary_scaling=4.0),
+    rotary(with_attention(kind="mhe_add", form="materialized")),
+    rotary(with_attention(kind="mva", form="shared", score_features=14, num_heads=8)),
+    # Cross-attention is not rotated: any form and any width.
+    rotary(with_role(PAIRS, "cross", kind="mhe_mul", form="folded", qkv_features=24)),
     changed(LM, evaluation__checkpoint="last", evaluation__average_checkpoints=3),
 ]
 
@@ -293,6 +302,34 @@ def test_accepted(config):
         (changed(LM, optimizer__learning_rate=float("nan")), "learning_rate is nan"),
         (changed(LM, model__dropout_rate=1.0), "model.dropout_rate is 1.0"),
         (changed(LM, model__positions="sinusoidal", model__features=511), "even"),
+        (
+            changed(LM, model__rotary_base=500000.0),
+            "model.rotary_base is 500000.0: model.positions rotary only, not learned",
+        ),
+        (
+            changed(LM, model__positions="sinusoidal", model__rotary_pairs="interleaved"),
+            "rotary_pairs is 'interleaved': model.positions rotary only, not sinusoidal",
+        ),
+        (changed(LM, model__rotary_scaling=2.0), "model.rotary_scaling is 2.0: model.positions"),
+        (rotary(model__rotary_scaling=0.0), "model.rotary_scaling is 0.0: takes a finite number"),
+        (rotary(model__rotary_base=-1.0), "model.rotary_base is -1.0: takes a finite number"),
+        (
+            rotary(model__features=24),
+            "model.attention.num_heads is 8: model.positions rotary takes queries and keys of an "
+            "even width, not 3",
+        ),
+        (
+            rotary(with_attention(kind="mva", score_features=13)),
+            "model.attention.score_features is 13: model.positions rotary takes queries and keys",
+        ),
+        (
+            rotary(with_attention(kind="mhe_add", form="shared")),
+            "model.attention.form is 'shared': not with model.positions rotary",
+        ),
+        (
+            rotary(with_role(LM, "decoder", kind="mhe_mul", form="folded")),
+            "model.attention_by_role.decoder.form is 'folded': not with model.positions rotary",
+        ),
         (changed(LM, evaluation__beam_size=0), "evaluation.beam_size is 0: takes 1 or more"),
         (changed(LM, evaluation__checkpoint="-5"), "takes best, last or a step number"),
         (changed(LM, evaluation__average_checkpoints=2), "needs evaluation.checkpoint last"),

@@ -140,17 +140,33 @@ class ModelConfig:
     attention_by_role: AttentionByRole = AttentionByRole()
     # Matrices as sums of Kronecker products.
     kronecker: KroneckerConfig = KroneckerConfig()
-    # Non-linearity of the MLP.
-    activation: Literal["relu", "gelu"] = "gelu"
-    # LayerNorm before each sublayer (and once after the stack), or after each residual sum.
+    # `plain`: down(activation(up(x))); `gated`: down(activation(gate(x)) * up(x)), a third matrix.
+    # Gated with silu is SwiGLU, with gelu GEGLU.
+    mlp: Literal["plain", "gated"] = "plain"
+    # Biases of the MLP's matrices.
+    mlp_bias: bool = True
+    # Non-linearity of the MLP: gelu is exact, gelu_tanh its approximation by tanh.
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "gelu"
+    # LayerNorm, or RMSNorm, which subtracts no mean and has no bias.
+    norm: Literal["layer", "rms"] = "layer"
+    # The norm before each sublayer (and once after the stack), or after each residual sum.
     norm_position: Literal["pre", "post"] = "pre"
-    # Added in LayerNorm's denominator.
+    # Added in the norm's denominator, of either kind.
     layer_norm_epsilon: float = 1e-6
     # What a token of an encoder sees: all tokens of its text, or only itself, which is attention
     # switched off: a baseline that knows nothing of context.
     context: Literal["text", "token"] = "text"
-    # Learned position rows, or fixed sine and cosine.
-    positions: Literal["learned", "sinusoidal"] = "learned"
+    # Learned position rows, fixed sine and cosine, or queries and keys of self-attention rotated by
+    # their positions (RoPE).
+    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    # Rotary positions: of the pairs of a head's features the first turns by 1 a position, the last
+    # by about 1 / rotary_base.
+    rotary_base: float = 10000.0
+    # Which features of a head turn together: i and i + D/2 (Llama, GPT-NeoX), or 2i and 2i + 1
+    # (RoFormer, GPT-J).
+    rotary_pairs: Literal["half", "interleaved"] = "half"
+    # Rotary positions are divided by it: 4 reads texts four times as long as those trained on.
+    rotary_scaling: float = 1.0
     # Longest sequence; rows of the learned positions, and the size of the cache.
     max_length: int = 512
     # Kinds of segment with an embedding each (BERT has 2); 0 for none.

@@ -23,7 +23,7 @@ class OptimizerConfig:
     beta2: float = 0.98
     # Added in the denominator (adamw).
     epsilon: float = 1e-9
-    # Decoupled weight decay; none on biases, LayerNorm and embeddings of heads and their groups.
+    # Decoupled weight decay; none on biases, norms and embeddings of heads and their groups.
     weight_decay: float = 0.0
     # Largest global gradient norm; None does not clip.
     clip_norm: float | None = 1.0

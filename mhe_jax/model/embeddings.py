@@ -9,7 +9,7 @@ from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
 from mhe_jax.hashformers.embeddings import HashEmbedding
 from mhe_jax.hashformers.hashes import BYTES
-from mhe_jax.model.layers import layer_norm
+from mhe_jax.model.layers import normalization
 from mhe_jax.shapeshifter.kronecker import KroneckerEmbed
 
 
@@ -54,7 +54,7 @@ class Embeddings(nn.Module):
     Parameters: `token [V, M]`; `position [max_length, M]` (learned); `type [num_token_types, M]`;
     `output [M, V]` (untied); the first and the last are `KroneckerEmbed` by `kronecker.embedding`.
     Of hashed words without a table `token` is a `HashEmbedding`, and there are no logits.
-    With `normalize` a LayerNorm follows, `norm`. Dropout comes last.
+    With `normalize` a norm follows, `norm`. Dropout comes last.
 
     A position past the end of a learned table, or an id past the vocabulary, gives NaN: it never
     clamps.
@@ -91,7 +91,7 @@ class Embeddings(nn.Module):
                 (c.features, c.padded_vocabulary_size),
             )
         if self.normalize:
-            self.norm = layer_norm(c)
+            self.norm = normalization(c)
         self.dropout = Dropout(c.dropout_rate)
 
     def __call__(

@@ -9,7 +9,7 @@ from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
 from mhe_jax.config.data import PAD
 from mhe_jax.model.embeddings import Embeddings, positions_within
-from mhe_jax.model.layers import ACTIVATIONS, dense, layer_norm
+from mhe_jax.model.layers import ACTIVATIONS, dense, normalization
 from mhe_jax.model.stack import Encoder
 
 
@@ -76,7 +76,7 @@ class ShuffleRandomClassifier(EncoderModel):
 
 
 class MaskedLanguageModel(EncoderModel):
-    """`logits = LayerNorm(activation(x W + b)) · token[v] + vocabulary_bias[v]` of masked tokens.
+    """`logits = norm(activation(x W + b)) · token[v] + vocabulary_bias[v]` of masked tokens.
 
     Only the P masked positions of a row go through the head and the vocabulary: B·P·V logits, not
     B·T·V. Parameters of the head: `head_dense`, `head_norm`, `vocabulary_bias [V]`.
@@ -92,7 +92,7 @@ class MaskedLanguageModel(EncoderModel):
         super().setup()
         c = self.config
         self.head_dense = dense(c, None)
-        self.head_norm = layer_norm(c)
+        self.head_norm = normalization(c)
         self.vocabulary_bias = self.param(
             "vocabulary_bias",
             named(nn.initializers.zeros_init(), ("vocabulary",)),

@@ -1,10 +1,10 @@
 """The sublayers of a transformer, and the encoder and decoder layer made of them.
 
-    pre     x + dropout(sublayer(LayerNorm(x)))        and one LayerNorm after the stack
-    post    LayerNorm(x + dropout(sublayer(x)))        and none after it
+    pre     x + dropout(sublayer(norm(x)))        and one norm after the stack
+    post    norm(x + dropout(sublayer(x)))        and none after it
 
-In `post`, the encoder of an MLM also has a LayerNorm on its embeddings, as BERT; translation and
-language models have none there, as Vaswani et al. 2017.
+The norm is LayerNorm or RMSNorm. In `post`, the encoder of an MLM also has one on its embeddings,
+as BERT; translation and language models have none there, as Vaswani et al. 2017.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,29 @@ from mhe_jax.attention.projection import Projection, named
 from mhe_jax.config import FIELDS_OF_KINDS, ModelConfig, Role
 from mhe_jax.shapeshifter.kronecker import KroneckerProjection
 
-ACTIVATIONS = {"relu": nn.relu, "gelu": lambda x: nn.gelu(x, approximate=False)}
+ACTIVATIONS = {
+    "relu": nn.relu,
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: nn.gelu(x, approximate=True),
+    "silu": nn.silu,
+}
 # What a call does with the cache: nothing, make an empty one, or append to it.
 CacheMode = Literal["none", "start", "step"]
 
 
-def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:
-    """`(x - mean) / √(variance + ε) · scale + bias`, in float32 and cast at the end."""
+def normalization(config: ModelConfig, name: str | None = None) -> nn.LayerNorm | nn.RMSNorm:
+    """LayerNorm or RMSNorm over the width of x [..., M], in float32 and cast at the end.
+
+    layer    (x - mean) / √(variance + ε) · scale + bias        Ba et al. 2016
+    rms      x / √(mean(x²) + ε) · scale                        Zhang & Sennrich 2019
+    """
+    epsilon, dtype = config.layer_norm_epsilon, config.dtype
+    scale_init = named(nn.initializers.ones_init(), ("norm",))
+    if config.norm == "rms":
+        return nn.RMSNorm(epsilon=epsilon, dtype=dtype, scale_init=scale_init, name=name)
+    bias_init = named(nn.initializers.zeros_init(), ("norm",))
     return nn.LayerNorm(
-        epsilon=config.layer_norm_epsilon,
-        dtype=config.dtype,
-        scale_init=named(nn.initializers.ones_init(), ("norm",)),
-        bias_init=named(nn.initializers.zeros_init(), ("norm",)),
-        name=name,
+        epsilon=epsilon, dtype=dtype, scale_init=scale_init, bias_init=bias_init, name=name
     )
 
 
@@ -40,12 +50,12 @@ def projection(config: ModelConfig, rank: int | None) -> Callable[..., nn.Module
     return Projection if rank is None else KroneckerProjection(rank, config.kronecker.apply)
 
 
-def dense(config: ModelConfig, name: str | None) -> nn.Module:
-    """A projection with a bias, drawn as Flax's Dense."""
+def dense(config: ModelConfig, name: str | None, use_bias: bool = True) -> nn.Module:
+    """A projection drawn as Flax's Dense."""
     return projection(config, config.kronecker.mlp)(
         kernel_init=nn.linear.default_kernel_init,
         bias_init=nn.initializers.zeros_init(),
-        use_bias=True,
+        use_bias=use_bias,
         dtype=config.dtype,
         name=name,
     )
@@ -83,25 +93,34 @@ def attention_module(
 
 
 class MLP(nn.Module):
-    """`activation(x W_up + b_up) W_down + b_down`, W_up [M, F], W_down [F, M]."""
+    """`down(activation(up(x)))`, or gated `down(activation(gate(x)) · up(x))`: [B, T, M] to itself.
+
+    `up(x) = x W_up + b_up`, W_up [M, F], and so `gate`; W_down [F, M]; `mlp_bias` switches the
+    biases off. Gated it has 3MF numbers (and 2F + M biases), plain 2MF: with two thirds of F it is
+    as large. Source of the gate: Shazeer 2020, "GLU Variants Improve Transformer".
+    """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         c = self.config
-        x = dense(c, "up")(x, (c.mlp_features,), ("embed", "mlp"))
-        x = ACTIVATIONS[c.activation](x)
-        x = nn.with_logical_constraint(x, ("batch", "length", "activation_mlp"))
-        return dense(c, "down")(x, (c.features,), ("mlp", "embed"))
+        activation, names = ACTIVATIONS[c.activation], ("embed", "mlp")
+        y = dense(c, "up", c.mlp_bias)(x, (c.mlp_features,), names)
+        if c.mlp == "gated":
+            y *= activation(dense(c, "gate", c.mlp_bias)(x, (c.mlp_features,), names))
+        else:
+            y = activation(y)
+        y = nn.with_logical_constraint(y, ("batch", "length", "activation_mlp"))
+        return dense(c, "down", c.mlp_bias)(y, (c.features,), ("mlp", "embed"))
 
 
 class _Layer(nn.Module):
     config: ModelConfig
 
     def residual(self, x: jax.Array, sublayer: Callable, name: str, deterministic: bool):
-        """One sublayer with its LayerNorm `{name}_norm`, dropout and residual sum."""
-        norm = layer_norm(self.config, f"{name}_norm")
+        """One sublayer with its norm `{name}_norm`, dropout and residual sum."""
+        norm = normalization(self.config, f"{name}_norm")
         pre = self.config.norm_position == "pre"
         y = sublayer(norm(x) if pre else x)
         y = Dropout(self.config.dropout_rate, name=f"{name}_dropout")(

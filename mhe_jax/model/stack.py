@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import is_saved
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, layer_norm
+from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, normalization
 
 _METADATA = {nn.PARTITION_NAME: "layers"}
 _LAYER = re.compile(r"layer_(\d+)")
@@ -26,7 +26,7 @@ ATTENTION = ("self_attention", "cross_attention")
 def _is_kept(primitive, *args, **params) -> bool:
     """Whether a scanned layer keeps what `primitive` gives for its backward pass.
 
-    Matrix products, attention and the masks of dropout are kept. Softmax, GELU and norms are
+    Matrix products, attention and the masks of dropout are kept. Softmax, activations and norms are
     computed again, as XLA chooses where layers are unrolled; all that a scan keeps lies in memory
     once a layer.
     """
@@ -68,12 +68,12 @@ class _Stack(nn.Module):
             for i in range(self.num_layers):
                 x, _ = apply(self.layer(f"layer_{i}"), x, *args)
         if c.norm_position == "pre" and fixed.get("cache") != "start":
-            x = layer_norm(c, "norm")(x)
+            x = normalization(c, "norm")(x)
         return x
 
 
 class Encoder(_Stack):
-    """`num_layers` encoder layers, with a LayerNorm `norm` after them where norms come first."""
+    """`num_layers` encoder layers, with one more `norm` after them where norms come first."""
 
     def layer(self, name: str) -> nn.Module:
         return EncoderLayer(self.config, name=name)

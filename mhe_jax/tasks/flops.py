@@ -5,11 +5,12 @@ from mhe_jax.config import Config, ModelConfig, Role
 from mhe_jax.model.layers import attention_module
 
 FORMULA = (
-    "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F) "
-    "+ head, with attention of `mhe_jax.attention.cost.forward_flops` for each sublayer (in the "
-    "cheapest form of its kind, (T + 1)/2 keys where causal), and head 2·M·V for each target token "
-    "or 2·M² + 2·M·V for each masked token; embeddings and the heads of other tasks, next to "
-    "nothing, are left out, and Kronecker products count as the matrices that they stand for"
+    "FLOPs of a step = 3 · forward (backward is twice it); forward = T·B·L·(attention + 4·M·F, or "
+    "6·M·F of gated MLPs) + head, with attention of `mhe_jax.attention.cost.forward_flops` "
+    "for each sublayer (in the cheapest form of its kind, (T + 1)/2 keys where causal), and head "
+    "2·M·V for each target token or 2·M² + 2·M·V for each masked token; embeddings and the heads "
+    "of other tasks, next to nothing, are left out, and Kronecker products count as the matrices "
+    "that they stand for"
 )
 
 
@@ -32,7 +33,8 @@ def logits_flops(model: ModelConfig) -> int:
 
 def mlp_flops(model: ModelConfig) -> int:
     """Of one MLP, for each token."""
-    return 4 * model.features * model.mlp_features
+    matrices = 3 if model.mlp == "gated" else 2
+    return 2 * matrices * model.features * model.mlp_features
 
 
 def attention_flops(config: Config, role: Role, keys: int) -> int:

@@ -11,7 +11,7 @@ from mhe_jax.config import Config, OptimizerConfig, Role
 from mhe_jax.model.layers import attention_module
 from mhe_jax.training.sharding import path_parts
 
-# Last part of the name of a parameter without weight decay: biases, and LayerNorm's scale.
+# Last part of the name of a parameter without weight decay: biases, and scales of norms.
 NO_DECAY = ("bias", "vocabulary_bias", "scale")
 # Ends of the names of the embeddings of heads and of groups of heads, without weight decay too.
 HEAD_EMBEDDINGS = ("_head_embedding", "_group_embedding")
@@ -53,7 +53,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     Shazeer & Stern 2018; a scanned stack is one array there, and its steps differ from unrolled.
 
     Works by the names of parameters, so unrolled and scanned layers are treated alike. No weight
-    decay on biases, LayerNorm scales and embeddings of heads and groups of heads; no update of any
+    decay on biases, scales of norms and embeddings of heads and groups of heads; no update of any
     kind for the key embeddings of `mhe_add`, which cannot matter (their gradient is left out of the
     norm, too).
     """

@@ -39,7 +39,7 @@ RULES: Rules = (
     ("kronecker_rank", None),  # small factors, whole on every device
     ("positions", None),
     ("token_types", None),
-    ("norm", None),  # LayerNorm scales and biases
+    ("norm", None),  # scales and biases of norms
     ("layers", None),  # leading axis of scanned layers
     # Activations.
     ("batch", ("data", "fsdp")),

@@ -88,3 +88,14 @@ def test_total_of_every_part():
     assert counts("mlm", config)["total"] == lm + head
     decoder = L * (layer + 4 * M * M + norm) + norm
     assert counts("translation", config)["total"] == lm + decoder
+
+
+def test_total_of_a_model_of_today():
+    """No position table, no bias, one number a feature in a norm, three matrices in an MLP."""
+    M, F, V, L = 64, 96, 7, 3
+    of_model = {"mlp": "gated", "mlp_bias": False, "norm": "rms", "positions": "rotary"}
+    config = shape("mha", 8, features=M, mlp_features=F, num_layers=L, **of_model)
+    total = V * M + L * (4 * M * M + 3 * M * F + 2 * M) + M
+    assert counts("lm", config) == {"total": total, "attention": L * 4 * M * M}
+    untied = dataclasses.replace(config, tie_embeddings=False)
+    assert counts("lm", untied)["total"] == total + V * M

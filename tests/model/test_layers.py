@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from mhe_jax.attention import KINDS, Mask
 from mhe_jax.config import AttentionByRole, AttentionConfig, AttentionOverride
-from mhe_jax.model.layers import MLP, DecoderLayer, EncoderLayer, attention_module, layer_norm
+from mhe_jax.model.layers import MLP, DecoderLayer, EncoderLayer, attention_module, normalization
 from mhe_jax.model.stack import Encoder
 
 
@@ -32,6 +33,20 @@ def mlp(x, p, activation):
     x, p = np.asarray(x), jax.tree.map(np.asarray, p)
     x = np.asarray(activation(x @ p["up"]["kernel"] + p["up"]["bias"]))
     return x @ p["down"]["kernel"] + p["down"]["bias"]
+
+
+def rms_norm(x, p, epsilon):
+    x = np.asarray(x, np.float64)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * np.asarray(p["scale"])
+
+
+# Hendrycks & Gimpel 2016, the exact one and its approximation; the last is x · sigmoid(x).
+FORMULAS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + scipy.special.erf(x / np.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
@@ -93,17 +108,71 @@ def test_dropout_takes_what_a_sublayer_adds_and_nothing_else(tiny, name, norm_po
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_gelu_is_the_exact_one(tiny):
-    module = MLP(tiny.config(activation="gelu"))
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_activations(tiny, activation):
+    module = MLP(tiny.config(activation=activation))
     x = jnp.ones((1, 3, 12)) * jnp.array([[[-2.0], [0.5], [3.0]]])
     p = random_like(jax.eval_shape(module.init, jax.random.key(0), x))["params"]
-    exact = lambda x: x * (1 + jax.lax.erf(x / np.sqrt(2))) / 2  # noqa: E731
-    np.testing.assert_allclose(module.apply({"params": p}, x), mlp(x, p, exact), atol=1e-5)
+    want = mlp(x, p, FORMULAS[activation])
+    np.testing.assert_allclose(module.apply({"params": p}, x), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "none"])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_gated_mlp(tiny, activation, bias):
+    module = MLP(tiny.config(mlp="gated", activation=activation, mlp_bias=bias))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 12)).astype(np.float32))
+    p = random_like(jax.eval_shape(module.init, jax.random.key(0), x))["params"]
+    shapes = {"gate": (12, 20), "up": (12, 20), "down": (20, 12)}
+    want = {n: {"kernel": s} | ({"bias": s[1:]} if bias else {}) for n, s in shapes.items()}
+    assert jax.tree.map(lambda leaf: leaf.shape, p) == want
+
+    def through(name, y):
+        return y @ np.asarray(p[name]["kernel"]) + np.asarray(p[name].get("bias", 0.0))
+
+    y = np.asarray(x)
+    y = through("down", FORMULAS[activation](through("gate", y)) * through("up", y))
+    np.testing.assert_allclose(module.apply({"params": p}, x), y, atol=1e-5)
+
+
+def test_rms_norm(tiny):
+    """A mean that is not 0 stays; all of it in float32."""
+    config = tiny.config(norm="rms", layer_norm_epsilon=0.1)
+    x = 0.3 + np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32)
+    p = random_like(jax.eval_shape(normalization(config).init, jax.random.key(0), x))["params"]
+    assert list(p) == ["scale"]
+    got = normalization(config).apply({"params": p}, x)
+    np.testing.assert_allclose(got, rms_norm(x, p, 0.1), rtol=1e-5)
+    half = dataclasses.replace(config, dtype="bfloat16")
+    got = normalization(half).apply({"params": p}, jnp.asarray(x, jnp.bfloat16))
+    assert got.dtype == jnp.bfloat16
+    want = rms_norm(np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64), p, 0.1)
+    np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=2**-8)
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
+def test_every_norm_of_a_model_is_of_its_sort(tiny, task, norm_position):
+    """Scales alone, where LayerNorm has biases too; and the MLP has none either."""
+    config = tiny.config(norm="rms", norm_position=norm_position, mlp="gated", mlp_bias=False)
+    params = tiny.params(task, config)
+    paths = [[key.key for key in path] for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    assert not any("bias" in path for path in paths if "head_dense" not in path)
+    norms = [path for path in paths if path[-1] == "scale"]
+    layers = sum(path[-2].endswith("_norm") and path[-2] != "head_norm" for path in norms)
+    assert layers == {"mlm": 4, "lm": 4, "translation": 10}[task]
+    ends = {"mlm": 1 + 1, "lm": int(norm_position == "pre"), "translation": 0}[task]
+    if task == "translation":
+        ends = 2 * (norm_position == "pre")
+    assert len(norms) - layers == ends
+    plain = tiny.params(task, tiny.config(norm_position=norm_position))
+    like = [p for p, _ in jax.tree_util.tree_leaves_with_path(plain) if p[-1].key == "scale"]
+    assert len(like) == len(norms)
 
 
 def test_layer_norm_of_bfloat16_is_computed_in_float32(tiny):
     """A large common offset: subtracting the mean in bfloat16 would lose what is left."""
-    module = layer_norm(tiny.config(dtype="bfloat16"))
+    module = normalization(tiny.config(dtype="bfloat16"))
     x = jnp.asarray(300 + 2 * np.random.default_rng(0).normal(size=(1, 4, 12)), jnp.bfloat16)
     p = {"scale": jnp.ones(12), "bias": jnp.zeros(12)}
     got = module.apply({"params": p}, x)

@@ -37,7 +37,18 @@ def config_of(tiny, task):
 
 @pytest.mark.parametrize("task", NAMES)
 def test_formula_counts_what_the_compiler_counts(tiny, task):
-    config = config_of(tiny, task)
+    check_counts(config_of(tiny, task), task)
+
+
+def test_formula_counts_a_gate(tiny):
+    """RMSNorm, a gated MLP, and as many operations of it as the compiler counts."""
+    config = config_of(tiny, "lm")
+    for name, value in {"mlp": "gated", "norm": "rms", "activation": "silu"}.items():
+        config = set_field(config, f"model.{name}", value)
+    check_counts(config, "lm")
+
+
+def check_counts(config, task):
     model = TASKS[task].model(config.model)
     params = TASKS[task].initializer(model, T)(jax.random.key(0))
     sums = TASKS[task].sums(model)

@@ -11,7 +11,7 @@ from mhe_jax.config import Config
 from mhe_jax.config.rules.data import check_data, training_sources
 from mhe_jax.config.rules.devices import check_devices, mesh_shape
 from mhe_jax.config.rules.evaluation import check_evaluation
-from mhe_jax.config.rules.model import check_attention, check_encoder
+from mhe_jax.config.rules.model import check_attention, check_encoder, check_positions
 from mhe_jax.config.rules.ranges import check_ranges
 from mhe_jax.config.rules.trust import check_files
 
@@ -27,6 +27,7 @@ __all__ = [
 def check(config: Config) -> None:
     """Raises InputError for the first rule that the config breaks."""
     check_ranges(config)
+    check_positions(config)
     check_attention(config)
     check_encoder(config)
     check_data(config)

@@ -9,9 +9,28 @@ from mhe_jax.config import (
     AttentionConfig,
     Config,
     InputError,
+    ModelConfig,
 )
 from mhe_jax.config.data import NUM_SPECIAL
 from mhe_jax.config.rules.ranges import ATTENTION_RANGES, check_range, refuse
+
+# Fields of `ModelConfig` that `positions` rotary has.
+ROTARY = ("rotary_base", "rotary_pairs", "rotary_scaling")
+
+
+def check_positions(config: Config) -> None:
+    """Fields of rotary positions where there are others; what `positions` asks of the width."""
+    model = config.model
+    if model.positions == "sinusoidal" and model.features % 2:
+        raise refuse("model.features", model.features, "sinusoidal positions take even ones")
+    if model.positions == "rotary":
+        return
+    for field in ROTARY:
+        value = getattr(model, field)
+        if value != getattr(ModelConfig, field):
+            raise refuse(
+                f"model.{field}", value, f"model.positions rotary only, not {model.positions}"
+            )
 
 
 def check_attention(config: Config) -> None:
@@ -31,7 +50,10 @@ def check_attention(config: Config) -> None:
             own = getattr(override, field) is not None
             return f"model.attention_by_role.{role}.{field}" if own else f"model.attention.{field}"
 
-        _check_one_attention(model.attention_for(role), model.features, named)
+        attention = model.attention_for(role)
+        _check_one_attention(attention, model.features, named)
+        if model.positions == "rotary" and role != "cross":
+            _check_rotated(attention, model.features, named)
 
 
 def _check_one_attention(attention: AttentionConfig, features: int, named) -> None:
@@ -78,6 +100,22 @@ def _check_form(attention: AttentionConfig, named) -> None:
         raise refuse(named("form"), form, f"kind {kind} takes auto, {', '.join(forms)}")
     if form != "materialized" and kind in MHE_KINDS and attention.normalize_qk:
         raise refuse(named("form"), form, f"not with {named('normalize_qk')}")
+
+
+def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
+    """What rotary positions ask of self-attention."""
+    heads, field = attention.num_heads, "num_heads"
+    width = (attention.qkv_features or features) // heads
+    if attention.score_features is not None:
+        width, field = attention.score_features, "score_features"
+    if width % 2:
+        raise refuse(
+            named(field),
+            getattr(attention, field),
+            f"model.positions rotary takes queries and keys of an even width, not {width}",
+        )
+    if attention.kind in MHE_KINDS and attention.form not in (None, "auto", "materialized"):
+        raise refuse(named("form"), attention.form, "not with model.positions rotary")
 
 
 def check_encoder(config: Config) -> None:

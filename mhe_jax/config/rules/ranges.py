@@ -42,6 +42,8 @@ RANGES: dict[str, Range] = {
     "model.num_layers": (AT_LEAST_1, LAYERS),
     "model.num_decoder_layers": (AT_LEAST_1, LAYERS),
     "model.layer_norm_epsilon": (POSITIVE, None),
+    "model.rotary_base": (POSITIVE, None),
+    "model.rotary_scaling": (POSITIVE, None),
     "model.max_length": (AT_LEAST_1, LENGTH),
     "model.num_token_types": (AT_LEAST_0, WIDTH),
     "model.dropout_rate": (SHARE, None),
@@ -116,8 +118,6 @@ def check_ranges(config: Config) -> None:
     """Every field of `RANGES`, and those of which only some values mean something."""
     for name, allowed in RANGES.items():
         check_range(name, functools.reduce(getattr, name.split("."), config), allowed)
-    if config.model.positions == "sinusoidal" and config.model.features % 2:
-        raise refuse("model.features", config.model.features, "sinusoidal positions take even ones")
     steps = config.train.profile_steps
     if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):
         raise refuse("train.profile_steps", steps, "takes a first and a last step, or nothing")
