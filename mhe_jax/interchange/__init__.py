@@ -11,6 +11,7 @@ extra.
 
 card.py         the README.md of an export: what the model is, and where it comes from
 safetensors.py  parameters by name, which is a run that eval.py takes
+huggingface/    models and tokenizers of transformers, both ways
 """
 
 import dataclasses
@@ -38,6 +39,11 @@ class Format:
 FORMATS = {
     "safetensors": Format(
         "mhe_jax.interchange.safetensors", "export", "parameters by name; eval.py takes it as a run"
+    ),
+    "huggingface": Format(
+        "mhe_jax.interchange.huggingface",
+        "export",
+        "model and tokenizer as transformers loads them",
     ),
 }
 

@@ -7,3 +7,8 @@ Nothing here imports transformers or torch, and nothing is executed: files are s
     fields.py    fields of a `config.json`
     gpt2.py  bert.py  marian.py                          an architecture each, both ways
 """
+
+from mhe_jax.interchange.huggingface.reading import read
+from mhe_jax.interchange.huggingface.writing import write
+
+__all__ = ["read", "write"]

@@ -4,12 +4,13 @@ Ours is BERT where norms come last (`model.norm_position` post). A model whose n
 no home: BERT has no norm after its last layer.
 """
 
+import re
 from typing import Any
 
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.plain import Tensors, plain, require, unscaled
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm
+from mhe_jax.interchange.huggingface.plain import Tensors, plain, require, scaled, unscaled
+from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
 
 # The classes of transformers by our tasks.
 HEADS = {
@@ -20,13 +21,12 @@ HEADS = {
     "span": "BertForQuestionAnswering",
 }
 LAST_NORM = "head_norm"
-# RoBERTa counts positions from 2: before stand that of padding and an unused one.
-ROBERTA_OFFSET = 2
 
 
-def table(model: ModelConfig, task: str, prefix: str = "bert") -> Table:
-    """Where the parameters of a BERT with the head of `task` lie; of RoBERTa by its prefix."""
-    embeddings, roberta = f"{prefix}.embeddings", prefix == "roberta"
+def table(model: ModelConfig, model_type: str, task: str = "mlm") -> Table:
+    """Where the parameters of a BERT or RoBERTa with the head of `task` lie."""
+    prefix, roberta = model_type, model_type == "roberta"
+    embeddings = f"{prefix}.embeddings"
     found = {
         f"{embeddings}.word_embeddings.weight": Slot(("embeddings/token",)),
         f"{embeddings}.position_embeddings.weight": Slot(("embeddings/position",)),
@@ -105,7 +105,7 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
         values["label2id"] = {label: i for i, label in enumerate(labels)}
         kind = "regression" if task == "regression" else "single_label_classification"
         values["problem_type"] = kind
-    return lay_out(table(model, task), found), values
+    return lay_out(table(model, "bert", task), found), values
 
 
 def model_of(fields: Fields) -> ModelConfig:
@@ -115,6 +115,8 @@ def model_of(fields: Fields) -> ModelConfig:
       InputError: a field that our models do not have.
     """
     roberta = fields.values["model_type"] == "roberta"
+    if roberta:
+        fields.must("hidden_act", "gelu")  # the head has no other
     fields.must("position_embedding_type", "absolute")
     fields.must("is_decoder", False)
     fields.must("add_cross_attention", False)
@@ -134,8 +136,44 @@ def model_of(fields: Fields) -> ModelConfig:
         norm_position="post",
         layer_norm_epsilon=fields.get("layer_norm_eps", 1e-12),
         positions="learned",
-        max_length=fields.size("max_position_embeddings") - ROBERTA_OFFSET * roberta,
+        max_length=fields.size("max_position_embeddings") - (_offset(fields) if roberta else 0),
         num_token_types=fields.size("type_vocab_size", 2),
         dropout_rate=fields.get("hidden_dropout_prob", 0.1),
         tie_embeddings=fields.get("tie_word_embeddings", True),
     )
+
+
+def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
+    """The tensors by the names of the table, without heads and buffers that ours do not have."""
+    prefix = fields.values["model_type"]
+    old = {".gamma": ".weight", ".beta": ".bias"}  # of LayerNorm, in the first files
+    renamed = {
+        re.sub(r"\.(gamma|beta)$", lambda m: old[m[0]], name): x for name, x in tensors.items()
+    }
+    buffers = (
+        rf"{prefix}\.(embeddings\.(position|token_type)_ids|pooler\..*)|cls\.seq_relationship\..*"
+    )
+    left_out = re.compile(buffers)
+    found = {name: array for name, array in renamed.items() if not left_out.fullmatch(name)}
+    if prefix == "roberta":
+        positions = "roberta.embeddings.position_embeddings.weight"
+        if positions in found:
+            found[positions] = found[positions][_offset(fields) :]
+    head = "lm_head" if prefix == "roberta" else "cls.predictions"
+    if model.tie_embeddings:
+        word = f"{prefix}.embeddings.word_embeddings.weight"
+        same = {f"{head}.decoder.weight": word, f"{head}.decoder.bias": f"{head}.bias"}
+        return untied(found, same, fields.path.parent)
+    # Where it is another, it is of no use.
+    found[f"{head}.bias"] = found.get(f"{head}.decoder.bias", found.get(f"{head}.bias"))
+    return found
+
+
+def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
+    """The plain parameters as our model multiplies them."""
+    return scaled(model, tensors, LAST_NORM)
+
+
+def _offset(fields: Fields) -> int:
+    """The position from which RoBERTa counts: after that of padding, which has its id."""
+    return fields.get("pad_token_id", 1) + 1

@@ -4,12 +4,13 @@ GPT-BigCode is the home of the kinds that fold to one key and value head (`mqa`,
 `mhe_add`), GPT-2 that of the others, with keys and values repeated for each head.
 """
 
+import re
 from typing import Any
 
 from mhe_jax.config import AttentionConfig, Config, ModelConfig
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.plain import Tensors, plain, require, scaled, unscaled
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm
+from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
 
 GPT2, BIGCODE = "GPT-2", "GPT-BigCode"
 LAST_NORM = "decoder/norm"
@@ -22,14 +23,14 @@ def folds_to_one(model: ModelConfig) -> bool:
     return (one and (attention.num_groups or 1) == 1) or attention.num_heads == 1
 
 
-def table(model: ModelConfig) -> Table:
+def table(model: ModelConfig, model_type: str) -> Table:
     """Where the parameters lie; GPT-2's matrices are [in, out], those of GPT-BigCode [out, in]."""
     found = {
         "transformer.wte.weight": Slot(("embeddings/token",)),
         "transformer.wpe.weight": Slot(("embeddings/position",)),
         **norm("transformer.ln_f", LAST_NORM),
     }
-    transposed = folds_to_one(model)
+    transposed = model_type == "gpt_bigcode"
     for i in range(model.num_layers):
         theirs, ours = f"transformer.h.{i}", f"decoder/layer_{i}"
         attention = [f"{ours}/self_attention/{name}" for name in ("query", "key", "value")]
@@ -59,10 +60,11 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
     home = f"{BIGCODE if one else GPT2}, the home of this language model,"
     require(model, home, norm_position="pre", norm="layer", mlp="plain")
     found = plain(config, params, BIGCODE if one else GPT2, key_heads=1 if one else None)
-    tensors = lay_out(table(model), unscaled(model, found, LAST_NORM))
+    model_type = "gpt_bigcode" if one else "gpt2"
+    tensors = lay_out(table(model, model_type), unscaled(model, found, LAST_NORM))
     values = {
         "architectures": ["GPTBigCodeForCausalLM" if one else "GPT2LMHeadModel"],
-        "model_type": "gpt_bigcode" if one else "gpt2",
+        "model_type": model_type,
         "vocab_size": tensors["transformer.wte.weight"].shape[0],
         "n_positions": model.max_length,
         "n_embd": model.features,
@@ -119,6 +121,21 @@ def model_of(fields: Fields) -> ModelConfig:
     )
 
 
-def from_plain_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
+def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
+    """The tensors by the names of the table: some files leave `transformer.` out."""
+    if "wte.weight" in tensors:
+        tensors = {
+            name if name.startswith("lm_head") else f"transformer.{name}": array
+            for name, array in tensors.items()
+        }
+    # Masks, which older versions kept.
+    mask = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias")
+    tensors = {name: array for name, array in tensors.items() if not mask.fullmatch(name)}
+    if model.tie_embeddings:
+        return untied(tensors, {"lm_head.weight": "transformer.wte.weight"}, fields.path.parent)
+    return tensors
+
+
+def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
     """The plain parameters as our model multiplies them."""
     return scaled(model, tensors, LAST_NORM)

@@ -12,12 +12,12 @@ from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
 from mhe_jax.config.model import AttentionByRole, AttentionOverride
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.plain import Tensors, plain, require
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm
+from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
 
 EPSILON = 1e-5
 
 
-def table(model: ModelConfig) -> Table:
+def table(model: ModelConfig, model_type: str = "marian") -> Table:
     """Where the parameters lie."""
     layers = {"encoder": model.num_layers, "decoder": _decoder_layers(model)}
     positions = ("embeddings/position",)
@@ -25,8 +25,9 @@ def table(model: ModelConfig) -> Table:
         "model.shared.weight": Slot(("embeddings/token",)),
         "model.encoder.embed_positions.weight": Slot(positions),
         "model.decoder.embed_positions.weight": Slot(positions),
-        "final_logits_bias": Slot(("embeddings/vocabulary_bias",), row=True),
     }
+    if model.output_bias:
+        found["final_logits_bias"] = Slot(("embeddings/vocabulary_bias",), row=True)
     for side, count in layers.items():
         for i in range(count):
             theirs, ours = f"model.{side}.layers.{i}", f"{side}/layer_{i}"
@@ -66,7 +67,6 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
         found["embeddings/position"] = found["embeddings/position"] * np.float32(
             model.features**0.5
         )
-    found.setdefault("embeddings/vocabulary_bias", np.zeros(model.vocabulary_size, np.float32))
     if model.layer_norm_epsilon != EPSILON:
         found = _larger(model, found, np.float32((EPSILON / model.layer_norm_epsilon) ** 0.5))
     values = {
@@ -142,9 +142,39 @@ def model_of(fields: Fields) -> ModelConfig:
         layer_norm_epsilon=EPSILON,
         positions="learned",
         max_length=fields.size("max_position_embeddings"),
+        output_bias=True,
         dropout_rate=fields.get("dropout", 0.1),
         tie_embeddings=fields.get("tie_word_embeddings", True),
     )
+
+
+def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
+    """The tensors by the names of the table, with the positions, which most files leave out."""
+    found = dict(tensors)
+    for side in ("encoder", "decoder"):
+        name = f"model.{side}.embed_positions.weight"
+        if name not in found:
+            found[name] = _sinusoids(model.max_length, model.features)
+    found.setdefault("final_logits_bias", np.zeros((1, model.vocabulary_size), np.float32))
+    if model.tie_embeddings:
+        names = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+        same = {f"{name}.weight": "model.shared.weight" for name in names}
+        return untied(found, same, fields.path.parent)
+    return found
+
+
+def _sinusoids(length: int, features: int) -> np.ndarray:
+    """Marian's positions: `[sin(p ω_i), cos(p ω_i)]`, ω_i = 10000^(-2i/M), i < M/2."""
+    rates = 10000.0 ** (-2 * np.arange(-(-features // 2)) / features)
+    angles = np.arange(length)[:, None] * rates[None]
+    found = np.concatenate([np.sin(angles), np.cos(angles)[:, : features // 2]], -1)
+    return found.astype(np.float32)
+
+
+def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
+    """The plain parameters as our model multiplies them."""
+    path = "embeddings/position"
+    return {**tensors, path: tensors[path] / np.float32(model.features**0.5)}
 
 
 def _larger(model: ModelConfig, tensors: Tensors, factor: np.float32) -> Tensors:

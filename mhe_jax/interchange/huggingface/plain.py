@@ -30,7 +30,7 @@ Tensors = dict[str, np.ndarray]
 def require(model: ModelConfig, home: str, **wanted: Any) -> None:
     """Raises InputError unless fields of the model have these values, the only ones of a home."""
     for field, value in wanted.items():
-        found = getattr(model, field, value)
+        found = getattr(model, field)
         if (found or 0) != (value or 0):
             raise InputError(f"model.{field} is {found!r}: {home} has {value!r} only")
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from mhe_jax.config import InputError
 from mhe_jax.interchange.huggingface.plain import Tensors
+from mhe_jax.training.checkpoint.tensors import WEIGHTS, write_tensors
 
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+CONFIG = "config.json"
 
 
 class Slot(NamedTuple):
@@ -62,7 +63,7 @@ def lay_out(table: Table, tensors: Mapping[str, np.ndarray]) -> Tensors:
 def take_in(
     table: Table, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], source: Path
 ) -> Tensors:
-    """The inverse of `lay_out`: the plain parameters, of these `shapes`, in the tensors of a file.
+    """The inverse of `lay_out`: the plain parameters, of `shapes`, in the tensors of a file.
 
     Raises:
       InputError: a tensor is missing or has another shape, or there is one that is not in the
@@ -92,6 +93,19 @@ def take_in(
     return found
 
 
+def untied(tensors: Tensors, same: Mapping[str, str], source: Path) -> Tensors:
+    """The tensors without those that only repeat another, by the name of which.
+
+    Raises:
+      InputError: one does not repeat the other, and our models have one for both.
+    """
+    found = dict(tensors)
+    for name, of in same.items():
+        if name in found and of in found and not np.array_equal(found.pop(name), found[of]):
+            raise InputError(f"{source}: {name} is not {of}: {CONFIG} says that they are one")
+    return found
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes a file of JSON as others lay it out."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -99,10 +113,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def write_files(directory: Path, tensors: Tensors, config: Mapping[str, Any]) -> int:
     """Writes the weights and `config.json`; how many numbers there are."""
-    from safetensors.numpy import save_file
-
-    arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    # Without it transformers does not know whose tensors they are.
-    save_file(arrays, directory / WEIGHTS, {"format": "pt"})
+    # Without the metadata transformers does not know whose tensors they are.
+    write_tensors(directory / WEIGHTS, tensors, {"format": "pt"})
     write_json(directory / CONFIG, config)
-    return sum(array.size for array in arrays.values())
+    return sum(array.size for array in tensors.values())

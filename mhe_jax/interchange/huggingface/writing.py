@@ -6,11 +6,23 @@ from typing import Any
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.evaluation.run import Run
+from mhe_jax.interchange.card import card
 from mhe_jax.interchange.huggingface import bert, gpt2, marian
 from mhe_jax.interchange.huggingface.plain import Tensors
 from mhe_jax.interchange.huggingface.tables import write_files, write_json
 from mhe_jax.interchange.huggingface.tokenizer import write_tokenizer
 
+WHAT = """\
+`model.safetensors` and `config.json` are those of a model of transformers that computes what the
+run computes; `tokenizer.json` gives the same ids. Names of special tokens mean nothing inside a
+text, but with `tokenizer(..., split_special_tokens=False)`."""
+USE = """\
+```python
+from transformers import AutoTokenizer, {architecture}
+
+tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
+model = {architecture}.from_pretrained("DIRECTORY")
+```"""
 SPECIAL = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 
 
@@ -28,7 +40,10 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     write_tokenizer(run.tokenizer, run.config, directory)
     if run.config.task in ("lm", "translation"):
         write_json(directory / "generation_config.json", _generation(run.config, values))
-    return {"architecture": values["architectures"][0], "parameters": count}
+    architecture = values["architectures"][0]
+    text = card(run, WHAT, USE.format(architecture=architecture))
+    (directory / "README.md").write_text(text, encoding="utf-8")
+    return {"architecture": architecture, "parameters": count}
 
 
 def convert(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
