@@ -27,6 +27,7 @@ from mhe_jax.attention.kinds.sha import SingleHeadAttention
 from mhe_jax.attention.kinds.skv import SharedKeyValueAttention
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.module import Attention
+from mhe_jax.attention.rotary import Rotary
 
 __all__ = [
     "KINDS",
@@ -40,6 +41,7 @@ __all__ = [
     "MultiQueryAttention",
     "MultiValueAttention",
     "MultipleHeadEmbeddingAttention",
+    "Rotary",
     "SharedKeyValueAttention",
     "SingleHeadAttention",
     "choices",

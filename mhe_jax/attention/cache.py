@@ -48,6 +48,16 @@ def extend(
     return entries, mask & Mask.causal(offset), overflow
 
 
+def positions(module: nn.Module, tokens: int) -> jax.Array:
+    """Where the next `tokens` of each row will stand, [B, tokens]; [1, tokens] without a cache."""
+    places = jnp.arange(tokens)[None]
+    return (
+        module.get_variable("cache", "cache_index")[:, None] + places
+        if _is_begun(module)
+        else places
+    )
+
+
 def create(module: nn.Module, entries: KeyValues) -> None:
     """An empty cache of as many positions as `entries` has tokens."""
     for name, array in entries.items():

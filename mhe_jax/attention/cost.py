@@ -64,8 +64,9 @@ def cached_numbers(module: Costed, features: int) -> int:
 def forward_flops(module: Costed, features: int, keys: int) -> int:
     """Operations of the forward pass for one token that attends to `keys` keys (mean, if masked).
 
-    Two for each multiply-add of the projections, and of the core for each key, with MHE-Add and
-    `mva` in the form `shared`. The backward pass is twice that.
+    Two for each multiply-add of the projections, and of the core for each key, with `mva`, and
+    MHE-Add where it can, in the form `shared`. Rotation, next to nothing, is left out. The backward
+    pass is twice that.
 
     >>> from mhe_jax.attention import make_attention
     >>> forward_flops(make_attention("mha", num_heads=12), features=768, keys=512)

@@ -15,6 +15,7 @@ from mhe_jax.attention import cache, engines
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.mask import Mask, as_mask
 from mhe_jax.attention.projection import Projection
+from mhe_jax.attention.rotary import Rotary, rotate
 
 _REFUSED = {
     "attention_fn": "the softmax is computed by an engine; choose it by `engine`",
@@ -59,6 +60,8 @@ class Attention(nn.Module):
       engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash' or 'pallas'
         (see `engines`).
       projection: makes every projection: `Projection`, or what takes its fields and its call.
+      rotary: turns queries and keys of self-attention by the positions of their tokens, after
+        `normalize_qk` (see `rotary.rotate`); None does not.
       broadcast_dropout: True (default) draws one dropout mask an example, shared by its heads;
         'batch' shares it over the batch too, which is what Flax's True does; False one each head.
 
@@ -91,10 +94,14 @@ class Attention(nn.Module):
     attn_weights_value_einsum_cls: Any = None
     engine: str = "auto"
     projection: Callable[..., nn.Module] = Projection
+    rotary: Rotary | None = None
 
     kind: ClassVar[str]
     # Keys and values are one array unless `inputs_v` is given; a cache then takes `inputs_k` only.
     one_source: ClassVar[bool] = False
+    # "key" of `memory` is what `expand` gives to the engine, so that it is rotated once and cached;
+    # else keys are rotated each time that they are made of the cache.
+    caches_keys: ClassVar[bool] = True
 
     def __post_init__(self):
         for field, reason in _REFUSED.items():
@@ -211,6 +218,7 @@ class Attention(nn.Module):
         *,
         inputs_kv: None = None,
         mask: jax.Array | Mask | None = None,
+        positions: jax.Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: jax.Array | None = None,
         sow_weights: bool = False,
@@ -223,6 +231,8 @@ class Attention(nn.Module):
           inputs_v: what values are made of; None for `inputs_k`.
           inputs_kv: refused; deprecated in Flax.
           mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
+          positions: of the tokens, [..., T], for `rotary`; None for 0 to T - 1. With `decode=True`
+            the cache counts them, each row from its own `cache_index`, and they are refused.
           deterministic: True switches dropout off; here or as a field, not both.
           dropout_rng: key of the dropout; None takes the 'dropout' stream.
           sow_weights: put the weights [..., H, T, S], of `sha` [..., 1, T, S], into the
@@ -242,22 +252,23 @@ class Attention(nn.Module):
         """
         if inputs_kv is not None:
             raise ValueError("inputs_kv is refused, deprecated in Flax: pass inputs_k and inputs_v")
+        sow = sow_weights
         return self._run(
-            inputs_q, inputs_k, inputs_v, mask, deterministic, dropout_rng, sow_weights, False
+            inputs_q, inputs_k, inputs_v, mask, positions, deterministic, dropout_rng, sow, False
         )
 
     def fill_cache(self, inputs_k: jax.Array, inputs_v: jax.Array | None = None) -> None:
         """Put the keys and values of cross-attention into the cache once; no output.
 
         Raises:
-          ValueError: `decode` is False, nothing tells the width of the queries, or the cache is
-            one of self-attention.
+          ValueError: `decode` is False, nothing tells the width of the queries, the cache is one of
+            self-attention, or `rotary` is set.
         """
-        self._run(None, inputs_k, inputs_v, None, True, None, False, True)
+        self._run(None, inputs_k, inputs_v, None, None, True, None, False, True)
 
     @nn.compact
     def _run(
-        self, inputs_q, inputs_k, inputs_v, mask, deterministic, dropout_rng, sow, fill
+        self, inputs_q, inputs_k, inputs_v, mask, positions, deterministic, dropout_rng, sow, fill
     ) -> Any:
         if inputs_k is None and inputs_v is not None:
             raise ValueError("inputs_v is given without inputs_k")
@@ -278,6 +289,8 @@ class Attention(nn.Module):
         if fill:
             if not self.decode:
                 raise ValueError("fill_cache needs decode=True: nothing reads its cache otherwise")
+            if self.rotary is not None:
+                raise ValueError("fill_cache is for cross-attention, which rotary does not turn")
             cache.fill(self, self.memory(inputs_k, inputs_v, call))
             return None
 
@@ -292,15 +305,21 @@ class Attention(nn.Module):
             options=options,
         )
         call = self.start(call)
-        query = self.queries(_flatten(inputs_q), call)
+        positions = self._positions(positions, batch, inputs_q.shape[-2], inputs_k.shape[-2])
+        query = self._rotated(self.queries(_flatten(inputs_q), call), positions)
         overflow = None
         if self.decode and cache.is_filled_once(self):
             memory = cache.read(self)
         else:
             memory = self.memory(inputs_k, inputs_v, call)
+            if self.caches_keys:
+                memory["key"] = self._rotated(memory["key"], positions)
             if self.decode:
                 memory, mask, overflow = cache.extend(self, memory, mask)
         key, value = self.expand(memory, call)
+        if not self.caches_keys:
+            of_cache = jnp.arange(key.shape[1])[None]
+            key = self._rotated(key, of_cache if self.decode else positions)
         bias = self.key_bias(memory, key, call)
         query, key, value = promote_dtype(query, key, value, dtype=self.dtype)
         mask.check((*query.shape[:1], query.shape[2], query.shape[1], key.shape[1]))
@@ -321,6 +340,34 @@ class Attention(nn.Module):
         if overflow is not None:
             output = jnp.where(overflow[:, None, None], jnp.nan, output)
         return output.reshape(*batch, *output.shape[1:])
+
+    def _positions(self, positions, batch, queries: int, keys: int) -> jax.Array | None:
+        """Of the tokens of a call [B, T], or [1, T] where rows do not differ; None: no `rotary`."""
+        if self.rotary is None:
+            if positions is not None:
+                raise ValueError("positions are given without rotary, which alone reads them")
+            return None
+        if keys != queries:
+            raise ValueError(
+                f"rotary is for self-attention: there are {queries} queries and {keys} keys"
+            )
+        if self.decode:
+            if positions is not None:
+                raise ValueError("positions are given with decode=True: the cache counts them")
+            return cache.positions(self, queries)
+        if positions is None:
+            return jnp.arange(queries)[None]
+        if positions.shape != (*batch, queries):
+            raise ValueError(
+                f"positions have shape {positions.shape}: one for each token takes "
+                f"{(*batch, queries)}"
+            )
+        return positions.reshape(-1, queries)
+
+    def _rotated(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
+        if self.rotary is None or positions is None:
+            return x
+        return rotate(x, positions, self.rotary)
 
     def _width(self, features: int, fill: bool) -> int:
         """H·D of a call whose input is `features` wide."""

@@ -41,7 +41,8 @@ def positions_within(segments: jax.Array) -> jax.Array:
 
 
 class Embeddings(nn.Module):
-    """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled.
+    """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled,
+    and rotary ones not here but in attention.
 
     One rule for all tasks (Vaswani et al. 2017, section 3.4): tables are drawn from
     normal(0, 1/√M), what is looked up is multiplied by √M, and the tied logits `x · token[v]` are

@@ -48,7 +48,7 @@ class EncoderModel(nn.Module):
         x = self.embeddings(
             tokens, positions, token_types, signatures=signatures, deterministic=deterministic
         )
-        return self.encoder(x, mask, deterministic=deterministic)
+        return self.encoder(x, mask, positions, deterministic=deterministic)
 
 
 class ShuffleRandomClassifier(EncoderModel):

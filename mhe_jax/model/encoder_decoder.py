@@ -72,7 +72,7 @@ class EncoderDecoder(nn.Module):
         mask = Mask.padding(sources != PAD)
         if segments is not None:
             mask = mask & Mask.segments(segments)
-        return self.encoder(x, mask, deterministic=deterministic)
+        return self.encoder(x, mask, positions, deterministic=deterministic)
 
     def decode(
         self,
@@ -97,7 +97,7 @@ class EncoderDecoder(nn.Module):
         if source_segments is not None and target_segments is not None:
             mask = Mask.segments(target_segments)
             seen = seen & Mask.segments(target_segments, source_segments)
-        x = self.decoder(x, mask, encoded, seen, deterministic=deterministic)
+        x = self.decoder(x, mask, encoded, seen, positions, deterministic=deterministic)
         return self.embeddings.attend(x)
 
     @property
@@ -120,7 +120,7 @@ class EncoderDecoder(nn.Module):
         """Append T ≥ 1 target tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V].
 
         Needs the cache of `start_cache`, mutable. `positions` place the embeddings; the cache
-        counts for itself where it writes.
+        counts for itself where it writes, and what rotary positions are.
         """
         x = self.embeddings(tokens, positions)
         return self.embeddings.attend(self.decoder(x, cache="step"))

@@ -52,7 +52,8 @@ class LanguageModel(nn.Module):
             mask = Mask.segments(segments)
             positions = positions_within(segments) if positions is None else positions
         x = self.embeddings(tokens, positions, deterministic=deterministic)
-        return self.embeddings.attend(self.decoder(x, mask, deterministic=deterministic))
+        x = self.decoder(x, mask, positions=positions, deterministic=deterministic)
+        return self.embeddings.attend(x)
 
     @property
     def cache_batch_axis(self) -> int:
@@ -69,7 +70,7 @@ class LanguageModel(nn.Module):
         """Append T ≥ 1 tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V] after each.
 
         Needs the cache of `start_cache`, mutable. `positions` place the embeddings; the cache
-        counts for itself where it writes.
+        counts for itself where it writes, and what rotary positions are.
         """
         x = self.embeddings(tokens, positions)
         return self.embeddings.attend(self.decoder(x, cache="step"))

@@ -13,7 +13,7 @@ from typing import Literal
 import flax.linen as nn
 import jax
 
-from mhe_jax.attention import Attention, Mask, make_attention
+from mhe_jax.attention import Attention, Mask, Rotary, make_attention
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.projection import Projection, named
 from mhe_jax.config import FIELDS_OF_KINDS, ModelConfig, Role
@@ -64,9 +64,12 @@ def dense(config: ModelConfig, name: str | None, use_bias: bool = True) -> nn.Mo
 def attention_module(
     config: ModelConfig, role: Role, name: str | None = None, *, decode: bool = False
 ) -> Attention:
-    """The attention sublayer that `config` wants in `role`."""
+    """The attention sublayer that `config` wants in `role`; cross-attention is never rotated."""
     c = config.attention_for(role)
     fields = {}
+    if config.positions == "rotary" and role != "cross":
+        pairs, scaling = config.rotary_pairs, config.rotary_scaling
+        fields["rotary"] = Rotary(config.rotary_base, pairs, scaling)
     for field, kinds in FIELDS_OF_KINDS.items():
         value = getattr(c, field)
         if c.kind not in kinds or value is None:
@@ -131,14 +134,24 @@ class _Layer(nn.Module):
 
 
 class EncoderLayer(_Layer):
-    """Self-attention of role `encoder`, then the MLP: [B, T, M] to [B, T, M]."""
+    """Self-attention of role `encoder`, then the MLP: [B, T, M] to [B, T, M].
+
+    `positions` [B, T] are those of rotary positions, and None for others.
+    """
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: Mask | None = None, *, deterministic: bool = True):
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: Mask | None = None,
+        positions: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+    ):
         attend = attention_module(self.config, "encoder", "self_attention")
         x = self.residual(
             x,
-            lambda y: attend(y, mask=mask, deterministic=deterministic),
+            lambda y: attend(y, mask=mask, positions=positions, deterministic=deterministic),
             "self_attention",
             deterministic,
         )
@@ -163,16 +176,17 @@ class DecoderLayer(_Layer):
         mask: Mask | None = None,
         encoded: jax.Array | None = None,
         encoded_mask: Mask | None = None,
+        positions: jax.Array | None = None,
         *,
         deterministic: bool = True,
         cache: CacheMode = "none",
     ) -> jax.Array:
         """x [B, T, M], `encoded` [B, S, M] of which `encoded_mask` is seen, to [B, T, M].
 
-        `mask` is laid over the causal one. With cache='start', x gives only the shape of the
-        self-attention's cache and comes back as it is, and of `encoded_mask` only the padding is
-        kept; with 'step', what attention sees is in the cache, and `mask`, `encoded` and
-        `encoded_mask` are None.
+        `mask` is laid over the causal one, and `positions` are as in `EncoderLayer`. With
+        cache='start', x gives only the shape of the self-attention's cache and comes back as it is,
+        and of `encoded_mask` only the padding is kept; with 'step', what attention sees is in the
+        cache, and all arguments but x are None.
         """
         decode = cache != "none"
         self_attention = attention_module(self.config, "decoder", "self_attention", decode=decode)
@@ -200,7 +214,9 @@ class DecoderLayer(_Layer):
 
         x = self.residual(
             x,
-            lambda y: self_attention(y, mask=causal, deterministic=deterministic),
+            lambda y: self_attention(
+                y, mask=causal, positions=positions, deterministic=deterministic
+            ),
             "self_attention",
             deterministic,
         )

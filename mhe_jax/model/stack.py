@@ -40,6 +40,10 @@ class _Stack(nn.Module):
     def layer(self, name: str) -> nn.Module:
         raise NotImplementedError
 
+    def rotated(self, positions: jax.Array | None) -> jax.Array | None:
+        """`positions` where layers read them: others were added to the embeddings."""
+        return positions if self.config.positions == "rotary" else None
+
     def run(self, x: jax.Array, *args: Any, **fixed: Any) -> jax.Array:
         """Every layer as `layer(x, *args, **fixed)`; `fixed` is static."""
         c = self.config
@@ -79,9 +83,16 @@ class Encoder(_Stack):
         return EncoderLayer(self.config, name=name)
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: Mask | None = None, *, deterministic: bool = True):
-        """[B, T, M] to [B, T, M]."""
-        return self.run(x, mask, deterministic=deterministic)
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: Mask | None = None,
+        positions: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+    ):
+        """[B, T, M] to [B, T, M]; `positions` [B, T] of rows that do not count from 0."""
+        return self.run(x, mask, self.rotated(positions), deterministic=deterministic)
 
 
 class Decoder(_Stack):
@@ -99,12 +110,14 @@ class Decoder(_Stack):
         mask: Mask | None = None,
         encoded: jax.Array | None = None,
         encoded_mask: Mask | None = None,
+        positions: jax.Array | None = None,
         *,
         deterministic: bool = True,
         cache: CacheMode = "none",
     ) -> jax.Array:
         """[B, T, M] to [B, T, M]."""
-        return self.run(x, mask, encoded, encoded_mask, deterministic=deterministic, cache=cache)
+        arguments = mask, encoded, encoded_mask, self.rotated(positions)
+        return self.run(x, *arguments, deterministic=deterministic, cache=cache)
 
 
 def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Case:
     groups: int | None = None
     score_groups: int | None = None
     score_features: int | None = None
+    head_features: int = D
     more: tuple[tuple[str, int], ...] = ()  # other fields of the module
 
     def __str__(self):
@@ -54,11 +55,7 @@ class Case:
 
     @property
     def width(self):
-        return self.heads * D
-
-    @property
-    def head_features(self):
-        return D
+        return self.heads * self.head_features
 
     @property
     def one_source(self):
@@ -81,9 +78,9 @@ class Case:
         given = self._given(params, q, k, v, mask)
         return reference.attention(*given, heads=self.heads, **more)
 
-    def reference_gradients(self, params, q, k, v, mask, cotangent):
+    def reference_gradients(self, params, q, k, v, mask, cotangent, **more):
         given = self._given(params, q, k, v, mask)
-        return reference.gradients(*given, np.float64(cotangent), heads=self.heads)
+        return reference.gradients(*given, np.float64(cotangent), heads=self.heads, **more)
 
     def _given(self, params, q, k, v, mask):
         return KINDS[self.kind].head, *f64((params, q, k, v)), np.asarray(mask)

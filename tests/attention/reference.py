@@ -21,7 +21,19 @@ def gradients(head, params, inputs_q, inputs_k, inputs_v, mask, cotangent, **mor
     return run(head, params, inputs_q, inputs_k, inputs_v, mask, **more)[2](cotangent)
 
 
-def run(head, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kept=None):
+def run(
+    head,
+    params,
+    inputs_q,
+    inputs_k,
+    inputs_v,
+    mask,
+    *,
+    heads,
+    kept=None,
+    rotary=None,
+    positions=None,
+):
     """Output, weights, and the function from the output's gradient to all gradients.
 
     Args:
@@ -29,6 +41,7 @@ def run(head, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kept=None):
       params: the parameter dict of the module.
       mask: booleans [B, H, T, S].
       kept: what dropout multiplies the weights by [B, H, T, S]: 0 or 1/(1-rate).
+      rotary: base, pairs and scaling of `rotated`, for tokens at `positions` [B, T].
     """
     grads = _zeros(params), *(np.zeros_like(x) for x in (inputs_q, inputs_k, inputs_v))
     d_params, *d_inputs = grads
@@ -49,6 +62,9 @@ def run(head, params, inputs_q, inputs_k, inputs_v, mask, *, heads, kept=None):
             if "query_ln" in params:
                 q, pull_q = _layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
                 k, pull_k = _layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
+            if rotary is not None:
+                q, pull_q = rotated(q, pull_q, positions[b], *rotary)
+                k, pull_k = rotated(k, pull_k, positions[b], *rotary)
             scale = 1 / np.sqrt(q.shape[-1])
             p = _softmax(q @ k.T * scale + bias, mask[b, h])
             times = 1.0 if kept is None else kept[b, h]
@@ -129,6 +145,25 @@ def multiply(x, pull_x, e, de):
         pull_x(dy * (1 + e))
 
     return x * (1 + e), pull
+
+
+def rotated(x, pull_x, positions, base, pairs, scaling):
+    """Two features as one complex number, times e^{i p ω}, ω = base^(-2i/D) of pair i."""
+    D = x.shape[-1]
+    i = np.arange(D // 2)
+    a, b = (i, i + D // 2) if pairs == "half" else (2 * i, 2 * i + 1)
+    turn = np.exp(1j * np.asarray(positions)[:, None] / scaling * base ** (-2 * i / D))
+
+    def times(x, turn):
+        z = (x[:, a] + 1j * x[:, b]) * turn
+        y = np.empty_like(x)
+        y[:, a], y[:, b] = z.real, z.imag
+        return y
+
+    def pull(dy):
+        pull_x(times(dy, turn.conj()))
+
+    return times(x, turn), pull
 
 
 def _layer_norm(x, pull_x, p, grad):

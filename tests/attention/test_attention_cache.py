@@ -123,7 +123,10 @@ def test_the_whole_cache_at_once_and_one_by_one(case):
 @every_case
 def test_rows_at_places_of_their_own(case):
     """Right-padded prompts of 3 and 7 tokens: later tokens overwrite the padding."""
-    d = decoder(case)
+    rows_at_places_of_their_own(decoder(case))
+
+
+def rows_at_places_of_their_own(d):
     wanted = d.full(d.x, mask=Mask.causal())
     prompts = d.x.copy()
     prompts[0, 3:] = prompts[1, 5:] = 99  # padding that would be seen

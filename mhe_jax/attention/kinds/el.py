@@ -15,7 +15,8 @@ class ELAttention(Attention):
 
     W_q [M, H, D], W_o [H, D, M]; no key and no value projection. Parameters 2M², cached numbers a
     token HD. Keys and values must be H·D wide. Where `inputs_v` is given, its slices are the
-    values; with `decode`, whose cache has one array for both, it is refused.
+    values; with `decode`, whose cache has one array for both, it is refused. With `rotary` keys are
+    turned as they are read from the cache, and values stay as they are.
     Yan et al. 2021, in the form that Xue & Aletras 2023 count.
 
     Raises:
@@ -24,6 +25,7 @@ class ELAttention(Attention):
 
     kind: ClassVar[str] = "el"
     one_source: ClassVar[bool] = True
+    caches_keys: ClassVar[bool] = False
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
         memory = {"hidden": self._slices(inputs_k, call)}

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -33,10 +34,15 @@ class MultipleHeadEmbeddingAttention(AttentionInForms):
 
     Raises:
       ValueError: 'folded' or 'shared' with `normalize_qk`, whose LayerNorm over ψ(K, e_k) differs
-        from head to head.
+        from head to head, or with `rotary`, see `MHEAddAttention` and `MHEMulAttention`.
     """
 
     head_embedding_init: Callable = nn.initializers.normal(0.02)
+
+    # Head embeddings are laid over what is read, and rotation comes after them.
+    caches_keys: ClassVar[bool] = False
+    # Why keys that are rotated do not fold.
+    not_rotated: ClassVar[str]
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
         """ψ: [B, T, G, D] and [H, D] to [B, T, H, D]."""
@@ -50,12 +56,20 @@ class MultipleHeadEmbeddingAttention(AttentionInForms):
         """Lays e_v over the sums over the shared value, [B, T, H, D]."""
         raise TypeError("the folding is defined by MHEAddAttention and MHEMulAttention")
 
+    @property
+    def folds(self) -> bool:
+        """Whether there are other forms than 'materialized'."""
+        return self.rotary is None and not self.normalize_qk
+
     def refusal_of(self, form: str, call: Call) -> str | None:
-        if form != "materialized" and self.normalize_qk:
-            return (
+        if form != "materialized" and not self.folds:
+            reason = (
                 "normalize_qk is not possible, for the norm of a key with its head embedding "
-                "differs from head to head; use 'materialized' or 'auto'"
+                "differs from head to head"
+                if self.normalize_qk
+                else f"rotary is not possible, for {self.not_rotated}"
             )
+            return f"{reason}; use 'materialized' or 'auto'"
         return super().refusal_of(form, call)
 
     def start(self, call: Call) -> Call:

@@ -25,6 +25,10 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
     Shared: what is left of a head's own scores is a bias on the keys, `e_q[h]·k_j / √D`, so that
     softmax factors and one score matrix serves all heads.
 
+    With `rotary` neither holds of scores: with R the turn by the distance, what e_k adds to one,
+    `(q + e_q)ᵀ R e_k`, differs from key to key, and `e_qᵀ R k_j` from query to query. The form is
+    `materialized` then, and e_k matters and is trained.
+
     Attributes beyond `MultipleHeadEmbeddingAttention`:
       score_groups: C > 1 gives H/C heads each a score matrix, told apart by
         `query_group_embedding` u [C, D]: `Q_h = X W_q ⊙ (1 + u[c]) + e_q[h]`, c = ⌊hC/H⌋. An
@@ -40,6 +44,9 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
     kind: ClassVar[str] = "mhe_add"
     forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mhe_add"]
     shared_queries: ClassVar[int] = 32
+    not_rotated: ClassVar[str] = (
+        "what a key embedding adds to a score then depends on the distance, and does not cancel"
+    )
 
     def start(self, call: Call) -> Call:
         if self.score_groups < 1 or self.num_heads % self.score_groups:
@@ -53,8 +60,8 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
         return super().start(call)
 
     def untrained(self) -> tuple[str, ...]:
-        """The key embedding, which softmax cancels; a LayerNorm after it makes it matter."""
-        return () if self.normalize_qk else ("key_head_embedding",)
+        """The key embedding, which softmax cancels; a norm or a turn after it makes it matter."""
+        return ("key_head_embedding",) if self.folds else ()
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
         return self.broadcast(x, jnp.ones_like(embedding)) + embedding[None, None]
@@ -99,10 +106,9 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
     def widths(self, head_features: int) -> Widths:
         H, D, C = self.num_heads, head_features, self.score_groups
         row = super().widths(D)
-        return dataclasses.replace(
-            row,
-            # One score matrix a group, and H sums and H denominators.
-            scored=max(self.num_groups, C) * D,
-            weighted=H * D + H,
-            tables=row.tables + (C * D if C > 1 else 0),
-        )
+        row = dataclasses.replace(row, tables=row.tables + (C * D if C > 1 else 0))
+        if not self.folds:
+            return row
+        # One score matrix a group, and H sums and H denominators.
+        scored = max(self.num_groups, C) * D
+        return dataclasses.replace(row, scored=scored, weighted=H * D + H)

@@ -17,6 +17,12 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
     Folded: `(q ⊙ (1+e_q))·(k ⊙ (1+e_k)) = (q ⊙ (1+e_q) ⊙ (1+e_k))·k`, and (1 + e_v) multiplies the
     head's output: multi-query attention. The paper prints the product only; the "1 +" makes small
     embeddings a small change.
+
+    With `rotary` a score is `(q ⊙ (1+e_q))ᵀ R (k ⊙ (1+e_k))`, R being the turn by the distance, and
+    1 + e_k passes R only where the two features of each pair have one factor: the form is
+    `materialized` then. (One key head would do if it were twice as wide, [R k, R Z k], Z changing
+    the sign of each pair's second feature: `R ((1+e_k) ⊙ k) = m ⊙ R k + d ⊙ R Z k` for half the
+    sum m and half the difference d of the pair's factors.)
     """
 
     # Factors 1 + e of nearly 1 would leave the heads of a short run nearly the same.
@@ -24,6 +30,9 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
 
     kind: ClassVar[str] = "mhe_mul"
     forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mhe_mul"]
+    not_rotated: ClassVar[str] = (
+        "the factors 1 + e_k of two features that turn together differ, and do not pass the turn"
+    )
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
         return self.broadcast(x, 1 + embedding)

@@ -21,6 +21,10 @@ class MultiValueAttention(AttentionInForms):
     are, so that one score matrix and one exponential serve all heads. With `num_groups` G, W_q and
     W_k are [M, G, D_s] and head h reads those of group ⌊hG/H⌋.
 
+    With `rotary` the shared queries and keys turn, which leaves one score matrix, and the bias X U
+    does not: it weighs a token by what it is, wherever it stands. (The query bias of an MHA, else a
+    case of X U, is none then, for what it adds depends on the distance.)
+
     Source: collaborative attention (Cordonnier, Loukas and Jaggi 2020, "Multi-Head Attention:
     Collaborate Instead of Concatenate", arXiv 2006.16362) has these shared queries and keys, a
     mixing vector for each head, a content bias on the keys, and values of their own for each head;

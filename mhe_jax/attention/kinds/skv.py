@@ -15,11 +15,13 @@ class SharedKeyValueAttention(Attention):
 
     W_q, W_kv [M, H, D], W_o [H, D, M]. Parameters 3M², cached numbers a token HD. Where `inputs_v`
     is given, values are its projection by the same W_kv; with `decode`, whose cache has one array
-    for both, it is refused. Xue & Aletras 2023, section 4.
+    for both, it is refused. With `rotary` keys are turned as they are read from the cache, and
+    values stay as they are. Xue & Aletras 2023, section 4.
     """
 
     kind: ClassVar[str] = "skv"
     one_source: ClassVar[bool] = True
+    caches_keys: ClassVar[bool] = False
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
         if inputs_v is None:

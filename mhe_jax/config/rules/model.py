@@ -115,7 +115,12 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
             f"model.positions rotary takes queries and keys of an even width, not {width}",
         )
     if attention.kind in MHE_KINDS and attention.form not in (None, "auto", "materialized"):
-        raise refuse(named("form"), attention.form, "not with model.positions rotary")
+        do_not = "cancel" if attention.kind == "mhe_add" else "fold into queries"
+        raise refuse(
+            named("form"),
+            attention.form,
+            f"not with model.positions rotary, under which key embeddings do not {do_not}",
+        )
 
 
 def check_encoder(config: Config) -> None:

@@ -1,0 +1,79 @@
+"""Rotary positions: queries and keys are turned by where their tokens stand."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Pairs = Literal["half", "interleaved"]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Which features of a query or key turn together, and how fast.
+
+    Attributes:
+      base: pair i of D/2 turns by `base^(-2i/D)` a position: the first by 1, the last by about
+        1 / base.
+      pairs: 'half' takes features i and i + D/2 for pair i (Llama, GPT-NeoX), 'interleaved' 2i and
+        2i + 1 (RoFormer, GPT-J). The same up to the order of the features.
+      scaling: positions are divided by it (position interpolation, Chen et al. 2023, arXiv
+        2306.15595): with 4 a text four times as long turns as far as one of the training.
+
+    Raises:
+      ValueError: a value that is none of these.
+    """
+
+    base: float = 10000.0
+    pairs: Pairs = "half"
+    scaling: float = 1.0
+
+    def __post_init__(self):
+        if self.pairs not in get_args(Pairs):
+            raise ValueError(f"pairs={self.pairs!r} is not one of {', '.join(get_args(Pairs))}")
+        for field in ("base", "scaling"):
+            value = getattr(self, field)
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{field}={value} is not a finite number above 0")
+
+
+def rotate(x: jax.Array, positions: jax.Array, rotary: Rotary) -> jax.Array:
+    """Each pair i of features turns by p ω_i: `[a cos - b sin, b cos + a sin]` of it for [a, b].
+
+    `ω_i = base^(-2i/D) / scaling`, i < D/2. The product of a query at p and a key at s then depends
+    on their positions by p - s alone.
+
+    Args:
+      x: queries or keys [B, T, N, D], D even.
+      positions: p [B, T] or [1, T], whole numbers or not.
+      rotary: base, pairs and scaling.
+
+    Returns:
+      [B, T, N, D] of x's type; angles and products are float32.
+
+    Raises:
+      ValueError: D is odd.
+
+    Source: Su et al. 2021, "RoFormer", arXiv 2104.09864, section 3.2.2.
+
+    >>> x, turn = jnp.array([[[[1.0, 0.0]]]]), Rotary()
+    >>> [round(float(y), 4) for y in rotate(x, jnp.array([[np.pi / 2]]), turn).ravel()]
+    [-0.0, 1.0]
+    >>> q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 6)) for i in (0, 1))
+    >>> score = lambda p, s: float((rotate(q, p[None], turn) * rotate(k, s[None], turn)).sum())
+    >>> abs(score(jnp.array([7]), jnp.array([4])) - score(jnp.array([3]), jnp.array([0]))) < 1e-5
+    True
+    """
+    D = x.shape[-1]
+    if D % 2:
+        raise ValueError(f"rotary positions turn pairs of features: the width {D} is odd")
+    rates = rotary.base ** (-2 * np.arange(D // 2) / D) / rotary.scaling
+    angles = positions[:, :, None, None] * jnp.asarray(rates[None, None, None], jnp.float32)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    axis, shape = (-2, (2, D // 2)) if rotary.pairs == "half" else (-1, (D // 2, 2))
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], *shape)
+    a, b = jnp.moveaxis(pairs, axis, 0)
+    turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis)
+    return turned.reshape(x.shape).astype(x.dtype)

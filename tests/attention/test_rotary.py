@@ -1,0 +1,273 @@
+"""Rotary positions: the turn itself, and every kind that turns its queries and keys."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from attention_cases import CASES, B, Case, H, T, assert_close, mask_for, normal, random_parameters
+from kind_references import KINDS
+from test_attention_cache import decoder, prefill_and_steps, rows_at_places_of_their_own
+from test_attention_sharding import check_sharded_is_single, module_of
+
+from mhe_jax.attention import Mask, Rotary, engines, make_attention
+from mhe_jax.attention.rotary import rotate
+
+# Eleven pairs of features, and thirteen where the scores of mva are wider.
+D = 22
+ROTATED = [
+    dataclasses.replace(case, head_features=D, score_features=case.score_features and 26)
+    for case in CASES
+    if case.form in (None, "materialized") or case.kind == "mva"
+]
+every_rotated = pytest.mark.parametrize("case", ROTATED, ids=str)
+every_pairs = pytest.mark.parametrize("pairs", ["half", "interleaved"])
+POSITIONS = np.array([[0, 1, 2, 3, 4], [2, 3, 17, 18, 5]], np.int32)
+
+
+def of(pairs="half", base=10.0, scaling=1.5):
+    return Rotary(base, pairs, scaling)
+
+
+# The turn.
+
+
+@every_pairs
+def test_a_turn_is_its_equation(pairs):
+    x = normal(1, B, T, H, D)
+    got = rotate(x, POSITIONS, Rotary(base=500.0, pairs=pairs, scaling=4.0))
+    for b in range(B):
+        for h in range(H):
+            row = np.asarray(x[b, :, h], np.float64)
+            wanted, _ = reference.rotated(row, None, POSITIONS[b], 500.0, pairs, 4.0)
+            np.testing.assert_allclose(got[b, :, h], wanted, atol=2e-6)
+
+
+def test_interleaved_is_half_of_features_in_another_order():
+    x = normal(1, B, T, H, D)
+    order = np.arange(D).reshape(2, D // 2).T.ravel()  # 0, D/2, 1, D/2 + 1, ...
+    half = rotate(x, POSITIONS, of("half"))
+    np.testing.assert_array_equal(
+        rotate(x[..., order], POSITIONS, of("interleaved")), half[..., order]
+    )
+
+
+def test_a_turn_is_computed_in_float32():
+    """At position 1001, which bfloat16 does not have."""
+    x, positions = jnp.asarray(normal(1, 1, 1, H, D), jnp.bfloat16), jnp.array([[1001]])
+    got = rotate(x, positions, Rotary())
+    assert got.dtype == jnp.bfloat16
+    wanted = rotate(x.astype(jnp.float32), positions, Rotary()).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("scaling", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scaling_that_is_none(scaling):
+    with pytest.raises(ValueError, match=r"scaling=.* is not a finite number above 0"):
+        Rotary(scaling=scaling)
+    with pytest.raises(ValueError, match=r"base=.* is not a finite number above 0"):
+        Rotary(base=scaling)
+    with pytest.raises(ValueError, match="pairs='whole' is not one of half, interleaved"):
+        Rotary(pairs="whole")  # pyright: ignore[reportArgumentType]
+
+
+# The kinds.
+
+
+@functools.cache
+def run(case, **fields):
+    """(params, x, mask, positions) to output and gradients of (params, x)."""
+    module, cotangent = case.module(**fields), normal(9, B, T, case.width)
+
+    def loss(params, x, mask, positions):
+        output = module.apply({"params": params}, x, mask=mask, positions=positions)
+        return (output * cotangent).sum(), output
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+
+
+def ready(case, **fields):
+    x = normal(1, B, T, case.width)
+    params = random_parameters(case.module(**fields), x)
+    return params, x
+
+
+ENGINES = ["xla", "blocked"]
+
+
+@every_rotated
+@every_pairs
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.covering(2)
+def test_every_kind(case, pairs, engine):
+    """Output and every gradient against the float64 reference, with a norm where there may be."""
+    if engine == "blocked" and case.form == "shared":
+        engine = "auto"  # `shared` has engines of its own
+    fields = {"rotary": of(pairs), "normalize_qk": case.may_normalize, "engine": engine}
+    params, x = ready(case, **fields)
+    mask, dense = mask_for(case, "all of them", T, T)
+    (of_params, of_x), output = run(case, **fields)(params, x, mask, POSITIONS)
+    how = {"rotary": (10.0, pairs, 1.5), "positions": POSITIONS}
+    assert_close(output, case.reference(params, x, x, x, dense, **how)[0])
+    cotangent = normal(9, B, T, case.width)
+    wanted, *of_three = case.reference_gradients(params, x, x, x, dense, cotangent, **how)
+    assert_close((of_params, of_x), (wanted, sum(of_three)))
+
+
+@every_rotated
+def test_positions_matter_by_their_differences(case):
+    """Rows that move as wholes give the same; one token that moves does not."""
+    params, x = ready(case, rotary=of())
+    apply = jax.jit(case.module(rotary=of()).apply)
+
+    def output(positions):
+        return apply({"params": params}, x, mask=Mask.causal(), positions=positions)
+
+    there = output(POSITIONS)
+    assert_close(output(POSITIONS + np.array([[70], [-30]])), there, 1e-4)
+    moved = output(POSITIONS + np.array([0, 0, 1, 0, 0]))
+    np.testing.assert_array_equal(moved[:, :2], there[:, :2])  # nothing before it
+    assert (np.abs(moved - there)[:, 2:].max(-1) > 1e-3).all()
+
+
+@every_rotated
+def test_positions_count_from_0_where_they_are_not_given(case):
+    params, x = ready(case, rotary=of())
+    module = case.module(rotary=of())
+    from_0 = np.broadcast_to(np.arange(T), (B, T))
+    np.testing.assert_array_equal(
+        module.apply({"params": params}, x), module.apply({"params": params}, x, positions=from_0)
+    )
+    # Leading axes are rows.
+    more = module.apply({"params": params}, x[:, None], positions=POSITIONS[:, None])
+    assert_close(more[:, 0], module.apply({"params": params}, x, positions=POSITIONS))
+
+
+@every_rotated
+def test_the_cache_counts_positions(case):
+    """Prefill, then steps; rows at places of their own; every kind with its own cache."""
+    d = decoder(case, rotary=of("interleaved"))
+    prefill_and_steps(d)
+    rows_at_places_of_their_own(d)
+    same = np.broadcast_to(d.x[:, :1], (B, 2, case.width))
+    _, cache = d.feed(d.cache, same)
+    if case.kind in ("skv", "el", "mhe_add", "mhe_mul"):  # what is turned is made of the cache
+        name = {"skv": "cached_key_value", "el": "cached_hidden"}.get(case.kind, "cached_key")
+        np.testing.assert_array_equal(cache[name][:, 0], cache[name][:, 1])
+    else:
+        assert (np.abs(cache["cached_key"][:, 0] - cache["cached_key"][:, 1]) > 1e-3).any()
+    numbers = sum(a.size for name, a in cache.items() if name != "cache_index")
+    assert numbers == d.x.shape[0] * d.x.shape[1] * KINDS[case.kind].cached(case)
+
+
+@pytest.mark.parametrize("kind", ["mha", "skv", "mhe_mul", "mva"])
+def test_sharded_is_single(kind):
+    check_sharded_is_single(module_of(Case(kind)).clone(rotary=Rotary()))
+
+
+# What folds, and what does not.
+
+
+def test_the_key_embedding_of_mhe_add_matters():
+    case = Case("mhe_add", "materialized", head_features=D)
+    fixed, turned = case.module(), case.module(rotary=of())
+    assert fixed.untrained() == ("key_head_embedding",)
+    assert turned.untrained() == ()
+    params, x = ready(case)
+    (with_turn, _), _ = run(case, rotary=of())(params, x, None, POSITIONS)
+    (without, _), _ = run(case)(params, x, None, None)
+    size = np.abs(with_turn["query_head_embedding"]).max()
+    assert np.abs(with_turn["key_head_embedding"]).min() > 1e-5 * size
+    assert np.abs(without["key_head_embedding"]).max() < 1e-5 * size
+
+
+def test_mhe_mul_folds_where_the_factors_of_a_pair_are_equal():
+    """It is multi-query attention of other weights then, and only then."""
+    case = Case("mhe_mul", "materialized", head_features=D)
+    params, x = ready(case)
+
+    def folded(p):
+        of_query = (1 + p["query_head_embedding"]) * (1 + p["key_head_embedding"])
+        query = p["query"]["kernel"][:, None], p["query"]["bias"][None]
+        query = {"kernel": query[0] * of_query[None], "bias": query[1] * of_query}
+        one = {
+            n: {"kernel": p[n]["kernel"][:, None], "bias": p[n]["bias"][None]}
+            for n in ("key", "value")
+        }
+        out = p["out"] | {
+            "kernel": p["out"]["kernel"] * (1 + p["value_head_embedding"])[:, :, None]
+        }
+        return {"params": {"query": query, "out": out} | one}
+
+    def error(params):
+        module = Case("mqa", head_features=D).module(rotary=of("half"))
+        wanted = case.module(rotary=of("half")).apply({"params": params}, x)
+        return np.abs(module.apply(folded(params), x) - wanted).max() / np.abs(wanted).max()
+
+    assert error(params) > 0.01
+    equal = jnp.tile(params["key_head_embedding"][:, : D // 2], (1, 2))
+    assert error(params | {"key_head_embedding": equal}) < 1e-5
+
+
+def test_mhe_mul_folds_into_a_key_twice_as_wide():
+    """R ((1+e) ⊙ k) = m ⊙ R k + d ⊙ R Z k, as the docstring of the kind says."""
+    k, factors = normal(1, B, T, H, D), 1 + normal(2, H, D)
+    a, b = factors[:, : D // 2], factors[:, D // 2 :]
+    m, d = (np.tile(x, 2)[None, None] for x in ((a + b) / 2, (a - b) / 2))
+    sign = np.repeat([1, -1], D // 2).astype(np.float32)[None, None, None]
+    turn = functools.partial(rotate, positions=POSITIONS, rotary=of("half"))
+    wanted = turn(factors[None, None] * k)
+    np.testing.assert_allclose(m * turn(k) + d * turn(sign * k), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "reason"),
+    [
+        ("mhe_add", "shared", "what a key embedding adds to a score then depends on the distance"),
+        ("mhe_add", "folded", "what a key embedding adds to a score then depends on the distance"),
+        ("mhe_mul", "folded", "the factors 1 \\+ e_k of two features that turn together differ"),
+    ],
+)
+def test_forms_that_are_refused(kind, form, reason):
+    module = make_attention(kind, num_heads=H, form=form, rotary=Rotary())
+    with pytest.raises(ValueError, match=f"form='{form}' cannot do .* rotary is not .*{reason}"):
+        module.init(jax.random.key(0), normal(1, B, T, H * D))
+
+
+def test_mva_keeps_one_score_matrix():
+    module = make_attention("mva", num_heads=H, form="shared", rotary=Rotary())
+    with engines.recording() as made:
+        jax.eval_shape(module.init, jax.random.key(0), normal(1, B, 64, H * D))
+    assert [choice.split()[0] for choice in made["mva"]] == ["shared"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("fields", "call", "message"),
+    [
+        ({}, {"width": 33}, "pairs of features: the width 11 is odd"),
+        ({}, {"keys": T + 1}, "rotary is for self-attention: there are 5 queries and 6 keys"),
+        ({}, {"positions": POSITIONS[:, :4]}, r"shape \(2, 4\): one for each token takes \(2, 5\)"),
+        ({}, {"positions": POSITIONS[0]}, r"shape \(5,\): one for each token takes \(2, 5\)"),
+        ({"decode": True}, {"positions": POSITIONS}, "decode=True: the cache counts them"),
+        ({"rotary": None}, {"positions": POSITIONS}, "given without rotary, which alone reads"),
+    ],
+    ids=str,
+)
+@pytest.mark.covering(1)
+def test_what_is_refused(kind, fields, call, message):
+    given = {"rotary": Rotary()} | fields | ({"num_kv_heads": 1} if kind == "gqa" else {})
+    module = make_attention(kind, num_heads=H, **given)
+    x = normal(1, B, T, call.pop("width", H * D)) if (call := dict(call)) else None
+    keys = normal(2, B, call.pop("keys"), H * D) if "keys" in call else None
+    with pytest.raises(ValueError, match=message):
+        module.init(jax.random.key(0), x, keys, **call)
+
+
+def test_cross_attention_has_no_positions():
+    module = make_attention("mha", num_heads=H, qkv_features=H * D, rotary=Rotary(), decode=True)
+    with pytest.raises(ValueError, match="cross-attention, which rotary does not turn"):
+        module.init(jax.random.key(0), normal(1, B, T, H * D), method="fill_cache")
