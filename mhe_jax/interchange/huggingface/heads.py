@@ -56,6 +56,8 @@ class Heads(NamedTuple):
                 f"{name} has heads that are {width} wide, features / num_heads: scores of width "
                 f"{scored} and values of width {valued} have no home in it"
             )
+        if scored == valued == width:
+            return self
         scale = np.float32((width / scored) ** 0.5)
         return self._replace(
             query=_padded(self.query * scale, -1, width),

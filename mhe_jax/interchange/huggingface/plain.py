@@ -18,7 +18,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhe_jax.config import Config, InputError, ModelConfig
-from mhe_jax.interchange.huggingface.heads import heads_of, matrix
+from mhe_jax.interchange.huggingface.heads import Heads, heads_of, matrix
 from mhe_jax.model import unroll_layers
 from mhe_jax.model.embeddings import sinusoids
 from mhe_jax.model.stack import ATTENTION, VOCABULARY
@@ -36,7 +36,13 @@ def require(model: ModelConfig, home: str, **wanted: Any) -> None:
 
 
 def plain(
-    config: Config, params: Any, home: str, *, key_heads: int | None = None, bias: bool = True
+    config: Config,
+    params: Any,
+    home: str,
+    *,
+    key_heads: int | None = None,
+    bias: bool = True,
+    width: int | None = None,
 ) -> Tensors:
     """The parameters of a run in the plain form.
 
@@ -45,12 +51,15 @@ def plain(
       params: of the run.
       home: the name of the architecture, for messages.
       key_heads: K of every attention sublayer; None: as many as query heads.
-      bias: whether the home has biases in attention; where not, all must be 0.
+      bias: whether the home has biases in attention.
+      width: of the home's heads; None: features / num_heads, and no rotary positions.
 
     Raises:
       InputError: something that the home cannot hold.
     """
     model, found = config.model, {}
+    if width is None and model.positions == "rotary":
+        raise InputError(f"model.positions is 'rotary': {home} has learned or fixed positions")
     tree = unroll_layers(jax.device_get(params))
 
     def visit(node: Mapping[str, Any], path: tuple[str, ...]) -> None:
@@ -58,7 +67,9 @@ def plain(
             at = (*path, name)
             if name in ATTENTION:
                 role = "cross" if name == "cross_attention" else path[0]
-                _attention(config, role, child, "/".join(at), home, key_heads, bias, found)
+                heads = heads_of(model.attention_for(role), model.features, child)
+                heads = _fitted(model, heads, home, key_heads, width)
+                _attention(heads, "/".join(at), bias, found)
             elif not isinstance(child, Mapping):
                 found["/".join(at)] = np.asarray(child)
             elif "a" in child and "b" in child:
@@ -67,6 +78,10 @@ def plain(
                 visit(child, at)
 
     visit(tree, ())
+    if bias and not model.mlp_bias:
+        for name in [name for name in found if name.endswith(("up/kernel", "down/kernel"))]:
+            bias_of = name.replace("kernel", "bias")
+            found[bias_of] = np.zeros(found[name].shape[1], np.float32)
     for name in list(found):
         if name.rpartition("/")[2] in VOCABULARY:
             axis = 1 if name.endswith("output") else 0
@@ -77,26 +92,26 @@ def plain(
     return found
 
 
-def _attention(config, role, params, path, home, key_heads, bias, found: Tensors) -> None:
-    model = config.model
-    attention = model.attention_for(role)
-    heads = heads_of(attention, model.features, params)
-    if model.features % attention.num_heads:
+def _fitted(
+    model: ModelConfig, heads: Heads, home: str, key_heads: int | None, width: int | None
+) -> Heads:
+    count = heads.query.shape[1]
+    if width is None and model.features % count:
         raise InputError(
             f"{home} has heads of width features / num_heads: model.features={model.features} is "
-            f"no multiple of model.attention.num_heads={attention.num_heads}"
+            f"no multiple of model.attention.num_heads={count}"
         )
-    heads = heads.widened(model.features // attention.num_heads, home)
-    heads = heads.repeated(attention.num_heads if key_heads is None else key_heads)
-    M, inner = model.features, heads.out.shape[0] * heads.out.shape[1]
+    heads = heads.widened(width or model.features // count, home)
+    return heads.repeated(key_heads or count)
+
+
+def _attention(heads: Heads, path: str, bias: bool, found: Tensors) -> None:
+    M = heads.out.shape[-1]
     for name in ("query", "key", "value", "out"):
         kernel, offset = getattr(heads, name), getattr(heads, f"{name}_bias")
-        shape = (inner, M) if name == "out" else (M, -1)
-        found[f"{path}/{name}/kernel"] = kernel.reshape(shape)
+        found[f"{path}/{name}/kernel"] = kernel.reshape((-1, M) if name == "out" else (M, -1))
         if bias:
             found[f"{path}/{name}/bias"] = offset.reshape(-1)
-        elif offset.any():
-            raise InputError(f"{home} has no place for the biases of attention of this run")
 
 
 def _multiplied_out(model: ModelConfig, params, path: tuple[str, ...], found: Tensors) -> None:

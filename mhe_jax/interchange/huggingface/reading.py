@@ -16,7 +16,7 @@ from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.data import JsonTokenizer
 from mhe_jax.data.tokenizer_json import ABSENT
-from mhe_jax.interchange.huggingface import bert, gpt2, marian
+from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.fields import Fields, read_object
 from mhe_jax.interchange.huggingface.plain import Tensors, from_plain, plain_shapes
 from mhe_jax.interchange.huggingface.tables import take_in
@@ -49,6 +49,8 @@ class Architecture(NamedTuple):
 ARCHITECTURES = {
     "GPT2LMHeadModel": Architecture("gpt2", "lm", gpt2),
     "GPTBigCodeForCausalLM": Architecture("gpt_bigcode", "lm", gpt2),
+    "LlamaForCausalLM": Architecture("llama", "lm", llama),
+    "MistralForCausalLM": Architecture("mistral", "lm", llama),
     "BertForMaskedLM": Architecture("bert", "mlm", bert),
     "RobertaForMaskedLM": Architecture("roberta", "mlm", bert),
     "MarianMTModel": Architecture("marian", "translation", marian),

@@ -7,7 +7,7 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.evaluation.run import Run
 from mhe_jax.interchange.card import card
-from mhe_jax.interchange.huggingface import bert, gpt2, marian
+from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.plain import Tensors
 from mhe_jax.interchange.huggingface.tables import write_files, write_json
 from mhe_jax.interchange.huggingface.tokenizer import write_tokenizer
@@ -56,7 +56,7 @@ def convert(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
         raise InputError(
             f"model.hashing is {config.model.hashing!r}: hashed words have no home in transformers"
         )
-    homes = {"lm": gpt2, "translation": marian}
+    homes = {"lm": llama if llama.is_home_of(config.model) else gpt2, "translation": marian}
     tensors, values = homes.get(config.task, bert).write(config, params)
     values |= {**SPECIAL, "dtype": "float32"}
     if config.task == "translation":

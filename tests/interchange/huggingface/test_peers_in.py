@@ -159,3 +159,35 @@ def test_marian(biased, tmp_path):
         decoder_input_ids=decoded,
     )
     check_same(apply(run, params, sources, targets), theirs, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("LlamaForCausalLM", {"num_key_value_heads": 2}),
+        ("LlamaForCausalLM", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+        ("LlamaForCausalLM", {"head_dim": 6, "tie_word_embeddings": True, "rms_norm_eps": 0.1}),
+        (
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 70.0}},
+        ),
+        ("MistralForCausalLM", {"num_key_value_heads": 2, "sliding_window": None}),
+    ],
+)
+def test_llama(kind, fields, tmp_path):
+    theirs_of_file = byte_level(tmp_path, ("<unk>", "<s>", "</s>"))
+    config = getattr(transformers, kind.replace("ForCausalLM", "Config"))(
+        vocab_size=theirs_of_file.get_vocab_size(),
+        intermediate_size=23,
+        max_position_embeddings=13,
+        bos_token_id=1,
+        eos_token_id=2,
+        **SMALL | fields,
+    )
+    model = saved(kind, config, tmp_path)
+    run, params, tokenizer = read(tmp_path)
+    assert run.model.absent_tokens == (0, 4)
+    tokens = draw(tokenizer, (2, 12))
+    tokens[:, 0] = 2
+    theirs = logits(model, input_ids=in_file(tokenizer, tokens))
+    check_same(apply(run, params, tokens), theirs, tokenizer)

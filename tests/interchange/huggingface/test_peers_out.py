@@ -140,3 +140,30 @@ def check_translation(config, directory):
     found = logits(model, input_ids=sources, attention_mask=sources > 0, decoder_input_ids=targets)
     ours = apply(config, params, sources, targets)[..., :37]
     np.testing.assert_allclose(found.logits.numpy(), ours, atol=1e-4, rtol=0)
+
+
+LLAMA = {
+    "positions": "rotary",
+    "norm": "rms",
+    "mlp": "gated",
+    "activation": "silu",
+    "mlp_bias": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *((kind, {}) for kind in ("mha", "gqa", "mqa", "sha", "skv", "el")),
+        ("gqa", {"rotary_pairs": "interleaved", "rotary_scaling": 3.0, "rotary_base": 50.0}),
+        ("gqa", {"attention__use_bias": True, "mlp_bias": True, "attention__qkv_features": 24}),
+        ("mqa", {"tie_embeddings": False, "activation": "gelu_tanh", "layer_norm_epsilon": 0.1}),
+    ],
+)
+def test_llama(kind, fields, tmp_path):
+    config = model_config("lm", kind, **LLAMA | fields)
+    params, tokens = random_params(config), tokens_of(config, (2, 11))
+    model = loaded(config, params, tmp_path)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    theirs = logits(model, input_ids=tokens).logits.numpy()
+    np.testing.assert_allclose(theirs, apply(config, params, tokens)[..., :37], atol=1e-4, rtol=0)
