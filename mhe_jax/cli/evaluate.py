@@ -99,7 +99,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     if all(flags.values()):
         raise InputError("--translate and --generate: give only one")
     evaluation = EvaluationConfig(**values)
-    check(dataclasses.replace(config, evaluation=evaluation))
+    check(dataclasses.replace(config, evaluation=evaluation), trains=False)
     action = "translate" if flags["translate"] else "generate" if flags["generate"] else "score"
     names = evaluation.sources or getattr(config.data, evaluation.split)
     check_files(

@@ -106,7 +106,7 @@ def _first(ids: dict[str, int], names: Sequence[str]) -> int:
     return next((ids[name] for name in names if name in ids), ABSENT)
 
 
-def load(path: str | Path) -> Tokenizer:
+def open_tokenizer(path: str | Path) -> Tokenizer:
     """Reads a tokenizer: a sentencepiece model, or JSON.
 
     Raises:

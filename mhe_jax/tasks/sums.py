@@ -26,7 +26,8 @@ def label_sums(
     weights = weights.astype(jnp.float32)
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    nats = normalizer - label_logits
+    # A label of padding may be a token that there is not, with a logit of -inf.
+    nats = jnp.where(weights > 0, normalizer - label_logits, 0.0)
     smooth = nats
     if label_smoothing:
         # A logit of -inf stands past the end of the vocabulary.
