@@ -85,6 +85,10 @@ class JsonTokenizer(Tokenizer):
         """Special tokens that are not in the file."""
         return tuple(np.flatnonzero(self.of_file == ABSENT).tolist())
 
+    def spelling(self, of_file: int) -> str:
+        """The token with a number of the file."""
+        return self._tokenizer.id_to_token(of_file)
+
     def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Ids of many texts; `num_threads` is for the library to choose."""
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -7,6 +7,8 @@ no home: BERT has no norm after its last layer.
 import re
 from typing import Any
 
+import numpy as np
+
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.plain import Tensors, plain, require, scaled, unscaled
@@ -58,8 +60,12 @@ def table(model: ModelConfig, model_type: str, task: str = "mlm") -> Table:
     return found
 
 
-def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
+def write(
+    config: Config, params: Any, rows: np.ndarray | None = None
+) -> tuple[Tensors, dict[str, Any]]:
     """The tensors of an encoder, and its `config.json` but for its special tokens.
+
+    `rows` are our ids in the order of the file; None: all.
 
     Raises:
       InputError: a model that has no home here.
@@ -77,7 +83,9 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
         pooling="first",
         num_spans=None,
     )
-    found = unscaled(model, plain(config, params, "BERT"), LAST_NORM if task == "mlm" else None)
+    found = unscaled(
+        model, plain(config, params, "BERT", rows=rows), LAST_NORM if task == "mlm" else None
+    )
     types = max(1, model.num_token_types)
     found.setdefault("embeddings/type", 0 * found["embeddings/token"][:1])
     attention = model.attention_for("encoder")

@@ -7,6 +7,8 @@ GPT-BigCode is the home of the kinds that fold to one key and value head (`mqa`,
 import re
 from typing import Any
 
+import numpy as np
+
 from mhe_jax.config import AttentionConfig, Config, ModelConfig
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.plain import Tensors, plain, require, scaled, unscaled
@@ -48,8 +50,12 @@ def table(model: ModelConfig, model_type: str) -> Table:
     return found
 
 
-def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
+def write(
+    config: Config, params: Any, rows: np.ndarray | None = None
+) -> tuple[Tensors, dict[str, Any]]:
     """The tensors of a language model, and its `config.json` but for its special tokens.
+
+    `rows` are our ids in the order of the file; None: all.
 
     Raises:
       InputError: a model that has no home here.
@@ -58,14 +64,14 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
     attention = model.attention_for("decoder")
     one = folds_to_one(model)
     home = f"{BIGCODE if one else GPT2}, the home of this language model,"
-    require(model, home, norm_position="pre", norm="layer", mlp="plain")
-    found = plain(config, params, BIGCODE if one else GPT2, key_heads=1 if one else None)
+    require(model, home, norm_position="pre", norm="layer", mlp="plain", output_bias=False)
+    found = plain(config, params, BIGCODE if one else GPT2, rows=rows, key_heads=1 if one else None)
     model_type = "gpt_bigcode" if one else "gpt2"
     tensors = lay_out(table(model, model_type), unscaled(model, found, LAST_NORM))
     values = {
         "architectures": ["GPTBigCodeForCausalLM" if one else "GPT2LMHeadModel"],
         "model_type": model_type,
-        "vocab_size": tensors["transformer.wte.weight"].shape[0],
+        "vocab_size": len(found["embeddings/token"]),
         "n_positions": model.max_length,
         "n_embd": model.features,
         "n_layer": model.num_layers,

@@ -41,8 +41,12 @@ def table(model: ModelConfig, model_type: str = "llama") -> Table:
     return found
 
 
-def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
+def write(
+    config: Config, params: Any, rows: np.ndarray | None = None
+) -> tuple[Tensors, dict[str, Any]]:
     """The tensors of a language model, and its `config.json` but for its special tokens.
+
+    `rows` are our ids in the order of the file; None: all.
 
     Raises:
       InputError: a model that has no home here.
@@ -50,6 +54,7 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
     model = config.model
     home = "Llama, the home of this language model,"
     require(model, home, positions="rotary", norm_position="pre", norm="rms", mlp="gated")
+    require(model, home, output_bias=False)
     attention = model.attention_for("decoder")
     H = attention.num_heads
     key_heads = {"mqa": 1, "sha": 1, "gqa": attention.num_kv_heads}.get(attention.kind, H)
@@ -60,7 +65,13 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
         )
     width = (attention.qkv_features or model.features) // H
     found = plain(
-        config, params, "Llama", key_heads=key_heads, bias=attention.use_bias, width=width
+        config,
+        params,
+        "Llama",
+        rows=rows,
+        key_heads=key_heads,
+        bias=attention.use_bias,
+        width=width,
     )
     if model.rotary_pairs == "interleaved":
         found = {name: _halves(name, array, width) for name, array in found.items()}
@@ -70,7 +81,7 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
     values = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": model.vocabulary_size,
+        "vocab_size": len(found["embeddings/token"]),
         "hidden_size": model.features,
         "intermediate_size": model.mlp_features,
         "num_hidden_layers": model.num_layers,

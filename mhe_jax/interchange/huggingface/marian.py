@@ -46,8 +46,12 @@ def table(model: ModelConfig, model_type: str = "marian") -> Table:
     return found
 
 
-def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
+def write(
+    config: Config, params: Any, rows: np.ndarray | None = None
+) -> tuple[Tensors, dict[str, Any]]:
     """The tensors of a translation model, and its `config.json` but for its special tokens.
+
+    `rows` are our ids in the order of the file; None: all.
 
     Raises:
       InputError: a model that has no home here.
@@ -61,7 +65,7 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
             f"Marian has as many heads in cross-attention as in the decoder: num_heads are "
             f"{heads['cross']} and {heads['decoder']}"
         )
-    found = plain(config, params, "Marian")
+    found = plain(config, params, "Marian", rows=rows)
     if model.positions == "learned":
         # Marian multiplies tokens by √M, and not positions.
         found["embeddings/position"] = found["embeddings/position"] * np.float32(
@@ -72,8 +76,8 @@ def write(config: Config, params: Any) -> tuple[Tensors, dict[str, Any]]:
     values = {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
-        "vocab_size": model.vocabulary_size,
-        "decoder_vocab_size": model.vocabulary_size,
+        "vocab_size": len(found["embeddings/token"]),
+        "decoder_vocab_size": len(found["embeddings/token"]),
         "d_model": model.features,
         "encoder_layers": model.num_layers,
         "decoder_layers": _decoder_layers(model),

@@ -40,6 +40,7 @@ def plain(
     params: Any,
     home: str,
     *,
+    rows: np.ndarray | None = None,
     key_heads: int | None = None,
     bias: bool = True,
     width: int | None = None,
@@ -50,6 +51,7 @@ def plain(
       config: of the run.
       params: of the run.
       home: the name of the architecture, for messages.
+      rows: our ids in the order of the file; None: all.
       key_heads: K of every attention sublayer; None: as many as query heads.
       bias: whether the home has biases in attention.
       width: of the home's heads; None: features / num_heads, and no rotary positions.
@@ -82,10 +84,11 @@ def plain(
         for name in [name for name in found if name.endswith(("up/kernel", "down/kernel"))]:
             bias_of = name.replace("kernel", "bias")
             found[bias_of] = np.zeros(found[name].shape[1], np.float32)
+    rows = np.arange(model.vocabulary_size) if rows is None else rows
     for name in list(found):
         if name.rpartition("/")[2] in VOCABULARY:
             axis = 1 if name.endswith("output") else 0
-            found[name] = np.take(found[name], np.arange(model.vocabulary_size), axis)
+            found[name] = np.take(found[name], rows, axis)
     if model.positions == "sinusoidal":
         positions = jnp.arange(model.max_length)[None]
         found["embeddings/position"] = np.asarray(sinusoids(positions, model.features)[0])

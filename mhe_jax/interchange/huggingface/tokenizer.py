@@ -8,6 +8,7 @@ becomes bytes as it does in ours.
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ from mhe_jax.data.tokenizer import SPACE, SPECIAL_PIECES
 from mhe_jax.interchange.huggingface.tables import write_json
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# What transformers calls each special token.
+ROLES = {
+    PAD: ("pad_token",),
+    UNK: ("unk_token",),
+    BOS: ("bos_token", "cls_token"),
+    EOS: ("eos_token", "sep_token"),
+    MASK: ("mask_token",),
+}
 # Texts that are encoded by both before a file is written.
 PROBES = 1000
 
@@ -103,27 +112,34 @@ def around(config: Config) -> dict[str, Any]:
     }
 
 
-def write_tokenizer(tokenizer: Tokenizer, config: Config, directory: Path) -> None:
+def write_tokenizer(
+    tokenizer: Tokenizer, config: Config, special: Mapping[int, int], directory: Path
+) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json`.
+
+    Args:
+      tokenizer: of the run; a `tokenizer.json` is written as it is.
+      config: of the run.
+      special: the id in the file of each special token that it has.
+      directory: where.
 
     Raises:
       InputError: a sentencepiece model that cuts texts otherwise than its pieces and scores say.
     """
-    found = tokenizer_json(tokenizer, config)
-    check(tokenizer, found)
-    write_json(directory / FILE, found)
+    if isinstance(tokenizer, JsonTokenizer):
+        tokenizer.save(directory / FILE)
+        names = {i: tokenizer.spelling(of_file) for i, of_file in special.items()}
+    else:
+        found = tokenizer_json(tokenizer, config)
+        check(tokenizer, found)
+        write_json(directory / FILE, found)
+        names = dict(enumerate(SPECIAL_PIECES))
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     if config.model.num_token_types < 2:
         inputs.remove("token_type_ids")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": SPECIAL_PIECES[PAD],
-        "unk_token": SPECIAL_PIECES[UNK],
-        "bos_token": SPECIAL_PIECES[BOS],
-        "eos_token": SPECIAL_PIECES[EOS],
-        "cls_token": SPECIAL_PIECES[BOS],
-        "sep_token": SPECIAL_PIECES[EOS],
-        "mask_token": SPECIAL_PIECES[MASK],
+        **{name: names[i] for i, roles in ROLES.items() if i in names for name in roles},
         "model_max_length": config.model.max_length,
         "model_input_names": inputs,
         "clean_up_tokenization_spaces": False,

@@ -6,7 +6,9 @@ from foreign_tokenizers import byte_level, word_piece
 from random_models import apply
 
 from mhe_jax.config.data import PAD
-from mhe_jax.interchange.huggingface.reading import read
+from mhe_jax.interchange.huggingface.fields import read_object
+from mhe_jax.interchange.huggingface.reading import read, read_weights
+from mhe_jax.interchange.huggingface.writing import convert, numbering
 
 torch = pytest.importorskip("torch", reason="needs torch and transformers: see `make peers`")
 transformers = pytest.importorskip("transformers")
@@ -49,6 +51,22 @@ def check_same(ours, theirs, tokenizer, where=...):
     assert np.abs(expected).max() > 1
 
 
+# Fields of `config.json` that have several names or values of one meaning.
+OTHERS = {"architectures", "model_type", "activation_function", "bos_token_id"}
+
+
+def check_back(run, params, tokenizer, directory):
+    """What goes out again has the tensors that came in, bit for bit: the width is 16."""
+    tensors, values = convert(run, params, *numbering(tokenizer, run, params))
+    came, said = read_weights(directory), read_object(directory / "config.json")
+    for name in set(values) - OTHERS:
+        if said.get(name) is not None:
+            assert values[name] == said[name], name
+    assert set(came) <= set(tensors)
+    for name, array in came.items():
+        np.testing.assert_array_equal(tensors[name], array, err_msg=name)
+
+
 def draw(tokenizer, shape, seed=0):
     generator = np.random.default_rng(seed)
     return generator.integers(5, tokenizer.vocabulary_size, shape).astype(np.int32)
@@ -76,6 +94,7 @@ def test_gpt2(kind, tied, tmp_path):
     tokens[:, 0] = 2  # our bos has the row of theirs
     ids = np.concatenate([np.zeros((2, 1), int), in_file(tokenizer, tokens[:, 1:])], 1)
     check_same(apply(run, params, tokens), logits(model, input_ids=ids), tokenizer)
+    check_back(run, params, tokenizer, tmp_path)
 
     text = "The dog's <|endoftext|> GRÖSSE 🙂\n"
     ours = tokenizer.encode(text)
@@ -116,6 +135,8 @@ def test_encoders(kind, tied, tmp_path):
     ours = apply(run, params, tokens, places)
     given = {"input_ids": in_file(tokenizer, tokens), "attention_mask": tokens != PAD}
     check_same(ours, logits(model, **given), tokenizer, tokens != PAD)
+    if not roberta and tied:
+        check_back(run, params, tokenizer, tmp_path)
     text = "The dog [MASK] runs, größer <mask>"
     theirs_of_file.encode_special_tokens = True
     assert tokenizer.of_file[tokenizer.encode(text)].tolist() == theirs_of_file.encode(text).ids
@@ -159,6 +180,7 @@ def test_marian(biased, tmp_path):
         decoder_input_ids=decoded,
     )
     check_same(apply(run, params, sources, targets), theirs, tokenizer)
+    check_back(run, params, tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -191,3 +213,4 @@ def test_llama(kind, fields, tmp_path):
     tokens[:, 0] = 2
     theirs = logits(model, input_ids=in_file(tokenizer, tokens))
     check_same(apply(run, params, tokens), theirs, tokenizer)
+    check_back(run, params, tokenizer, tmp_path)
