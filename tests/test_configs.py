@@ -49,7 +49,9 @@ def parameters(config: Config) -> dict[str, int]:
 
 
 def test_all_are_there():
-    expected = "bert_base demo glue hashformer multi30k ptb_lm shapeshifter squad superglue "
+    expected = (
+        "bert_base demo glue hashformer llama_lm multi30k ptb_lm shapeshifter squad superglue "
+    )
     expected += "wikitext103_lm wikitext2_lm wikitext2_mlm wmt14_base wmt14_big"
     assert {path.stem for path in CONFIGS} == set(expected.split())
 

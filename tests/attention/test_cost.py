@@ -1,12 +1,13 @@
 """The cost table against the published counts and against real modules."""
 
+import functools
 import typing
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from mhe_jax.attention import KINDS, cost, make_attention
+from mhe_jax.attention import KINDS, Rotary, cost, make_attention
 from mhe_jax.config import Kind
 from mhe_jax.report import published
 
@@ -52,6 +53,16 @@ def test_encoder_counts_round_to_the_printed_figures_but_for_the_last_digit_of_m
 def test_translation_counts_equal_the_printed_ones(kind, row):
     one = cost.parameters(module(kind, row.heads), row.features)
     assert one * published.TRANSLATION_SUBLAYERS * row.layers == getattr(row, kind)
+
+
+def test_flops_of_mhe_add_that_cannot_share_its_scores():
+    """H score matrices where positions are rotary or keys have norms, one elsewhere."""
+    M, H, T = 64, 4, 16
+    flops = functools.partial(cost.forward_flops, features=M, keys=T)
+    by_heads = flops(module("mhe_mul", H))
+    assert flops(module("mhe_add", H)) == by_heads - 2 * T * (M - M // H - H)
+    assert flops(module("mhe_add", H, rotary=Rotary())) == by_heads
+    assert flops(module("mhe_add", H, normalize_qk=True)) == by_heads
 
 
 def test_flops_count_the_matrix_products_of_the_compiled_module():

@@ -21,7 +21,7 @@ from attention_cases import (
     random_parameters,
 )
 
-from mhe_jax.attention import KINDS, Mask, make_attention, recording
+from mhe_jax.attention import KINDS, Mask, Rotary, make_attention, recording
 from mhe_jax.attention.engines import Options
 from mhe_jax.attention.module import Call
 from mhe_jax.config import FORMS_OF_KINDS
@@ -155,8 +155,11 @@ HEADS_DIFFER = Mask.array(jnp.ones((1, H, 1, 1), bool))
         ("mhe_add", {"engine": "xla"}, {"queries": 31}, "folded"),
         ("mhe_add", {"engine": "pallas"}, {"queries": 31}, "shared"),
         ("mhe_add", {"normalize_qk": True}, {}, "materialized"),
+        ("mhe_add", {"rotary": Rotary()}, {}, "materialized"),
         ("mhe_add", {"form": "materialized"}, {}, "materialized"),
         ("mhe_mul", {}, {}, "folded"),
+        ("mhe_mul", {"rotary": Rotary()}, {}, "materialized"),
+        ("mva", {"rotary": Rotary()}, {}, "shared"),
         ("mhe_mul", {"normalize_qk": True}, {}, "materialized"),
         ("mva", {}, {"queries": 1}, "shared"),
         ("mva", {"normalize_qk": True}, {}, "shared"),

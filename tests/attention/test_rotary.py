@@ -108,7 +108,7 @@ def test_every_kind(case, pairs, engine):
         engine = "auto"  # `shared` has engines of its own
     fields = {"rotary": of(pairs), "normalize_qk": case.may_normalize, "engine": engine}
     params, x = ready(case, **fields)
-    mask, dense = mask_for(case, "all of them", T, T)
+    mask, dense = mask_for(case, "causal & padding", T, T)
     (of_params, of_x), output = run(case, **fields)(params, x, mask, POSITIONS)
     how = {"rotary": (10.0, pairs, 1.5), "positions": POSITIONS}
     assert_close(output, case.reference(params, x, x, x, dense, **how)[0])

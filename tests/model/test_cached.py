@@ -32,12 +32,14 @@ def step(model, params, cache, tokens, positions):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("scan_layers", [True, False])
 @pytest.mark.parametrize("task", ["lm", "translation"])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
 @pytest.mark.parametrize(
     ("kind", "kronecker"),
     [*((kind, KroneckerConfig()) for kind in KINDS), ("mhe_mul", KroneckerConfig(2, 2, 2))],
 )
-def test_prefill_and_steps_equal_the_full_pass(tiny, kind, kronecker, task, scan_layers):
-    config = tiny.config(kind, scan_layers=scan_layers, positions="learned", kronecker=kronecker)
+def test_prefill_and_steps_equal_the_full_pass(tiny, kind, kronecker, positions, task, scan_layers):
+    of_model = {"scan_layers": scan_layers, "kronecker": kronecker, "positions": positions}
+    config = tiny.config(kind, features=16, mlp="gated", **of_model)
     params = tiny.params(task, config)
     model = TASKS[task].model(config)
     inputs = tiny.inputs(task)
@@ -147,9 +149,10 @@ def test_decoding_ignores_remat_and_dropout(tiny):
     np.testing.assert_array_equal(run(plain), run(busy))
 
 
-def test_rows_may_stand_at_places_of_their_own(tiny):
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_rows_may_stand_at_places_of_their_own(tiny, positions):
     """Prompts of different lengths: after the prefill the shorter row's padding is overwritten."""
-    config = tiny.config("mhe_mul")
+    config = tiny.config("mhe_mul", features=16, positions=positions)
     model = TASKS["lm"].model(config)
     params = tiny.params("lm", config)
     tokens = jnp.array([[3, 14, 5, 9], [8, 7, 4, 6]])

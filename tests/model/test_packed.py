@@ -42,9 +42,9 @@ def batches(task):
     return stack([*packed, empty, empty, empty]), stack([pack([row], T, MOST) for row in alone])
 
 
-def losses(tiny, task, kind, form):
+def losses(tiny, task, kind, form, **changes):
     """`(params, batch) -> loss and gradients`, and parameters."""
-    config = tiny.config(kind, {"form": form}, num_layers=1)
+    config = tiny.config(kind, {"form": form}, num_layers=1, **changes)
     sums = TASKS[task].sums(TASKS[task].model(config), label_smoothing=0.1)
     run = jax.value_and_grad(lambda params, batch: sums(params, batch, None)["loss"])
     return tiny.jit(run), tiny.params(task, config)

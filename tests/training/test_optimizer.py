@@ -153,15 +153,17 @@ def test_only_key_embeddings_of_mhe_add_stay(tiny, name, scan):
     assert names(moved, False) == still
 
 
-def test_key_embedding_that_matters_is_trained(tiny):
-    config = tiny(
-        "lm",
-        **{
-            "model.attention.kind": "mhe_add",
-            "model.attention.normalize_qk": True,
-        },
-    )
+@pytest.mark.parametrize("why", [("attention.normalize_qk", True), ("positions", "rotary")])
+def test_key_embedding_that_matters_is_trained(tiny, why):
+    field, value = why
+    config = tiny("lm", **{"model.attention.kind": "mhe_add", f"model.{field}": value})
     assert names(frozen(shapes_of(config), config), True) == set()
+
+
+def test_cross_attention_that_is_not_rotated_keeps_its_key_embedding(tiny):
+    config = tiny("translation", **{"model.attention.kind": "mhe_add", "model.positions": "rotary"})
+    still = {"decoder/layer_0/cross_attention/key_head_embedding"}
+    assert names(frozen(shapes_of(config), config), True) == still
 
 
 ATTENTION = ("decoder", "layer_0", "self_attention")

@@ -1,0 +1,82 @@
+"""Models with rotary positions: what reads them, and rows of several texts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_packed import batches, close, losses
+
+from mhe_jax.attention import Rotary
+from mhe_jax.model.layers import attention_module
+from mhe_jax.tasks import TASKS
+
+# Heads of an even width, and all else that models of today have.
+TODAY = {"features": 16, "norm": "rms", "mlp": "gated", "mlp_bias": False, "activation": "silu"}
+
+
+def config_of(tiny, kind="mha", **changes):
+    return tiny.config(kind, **{"positions": "rotary"} | TODAY | changes)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
+def test_self_attention_is_rotated_as_the_config_says(tiny, role):
+    fields = {"rotary_base": 50.0, "rotary_pairs": "interleaved", "rotary_scaling": 3.0}
+    got = attention_module(config_of(tiny, **fields), role).rotary
+    assert got == (None if role == "cross" else Rotary(50.0, "interleaved", 3.0))
+    assert attention_module(tiny.config(), role).rotary is None
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
+def test_rotary_positions_are_those_of_attention(tiny, task, scan_layers):
+    """No table of positions; every field changes the logits."""
+    params = tiny.params(task, config_of(tiny, scan_layers=scan_layers))
+    assert set(params["embeddings"]) == {"token"} | ({"norm"} & set(params["embeddings"]))
+    fields = {"rotary_base": 50.0, "rotary_pairs": "interleaved", "rotary_scaling": 3.0}
+    logits = tiny.logits(task, config_of(tiny, scan_layers=scan_layers), params)
+    for field, value in fields.items():
+        other = config_of(tiny, scan_layers=scan_layers, **{field: value})
+        assert np.abs(tiny.logits(task, other, params) - logits).max() > 1e-4, field
+
+
+@pytest.mark.parametrize("task", ["mlm", "lm"])
+def test_positions_that_are_given(tiny, task):
+    """Rows that move as wholes give the same; words that change places do not."""
+    config = config_of(tiny)
+    params = tiny.params(task, config)
+    logits = tiny.logits(task, config, params)
+    from_0 = jnp.broadcast_to(jnp.arange(7), (2, 7))
+    moved = from_0 + jnp.array([[40], [3]])
+    got = tiny.logits(task, config, params, positions=moved)
+    np.testing.assert_allclose(got, logits, atol=1e-4)
+    spread = tiny.logits(task, config, params, positions=from_0 * 2)
+    assert (np.abs(spread - logits).max((0, 1)) > 1e-4).all()
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
+@pytest.mark.parametrize("kind", ["mha", "skv", "mhe_add", "mhe_mul", "mva"])
+def test_packed_is_unpacked(tiny, task, kind):
+    run, params = losses(tiny, task, kind, None, positions="rotary", **TODAY)
+    packed, alone = batches(task)
+    loss, gradients = run(params, packed)
+    loss_alone, gradients_alone = run(params, alone)
+    np.testing.assert_allclose(loss, loss_alone, rtol=1e-5)
+    close(gradients, gradients_alone)
+
+
+@pytest.mark.parametrize("task", ["lm", "translation"])
+def test_no_parameter_stays_without_a_gradient(tiny, task):
+    """The key embeddings of self-attention too; of cross-attention, not rotated, they cancel."""
+    config = config_of(tiny, "mhe_add")
+    model, params = TASKS[task].model(config), tiny.params(task, config)
+
+    def loss(params):
+        return (model.apply({"params": params}, *tiny.inputs(task)) ** 2).mean()
+
+    gradients = jax.grad(loss)(params)
+    size = max(np.abs(g).max() for g in jax.tree.leaves(gradients))
+    for path, g in jax.tree_util.tree_leaves_with_path(gradients):
+        names = [key.key for key in path]
+        cancels = names[-1] == "key_head_embedding" and "cross_attention" in names
+        assert (np.abs(g).max() > 1e-6 * size) != cancels, names
