@@ -24,6 +24,7 @@ ROOMS = [
     "analysis",
     "evaluation",
     "report",
+    "interchange",
     "cli",
     "__main__",
 ]

@@ -13,6 +13,7 @@
 
 import dataclasses
 
+from mhe_jax.attention.conversion import Activations, convert
 from mhe_jax.attention.engines import choices, recording
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.kinds.el import ELAttention
@@ -30,6 +31,7 @@ from mhe_jax.attention.module import Attention
 
 __all__ = [
     "KINDS",
+    "Activations",
     "Attention",
     "ELAttention",
     "GroupedQueryAttention",
@@ -43,6 +45,7 @@ __all__ = [
     "SharedKeyValueAttention",
     "SingleHeadAttention",
     "choices",
+    "convert",
     "make_attention",
     "recording",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mhe_jax.cli import compare, evaluate, factorize, paper, train
+from mhe_jax.cli import compare, convert, evaluate, factorize, paper, train
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import did_you_mean, nearest
 
@@ -12,6 +12,7 @@ COMMANDS = {
     "eval": (evaluate.main, "score a run, or translate or continue text with it; as eval.py"),
     "compare": (compare.main, "tables and plots of many runs; as eval.py compare"),
     "paper": (paper.main, "the published tables, recomputed; as eval.py paper"),
+    "convert": (convert.main, "a trained run with another attention, to be trained further"),
     "factorize": (factorize.main, "a trained run with matrices of fewer parameters"),
 }
 
