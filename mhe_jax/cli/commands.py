@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mhe_jax.cli import compare, evaluate, export, factorize, paper, train
+from mhe_jax.cli import compare, convert, evaluate, export, factorize, paper, train
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import did_you_mean, nearest
 
@@ -13,6 +13,10 @@ COMMANDS = {
     "compare": (compare.main, "tables and plots of many runs; as eval.py compare"),
     "paper": (paper.main, "the published tables, recomputed; as eval.py paper"),
     "export": (export.main, "a trained run as files that other programs read"),
+    "convert": (
+        convert.main,
+        "a trained run with another attention, or a model of transformers, as a run",
+    ),
     "factorize": (factorize.main, "a trained run with matrices of fewer parameters"),
 }
 

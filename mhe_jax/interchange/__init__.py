@@ -1,4 +1,4 @@
-"""Trained runs for other programs: `export(run, out, to)` writes one of `FORMATS`.
+"""Trained runs for other programs, and theirs: `export(run, out, to)` writes one of `FORMATS`.
 
 A format is a module here and its line in `FORMATS`:
 
@@ -11,6 +11,7 @@ extra.
 
 card.py         the README.md of an export: what the model is, and where it comes from
 safetensors.py  parameters by name, which is a run that eval.py takes
+uptraining.py   a run with another attention
 huggingface/    models and tokenizers of transformers, both ways
 """
 

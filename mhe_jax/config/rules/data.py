@@ -57,8 +57,6 @@ def check_data(config: Config, trains: bool) -> None:
 def _check_labelled(config: Config) -> None:
     data, task, facts = config.data, config.task, config.facts
     if not facts.labelled:
-        if config.train.init_from is not None and not facts.is_encoder:
-            raise refuse("train.init_from", config.train.init_from, f"not for task {task}")
         if data.dataset != "own":
             raise refuse("data.dataset", data.dataset, f"task {task} has no labels")
         return

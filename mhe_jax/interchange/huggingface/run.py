@@ -7,16 +7,26 @@ from typing import Any
 import jax
 
 from mhe_jax import tasks
+from mhe_jax.config import InputError
 from mhe_jax.config.fields import save_json
 from mhe_jax.config.files import CONFIG, TOKENIZER, publish_directory
 from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import remember
+from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.model import count_parameters
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import initializer_of
+
+
+def is_foreign(directory: Path) -> bool:
+    """Whether there is a `config.json` of transformers, and not of a run."""
+    try:
+        return "model_type" in read_object(directory / CONFIG)
+    except InputError:
+        return False
 
 
 def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
