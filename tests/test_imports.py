@@ -24,6 +24,7 @@ ROOMS = [
     "analysis",
     "evaluation",
     "report",
+    "interchange",
     "__init__",  # what a user types first
     "cli",
     "__main__",
@@ -205,6 +206,7 @@ def test_attention_loads_jax_and_flax_only(module):
         "eval docs/records/warm/16 --wrong",
         "compare docs/records/warm --wrong",
         "factorize docs/records/warm/16 new --wrong",
+        "export docs/records/warm/16 new --wrong",
     ],
 )
 def test_arguments_are_parsed_before_jax_is_loaded(arguments):

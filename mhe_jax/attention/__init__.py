@@ -13,6 +13,7 @@
 
 import dataclasses
 
+from mhe_jax.attention.conversion import Activations, convert
 from mhe_jax.attention.engines import choices, recording
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.kinds.el import ELAttention
@@ -31,6 +32,7 @@ from mhe_jax.attention.rotary import Rotary
 
 __all__ = [
     "KINDS",
+    "Activations",
     "Attention",
     "ELAttention",
     "GroupedQueryAttention",
@@ -45,6 +47,7 @@ __all__ = [
     "SharedKeyValueAttention",
     "SingleHeadAttention",
     "choices",
+    "convert",
     "make_attention",
     "recording",
 ]

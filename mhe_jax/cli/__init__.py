@@ -2,7 +2,8 @@
 
 commands.py  `mhe-jax COMMAND`    arguments.py  parses command lines
 process.py   how a command ends             sweep/        many runs of one config
-train.py  evaluate.py  compare.py  paper.py  configs.py  factorize.py   a command each
+train.py  evaluate.py  compare.py  paper.py  configs.py   a command each
+export.py  convert.py  factorize.py                      likewise
 
 Nothing imports this room but `train.py`, `eval.py` and `mhe_jax/__main__.py`. Arguments are parsed
 before jax is loaded.

@@ -106,7 +106,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     if len(given) > 1:
         raise InputError(f"{' and '.join(f'--{action}' for action in given)}: give only one")
     evaluation = EvaluationConfig(**values)
-    check(dataclasses.replace(config, evaluation=evaluation))
+    check(dataclasses.replace(config, evaluation=evaluation), trains=False)
     action: Action = given[0] if given else "score"
     names = evaluation.sources or getattr(config.data, evaluation.split)
     check_files(

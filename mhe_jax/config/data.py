@@ -52,7 +52,8 @@ class DataConfig:
     test: tuple[str, ...] = ()
     # Names of the text fields in JSONL or TFDS: one, or source and target; those of `own` examples.
     fields: tuple[str, ...] = ("text",)
-    # A sentencepiece model; None trains one on `train`. With LSH its pieces are the features.
+    # A sentencepiece model, or a `tokenizer.json`, which keeps its pieces but numbers them anew,
+    # special tokens first; None trains one on `train`. With LSH its pieces are the features.
     tokenizer: str | None = None
     # Pieces of the sentencepiece model that a run with LSH trains.
     lsh_pieces: int = 8000

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,46 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def publish_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory that becomes `path` when the block ends well, and vanishes when not.
+
+    It lies beside `path`, or above where that has no parent yet. As of `publish`, what it holds is
+    on the disk before its name is.
+
+    Raises:
+      InputError: `path` is there already, or cannot be written.
+    """
+    if os.path.lexists(path):
+        raise InputError(f"{path} is there already: takes a new directory")
+    temporary = None
+    try:
+        above = next(place for place in path.absolute().parents if place.exists())
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=above))
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)  # mkdtemp makes what only its owner reads
+        for place, _, names in os.walk(temporary):
+            for name in names:
+                _sync(Path(place, name))
+            with contextlib.suppress(OSError):  # some file systems do not sync directories
+                _sync(Path(place))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.rename(path)
+        with contextlib.suppress(OSError):
+            _sync(path.parent)
+    except OSError as error:
+        name = str(error.filename or "")
+        if temporary is None or not name or name.startswith(str(temporary)):
+            reason = error.strerror or f"{error}; is the disk full?"
+            raise InputError(f"cannot write {path}: {reason}") from error
+        raise
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

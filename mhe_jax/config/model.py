@@ -182,6 +182,10 @@ class ModelConfig:
     num_spans: int | None = None
     # One table for input embeddings and output logits.
     tie_embeddings: bool = True
+    # A bias for each token on the logits of a language model or translation; `mlm` always has one.
+    output_bias: bool = False
+    # Special tokens that the vocabulary of an imported model lacks: never predicted.
+    absent_tokens: tuple[int, ...] = ()
     # One compiled layer scanned over stacked parameters: compiles faster, and keeps no more for the
     # backward pass than products and attention; False unrolls the layers.
     scan_layers: bool = False

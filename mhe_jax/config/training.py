@@ -39,7 +39,8 @@ class OptimizerConfig:
 class TrainConfig:
     """The loop."""
 
-    # A finished run whose encoder and tokenizer this one starts from; None starts from nothing.
+    # A finished run whose parameters and tokenizer this one starts from: all of them of the same
+    # task, the encoder of another; None starts from nothing.
     init_from: str | None = None
     # Updates in all.
     num_steps: int = 10_000

@@ -23,6 +23,7 @@ from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.opening import open_source, open_split, open_train
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Pieces, Tokenizer, train_tokenizer
+from mhe_jax.data.tokenizer_json import JsonTokenizer, open_tokenizer
 from mhe_jax.data.words import AnyTokenizer, HashedWords
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Batches",
     "EvaluationBatches",
     "HashedWords",
+    "JsonTokenizer",
     "Source",
     "Tokenizer",
     "TrainBatches",
@@ -75,6 +77,6 @@ def read_tokenizer(config: Config, path: str | Path) -> Pieces:
     """
     if config.model.hashing is not None:
         return Pieces.load(path)
-    tokenizer = Tokenizer.load(path)
+    tokenizer = open_tokenizer(path)
     tokenizer.check_vocabulary(config.model.vocabulary_size)
     return tokenizer

@@ -73,6 +73,20 @@ class Pieces:
         with publish(Path(path)) as temporary:
             temporary.write_bytes(self.model)
 
+    @property
+    def scores(self) -> dict[str, float]:
+        """Each piece that is neither a special token nor a byte, and its score: best first."""
+        processor, found = self._processor, {}
+        for i in range(self.vocabulary_size):
+            if not (processor.is_control(i) or processor.is_byte(i) or processor.is_unknown(i)):
+                found[processor.id_to_piece(i)] = processor.get_score(i)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
+    def pieces(self) -> list[str]:
+        """The pieces by their numbers, as sentencepiece spells them."""
+        return [self._processor.id_to_piece(i) for i in range(self.vocabulary_size)]
+
     @functools.cached_property
     def characters(self) -> np.ndarray:
         """How many characters each piece stands for; a byte counts as one, a control token as 0."""
@@ -109,7 +123,7 @@ class Tokenizer(Pieces):
           InputError: no such model, or one whose special tokens or bytes differ from ours.
         """
         super().__init__(model, name)
-        pieces = [self._processor.id_to_piece(i) for i in range(self.vocabulary_size)]
+        pieces = self.pieces
         if tuple(pieces[:NUM_SPECIAL]) != SPECIAL_PIECES:
             raise InputError(
                 f"{name}: pieces 0 to 4 must be {' '.join(SPECIAL_PIECES)}, "

@@ -50,10 +50,11 @@ class Embeddings(nn.Module):
     variance too. BERT's normal(0, 0.02) with a LayerNorm after it gives the first layer the same.
 
     With `vocabulary_multiple` V in these shapes is rounded up to it, and logits past the vocabulary
-    are -inf: no softmax gives them anything, no argmax finds them.
+    are -inf, as those of `absent_tokens`: no softmax gives them anything, no argmax finds them.
 
     Parameters: `token [V, M]`; `position [max_length, M]` (learned); `type [num_token_types, M]`;
-    `output [M, V]` (untied); the first and the last are `KroneckerEmbed` by `kronecker.embedding`.
+    `output [M, V]` (untied), which is `KroneckerEmbed` by `kronecker.embedding`, as `token` then
+    is; `vocabulary_bias [V]` (`output_bias`).
     Of hashed words without a table `token` is a `HashEmbedding`, and there are no logits.
     With `normalize` a norm follows, `norm`. Dropout comes last.
 
@@ -90,6 +91,12 @@ class Embeddings(nn.Module):
                 "output",
                 named(nn.initializers.lecun_normal(), ("embed", "vocabulary")),
                 (c.features, c.padded_vocabulary_size),
+            )
+        if c.output_bias:
+            self.vocabulary_bias = self.param(
+                "vocabulary_bias",
+                named(nn.initializers.zeros_init(), ("vocabulary",)),
+                (c.padded_vocabulary_size,),
             )
         if self.normalize:
             self.norm = normalization(c)
@@ -148,7 +155,7 @@ class Embeddings(nn.Module):
         return nn.with_logical_constraint(x, ("batch", "length", "activation_embed"))
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """Logits `x · token[v]` (or `x · output`), [B, T, M] to [B, T, V], summed in float32."""
+        """Logits `x · token[v] (+ bias[v])`, or `x · output`: [B, T, M] to float32 [B, T, V]."""
         c = self.config
         table, pattern = self.token, "btm,vm->btv"
         if not c.tie_embeddings:
@@ -158,8 +165,11 @@ class Embeddings(nn.Module):
         else:
             table = table.astype(x.dtype)
             logits = jnp.einsum(pattern, x, table, preferred_element_type=jnp.float32)
-        if c.padded_vocabulary_size > c.vocabulary_size:
-            exists = jnp.arange(c.padded_vocabulary_size) < c.vocabulary_size
+        if c.output_bias:
+            logits += self.vocabulary_bias[None, None]
+        if c.padded_vocabulary_size > c.vocabulary_size or c.absent_tokens:
+            ids = jnp.arange(c.padded_vocabulary_size)
+            exists = (ids < c.vocabulary_size) & ~jnp.isin(ids, jnp.array(c.absent_tokens, int))
             logits = jnp.where(exists[None, None], logits, -jnp.inf)
         return nn.with_logical_constraint(logits, ("batch", "length", "activation_vocabulary"))
 

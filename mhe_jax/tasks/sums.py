@@ -25,6 +25,8 @@ def label_sums(
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
     nats, label_logits, normalizer = label_nats(logits, labels)
+    # A label of padding may be a token that there is not, with a logit of -inf.
+    nats = jnp.where(weights > 0, nats, 0.0)
     smooth = nats
     if label_smoothing:
         # A logit of -inf stands past the end of the vocabulary.

@@ -124,7 +124,7 @@ def _train_alone(
             if changed:
                 checkpoints.drop_best_after(int(state.step))
         else:
-            given = config.train.init_from and warm_start.read_encoder(config.train.init_from, mesh)
+            given = config.train.init_from and warm_start.read_start(config, mesh)
             state, meta = initialize(jax.random.key(config.train.seed)), {}
             state = warm_start.start_from(given, state) if given else state
         checkpoints.put_aside()

@@ -104,7 +104,7 @@ def test_a_field(refused, field, entry):
         ),
         (
             f"{TRAIN} --train.init_from runs/mlm",
-            r"train\.init_from is 'runs/mlm': not for task lm$",
+            r"train\.init_from is 'runs/mlm': a run of task mlm: takes one of task lm$",
         ),
         (
             "train.py tiny.py:labels --workdir runs/new --train.init_from runs/mlmm",

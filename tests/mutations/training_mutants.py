@@ -648,7 +648,7 @@ TRAINING = (
     ),
     Mutant(
         "a start takes the embeddings alone",
-        "TAKEN",
+        "ENCODER",
         '("embeddings", "encoder")',
         '("embeddings",)',
         "test_warm_start.py::test_a_start_takes_exactly_the_encoder",
@@ -656,14 +656,14 @@ TRAINING = (
     Mutant(
         "a start averages from nothing",
         "start_from",
-        "{**state.ema_params, **jax.tree.map(jax.numpy.copy, taken)}",
+        "jax.tree.map(jnp.copy, placed)",
         "state.ema_params",
         "test_warm_start.py::test_an_average_starts_with_the_encoder_too",
     ),
     Mutant(
         "a start from the last checkpoint",
         "read_run",
-        'which = "best" if config.data.validation else "last"',
+        'which = "best" if config.data.validation and (best or not last) else "last"',
         'which = "last"',
         "test_warm_start.py::test_a_start_is_from_the_best_checkpoint",
     ),

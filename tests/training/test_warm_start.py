@@ -13,6 +13,7 @@ from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.evaluation import evaluate
+from mhe_jax.model.stack import unroll_layers
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.loop import train
 from mhe_jax.training.run import warm_start
@@ -211,7 +212,6 @@ def test_a_run_goes_on_without_the_one_it_started_from(pretrained, tuned, one, t
             r"model.features is 32: train.init_from=.*mlm has 16, and must fit",
         ),
         ({"model.attention.kind": "mha"}, r"model.attention.kind is 'mha': .* has 'mhe_mul'"),
-        ({"model.max_length": 32}, r"model.max_length is 32: .* has 16"),
         ({"model.activation": "relu"}, r"model.activation is 'relu': .* has 'gelu'"),
         ({"model.num_token_types": 2}, r"model.num_token_types is 2: .* has 0"),
         ({"train.init_from": "gone"}, r"train.init_from: no run at gone"),
@@ -230,12 +230,101 @@ def test_what_does_not_fit_is_said_before_anything_is_written(tuned, tiny, tmp_p
     assert not Path(config.workdir).exists()
 
 
-def test_translation_has_no_encoder_to_give(tuned, tiny, tmp_path):
-    other = tiny("lm", workdir=str(tmp_path / "lm"))
+@pytest.mark.parametrize(
+    ("task", "theirs", "said"),
+    [
+        ("classification", "lm", "a run of task lm: takes one of an encoder"),
+        ("mlm", "translation", "a run of task translation: takes one of an encoder"),
+        ("lm", "mlm", "a run of task mlm: takes one of task lm"),
+        ("translation", "lm", "a run of task lm: takes one of task translation"),
+    ],
+)
+def test_a_run_of_another_task_has_nothing_to_give(tuned, tiny, tmp_path, task, theirs, said):
+    other = tiny(theirs, workdir=str(tmp_path / "other"))
     Path(other.workdir).mkdir()
     save_json(other, Path(other.workdir) / "config.json")
-    with pytest.raises(InputError, match="a run of task lm: takes one of an encoder"):
-        check_init_from(tuned(**{"train.init_from": other.workdir}))
+    make = tuned if task == "classification" else lambda **fields: tiny(task, **fields)
+    with pytest.raises(InputError, match=said):
+        check_init_from(make(**{"train.init_from": other.workdir}))
+
+
+STILL = {"train.num_steps": 1, "optimizer.learning_rate": 1e-30, "optimizer.weight_decay": 0.0}
+
+
+@pytest.mark.parametrize("task", ["lm", "translation", "mlm"])
+def test_a_run_of_the_same_task_is_taken_whole(tiny, one, tmp_path, task):
+    """Also with layers scanned."""
+    first = tiny(task, **{"workdir": str(tmp_path / "first"), "model.num_layers": 2})
+    train(first, one)
+    fields = {"train.init_from": first.workdir, "model.num_layers": 2, **STILL}
+    fields["model.scan_layers"] = True
+    config = tiny(task, **fields, workdir=str(tmp_path / "second"))
+    train(config, one)
+    theirs, ours = params_of(first.workdir), unroll_layers(params_of(config.workdir))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    # And back.
+    again = tiny(
+        task,
+        **{
+            **fields,
+            "model.scan_layers": False,
+            "train.init_from": config.workdir,
+            "workdir": str(tmp_path / "third"),
+        },
+    )
+    train(again, one)
+    jax.tree.map(np.testing.assert_array_equal, params_of(again.workdir), theirs)
+
+
+@pytest.mark.parametrize("length", [12, 24])
+def test_positions_are_cut_or_drawn(tiny, one, tmp_path, length):
+    first = tiny("lm", workdir=str(tmp_path / "first"))
+    train(first, one)
+    fields = {"model.max_length": length, "data.sequence_length": 12, **STILL}
+    config = tiny(
+        "lm", **fields, **{"train.init_from": first.workdir}, workdir=str(tmp_path / "second")
+    )
+    train(config, one)
+    file = str(Path(first.workdir, "tokenizer.model"))
+    train(tiny("lm", **fields, **{"data.tokenizer": file}, workdir=str(tmp_path / "new")), one)
+    theirs, ours, fresh = (
+        params_of(run)["embeddings"]["position"]
+        for run in (first.workdir, config.workdir, tmp_path / "new")
+    )
+    both = min(16, length)
+    np.testing.assert_array_equal(ours[:both], theirs[:both])
+    np.testing.assert_array_equal(ours[both:], fresh[both:])
+    assert ours.shape == (length, 16)
+
+
+@pytest.mark.parametrize("labels", [("down", "up"), ("down", "sideways", "up")])
+def test_other_labels_get_a_head_of_their_own(tuned, one, tmp_path, labels):
+    first = tuned(**{"workdir": str(tmp_path / "first"), "train.num_steps": 2})
+    train(first, one)
+    fields = {"train.init_from": first.workdir, "data.labels": labels, **STILL}
+    config = tuned(**fields, workdir=str(tmp_path / "second"))
+    train(config, one)
+    theirs, ours = params_of(first.workdir), params_of(config.workdir)
+    jax.tree.map(np.testing.assert_array_equal, ours["encoder"], theirs["encoder"])
+    same = np.array_equal(ours["pooler"]["kernel"], theirs["pooler"]["kernel"])
+    assert same == (len(labels) == 2)
+    assert ours["classifier"]["kernel"].shape == (16, len(labels))
+
+
+def test_a_run_that_has_not_trained_yet_gives_its_last_checkpoint(
+    tuned, one, tmp_path, monkeypatch
+):
+    """As `convert` and `factorize` leave it: step 0, and nothing validated."""
+    asked = []
+    monkeypatch.setattr(
+        warm_start, "restore_params", lambda run, which, *_, **how: (asked.append(which), (0,))
+    )
+    monkeypatch.setattr(warm_start, "load_tokenizer", lambda config, path: path)
+    for name in ("checkpoints/0", "checkpoints_best/3"):
+        (tmp_path / name).mkdir(parents=True)
+        config = tuned(**{"model.num_classes": 2})
+        warm_start.read_run(tmp_path, config, make_mesh(config, one))
+    assert asked == ["last", "best"]
 
 
 def test_the_command_line_takes_the_shape_of_the_other_run(tiny, tmp_path):

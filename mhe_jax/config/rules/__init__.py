@@ -11,7 +11,12 @@ from mhe_jax.config import Config
 from mhe_jax.config.rules.data import check_data, training_sources
 from mhe_jax.config.rules.devices import check_devices, mesh_shape
 from mhe_jax.config.rules.evaluation import check_evaluation
-from mhe_jax.config.rules.model import check_attention, check_encoder, check_positions
+from mhe_jax.config.rules.model import (
+    check_attention,
+    check_encoder,
+    check_positions,
+    check_vocabulary,
+)
 from mhe_jax.config.rules.ranges import check_ranges
 from mhe_jax.config.rules.trust import check_files
 
@@ -24,11 +29,12 @@ __all__ = [
 ]
 
 
-def check(config: Config) -> None:
-    """Raises InputError for the first rule that the config breaks."""
+def check(config: Config, *, trains: bool = True) -> None:
+    """Raises InputError for the first rule that the config breaks; text only where it trains."""
     check_ranges(config)
     check_positions(config)
     check_attention(config)
     check_encoder(config)
-    check_data(config)
+    check_vocabulary(config)
+    check_data(config, trains)
     check_evaluation(config)

@@ -12,8 +12,8 @@ from mhe_jax.config.rules.ranges import refuse
 PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
 
 
-def check_data(config: Config) -> None:
-    """Sources, lengths and what goes with the task."""
+def check_data(config: Config, trains: bool) -> None:
+    """Sources, lengths and what goes with the task; a run that was imported has no text."""
     data, task, facts = config.data, config.task, config.facts
     if data.sequence_length > config.model.max_length:
         raise refuse(
@@ -28,7 +28,7 @@ def check_data(config: Config) -> None:
             config.optimizer.accumulate_steps,
             f"must divide data.{rows}={getattr(data, rows)}",
         )
-    if not data.train:
+    if trains and not data.train:
         raise InputError("data.train is not set: takes the text to train on")
     if config.train.init_from is not None and data.tokenizer is not None:
         raise refuse("data.tokenizer", data.tokenizer, "that of train.init_from is taken")
@@ -57,8 +57,6 @@ def check_data(config: Config) -> None:
 def _check_labelled(config: Config) -> None:
     data, task, facts = config.data, config.task, config.facts
     if not facts.labelled:
-        if config.train.init_from is not None and not facts.is_encoder:
-            raise refuse("train.init_from", config.train.init_from, f"not for task {task}")
         if data.dataset != "own":
             raise refuse("data.dataset", data.dataset, f"task {task} has no labels")
         return

@@ -123,6 +123,16 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
         )
 
 
+def check_vocabulary(config: Config) -> None:
+    """What logits have beside the products with the vocabulary."""
+    model, facts = config.model, config.facts
+    if model.output_bias and (not facts.vocabulary or facts.is_encoder):
+        raise refuse("model.output_bias", True, f"not for task {config.task}")
+    if set(model.absent_tokens) - set(range(NUM_SPECIAL)):
+        special = f"takes numbers of special tokens, 0 to {NUM_SPECIAL - 1}"
+        raise refuse("model.absent_tokens", model.absent_tokens, special)
+
+
 def check_encoder(config: Config) -> None:
     """Fields of encoders only: hashed words, and tokens that see nothing else."""
     model, data, task, facts = config.model, config.data, config.task, config.facts

@@ -13,7 +13,10 @@ mesh wrote them.
 
 Each step keeps a checksum of every file, and what has another one counts as not to be read.
 
+A run may have a `model.safetensors` in their place, with parameters alone: an exported one has.
+
 writing.py     the checkpoints of a run that trains    reading.py   parameters of a finished one
+tensors.py     parameters by name, as safetensors
 store.py       calls of Orbax, and what it prints      checksums.py of the files, verified
 """
 

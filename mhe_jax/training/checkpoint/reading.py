@@ -1,5 +1,9 @@
-"""Parameters out of checkpoints: what evaluation, and whoever starts from a run, needs."""
+"""Parameters of a run: what evaluation, and whoever starts from it, needs.
 
+Of checkpoints; where a run has none, of a `model.safetensors`, as an exported run has.
+"""
+
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from mhe_jax.training.checkpoint.store import (
     make_manager,
     read_meta,
 )
+from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_params
 
 
 def restore_params(
@@ -36,6 +41,8 @@ def restore_params(
       tokenizer: must be that of the checkpoints; None does not check.
 
     Where the run keeps an exponential average, each checkpoint counts with its averaged parameters.
+    A run without checkpoints, but with a `model.safetensors`, has these parameters as its best and
+    its last.
 
     Raises:
       InputError: no such checkpoint; the message names those there are.
@@ -44,6 +51,9 @@ def restore_params(
     best = make_manager(workdir, "checkpoints_best", create=False)
     try:
         steps, best_step = sorted(last.all_steps()), best_of(best)
+        weights = Path(workdir) / WEIGHTS
+        if not steps and best_step is None and weights.exists():
+            return _restore_tensors(weights, which, abstract_params, average, tokenizer)
         there = ", ".join(map(str, steps)) or "none"
         if best_step is not None:
             there += f"; best: {best_step}"
@@ -82,6 +92,21 @@ def restore_params(
     finally:
         last.close()
         best.close()
+
+
+def _restore_tensors(
+    path: Path, which: str, abstract_params: Any, average: int, tokenizer: AnyTokenizer | None
+) -> tuple[Any, list[int]]:
+    params, meta = read_params(path, abstract_params)
+    steps, _ = attempt(lambda: [int(step) for step in json.loads(meta.get("steps", "[]"))])
+    steps = steps or []
+    if which not in ("best", "last", *map(str, steps)) or average not in (1, len(steps)):
+        wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
+        there = f"that of steps {', '.join(map(str, steps))}" if steps else "that of no step"
+        raise InputError(f"{path.parent} has no {wanted}, but one {path.name}, {there}")
+    if tokenizer is not None:
+        check_tokenizer(meta, tokenizer)
+    return params, steps
 
 
 def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_params: Any) -> Any:

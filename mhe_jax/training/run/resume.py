@@ -75,12 +75,12 @@ def check_files(config: Config) -> None:
                     f"{workdir / name} is there, but no {CONFIG}: give another --workdir"
                 )
         given = data.tokenizer_file(config)
-        if given and tokenizer.exists() and tokenizer.read_bytes() != _bytes_of(given):
+        if (
+            given
+            and tokenizer.exists()
+            and tokenizer.read_bytes() != data.read_tokenizer(config, given).model
+        ):
             raise InputError(f"{tokenizer}: is another than {given}: give another --workdir")
-
-
-def _bytes_of(tokenizer: Path) -> bytes:
-    return data.Pieces.load(tokenizer).model
 
 
 def own_tokenizer(config: Config) -> tuple[Path, list[str]]:

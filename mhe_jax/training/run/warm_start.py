@@ -1,15 +1,20 @@
-"""A run that starts from the encoder of another one.
+"""A run that starts from another one: `train.init_from`.
 
-What is taken are the parameters below `embeddings` and `encoder` of its best checkpoint (the last
-one, where it had no validation split) and its tokenizer; the head is new, and so are optimizer and
-step.
+From a run of the same task all parameters are taken; an encoder starts from any other encoder, of
+which it takes what is below `embeddings` and `encoder`, and so does a task of labels from one of
+other labels or of another number of classes or spans. They are those of its best checkpoint (the
+last one, where it had no validation split), and its tokenizer comes along. The rest is new:
+optimizer, step, the head that is not taken, and rows of learned positions beyond the other run's
+`max_length`; of a longer one those are taken that there is room for.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mhe_jax.config import Config, InputError
@@ -17,74 +22,109 @@ from mhe_jax.config.fields import leaves, to_dict
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.data import AnyTokenizer, load_tokenizer
+from mhe_jax.model.stack import stack_layers, unroll_layers
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.state import TrainState, abstract_params
 
-TAKEN = ("embeddings", "encoder")
-# Fields of the model under which the encoder's parameters mean the same.
+ENCODER = ("embeddings", "encoder")
+# Fields of the model under which the parameters that are taken mean the same.
 MAY_DIFFER = re.compile(
-    r"(attention\.|attention_by_role\.\w+\.)?dropout_rate|num_(classes|spans|decoder_layers)|pooling"
-    r"|attention(_by_role\.\w+)?\.(form|engine)|attention_by_role\.(decoder|cross)\..*"
-    r"|kronecker\.apply|remat|dtype"
+    r"(attention\.|attention_by_role\.\w+\.)?dropout_rate|max_length"
+    r"|attention(_by_role\.\w+)?\.(form|engine)|kronecker\.apply|remat|scan_layers|dtype"
+)
+# And those that an encoder does not have, or that are of its head.
+NOT_OF_ENCODERS = re.compile(
+    r"num_(classes|spans|decoder_layers)|pooling|attention_by_role\.(decoder|cross)\..*"
 )
 
 
 def check_init_from(config: Config) -> None:
-    """Raises InputError unless the encoder of `train.init_from` fits, naming what differs.
+    """Raises InputError unless the run of `train.init_from` fits, naming what differs.
 
     Nothing is read but the config of that run.
     """
-    if config.train.init_from is None:
+    run = config.train.init_from
+    if run is None:
         return
-    given = _encoder_config(config.train.init_from)
+    given = _config_of(run, config)
     theirs, ours = leaves(to_dict(given)["model"]), leaves(to_dict(config)["model"])
     for name, value in ours.items():
-        if theirs[name] != value and not MAY_DIFFER.fullmatch(name):
+        may_differ = MAY_DIFFER.fullmatch(name) or (
+            config.facts.is_encoder and NOT_OF_ENCODERS.fullmatch(name)
+        )
+        if theirs[name] != value and not may_differ:
             raise InputError(
-                f"model.{name} is {value!r}: train.init_from={config.train.init_from} has "
-                f"{theirs[name]!r}, and must fit"
+                f"model.{name} is {value!r}: train.init_from={run} has {theirs[name]!r}, and must "
+                "fit"
             )
 
 
-def _encoder_config(run: str) -> Config:
-    config = config_of(run, "train.init_from")
-    if not config.facts.is_encoder:
-        raise InputError(
-            f"train.init_from is {run!r}: a run of task "
-            f"{config.task}: takes one of an encoder, as of mlm or shuffle_random"
-        )
-    return config
+def _config_of(run: str, config: Config) -> Config:
+    """The config of a run from which `config` can start."""
+    given = config_of(run, "train.init_from")
+    encoders = config.facts.is_encoder and given.facts.is_encoder
+    if given.task != config.task and not encoders:
+        takes = f"takes one of task {config.task}"
+        if config.facts.is_encoder:
+            takes = "takes one of an encoder, as of mlm or shuffle_random"
+        raise InputError(f"train.init_from is {run!r}: a run of task {given.task}: {takes}")
+    return given
 
 
-def read_encoder(run: str, mesh: Mesh) -> dict[str, Any]:
-    """The parameters that are taken from another run.
+def read_start(config: Config, mesh: Mesh) -> dict[str, Any]:
+    """The parameters that are taken from another run, by name; layers as `config` has them.
 
     Raises:
       InputError: that run has no checkpoint that can be read, or another tokenizer than it.
     """
-    found, _, _ = read_run(run, _encoder_config(run), mesh)
-    return {name: found[name] for name in TAKEN}
+    run = str(config.train.init_from)
+    given = _config_of(run, config)
+    found, _, _ = read_run(run, given, mesh)
+    if given.model.scan_layers and not config.model.scan_layers:
+        found = unroll_layers(found)
+    if config.model.scan_layers and not given.model.scan_layers:
+        found = stack_layers(found)
+    return found if _head(given) == _head(config) else {name: found[name] for name in ENCODER}
+
+
+def _head(config: Config) -> tuple[Any, ...]:
+    """What the parameters of the last layers mean."""
+    m = config.model
+    return config.task, m.num_classes, m.num_spans, config.data.labels
 
 
 def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, AnyTokenizer]:
-    """Parameters of a run's best checkpoint (the last, without validation), its step, tokenizer.
+    """Parameters of a run's best checkpoint, its step, tokenizer.
+
+    The last one, of a run without a validation split, or of one that has not trained yet, as
+    `factorize` and `convert` leave it.
 
     Raises:
-      InputError: as `read_encoder`.
+      InputError: as `read_start`.
     """
-    which = "best" if config.data.validation else "last"
+    best, last = (
+        any(Path(run).glob(f"{name}/[0-9]*")) for name in ("checkpoints_best", "checkpoints")
+    )
+    which = "best" if config.data.validation and (best or not last) else "last"
     tokenizer = load_tokenizer(config, Path(run) / TOKENIZER)
-    found, (step,) = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
-    return found, step, tokenizer
+    found, steps = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
+    return found, max(steps, default=0), tokenizer
 
 
 def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
-    """`state` with the encoder of another run, as `read_encoder` gives it."""
+    """`state` with the parameters of another run, as `read_start` gives them."""
     params = {**state.params, **taken}
+    embeddings: Any = params["embeddings"]
+    if isinstance(embeddings, Mapping) and "position" in embeddings:
+        rows = _first_rows(embeddings["position"], state.params["embeddings"]["position"])
+        params["embeddings"] = {**embeddings, "position": rows}
+    placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), params, state.params)
     # Steps give up what they are given: the average needs arrays of its own.
-    ema = (
-        None
-        if state.ema_params is None
-        else {**state.ema_params, **jax.tree.map(jax.numpy.copy, taken)}
-    )
-    return state.replace(params=params, ema_params=ema)
+    ema = None if state.ema_params is None else jax.tree.map(jnp.copy, placed)
+    return state.replace(params=placed, ema_params=ema)
+
+
+def _first_rows(taken: jax.Array, drawn: jax.Array) -> jax.Array:
+    """The positions that both know from `taken`, the others from `drawn`."""
+    both = min(len(taken), len(drawn))
+    return jnp.concatenate([taken[:both], drawn[both:]])

@@ -1,0 +1,237 @@
+"""From a trained MHA to fewer parameters: scores at once, and after a part of the steps.
+
+    python benchmarks/uptraining.py translation
+    python benchmarks/uptraining.py lm
+    python benchmarks/uptraining.py translation --steps 40 --seeds 1    # a trial of the script
+
+Three `mha` runs are trained (or found: WORKDIR/uptraining/translation/mha,seed=N), each is
+converted to every kind (`python -m mhe_jax convert`), and the new run is scored on the test set at
+once and after 5, 10 and 25 % of the steps that the `mha` run took. Beside them stand each kind from
+nothing with 25 % of the steps, and the control: `mha` itself, continued for as long. Each kind has,
+for each number of steps, the learning rate of three with the lowest validation loss of seed 0.
+
+A run that is done is not repeated, one that was interrupted goes on. WORKDIR/uptraining/TASK.json
+gets every number, with version and device; the table goes to standard output, with the scores of
+the whole runs of docs/records where there are any. Two cases at a time, one core each.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import experiments, timing
+from benchmarks.experiments import TRANSLATION, Failed, Workplace, attention, loss, note
+from mhe_jax.cli.sweep import plan
+from mhe_jax.config import InputError
+from mhe_jax.config.files import write_whole
+from mhe_jax.report.tables import Column, Table
+
+SHARES = (0.05, 0.1, 0.25)
+RATES = ("5e-4", "1e-3", "2e-3")
+RECORDS = Path(__file__).parents[1] / "docs" / "records" / "translation"
+NAMES = ("gqa", "mqa", "mhe_mul", "mhe_add", "mhe_add-2-groups", "mva")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is converted: the config of the runs, how long, at which rate, and how it is scored."""
+
+    config: str
+    data: str
+    steps: int
+    rate: str
+    score: str
+    # Rates of short runs from nothing.
+    nothing: tuple[str, ...]
+    # Fields of attention that differ from those of the translation.
+    fields: dict[str, dict[str, str]]
+
+    def attention(self, name: str) -> dict[str, str]:
+        return self.fields.get(name, TRANSLATION[name])
+
+
+SOURCES = {
+    "translation": Source(
+        *experiments.MULTI30K, 2100, "2e-3", "bleu", ("1e-3", "2e-3", "4e-3"), {}
+    ),
+    "lm": Source(
+        "wikitext2_lm.py",
+        "wikitext-2",
+        2000,
+        "4e-3",
+        "perplexity_per_token",
+        ("2e-3", "4e-3"),
+        {"mva": {"kind": "mva", "score_features": "64"}},
+    ),
+}
+
+
+class Uptraining:
+    """The runs of one task below one directory."""
+
+    def __init__(self, at: Workplace, task: str, steps: int | None, seeds: int):
+        self.at, self.task, self.source = at, task, SOURCES[task]
+        self.steps = steps or self.source.steps
+        self.seeds = tuple(map(str, range(seeds)))
+
+    def name(self, *parts: str) -> str:
+        return f"uptraining/{self.task}/{','.join(parts)}"
+
+    def train(self, name: str, steps: int, rate: str, seed: str, *flags: str) -> Path:
+        warmup = str(max(1, min(150, steps // 10)))
+        flags = ("--optimizer.learning_rate", rate, "--train.seed", seed, *flags)
+        if steps != self.source.steps:
+            flags += ("--train.num_steps", str(steps), "--optimizer.warmup_steps", warmup)
+        return self.at.train(name, self.source.config, self.source.data, *flags)
+
+    def trained(self, seed: str) -> Path:
+        """The run that is converted."""
+        flags = attention({"kind": "mha"})
+        run = self.train(
+            self.name("mha", f"seed={seed}"), self.steps, self.source.rate, seed, *flags
+        )
+        self.at.evaluate(run, "test")
+        return run
+
+    def converted(self, name: str, seed: str) -> Path:
+        """The run converted and scored; `mha` as it is."""
+        source = self.trained(seed)
+        if name == "mha":
+            return source
+        run = self.at.directory / self.name(name, f"seed={seed}")
+        with self.at.locks[run]:
+            if not (run / plan.CONFIG).exists():
+                fields = self.source.attention(name)
+                flags = [part for field, value in fields.items() for part in (f"--{field}", value)]
+                trust = "--trust", str(self.at.data)
+                self.at.call(run, "-m", "mhe_jax", "convert", str(source), str(run), *flags, *trust)
+        self.at.evaluate(run, "test", "--checkpoint", "last")
+        return run
+
+    def uptrained(self, name: str, share: float, rate: str, seed: str) -> Path:
+        start = self.converted(name, seed)
+        parts = (name, f"share={share:g}", f"rate={rate}", f"seed={seed}")
+        return self.train(
+            self.name(*parts), self.part(share), rate, seed, "--train.init_from", str(start)
+        )
+
+    def from_nothing(self, name: str, share: float, rate: str, seed: str) -> Path:
+        flags = attention(self.source.attention(name))
+        parts = (name, "nothing", f"share={share:g}", f"rate={rate}", f"seed={seed}")
+        return self.train(self.name(*parts), self.part(share), rate, seed, *flags)
+
+    def part(self, share: float) -> int:
+        return max(1, round(share * self.steps))
+
+    def case(self, name: str) -> list[dict[str, Any]]:
+        """All runs of one kind, and a line of the record for each that was scored on the test."""
+        lines = []
+        for seed in self.seeds:
+            lines.append(self.line(self.converted(name, seed), name, "at once", 0.0, None, seed))
+        for share in SHARES:
+            lines += self.chosen(name, "uptrained", share, RATES, self.uptrained)
+        lines += self.chosen(name, "nothing", SHARES[-1], self.source.nothing, self.from_nothing)
+        return lines
+
+    def chosen(self, name, start, share, rates, make) -> list[dict[str, Any]]:
+        """The rate of the lowest validation loss of the first seed, with all seeds."""
+        first = {rate: make(name, share, rate, self.seeds[0]) for rate in rates}
+        rate = min(rates, key=lambda rate: loss(first[rate]))
+        lines = []
+        for seed in self.seeds:
+            run = make(name, share, rate, seed)
+            self.at.evaluate(run, "test")
+            lines.append(self.line(run, name, start, share, rate, seed))
+        return lines
+
+    def line(self, run: Path, name, start, share, rate, seed) -> dict[str, Any]:
+        found = json.loads((run / "eval_test.json").read_text())
+        kept = {k: found.get(k) for k in ("device", "jax", "parameters", self.source.score)}
+        who = {"attention": name, "start": start, "share": share, "rate": rate, "seed": int(seed)}
+        return {**who, "steps": self.part(share) if share else 0, **kept}
+
+
+def table(lines: list[dict[str, Any]], score: str) -> Table:
+    """Mean ± standard deviation over seeds, of each kind after each number of steps."""
+    columns = [Column("attention"), Column("parameters in attention", 0), Column("at once")]
+    columns += [Column(f"{share:.0%} of the steps") for share in SHARES]
+    columns += [Column(f"from nothing, {SHARES[-1]:.0%}"), Column("from nothing, all")]
+    rows = []
+    for name in dict.fromkeys(line["attention"] for line in lines):
+        own = [line for line in lines if line["attention"] == name]
+        row = [name, own[0]["parameters"]["attention"] if own[0].get("parameters") else None]
+        for start, share in (
+            ("at once", 0.0),
+            *(("uptrained", share) for share in SHARES),
+            ("nothing", SHARES[-1]),
+        ):
+            row.append(_mean([x[score] for x in own if (x["start"], x["share"]) == (start, share)]))
+        row.append(_mean(_recorded(name, score)))
+        rows.append(row)
+    return Table("uptraining", "From a trained MHA", columns, rows)
+
+
+def _recorded(name: str, score: str) -> list[float]:
+    """Of whole runs from nothing, at their best rate: the one that has scores."""
+    files = RECORDS.glob(f"{name},*/eval_test.json")
+    return [found[score] for f in files if score in (found := json.loads(f.read_text()))]
+
+
+def _mean(scores: list[float]) -> str:
+    if not scores:
+        return "-"
+    spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+    return f"{statistics.fmean(scores):.2f}{spread}"
+
+
+def main() -> None:
+    args = parse()
+    at = Workplace(args.workdir, args.directory, args.jobs)
+    work = Uptraining(at, args.task, args.steps, args.seeds)
+    failed = []
+
+    def case(name: str) -> list[dict[str, Any]]:
+        try:
+            return work.case(name)
+        except (Failed, InputError) as error:
+            note(f"error: {error}")
+            failed.append(name)
+            return []
+
+    try:
+        for seed in work.seeds:  # all others need them
+            work.trained(seed)
+        with ThreadPoolExecutor(args.jobs) as pool:
+            lines = [line for part in pool.map(case, ("mha", *NAMES)) for line in part]
+    except KeyboardInterrupt:
+        note("stopped; the same command goes on")
+        sys.exit(130)
+    except (Failed, InputError) as error:
+        note(f"error: {error}")
+        sys.exit(1)
+    record = {"task": args.task, "steps": work.steps, "lines": lines}
+    write_whole(at.directory / f"uptraining/{args.task}.json", json.dumps(record, indent=1) + "\n")
+    print(table(lines, work.source.score).markdown())
+    sys.exit(bool(failed))
+
+
+def parse() -> argparse.Namespace:
+    parser = timing.PlainParser(__doc__)
+    parser.add_argument("task", choices=SOURCES)
+    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
+    parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
+    parser.add_argument("--jobs", type=timing.positive, default=2, help="cases at a time")
+    parser.add_argument("--steps", type=timing.positive, help="of the mha runs, else the config's")
+    parser.add_argument("--seeds", type=timing.positive, default=3, help="of each case")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

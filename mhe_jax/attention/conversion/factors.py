@@ -1,0 +1,150 @@
+"""Best factors of matrices that several heads are to share, in float64."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+
+
+def root(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """P and its inverse, P P = `moments` [N, N] (symmetric, made definite where it is not)."""
+    values, vectors = np.linalg.eigh(moments)
+    values = np.maximum(values, 1e-5 * np.mean(values))  # what a LayerNorm gives has a null space
+    return (vectors * np.sqrt(values)) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T
+
+
+def common_factor(stack: np.ndarray, rank: int) -> np.ndarray:
+    """The columns U [N, R], orthonormal, for which `‖S - S U Uᵀ‖` is least, S [..., N]."""
+    rows = stack.reshape(-1, stack.shape[-1])
+    _, vectors = np.linalg.eigh(rows.T @ rows)
+    return vectors[:, ::-1][:, :rank]
+
+
+def left_out(gram: np.ndarray, rank: int) -> float:
+    """What of the trace of SᵀS [N, N] the best common factor of that rank leaves out."""
+    return float(np.sum(np.linalg.eigvalsh(gram)[: max(len(gram) - rank, 0)]))
+
+
+def group(count: int, groups: int, cost: Callable[[tuple[int, ...]], float]) -> list[int]:
+    """An order of 0 .. count-1 whose `groups` runs of equal length cost little together.
+
+    It begins as it is, and takes the best exchange of two, as long as there is one that helps.
+
+    >>> group(4, 2, lambda one: float(sum(one) % 2))
+    [0, 2, 1, 3]
+    """
+    cost, size = cache(cost), count // groups
+    parts = [list(range(g * size, (g + 1) * size)) for g in range(groups)]
+    if size == 1 or groups == 1:
+        return list(range(count))
+
+    def key(part: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(part))
+
+    while True:
+        best, chosen = -1e-9, None
+        for a in range(groups):
+            for b in range(a):
+                now = cost(key(parts[a])) + cost(key(parts[b]))
+                for i in range(size):
+                    for j in range(size):
+                        one, other = list(parts[a]), list(parts[b])
+                        one[i], other[j] = other[j], one[i]
+                        gain = cost(key(one)) + cost(key(other)) - now
+                        if gain < best:
+                            best, chosen = gain, (a, b, one, other)
+        if chosen is None:
+            return [h for part in sorted(map(key, parts)) for h in part]
+        a, b, parts[a], parts[b] = chosen
+
+
+def align(matrices: np.ndarray, rounds: int = 30) -> np.ndarray:
+    """Orthogonal maps R [H, D, D] by which `W[h] R[h]` come closest to their mean, W [H, N, D].
+
+    Generalised Procrustes: each in turn is turned to the mean of the others (Gower 1975).
+    """
+    H, _, D = matrices.shape
+    maps = np.broadcast_to(np.eye(D), (H, D, D)).copy()
+    turned, total = matrices.copy(), matrices.sum(0)
+    for _ in range(rounds if H > 1 else 0):
+        for h in range(H):
+            u, _, vt = np.linalg.svd(matrices[h].T @ (total - turned[h]))
+            maps[h] = u @ vt
+            total, turned[h] = total - turned[h] + matrices[h] @ maps[h], matrices[h] @ maps[h]
+    return maps
+
+
+Factors = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def parafac(
+    slices: np.ndarray,
+    rank: int,
+    starts: Sequence[np.ndarray] = (),
+    rows: np.ndarray | None = None,
+    rounds: int = 300,
+) -> Factors:
+    """A [M, R], s [C, R], K [N, R] and t [H, R] of `X[c] ≈ A diag(s[c]) Kᵀ` and `r[h] ≈ t[h] Kᵀ`.
+
+    s[:, r] has mean square 1. Least squares, one factor after the other (PARAFAC), from the best of
+    several A: of `starts`, and of eigenvectors, which are exact where there is an exact answer.
+    `rows` r [H, N] may be left out; t is then empty.
+    """
+    if rows is None:
+        rows = np.zeros((0, slices.shape[2]))
+    total = float(np.sum(slices**2) + np.sum(rows**2))
+    found = []
+    for A in (*starts, *_eigenvectors(slices, rank)):
+        s, K = _scaled_rows(np.linalg.pinv(A) @ slices)
+        found.append(_improve(slices, rows, (A, s, K, _solve(K.T @ K, rows @ K)), 20, total))
+    _, best = min(found, key=lambda one: one[0])
+    A, s, K, t = _improve(slices, rows, best, rounds, total)[1]
+    size = np.sqrt(np.mean(s**2, 0)) * np.where(s.sum(0) < 0, -1, 1) + 1e-300
+    return A * size, s / size, K, t
+
+
+def _eigenvectors(slices: np.ndarray, rank: int) -> list[np.ndarray]:
+    """A of `X[c] = A diag(s[c]) Kᵀ` from the eigenvectors of two of its mixtures (Jennrich)."""
+    draw, found = np.random.default_rng(0), []
+    U, W = common_factor(slices.swapaxes(1, 2), rank), common_factor(slices, rank)
+    core = U.T @ slices @ W  # [C, R, R]
+    for _ in range(2):
+        a, b = (np.einsum("c,cij->ij", draw.normal(size=len(core)), core) for _ in range(2))
+        _, vectors = np.linalg.eig(a @ np.linalg.pinv(b))
+        # Of a complex pair, which no real factors have, the real and the imaginary part.
+        second = vectors.imag > 1e-9
+        found.append(U @ np.where(second, vectors.imag, vectors.real))
+    return found
+
+
+def _scaled_rows(mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """s [C, R] and K [N, R] of `Z[c] ≈ diag(s[c]) Kᵀ`: for each row, the nearest of rank one."""
+    u, d, vt = np.linalg.svd(mixed.swapaxes(0, 1), full_matrices=False)
+    return u[:, :, 0].T, (vt[:, 0] * d[:, :1]).T
+
+
+def _improve(
+    slices: np.ndarray, rows: np.ndarray, start: Factors, rounds: int, total: float
+) -> tuple[float, Factors]:
+    """The error ‖·‖² and the factors after so many rounds, or when nothing changes any more."""
+    A, s, K, t = start
+    error = np.inf
+    for _ in range(rounds):
+        XK, KK = slices @ K, K.T @ K
+        t = _solve(KK, rows @ K)
+        A = _solve(KK * (s.T @ s), np.einsum("cmr,cr->mr", XK, s))
+        s = _solve(KK * (A.T @ A), np.einsum("cmr,mr->cr", XK, A))
+        norms = np.linalg.norm(s, axis=0) + 1e-300
+        A, s = A * norms, s / norms
+        right = np.einsum("cnr,cr->nr", slices.swapaxes(1, 2) @ A, s) + rows.T @ t
+        K = _solve((A.T @ A) * (s.T @ s) + t.T @ t, right)
+        before, error = error, total - float(np.sum(right * K))  # after least squares
+        if before - error < 1e-5 * error or error < 1e-14 * total:
+            break
+    return error, (A, s, K, t)
+
+
+def _solve(gram: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """`right` [N, R] times the inverse of `gram` [R, R], ever so slightly ridged."""
+    ridge = 1e-12 * np.trace(gram) / len(gram) + 1e-300
+    return np.linalg.solve(gram + ridge * np.eye(len(gram)), right.T).T

@@ -1,0 +1,77 @@
+"""`python -m mhe_jax convert RUN NEW --kind KIND`: a trained run with another attention.
+
+And `convert SOURCE NEW`: a model of transformers, in the directory SOURCE, as a run.
+"""
+
+import json
+import sys
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+
+from mhe_jax.cli.arguments import name_of, options_of, parse_fields
+from mhe_jax.cli.process import output
+from mhe_jax.config import InputError, Kind
+from mhe_jax.config.conversion import ConversionConfig
+from mhe_jax.config.fields import did_you_mean, nearest
+
+USAGE = "python -m mhe_jax convert RUN NEW --kind KIND [--num_kv_heads N] [--rows N] ..."
+HELP = """\
+NEW is RUN with each attention sublayer as the one of KIND that does nearest the same: to be
+evaluated, or trained further, for a part of the steps that RUN took (uptraining).
+
+    python -m mhe_jax convert RUN NEW --kind gqa --num_kv_heads 2
+    python eval.py NEW --checkpoint last
+    python train.py CONFIG ... --train.init_from NEW --workdir NEWER
+
+It is fitted on 1,000 rows of RUN's training text, or on `--rows N`; `--rows 0` needs no text.
+The last line is one JSON object: the relative error (Frobenius) of each sublayer's output on those
+rows, before and after the fit, and the numbers of parameters in attention.
+
+    python -m mhe_jax convert SOURCE NEW
+
+makes a run of a model of transformers, with the weights and the tokenizer.json of the directory
+SOURCE, which takes a --kind then.
+`python -m mhe_jax convert RUN NEW --help` explains every field."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Writes the run NEW, each sublayer's errors to standard error, and a line of JSON."""
+    run, new, wanted = parse(arguments)
+    from mhe_jax.interchange.huggingface.run import is_foreign, make_run
+    from mhe_jax.interchange.uptraining import convert
+
+    if is_foreign(run):
+        if wanted != ConversionConfig():
+            raise InputError(
+                f"{run} is no run yet: first `convert {run} NEW` alone, then its --kind"
+            )
+        output(json.dumps(make_run(run, new)) + "\n")
+        return
+    result = convert(run, new, wanted)
+    for path, errors in result["errors"].items():
+        told = ("not measured" if e is None else f"{e:.6f}" for e in errors.values())
+        print(f"{' -> '.join(told)}  {path}", file=sys.stderr)
+    output(json.dumps(result) + "\n")
+
+
+def parse(arguments: Sequence[str]) -> tuple[Path, Path, ConversionConfig]:
+    """The run, the new run and what it is to be, of `convert RUN NEW --kind KIND ...`.
+
+    Raises:
+      InputError: not two directories, or a field or value that is not allowed.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: {USAGE}\n\n{HELP}")
+        raise SystemExit(0)
+    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
+        raise InputError(f"two directories come first; usage: {USAGE}")
+    run, new, *options = arguments
+    kinds = typing.get_args(Kind)
+    for option in options_of(options):
+        value = [*option[0].split("=", 1)[1:], *option[1:]]
+        if name_of(option) == "kind" and len(value) == 1 and value[0] not in kinds:
+            near = did_you_mean(nearest(value[0], kinds))
+            raise InputError(f"--kind is {value[0]!r}: takes one of {', '.join(kinds)}{near}")
+    prog = "python -m mhe_jax convert RUN NEW"
+    return Path(run), Path(new), parse_fields(ConversionConfig, ConversionConfig(), options, prog)

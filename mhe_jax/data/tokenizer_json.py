@@ -1,0 +1,124 @@
+"""A `tokenizer.json` of the library `tokenizers`: WordPiece, byte-level BPE, and others.
+
+Our ids 0 to 4 are pad, unk, bos, eos and mask, whatever the file says; all other tokens follow in
+the order of the file. So ids of ours and of the file are a permutation of each other, but for
+special tokens that the file does not have, or has twice over: these are ours alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mhe_jax.config import InputError, not_installed
+from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
+from mhe_jax.data.cache import key_of
+from mhe_jax.data.tokenizer import Tokenizer
+
+# The first name that a file has is the special token; bos and eos may be the same.
+NAMES = {
+    PAD: ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
+    UNK: ("<unk>", "[UNK]"),
+    BOS: ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>"),
+    EOS: ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+    MASK: ("<mask>", "[MASK]", "<|mask|>"),
+}
+NAME = "tokenizer.json"
+# In `of_file`: a special token that is ours alone.
+ABSENT = -1
+
+
+class JsonTokenizer(Tokenizer):
+    """Text to ids and back, as the file says; names of special tokens mean nothing inside a text.
+
+    What the file adds around a text, cuts or pads is left out: rows are made by the tasks.
+    """
+
+    def __init__(self, model: bytes, name: str = NAME):
+        """Takes the bytes of the file; `name` is for messages.
+
+        Raises:
+          InputError: it is no tokenizer, or `tokenizers` is not installed.
+        """
+        try:
+            import tokenizers
+        except ModuleNotFoundError:
+            raise not_installed(f"{name} needs tokenizers", "export") from None
+        self.model, self.name = model, name
+        self.key = key_of(model.hex())
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_str(model.decode())
+        except Exception as error:  # of no class of its own
+            raise InputError(
+                f"{name}: is not a tokenizer of the library tokenizers: {error}"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise InputError(f"{name}: has no tokens")
+        special = [_first(ids, NAMES[i]) for i in range(NUM_SPECIAL)]
+        if special[BOS] == special[EOS]:
+            special[BOS] = ABSENT
+        others = sorted({*range(max(ids.values()) + 1)} - {*special})
+        # [V]: the id in the file of each of ours.
+        self.of_file = np.array([*special, *others])
+        self.vocabulary_size = len(self.of_file)
+        there = self.of_file != ABSENT
+        self._ours = np.zeros(max(ids.values()) + 1, np.int64)
+        self._ours[self.of_file[there]] = np.flatnonzero(there)
+        lengths = np.ones(self.vocabulary_size, np.int64)
+        for piece, i in ids.items():
+            lengths[self._ours[i]] = len(piece)
+        lengths[:NUM_SPECIAL] = 0
+        self._lengths = lengths
+
+    @property
+    def characters(self) -> np.ndarray:
+        """At most how many characters each token stands for; 0 of a special one."""
+        return self._lengths
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Special tokens that are not in the file."""
+        return tuple(np.flatnonzero(self.of_file == ABSENT).tolist())
+
+    def spelling(self, of_file: int) -> str:
+        """The token with a number of the file."""
+        return self._tokenizer.id_to_token(of_file)
+
+    def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """Ids of many texts; `num_threads` is for the library to choose."""
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._ours[one.ids].tolist() if one.ids else [] for one in found]
+
+    def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Where each token of `encode(text)` begins and ends in `text`, in characters: [n, 2]."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        assert len(found.ids) >= len(ids)
+        return np.array(found.offsets[: len(ids)], np.int64).reshape(-1, 2)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; special tokens give nothing."""
+        ids = np.array([i for i in ids if i >= NUM_SPECIAL], np.int64)
+        return self._tokenizer.decode(self.of_file[ids].tolist(), skip_special_tokens=True)
+
+
+def _first(ids: dict[str, int], names: Sequence[str]) -> int:
+    return next((ids[name] for name in names if name in ids), ABSENT)
+
+
+def open_tokenizer(path: str | Path) -> Tokenizer:
+    """Reads a tokenizer: a sentencepiece model, or JSON.
+
+    Raises:
+      InputError: it cannot be read, or is neither.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            is_json = file.read(1) == b"{"
+    except OSError:
+        is_json = False  # the other says why
+    return (JsonTokenizer if is_json else Tokenizer).load(path)

@@ -1,0 +1,102 @@
+"""Trained runs for other programs, and theirs: `export(run, out, to)` writes one of `FORMATS`.
+
+A format is a module here and its line in `FORMATS`:
+
+    write(run: Run, directory: Path) -> dict[str, Any]
+
+writes a loaded run (`mhe_jax.evaluation.run.Run`) into an empty directory, which gets its name when
+it is whole, and returns what the result tells of it. What has no home in the format is refused by
+an `InputError` that says why. A format is imported when it is asked for, for its libraries are an
+extra.
+
+card.py         the README.md of an export: what the model is, and where it comes from
+safetensors.py  parameters by name, which is a run that eval.py takes
+uptraining.py   a run with another attention
+huggingface/    models and tokenizers of transformers, both ways
+"""
+
+import dataclasses
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mhe_jax.config import InputError
+from mhe_jax.config.errors import not_installed
+from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.config.files import publish_directory
+from mhe_jax.config.loading import config_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format by the module that writes it."""
+
+    module: str
+    extra: str  # of pyproject.toml, which has its libraries
+    summary: str
+
+
+FORMATS = {
+    "safetensors": Format(
+        "mhe_jax.interchange.safetensors", "export", "parameters by name; eval.py takes it as a run"
+    ),
+    "huggingface": Format(
+        "mhe_jax.interchange.huggingface",
+        "export",
+        "model and tokenizer as transformers loads them",
+    ),
+}
+
+
+def export(
+    run: str | Path,
+    out: str | Path,
+    to: str,
+    *,
+    checkpoint: str | None = None,
+    average_checkpoints: int | None = None,
+) -> dict[str, Any]:
+    """Writes a trained run as the new directory `out`, which appears whole or not at all.
+
+    Args:
+      run: directory of the run.
+      out: a new directory, not in the run.
+      to: one of `FORMATS`.
+      checkpoint: 'best', 'last' or a step; None is as the run's config evaluates.
+      average_checkpoints: with 'last', the mean of so many; None likewise.
+
+    Returns:
+      `format`, `out`, `steps` of the checkpoints, `bytes` of all files, and what the format tells.
+
+    Raises:
+      InputError: no such run, format or checkpoint; a run that the format has no home for; `out` is
+        there already, lies in the run or cannot be written; an extra is not installed.
+    """
+    run, out = Path(run), Path(out)
+    if to not in FORMATS:
+        near = did_you_mean(nearest(to, list(FORMATS)))
+        raise InputError(f"--to is {to!r}: takes one of {', '.join(FORMATS)}{near}")
+    config = config_of(run)
+    if out.resolve().is_relative_to(run.resolve()):
+        raise InputError(f"{out} lies in the run {run}: takes a directory outside of it")
+    given = {"checkpoint": checkpoint, "average_checkpoints": average_checkpoints}
+    given = {name: value for name, value in given.items() if value is not None}
+    evaluation = dataclasses.replace(config.evaluation, **given)
+    config = dataclasses.replace(config, evaluation=evaluation)
+    writer = _imported(to)
+    with publish_directory(out) as directory:
+        from mhe_jax.evaluation.run import Run  # jax starts when all that is cheap is checked
+
+        loaded = Run.load(run, config)
+        found = writer.write(loaded, directory)
+        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    return {"format": to, "out": str(out), "steps": loaded.steps, "bytes": size, **found}
+
+
+def _imported(to: str) -> ModuleType:
+    form = FORMATS[to]
+    try:
+        return importlib.import_module(form.module)
+    except ModuleNotFoundError as error:
+        raise not_installed(f"--to {to} needs {error.name}", form.extra) from error

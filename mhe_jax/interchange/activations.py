@@ -1,0 +1,100 @@
+"""What the attention sublayers of a trained model take and give on rows of its training text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from mhe_jax import tasks
+from mhe_jax.attention import Activations, Attention
+from mhe_jax.attention.mask import as_mask
+from mhe_jax.config import Config, Role
+from mhe_jax.config.data import PAD
+from mhe_jax.config.fields import set_field
+from mhe_jax.data import AnyTokenizer
+from mhe_jax.model.stack import ATTENTION
+
+# Where a sublayer is in the parameters: ("decoder", "layer_0", "cross_attention").
+Sublayer = tuple[str, ...]
+
+
+def sublayers(params: Mapping[str, Any], path: Sublayer = ()) -> list[Sublayer]:
+    """All of a model with unrolled layers, in the order in which they compute."""
+    found: list[Sublayer] = []
+    for name, value in params.items():
+        if name in ATTENTION:
+            found.append((*path, name))
+        elif isinstance(value, Mapping):
+            found += sublayers(value, (*path, name))
+    if path:
+        return found
+    return sorted(found, key=lambda p: ("encoder" not in p, int(p[-2][6:]), ATTENTION.index(p[-1])))
+
+
+def role_of(path: Sublayer) -> Role:
+    """The role by which the config knows a sublayer."""
+    if path[-1] == "cross_attention":
+        return "cross"
+    return "encoder" if "encoder" in path else "decoder"
+
+
+def at(tree: Mapping[str, Any], path: Sublayer) -> Any:
+    """What lies there."""
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+class _Reached(Exception):
+    """All that is asked for has been computed."""
+
+
+class Recorder:
+    """Runs a model, layers unrolled, on `rows` rows of training text or a few more."""
+
+    def __init__(self, config: Config, tokenizer: AnyTokenizer, rows: int, params: Any):
+        self.task, self.params = tasks.of(config), params
+        config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
+        self.model = self.task.model(config.model)
+        self.batches: list[dict[str, Any]] = []
+        count = 0
+        if rows:
+            batches = tasks.train_batches(config, tokenizer)
+        while count < rows:
+            batch = self.task.read(batches.batch(len(self.batches)))
+            self.batches.append(batch)
+            count += len(batch["weights"])
+
+    def activations(self, path: Sublayer) -> list[Activations]:
+        """Of one sublayer, a value a batch."""
+        return [self._of(path, batch) for batch in self.batches]
+
+    def _of(self, path: Sublayer, batch: dict[str, Any]) -> Activations:
+        taken: list[Activations] = []
+        tokens = self.task.token_inputs
+        own = np.asarray(batch[tokens[0] if "encoder" in path else tokens[-1]])
+        valid = own.reshape(-1, own.shape[-1]) != PAD
+
+        def watch(call, args, kwargs, context):
+            output = call(*args, **kwargs)
+            module = context.module
+            if not isinstance(module, Attention) or context.method_name != "__call__":
+                return output
+            if module.path != path:
+                return output
+            query, *others = args
+            key = others[0] if others and others[0] is not None else None
+            mask = as_mask(kwargs.get("mask"), query.shape[:1])
+            taken.append(Activations(query, key, mask, valid, output))
+            raise _Reached
+
+        named = {name: batch[name] for name in self.task.keywords if name in batch}
+        inputs = [batch[name] for name in self.task.inputs]
+        try:
+            with nn.intercept_methods(watch):
+                self.model.apply({"params": self.params}, *inputs, **named, deterministic=True)
+        except _Reached:
+            pass
+        return jax.device_get(taken[0])

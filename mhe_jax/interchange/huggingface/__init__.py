@@ -1,0 +1,14 @@
+"""Models of Hugging Face: runs of ours as files for transformers, and theirs as runs of ours.
+
+Nothing here imports transformers or torch, and nothing is executed: files are safetensors and JSON.
+
+    heads.py     attention of any kind as query heads over key and value heads
+    plain.py     parameters in one plain form           tables.py   where they lie in a file
+    fields.py    fields of a `config.json`
+    gpt2.py  bert.py  marian.py                          an architecture each, both ways
+"""
+
+from mhe_jax.interchange.huggingface.reading import read
+from mhe_jax.interchange.huggingface.writing import write
+
+__all__ = ["read", "write"]

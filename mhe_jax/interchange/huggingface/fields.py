@@ -1,0 +1,139 @@
+"""Fields of a `config.json` of others: what is read, what must hold, and what changes nothing."""
+
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.config import InputError
+from mhe_jax.config.fields import parse_json
+from mhe_jax.interchange.huggingface.tables import CONFIG
+
+# The names of ours by others; the first is the one that is written.
+ACTIVATIONS = {
+    "relu": ("relu",),
+    "gelu": ("gelu", "gelu_python"),
+    "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
+    "silu": ("silu", "swish"),
+}
+# Names, versions, types of numbers, and what is for training or generation alone.
+WITHOUT_MEANING = {
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "_num_labels",
+    "architectures",
+    "bad_words_ids",
+    "bos_token_id",
+    "cls_token_id",
+    "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "dtype",
+    "eos_token_id",
+    "finetuning_task",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "init_std",
+    "initializer_factor",
+    "initializer_range",
+    "label2id",
+    "language",
+    "max_length",
+    "mask_token_id",
+    "model_type",
+    "num_beams",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "sep_token_id",
+    "task_specific_params",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """An object in a file of JSON.
+
+    Raises:
+      InputError: it cannot be read, or is something else.
+    """
+    try:
+        values = parse_json(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: is not an object of JSON")
+    return values
+
+
+class Fields:
+    """The fields of a `config.json`, each of which must be asked for once, or mean nothing."""
+
+    def __init__(self, source: Path):
+        """Reads the file in the directory `source`.
+
+        Raises:
+          InputError: there is none, or it is not an object of JSON.
+        """
+        self.path = source / CONFIG
+        values = read_object(self.path)
+        self.values: dict[str, Any] = values
+        self._asked = set(WITHOUT_MEANING)
+
+    def get(self, name: str, default: Any, kind: Any = None) -> Any:
+        """The value of a field, of the type of its default; `default` where it is not there.
+
+        Raises:
+          InputError: it is of another type.
+        """
+        self._asked.add(name)
+        value = self.values.get(name, default)
+        kind = kind or type(default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise InputError(f"{self.path}: {name} is {value!r}: takes a value of {kind.__name__}")
+        return value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A number above 0, which must be there where there is no default."""
+        self._asked.add(name)
+        value = self.values.get(name)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise InputError(f"{self.path}: {name} is {value!r}: takes a number above 0")
+        return value
+
+    def must(self, name: str, *allowed: Any) -> None:
+        """Raises InputError unless a field, where it is there, has one of the values."""
+        self._asked.add(name)
+        value = self.values.get(name, allowed[0])
+        if value not in allowed:
+            takes = " or ".join(repr(value) for value in allowed)
+            raise InputError(f"{self.path}: {name} is {value!r}, and our models have only {takes}")
+
+    def activation(self, name: str, default: str) -> str:
+        """Our name of the non-linearity in a field."""
+        value = self.get(name, default)
+        for ours, theirs in ACTIVATIONS.items():
+            if value in theirs:
+                return ours
+        known = ", ".join(name for names in ACTIVATIONS.values() for name in names)
+        raise InputError(f"{self.path}: {name} is {value!r}: takes one of {known}")
+
+    def finish(self) -> None:
+        """Raises InputError if a field says something and nobody has asked for it."""
+        for name, value in self.values.items():
+            if name not in self._asked and value not in (None, False, [], {}, ""):
+                raise InputError(f"{self.path}: {name}={value!r} has no place in our models")
+
+    def ignore(self, *names: str) -> None:
+        """Fields that do not change what the model computes."""
+        self._asked.update(names)

@@ -1,0 +1,203 @@
+"""Marian: the encoder-decoder of translation, where norms come last.
+
+Its norms add 1e-5 in their denominator. A run with another ε has its home too: with all that is
+added up c times as large, c² = 1e-5 / ε, the norms are the same, `LN(c x; c² ε) = LN(x; ε)`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
+from mhe_jax.config.model import AttentionByRole, AttentionOverride
+from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
+from mhe_jax.interchange.huggingface.plain import Tensors, plain, require
+from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
+
+EPSILON = 1e-5
+
+
+def table(model: ModelConfig, model_type: str = "marian") -> Table:
+    """Where the parameters lie."""
+    layers = {"encoder": model.num_layers, "decoder": _decoder_layers(model)}
+    positions = ("embeddings/position",)
+    found = {
+        "model.shared.weight": Slot(("embeddings/token",)),
+        "model.encoder.embed_positions.weight": Slot(positions),
+        "model.decoder.embed_positions.weight": Slot(positions),
+    }
+    if model.output_bias:
+        found["final_logits_bias"] = Slot(("embeddings/vocabulary_bias",), row=True)
+    for side, count in layers.items():
+        for i in range(count):
+            theirs, ours = f"model.{side}.layers.{i}", f"{side}/layer_{i}"
+            sublayers = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
+            for their, our in list(sublayers.items())[: 1 + (side == "decoder")]:
+                for name, part in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "out")):
+                    found |= linear(f"{theirs}.{their}.{name}_proj", f"{ours}/{our}/{part}")
+                found |= norm(f"{theirs}.{their}_layer_norm", f"{ours}/{our}_norm")
+            found |= linear(f"{theirs}.fc1", f"{ours}/mlp/up")
+            found |= linear(f"{theirs}.fc2", f"{ours}/mlp/down")
+            found |= norm(f"{theirs}.final_layer_norm", f"{ours}/mlp_norm")
+    if not model.tie_embeddings:
+        found["lm_head.weight"] = Slot(("embeddings/output",), transposed=True)
+        for side in layers:  # transformers ties all, or nothing
+            found[f"model.{side}.embed_tokens.weight"] = Slot(("embeddings/token",))
+    return found
+
+
+def write(
+    config: Config, params: Any, rows: np.ndarray | None = None
+) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors of a translation model, and its `config.json` but for its special tokens.
+
+    `rows` are our ids in the order of the file; None: all.
+
+    Raises:
+      InputError: a model that has no home here.
+    """
+    model = config.model
+    home = "Marian, the home of translation,"
+    require(model, home, norm_position="post", norm="layer", mlp="plain")
+    heads = {role: model.attention_for(role).num_heads for role in config.facts.roles}
+    if heads["decoder"] != heads["cross"]:
+        raise InputError(
+            f"Marian has as many heads in cross-attention as in the decoder: num_heads are "
+            f"{heads['cross']} and {heads['decoder']}"
+        )
+    found = plain(config, params, "Marian", rows=rows)
+    if model.positions == "learned":
+        # Marian multiplies tokens by √M, and not positions.
+        found["embeddings/position"] = found["embeddings/position"] * np.float32(
+            model.features**0.5
+        )
+    if model.layer_norm_epsilon != EPSILON:
+        found = _larger(model, found, np.float32((EPSILON / model.layer_norm_epsilon) ** 0.5))
+    values = {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "vocab_size": len(found["embeddings/token"]),
+        "decoder_vocab_size": len(found["embeddings/token"]),
+        "d_model": model.features,
+        "encoder_layers": model.num_layers,
+        "decoder_layers": _decoder_layers(model),
+        "encoder_attention_heads": heads["encoder"],
+        "decoder_attention_heads": heads["decoder"],
+        "encoder_ffn_dim": model.mlp_features,
+        "decoder_ffn_dim": model.mlp_features,
+        "activation_function": ACTIVATIONS[model.activation][0],
+        "dropout": model.dropout_rate,
+        "attention_dropout": model.attention.dropout_rate,
+        "activation_dropout": 0.0,
+        "max_position_embeddings": model.max_length,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": True,
+        "static_position_embeddings": True,
+        "normalize_before": False,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": model.tie_embeddings,
+    }
+    return lay_out(table(model), found), values
+
+
+def model_of(fields: Fields) -> ModelConfig:
+    """The model that a `config.json` of Marian describes.
+
+    Its positions become learned ones: its sines and cosines are not quite ours.
+
+    Raises:
+      InputError: a field that our models do not have.
+    """
+    vocabulary = fields.size("vocab_size")
+    fields.must("decoder_vocab_size", vocabulary, None)
+    fields.must("normalize_before", False)
+    fields.must("normalize_embedding", False)
+    fields.must("add_final_layer_norm", False)
+    fields.must("share_encoder_decoder_embeddings", True)
+    fields.must("scale_embedding", True)
+    heads = fields.size("encoder_attention_heads"), fields.size("decoder_attention_heads")
+    by_role = AttentionByRole()
+    if heads[0] != heads[1]:
+        override = AttentionOverride(num_heads=heads[1])
+        by_role = AttentionByRole(decoder=override, cross=override)
+    width = fields.size("encoder_ffn_dim")
+    fields.must("decoder_ffn_dim", width)
+    layers = fields.size("encoder_layers")
+    fields.must("num_hidden_layers", layers)
+    fields.must("is_encoder_decoder", True)
+    fields.must("add_bias_logits", False)
+    fields.must("extra_pos_embeddings", 0)
+    fields.ignore("activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
+    fields.ignore("static_position_embeddings", "classifier_dropout", "classif_dropout")
+    return ModelConfig(
+        vocabulary_size=vocabulary,
+        features=fields.size("d_model"),
+        mlp_features=width,
+        num_layers=layers,
+        num_decoder_layers=fields.size("decoder_layers"),
+        attention=AttentionConfig(
+            num_heads=heads[0],
+            dropout_rate=fields.get("attention_dropout", 0.0),
+            use_bias=True,
+        ),
+        attention_by_role=by_role,
+        activation=fields.activation("activation_function", "gelu"),
+        norm_position="post",
+        layer_norm_epsilon=EPSILON,
+        positions="learned",
+        max_length=fields.size("max_position_embeddings"),
+        output_bias=True,
+        dropout_rate=fields.get("dropout", 0.1),
+        tie_embeddings=fields.get("tie_word_embeddings", True),
+    )
+
+
+def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
+    """The tensors by the names of the table, with the positions, which most files leave out."""
+    found = dict(tensors)
+    for side in ("encoder", "decoder"):
+        name = f"model.{side}.embed_positions.weight"
+        if name not in found:
+            found[name] = _sinusoids(model.max_length, model.features)
+    found.setdefault("final_logits_bias", np.zeros((1, model.vocabulary_size), np.float32))
+    if model.tie_embeddings:
+        names = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+        same = {f"{name}.weight": "model.shared.weight" for name in names}
+        return untied(found, same, fields.path.parent)
+    return found
+
+
+def _sinusoids(length: int, features: int) -> np.ndarray:
+    """Marian's positions: `[sin(p ω_i), cos(p ω_i)]`, ω_i = 10000^(-2i/M), i < M/2."""
+    rates = 10000.0 ** (-2 * np.arange(-(-features // 2)) / features)
+    angles = np.arange(length)[:, None] * rates[None]
+    found = np.concatenate([np.sin(angles), np.cos(angles)[:, : features // 2]], -1)
+    return found.astype(np.float32)
+
+
+def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
+    """The plain parameters as our model multiplies them."""
+    path = "embeddings/position"
+    return {**tensors, path: tensors[path] / np.float32(model.features**0.5)}
+
+
+def _larger(model: ModelConfig, tensors: Tensors, factor: np.float32) -> Tensors:
+    """The same function with all that goes from sublayer to sublayer `factor` times as large."""
+    found = {}
+    last = f"decoder/layer_{_decoder_layers(model) - 1}/mlp_norm/"
+    for name, array in tensors.items():
+        if name.startswith("embeddings/"):
+            of_stream = name in ("embeddings/token", "embeddings/position")
+            found[name] = array * factor if of_stream else array
+        elif name.startswith(last):
+            # Logits are products with the rows of tokens, which are larger where they are tied.
+            found[name] = array / factor if model.tie_embeddings else array
+        elif "_norm/" in name or "/out/" in name or "/down/" in name:
+            found[name] = array * factor
+        else:
+            found[name] = array / factor if name.endswith("kernel") else array
+    return found
+
+
+def _decoder_layers(model: ModelConfig) -> int:
+    return model.num_layers if model.num_decoder_layers is None else model.num_decoder_layers

@@ -1,0 +1,206 @@
+"""A model of transformers as a config, parameters and a tokenizer of ours."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from mhe_jax import tasks
+from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, ModelConfig, TaskName
+from mhe_jax.config.data import BOS, EOS, PAD
+from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.data import JsonTokenizer
+from mhe_jax.data.tokenizer_json import ABSENT
+from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
+from mhe_jax.interchange.huggingface.fields import Fields, read_object
+from mhe_jax.interchange.huggingface.plain import Tensors, from_plain, plain_shapes
+from mhe_jax.interchange.huggingface.tables import take_in
+from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
+
+INDEX, TOKENIZER_JSON = "model.safetensors.index.json", "tokenizer.json"
+# Files of weights that are programs: never opened.
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "tf_model.h5")
+# What has a row for each token, and on which axis.
+ROWS = {
+    "embeddings/token": 0,
+    "embeddings/output": 1,
+    "embeddings/vocabulary_bias": 0,
+    "vocabulary_bias": 0,
+}
+
+
+# Tokens in a row of a run that is made, where its model has more positions.
+LONGEST = 512
+
+
+class Architecture(NamedTuple):
+    """A class of transformers: its type, the task of ours, and who knows its fields and tensors."""
+
+    model_type: str
+    task: TaskName
+    module: ModuleType
+
+
+ARCHITECTURES = {
+    "GPT2LMHeadModel": Architecture("gpt2", "lm", gpt2),
+    "GPTBigCodeForCausalLM": Architecture("gpt_bigcode", "lm", gpt2),
+    "LlamaForCausalLM": Architecture("llama", "lm", llama),
+    "MistralForCausalLM": Architecture("mistral", "lm", llama),
+    "BertForMaskedLM": Architecture("bert", "mlm", bert),
+    "RobertaForMaskedLM": Architecture("roberta", "mlm", bert),
+    "MarianMTModel": Architecture("marian", "translation", marian),
+}
+
+
+def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
+    """The model in a directory of transformers; nothing in it is executed.
+
+    Returns:
+      The config of a run with this model, its parameters as NumPy arrays, and its tokenizer.
+
+    Raises:
+      InputError: an architecture, field, tensor or token that our models have no place for; a file
+        that is missing, cut, or of another model.
+    """
+    source = Path(source)
+    fields = Fields(source)
+    name = (fields.values.get("architectures") or ["none"])[0]
+    if name not in ARCHITECTURES:
+        near = did_you_mean(nearest(str(name), list(ARCHITECTURES)))
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{fields.path}: architectures is {name!r}: takes one of {known}{near}")
+    model_type, task, module = ARCHITECTURES[name]
+    fields.must("model_type", model_type)
+    model: ModelConfig = module.model_of(fields)
+    fields.finish()
+    tokenizer = read_tokenizer(source, model.vocabulary_size)
+    begin = _begin(fields, task, tokenizer)
+    config = Config(
+        task=task,
+        model=model,
+        data=DataConfig(sequence_length=min(model.max_length, LONGEST)),
+        evaluation=EvaluationConfig(checkpoint="last"),
+    )
+    tensors = module.named(fields, model, read_weights(source))
+    shapes = plain_shapes(abstract_of(config))
+    found = module.with_scale(
+        model, take_in(module.table(model, model_type), tensors, shapes, source)
+    )
+    for part, axis in ROWS.items():
+        if part in found:
+            found[part] = _permuted(found[part], axis, tokenizer, begin)
+    changed: dict[str, Any] = {
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "absent_tokens": tokenizer.absent,
+    }
+    if model.output_bias and not found["embeddings/vocabulary_bias"].any():
+        changed["output_bias"] = False
+    config = dataclasses.replace(config, model=dataclasses.replace(model, **changed))
+    return config, from_plain(abstract_of(config), found), tokenizer
+
+
+def abstract_of(config: Config) -> Any:
+    """The shapes of the parameters of a config's model."""
+    task = tasks.of(config)
+    init = task.initializer(task.model(config.model), config.data.sequence_length)
+    return nn.unbox(jax.eval_shape(init, jax.random.key(0)))
+
+
+def read_weights(source: Path) -> Tensors:
+    """All tensors of a directory, of one file or several.
+
+    Raises:
+      InputError: there are none, or they cannot be read.
+    """
+    if (source / INDEX).is_file():
+        index = read_object(source / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(v, str) for v in index.values()):
+            raise InputError(f"{source / INDEX}: has no weight_map of files")
+        found: Tensors = {}
+        for file in sorted({*index.values()}):
+            if Path(file).name != file:
+                raise InputError(f"{source / INDEX}: {file!r} is not the name of a file beside it")
+            found |= read_tensors(source / file)[0]
+        for name in index:
+            if name not in found:
+                raise InputError(f"{source / index[name]}: has no tensor {name}")
+        return found
+    if (source / WEIGHTS).is_file():
+        return read_tensors(source / WEIGHTS)[0]
+    pickled = [name for name in PICKLED if (source / name).exists()]
+    hint = (
+        f", and {pickled[0]} would execute what it holds: save it as safetensors" if pickled else ""
+    )
+    raise InputError(f"{source}: has no {WEIGHTS}{hint}")
+
+
+def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
+    """The `tokenizer.json` of a model with `rows` tokens; rows without a token get one.
+
+    Raises:
+      InputError: there is none, or it has more tokens than the model.
+    """
+    path = source / TOKENIZER_JSON
+    if not path.is_file():
+        raise InputError(
+            f"{source}: has no {TOKENIZER_JSON}: save a fast tokenizer beside the model"
+        )
+    tokenizer = JsonTokenizer.load(path)
+    count = int(tokenizer.of_file.max()) + 1
+    if count > rows:
+        raise InputError(
+            f"{path}: has {count} tokens, and the model {rows} rows: not its tokenizer"
+        )
+    if count == rows:
+        return tokenizer
+    values = json.loads(tokenizer.model)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    values["added_tokens"] = [
+        *values.get("added_tokens", []),
+        *(
+            {"id": i, "content": f"<unused{i}>", **flags, "special": True}
+            for i in range(count, rows)
+        ),
+    ]
+    return JsonTokenizer(json.dumps(values, ensure_ascii=False).encode(), str(path))
+
+
+def _begin(fields: Fields, task: TaskName, tokenizer: JsonTokenizer) -> int:
+    """The id in the file of the token that begins a text, or a target."""
+    said = {i: fields.values.get(f"{name}_token_id") for i, name in ((PAD, "pad"), (EOS, "eos"))}
+    begin = fields.values.get("bos_token_id")
+    if task == "translation":
+        begin = fields.values.get("decoder_start_token_id")
+        if type(begin) is not int or not 0 <= begin < len(tokenizer.of_file):
+            raise InputError(f"{fields.path}: decoder_start_token_id is {begin!r}: takes a token")
+    said[BOS] = begin
+    for i, value in said.items():
+        there = int(tokenizer.of_file[i])
+        if type(value) is int and there not in (ABSENT, value):
+            raise InputError(
+                f"{tokenizer.name}: has {there} as {NAMES[i]}, and {fields.path} has {value}"
+            )
+    if tokenizer.of_file[EOS] == ABSENT:
+        raise InputError(f"{tokenizer.name}: has no token that ends a text, as </s> or [SEP]")
+    if task == "mlm" and tokenizer.absent:
+        raise InputError(f"{tokenizer.name}: an encoder needs pad, unk, bos, eos and mask")
+    return int(begin if type(begin) is int else tokenizer.of_file[EOS])
+
+
+NAMES = {PAD: "pad", BOS: "bos", EOS: "eos"}
+
+
+def _permuted(array: np.ndarray, axis: int, tokenizer: JsonTokenizer, begin: int) -> np.ndarray:
+    """Rows in the order of our ids; bos that is ours alone is as `begin`, other such rows are 0."""
+    ids = tokenizer.of_file.copy()
+    if ids[BOS] == ABSENT:
+        ids[BOS] = begin
+    missing = ids == ABSENT
+    found = np.take(array, np.where(missing, 0, ids), axis)
+    found[(slice(None),) * axis + (missing,)] = 0
+    return found

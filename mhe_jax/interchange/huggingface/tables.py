@@ -1,0 +1,119 @@
+"""Where the plain parameters of a run lie in the files of another library: tables for both ways.
+
+A table says for each tensor of a file which plain parameters it holds, side by side, and whether it
+is transposed: a `torch.nn.Linear` keeps [out, in].
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mhe_jax.config import InputError
+from mhe_jax.interchange.huggingface.plain import Tensors
+from mhe_jax.training.checkpoint.tensors import WEIGHTS, write_tensors
+
+CONFIG = "config.json"
+
+
+class Slot(NamedTuple):
+    """What a tensor of a file holds."""
+
+    parts: tuple[str, ...]  # plain parameters, side by side along their last axis
+    transposed: bool = False
+    row: bool = False  # with a leading axis of 1
+
+
+Table = dict[str, Slot]
+
+
+def linear(name: str, *ours: str, transposed: bool = True, bias: bool = True) -> Table:
+    """A matrix [in, out], of several side by side, kept as [out, in]; with its bias."""
+    table = {f"{name}.weight": Slot(tuple(f"{part}/kernel" for part in ours), transposed)}
+    if bias:
+        table[f"{name}.bias"] = Slot(tuple(f"{part}/bias" for part in ours))
+    return table
+
+
+def norm(name: str, ours: str, bias: bool = True) -> Table:
+    """A LayerNorm, or an RMSNorm, which has no bias."""
+    table = {f"{name}.weight": Slot((f"{ours}/scale",))}
+    if bias:
+        table[f"{name}.bias"] = Slot((f"{ours}/bias",))
+    return table
+
+
+def lay_out(table: Table, tensors: Mapping[str, np.ndarray]) -> Tensors:
+    """The tensors of the file.
+
+    >>> table = linear("fc", "up", "gate", bias=False)
+    >>> plain = {"up/kernel": np.zeros((3, 2)), "gate/kernel": np.ones((3, 2))}
+    >>> lay_out(table, plain)["fc.weight"].shape
+    (4, 3)
+    """
+    found = {}
+    for name, (parts, transposed, row) in table.items():
+        array = np.concatenate([tensors[part] for part in parts], -1)
+        found[name] = array.T if transposed else array[None] if row else array
+    return found
+
+
+def take_in(
+    table: Table, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], source: Path
+) -> Tensors:
+    """The inverse of `lay_out`: the plain parameters, of `shapes`, in the tensors of a file.
+
+    Raises:
+      InputError: a tensor is missing or has another shape, or there is one that is not in the
+        table.
+    """
+    found = {}
+    for name, (parts, transposed, row) in table.items():
+        if name not in tensors:
+            raise InputError(f"{source}: has no tensor {name}")
+        widths = [shapes[part][-1] for part in parts]
+        expected = (*shapes[parts[0]][:-1], sum(widths))
+        expected = expected[::-1] if transposed else (1, *expected) if row else expected
+        array = tensors[name]
+        if array.shape != expected:
+            raise InputError(
+                f"{source}: {name} has shape {array.shape}: {CONFIG} asks for {expected}"
+            )
+        array = array.T if transposed else array[0] if row else array
+        ends = np.cumsum(widths)[:-1]
+        for part, piece in zip(parts, np.split(array, ends, -1), strict=True):
+            if part in found and not np.array_equal(found[part], piece):
+                raise InputError(f"{source}: {name} is not as another tensor that is one with it")
+            found[part] = piece.astype(np.float32)
+    for name in tensors:
+        if name not in table:
+            raise InputError(f"{source}: has a tensor {name}, for which the model has no place")
+    return found
+
+
+def untied(tensors: Tensors, same: Mapping[str, str], source: Path) -> Tensors:
+    """The tensors without those that only repeat another, by the name of which.
+
+    Raises:
+      InputError: one does not repeat the other, and our models have one for both.
+    """
+    found = dict(tensors)
+    for name, of in same.items():
+        if name in found and of in found and not np.array_equal(found.pop(name), found[of]):
+            raise InputError(f"{source}: {name} is not {of}: {CONFIG} says that they are one")
+    return found
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a file of JSON as others lay it out."""
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_files(directory: Path, tensors: Tensors, config: Mapping[str, Any]) -> int:
+    """Writes the weights and `config.json`; how many numbers there are."""
+    # Without the metadata transformers does not know whose tensors they are.
+    write_tensors(directory / WEIGHTS, tensors, {"format": "pt"})
+    write_json(directory / CONFIG, config)
+    return sum(array.size for array in tensors.values())

@@ -1,0 +1,172 @@
+"""The tokenizer of a run as the files of a fast tokenizer of transformers, with the same ids.
+
+Sentencepiece merges the pair whose piece has the highest score; `tokenizers` merges by the rank of
+the pair. So each way to cut a piece in two is a merge, in the order of the scores of the pieces. A
+space is written as itself: U+2581, which sentencepiece writes for it, is then in no piece, and
+becomes bytes as it does in ours.
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
+from mhe_jax.data import JsonTokenizer, Tokenizer
+from mhe_jax.data.tokenizer import SPACE, SPECIAL_PIECES
+from mhe_jax.interchange.huggingface.tables import write_json
+
+FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# What transformers calls each special token.
+ROLES = {
+    PAD: ("pad_token",),
+    UNK: ("unk_token",),
+    BOS: ("bos_token", "cls_token"),
+    EOS: ("eos_token", "sep_token"),
+    MASK: ("mask_token",),
+}
+# Texts that are encoded by both before a file is written.
+PROBES = 1000
+
+
+def tokenizer_json(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
+    """The content of `tokenizer.json` for a run's sentencepiece model."""
+    scores = {piece.replace(SPACE, " "): score for piece, score in tokenizer.scores.items()}
+    merges = [
+        [piece[:cut], piece[cut:]]
+        for piece in scores
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    special = [
+        {
+            "id": i,
+            "content": piece,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for i, piece in enumerate(SPECIAL_PIECES)
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": {"type": "Prepend", "prepend": " "},
+        "pre_tokenizer": None,
+        "post_processor": around(config),
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": SPECIAL_PIECES[UNK],
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": {piece.replace(SPACE, " "): i for i, piece in enumerate(tokenizer.pieces)},
+            "merges": merges,
+        },
+    }
+
+
+def around(config: Config) -> dict[str, Any]:
+    """What stands around a text, as in the rows that the run has learned from."""
+
+    def special(i: int, kind: int = 0) -> dict[str, Any]:
+        return {"SpecialToken": {"id": SPECIAL_PIECES[i], "type_id": kind}}
+
+    def text(which: str, kind: int = 0) -> dict[str, Any]:
+        return {"Sequence": {"id": which, "type_id": kind}}
+
+    second = int(config.model.num_token_types > 1)
+    single, pair = [text("A")], [text("A"), text("B", second)]
+    if config.task == "translation":
+        single, pair = [*single, special(EOS)], [*pair, special(EOS, second)]
+    elif config.task == "lm":
+        single, pair = [special(BOS), *single], [special(BOS), *pair]
+    else:
+        single = [special(BOS), text("A"), special(EOS)]
+        pair = [*single, text("B", second), special(EOS, second)]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": {
+            SPECIAL_PIECES[i]: {"id": SPECIAL_PIECES[i], "ids": [i], "tokens": [SPECIAL_PIECES[i]]}
+            for i in (BOS, EOS)
+        },
+    }
+
+
+def write_tokenizer(
+    tokenizer: Tokenizer, config: Config, special: Mapping[int, int], directory: Path
+) -> None:
+    """Writes `tokenizer.json` and `tokenizer_config.json`.
+
+    Args:
+      tokenizer: of the run; a `tokenizer.json` is written as it is.
+      config: of the run.
+      special: the id in the file of each special token that it has.
+      directory: where.
+
+    Raises:
+      InputError: a sentencepiece model that cuts texts otherwise than its pieces and scores say.
+    """
+    if isinstance(tokenizer, JsonTokenizer):
+        tokenizer.save(directory / FILE)
+        names = {i: tokenizer.spelling(of_file) for i, of_file in special.items()}
+    else:
+        found = tokenizer_json(tokenizer, config)
+        check(tokenizer, found)
+        write_json(directory / FILE, found)
+        names = dict(enumerate(SPECIAL_PIECES))
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    if config.model.num_token_types < 2:
+        inputs.remove("token_type_ids")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{name: names[i] for i, roles in ROLES.items() if i in names for name in roles},
+        "model_max_length": config.model.max_length,
+        "model_input_names": inputs,
+        "clean_up_tokenization_spaces": False,
+        # The names of special tokens mean nothing inside a text, as in ours.
+        "split_special_tokens": True,
+    }
+    write_json(directory / SETTINGS, settings)
+
+
+def check(tokenizer: Tokenizer, found: dict[str, Any]) -> None:
+    """Encodes texts of its pieces, and of noise, by both.
+
+    Raises:
+      InputError: the ids differ.
+    """
+    written = JsonTokenizer(json.dumps(found).encode(), FILE)
+    draw = random.Random(0)
+    pieces = [piece.replace(SPACE, " ") for piece in tokenizer.scores]
+    noise = [" ", "  ", "\t", "\n", "é", "e\u0301", "ß", "Ａ", "𝔸", "🙂", "\u2581", "\u00a0", "0"]
+    texts = [piece for piece in pieces]
+    for _ in range(PROBES):
+        texts.append("".join(draw.choice(draw.choice((pieces, noise))) for _ in range(20)))
+    for text, ours, theirs in zip(
+        texts, tokenizer.encode_batch(texts), written.encode_batch(texts), strict=True
+    ):
+        if ours != theirs:
+            raise InputError(
+                f"{tokenizer.name}: has no exact {FILE}: the ids of {text[:40]!r} differ; takes a "
+                "tokenizer trained by a run"
+            )

@@ -1,0 +1,126 @@
+"""A run as a model of transformers: weights, settings, tokenizer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
+from mhe_jax.data import AnyTokenizer, JsonTokenizer, Tokenizer
+from mhe_jax.data.tokenizer_json import ABSENT
+from mhe_jax.evaluation.run import Run
+from mhe_jax.interchange.card import card
+from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
+from mhe_jax.interchange.huggingface.plain import Tensors
+from mhe_jax.interchange.huggingface.tables import write_files, write_json
+from mhe_jax.interchange.huggingface.tokenizer import write_tokenizer
+
+WHAT = """\
+`model.safetensors` and `config.json` are those of a model of transformers that computes what the
+run computes; `tokenizer.json` gives the same ids. Names of special tokens mean nothing inside a
+text, but with `tokenizer(..., split_special_tokens=False)`."""
+USE = """\
+```python
+from transformers import AutoTokenizer, {architecture}
+
+tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
+model = {architecture}.from_pretrained("DIRECTORY")
+```"""
+# Special tokens by their ids in a file with our numbers.
+OURS: Mapping[int, int] = {i: i for i in (PAD, UNK, BOS, EOS, MASK)}
+
+
+def write(run: Run, directory: Path) -> dict[str, Any]:
+    """Writes a run into an empty directory, which `from_pretrained` of transformers reads.
+
+    Returns:
+      `architecture`, the class of transformers, and the number of `parameters` it has.
+
+    Raises:
+      InputError: a run that has no exact home, with the reason.
+    """
+    config, tokenizer = run.config, run.tokenizer
+    rows, special = numbering(tokenizer, config, run.params)
+    tensors, values = convert(config, run.params, rows, special)
+    count = write_files(directory, tensors, values)
+    assert isinstance(tokenizer, Tokenizer)  # hashed words have been refused
+    write_tokenizer(tokenizer, config, special, directory)
+    if config.task in ("lm", "translation"):
+        write_json(directory / "generation_config.json", _generation(config, values, special))
+    architecture = values["architectures"][0]
+    text = card(run, WHAT, USE.format(architecture=architecture))
+    (directory / "README.md").write_text(text, encoding="utf-8")
+    return {"architecture": architecture, "parameters": count}
+
+
+def convert(
+    config: Config,
+    params: Any,
+    rows: np.ndarray | None = None,
+    special: Mapping[int, int] = OURS,
+) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and `config.json` of a run; `rows` and `special` as `numbering` gives them.
+
+    Raises:
+      InputError: it has no exact home.
+    """
+    if config.model.hashing is not None:
+        raise InputError(
+            f"model.hashing is {config.model.hashing!r}: hashed words have no home in transformers"
+        )
+    homes = {"lm": llama if llama.is_home_of(config.model) else gpt2, "translation": marian}
+    tensors, values = homes.get(config.task, bert).write(config, params, rows)
+    values |= _ids(special) | {"dtype": "float32"}
+    if config.task == "translation":
+        values |= {"decoder_start_token_id": special[BOS], "forced_eos_token_id": None}
+    return tensors, values
+
+
+def numbering(
+    tokenizer: AnyTokenizer, config: Config, params: Any
+) -> tuple[np.ndarray | None, Mapping[int, int]]:
+    """Our ids in the order of the file, and the id in the file of each special token it has.
+
+    A `tokenizer.json` keeps its own numbers: special tokens that are ours alone have no row. Where
+    bos is one, pad or eos takes its place if it has the same row, as where it came from there.
+
+    Raises:
+      InputError: the row of bos is like no other.
+    """
+    if not isinstance(tokenizer, JsonTokenizer):
+        if config.model.absent_tokens:
+            raise InputError("model.absent_tokens: takes a tokenizer.json that lacks them")
+        return None, OURS
+    special = {i: int(tokenizer.of_file[i]) for i in OURS if tokenizer.of_file[i] != ABSENT}
+    if BOS not in special and config.task in ("lm", "translation"):
+        table = np.asarray(jax.device_get(params["embeddings"]["token"]))
+        like = [i for i in (PAD, EOS) if i in special and np.array_equal(table[i], table[BOS])]
+        if not like:
+            raise InputError(
+                f"{tokenizer.name}: has no bos, and the run has learned one that is like neither "
+                "pad nor eos"
+            )
+        special[BOS] = special[like[0]]
+    there = np.flatnonzero(tokenizer.of_file != ABSENT)
+    return there[np.argsort(tokenizer.of_file[there])], special
+
+
+def _ids(special: Mapping[int, int]) -> dict[str, int]:
+    names = {PAD: "pad_token_id", BOS: "bos_token_id", EOS: "eos_token_id"}
+    return {name: special[i] for i, name in names.items() if i in special}
+
+
+def _generation(
+    config: Config, values: dict[str, Any], special: Mapping[int, int]
+) -> dict[str, Any]:
+    """How transformers searches: it never chooses what our search does not."""
+    never = {special[i] for i in (PAD, UNK, BOS, MASK) if i in special} - {special[EOS]}
+    found: dict[str, Any] = {**_ids(special), "suppress_tokens": sorted(never)}
+    if config.task == "translation":
+        found["decoder_start_token_id"] = values["decoder_start_token_id"]
+        found["num_beams"] = config.evaluation.beam_size
+        found["max_length"] = config.model.max_length
+    return found

@@ -1,0 +1,42 @@
+"""A run as parameters by name: `model.safetensors`, config, tokenizer and a card.
+
+What is written is a run without an optimizer: `eval.py`, `--train.init_from` and all that reads a
+run's parameters take it, whatever the mesh and whether layers are scanned. The parameters are bit
+for bit those of the run.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mhe_jax import tasks
+from mhe_jax.config.files import CONFIG, TOKENIZER
+from mhe_jax.evaluation.run import Run
+from mhe_jax.interchange.card import card
+from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
+
+WHAT = """\
+`model.safetensors` has the parameters by name, in float32, layers unrolled; `config.json` every
+setting of the training, and `tokenizer.model` is the sentencepiece model of the vocabulary."""
+USE = """\
+```
+python eval.py DIRECTORY{search}
+python train.py CONFIG --train.init_from DIRECTORY
+```"""
+SEARCHES = {"translate": " --translate < FILE", "generate": " --generate < FILE"}
+
+
+def write(run: Run, directory: Path) -> dict[str, Any]:
+    """Writes the files of the run; the result has the numbers of `tensors` and `parameters`."""
+    tensors = by_name(run.params)
+    metadata = {"steps": json.dumps(run.steps), "tokenizer": run.tokenizer.key}
+    write_tensors(directory / WEIGHTS, tensors, metadata)
+    # As it is, so that the run of whoever trained it stays that.
+    shutil.copyfile(run.workdir / CONFIG, directory / CONFIG)
+    if run.config.model.has_pieces:
+        shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
+    search = tasks.of(run.config).search
+    text = card(run, WHAT, USE.format(search=SEARCHES.get(search or "", "")))
+    (directory / "README.md").write_text(text, encoding="utf-8")
+    return {"tensors": len(tensors), "parameters": sum(array.size for array in tensors.values())}

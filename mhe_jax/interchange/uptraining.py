@@ -1,0 +1,176 @@
+"""A trained run with another attention: a new run, to be evaluated or trained further (uptraining).
+
+The new run has the config of the old one with the new kind, its tokenizer, and a checkpoint of step
+0: the best parameters of the old run, of which those of each attention sublayer have become those
+of the new kind that do nearest the same (`mhe_jax.attention.conversion`), and a fresh optimizer.
+"""
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mhe_jax import tasks
+from mhe_jax.attention import conversion
+from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError
+from mhe_jax.config.conversion import ConversionConfig
+from mhe_jax.config.fields import save_json
+from mhe_jax.config.files import CONFIG, TOKENIZER
+from mhe_jax.config.loading import config_of
+from mhe_jax.config.rules import check, check_files
+from mhe_jax.config.rules.trust import is_own, remember
+from mhe_jax.interchange.activations import Recorder, Sublayer, at, role_of, sublayers
+from mhe_jax.model.stack import count_parameters, stack_layers, unroll_layers
+from mhe_jax.training import sharding
+from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.run.warm_start import read_run
+from mhe_jax.training.state import initializer_of
+
+# Fields of a kind that a conversion takes.
+FIELDS = ("num_kv_heads", "num_groups", "score_groups", "score_features")
+
+
+def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[str, Any]:
+    """Makes the run `new` out of `run`; see above.
+
+    Returns:
+      `errors`: of each sublayer by its path ‖Y - Y'‖ / ‖Y‖ (Frobenius), Y its output on rows of the
+      training text, `before` and `after` the fit on them (None without rows); the numbers of
+      parameters in attention, `attention_before` and `attention_after`; `use_bias`, which is True
+      where the run's is or where only biases keep what its attention does; the `step` of the run.
+
+    Raises:
+      InputError: there is no such run, or its checkpoint cannot be read or is of another
+        tokenizer; `new` is there already; what is asked for is not allowed, or cannot be made of
+        this run; its text cannot be read. Nothing has been written.
+    """
+    run, new = Path(run), Path(new)
+    old = config_of(run)
+    config = _converted(old, new, wanted)
+    if wanted.rows:
+        check_files(run, old.data.directory, old.data.train, wanted.trust, by_user=False)
+    mesh = sharding.mesh_at_hand(config, "converting")
+    params, step, tokenizer = read_run(run, old, mesh)
+    params = jax.device_get(params)
+    found = unroll_layers(params) if old.model.scan_layers else params
+    recorder = Recorder(old, tokenizer, wanted.rows, found)
+    fields = {f: value for f in FIELDS if (value := getattr(wanted, f)) is not None}
+    made: dict[Sublayer, Any] = {}
+    errors: dict[str, Any] = {}
+    for path in sublayers(found):
+        given, source = at(found, path), old.model.attention_for(role_of(path)).kind
+        made[path], errors["/".join(path)] = _sublayer(
+            given, str(wanted.kind), source, recorder.activations(path), fields
+        )
+    biased = any("bias" in one["out"] for one in made.values())
+    config = _with_biases(config, biased)
+    for path, one in made.items():
+        at(found, path[:-1])[path[-1]] = _with_zeros(one) if biased else one
+    found = stack_layers(found) if old.model.scan_layers else found
+    _write(config, found, mesh, tokenizer.key)
+    if old.model.has_pieces:
+        shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
+    save_json(config, new / CONFIG)
+    if is_own(run):
+        remember(new)
+    before, after = (count_parameters(tree)["attention"] for tree in (params, found))
+    counts = {"attention_before": before, "attention_after": after}
+    return {"step": step, "kind": wanted.kind, "use_bias": biased, **counts, "errors": errors}
+
+
+def _sublayer(
+    given: Mapping[str, Any], kind: str, source: str, activations: list, fields: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, float | None]]:
+    """The parameters of one sublayer, and its errors before and after the fit."""
+
+    def make(*fitted) -> dict[str, Any]:
+        return conversion.convert(given, kind, source=source, activations=fitted, **fields)
+
+    def missed(params: dict[str, Any]) -> float:
+        return conversion.error(conversion.module_of(params, kind), params, activations)
+
+    first = make()
+    if not activations:
+        return first, {"before": None, "after": None}
+    best = make(*activations)
+    return best, {"before": missed(first), "after": missed(best)}
+
+
+def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
+    """The config of the new run, without biases of its own."""
+    if wanted.kind is None:
+        raise InputError("--kind is not set: takes the attention that the new run is to have")
+    if wanted.rows < 0:
+        raise InputError(f"--rows is {wanted.rows}: takes 0 or more")
+    if new.exists() and (not new.is_dir() or any(new.iterdir())):
+        raise InputError(f"{new} is there already: takes a new directory")
+    if old.model.kronecker.attention is not None:
+        raise InputError(f"{old.workdir} is factorized: takes a run with dense attention")
+    for role in old.facts.roles:
+        if old.model.attention_for(role).normalize_qk:
+            raise InputError(
+                f"{old.workdir} has normalize_qk: its LayerNorm lies between the projections and "
+                "the scores, and no other kind has the same"
+            )
+    if str(old.model.positions) == "rotary":
+        raise InputError(
+            f"{old.workdir} has rotary positions, which turn queries and keys apart: what is "
+            "converted has them at the embeddings"
+        )
+    of_kind = {**dict.fromkeys(FIELDS_OF_KINDS), **{f: getattr(wanted, f) for f in FIELDS}}
+    attention = dataclasses.replace(old.model.attention, kind=wanted.kind, **of_kind)
+    roles = {
+        role: dataclasses.replace(given, kind=None, **dict.fromkeys(FIELDS_OF_KINDS))
+        for role, given in vars(old.model.attention_by_role).items()
+    }
+    by_role = type(old.model.attention_by_role)(**roles)
+    model = dataclasses.replace(old.model, attention=attention, attention_by_role=by_role)
+    config = dataclasses.replace(old, model=model, workdir=str(new))
+    check(config)
+    return config
+
+
+def _with_biases(config: Config, biased: bool) -> Config:
+    attention = dataclasses.replace(config.model.attention, use_bias=biased)
+    roles = {
+        role: dataclasses.replace(given, use_bias=None)
+        for role, given in vars(config.model.attention_by_role).items()
+    }
+    by_role = type(config.model.attention_by_role)(**roles)
+    model = dataclasses.replace(config.model, attention=attention, attention_by_role=by_role)
+    return dataclasses.replace(config, model=model)
+
+
+def _with_zeros(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of one sublayer with a bias of each projection that can have one."""
+    result = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping) and name != "key_bias" and "bias" not in value:
+            shape = value["kernel"].shape[2 if name == "out" else 1 :]
+            value = {**value, "bias": jnp.zeros(shape, value["kernel"].dtype)}
+        result[name] = value
+    return result
+
+
+def _write(config: Config, params: Any, mesh: Any, tokenizer: str) -> None:
+    """A checkpoint of step 0 with these parameters."""
+    model = tasks.of(config).model(config.model)
+    initialize, abstract = initializer_of(config, model, make_optimizer(config), mesh)
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (params, abstract.params)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"{shapes[0]} are not the parameters of the new model, {shapes[1]}")
+    placed = jax.device_put(params, sharding.shardings_of(abstract.params))
+    state = initialize(jax.random.key(config.train.seed)).replace(params=placed)
+    if state.ema_params is not None:
+        state = state.replace(ema_params=placed)
+    checkpoints = Checkpoints(config.workdir)
+    try:
+        checkpoints.save(state, 0, {"tokenizer": tokenizer})
+        checkpoints.wait()
+    finally:
+        checkpoints.close()

@@ -1,0 +1,395 @@
+"""From kind to kind: exact where it can be, the best of its kind elsewhere."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from mhe_jax.attention import KINDS, Activations, Mask, convert, make_attention
+from mhe_jax.attention.conversion import error, module_of
+from mhe_jax.attention.conversion.factors import align, common_factor, parafac, root
+from mhe_jax.attention.conversion.fitting import fit_output, moments_of
+from mhe_jax.attention.conversion.heads import Heads, expand
+from mhe_jax.attention.conversion.kinds import Moments, Scores, Target, closest
+
+H, D, T = 6, 5, 7
+M = H * D
+FIELDS = {"gqa": {"num_kv_heads": 3}}
+
+
+def module(kind, use_bias, **fields):
+    return make_attention(kind, num_heads=H, use_bias=use_bias, **FIELDS.get(kind, {}), **fields)
+
+
+def drawn(params, seed=2):
+    """The parameters, and biases and tables of which none is 0."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [
+        leaf + 0.3 * jax.random.normal(key, leaf.shape) if leaf.size < 4 * M else leaf
+        for leaf, key in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(tree, moved)
+
+
+def inputs(seed=0, rows=3):
+    return jax.random.normal(jax.random.key(seed), (rows, T, M)) + 0.3
+
+
+def start(kind, use_bias=False, **fields):
+    made = module(kind, use_bias, **fields)
+    return made, drawn(made.init(jax.random.key(1), inputs())["params"])
+
+
+def apart(made, params, other, theirs, x=None, **how):
+    x = inputs() if x is None else x
+    y = made.apply({"params": params}, x, **how)
+    z = other.apply({"params": theirs}, x, **how)
+    return float(jnp.linalg.norm(y - z) / jnp.linalg.norm(y))
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mva"])
+def test_every_kind_is_an_mha(kind, use_bias):
+    made, params = start(kind, use_bias)
+    found = convert(params, "mha", source=kind)
+    other = module_of(found, "mha")
+    assert other.use_bias == (use_bias or kind == "mhe_add")
+    mask = Mask.causal()
+    assert apart(made, params, other, found, mask=mask) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        *(("sha", kind) for kind in ("mqa", "gqa", "mhe_add", "mhe_mul", "mva")),
+        ("mqa", "gqa"),
+        ("el", "skv"),
+        *(("mhe_add", kind) for kind in ("mqa", "gqa", "mva")),
+        *(("mhe_mul", kind) for kind in ("mqa", "gqa")),
+    ],
+)
+def test_a_kind_that_has_room_takes_another_exactly(source, kind):
+    made, params = start(source)
+    found = convert(params, kind, source=source, **FIELDS.get(kind, {}))
+    assert apart(made, params, module_of(found, kind), found) < 1e-5
+
+
+FEW = {
+    "sha": {},
+    "mqa": {},
+    "gqa": {"num_kv_heads": 2},
+    "skv": {},
+    "el": {},
+    "mhe_add": {},
+    "mhe_add of groups": {"num_groups": 2},
+    "mhe_add of score groups": {"score_groups": 3},
+    "mhe_mul": {},
+    "mhe_mul of groups": {"num_groups": 2},
+    "mva": {"score_features": 3},
+    "mva of groups": {"num_groups": 3},
+}
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["weights", "activations"])
+@pytest.mark.parametrize("name", FEW)
+def test_what_a_kind_can_be_is_found_again(name, real):
+    """From its own heads, in another order and turned by maps that change nothing."""
+    kind, fields = name.split()[0], FEW[name]
+    made = make_attention(kind, num_heads=H, use_bias=False, **fields)
+    params = drawn(made.init(jax.random.key(1), inputs())["params"])
+    heads = moved(expand(params, kind))
+    moments = Moments.unit(heads)
+    if real:
+        x = inputs(5, 40)
+        y = made.apply({"params": params}, x)
+        moments = moments_of([Activations(x, x, Mask(), np.ones((40, T), bool), y)])
+    biased = kind in ("sha", "mqa", "gqa", "skv", "el", "mhe_mul") and bool(np.any(heads.bias))
+    target = Target(kind, D, use_bias=biased, **fields)
+    found = jax.tree.map(jnp.float32, closest(heads, target, moments))
+    assert apart(made, params, module_of(found, kind), found) < 1e-4
+
+
+ORDER = [2, 0, 1, 5, 4, 3]
+
+
+def moved(heads):
+    """The same function: other bases of scores and values, and another order."""
+    draw = np.random.default_rng(3)
+    R, S = (
+        np.stack([draw.normal(size=(n, n)) for _ in range(H)])
+        for n in (heads.key.shape[-1], heads.value.shape[-1])
+    )
+    parts = (
+        heads.query @ np.linalg.inv(R).swapaxes(1, 2),
+        heads.key @ R,
+        heads.value @ S,
+        np.linalg.inv(S) @ heads.out,
+    )
+    return Heads(*(part[ORDER] for part in parts), heads.bias)
+
+
+def test_maps_that_queries_and_outputs_undo_change_nothing():
+    made, params = start("mha")
+    heads = expand(params, "mha")
+    other = moved(heads)
+    np.testing.assert_allclose(other.forms, heads.forms[ORDER], atol=1e-9)
+    found = closest(other, Target("mha", D), Moments.unit(other))
+    assert apart(made, params, made, jax.tree.map(jnp.float32, found)) < 1e-5
+
+
+def test_alignment_is_orthogonal_and_brings_heads_together():
+    draw = np.random.default_rng(0)
+    base, turns = draw.normal(size=(11, D)), np.linalg.qr(draw.normal(size=(H, D, D)))[0]
+    maps = align(base @ turns)
+    np.testing.assert_allclose(
+        maps @ maps.swapaxes(1, 2), np.eye(D)[None] + np.zeros_like(maps), atol=1e-9
+    )
+    turned = base @ turns @ maps
+    np.testing.assert_allclose(turned, turned[:1] + np.zeros_like(turned), atol=1e-6)
+
+
+def misses(heads, params, target, moments):
+    """For each head and each of the target's: ‖·‖² of their scores, and of what they add."""
+    theirs = expand(params, target.kind)
+    mean = moments.query_mean[:, None]
+    second = np.block(
+        [[moments.query + mean @ mean.T, mean], [mean.T, np.ones((1, 1))]],
+    )
+    scores, added = np.zeros((H, H)), np.zeros((H, H))
+    for a in range(H):
+        for b in range(H):
+            form = heads.forms[a] - theirs.forms[b]
+            scores[a, b] = np.sum((second @ form) * (form @ moments.key))
+            value = heads.maps[a] - theirs.maps[b]
+            added[a, b] = np.sum((moments.value @ value) * value)
+    return scores, added
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("name", [name for name in FEW if name not in ("sha", "skv")])
+def test_no_other_parameters_come_closer(name, use_bias):
+    """For the order of heads that was chosen, no change makes scores or values come closer."""
+    kind, fields = name.split()[0], FEW[name]
+    _, params = start("mha", use_bias)
+    heads = expand(params, "mha")
+    x = inputs(5, 40) @ np.random.default_rng(1).normal(size=(M, M)).astype(np.float32)
+    moments = moments_of([Activations(x, x, Mask(), np.ones((40, T), bool), x)])
+    target = Target(kind, D, use_bias=use_bias, **fields)
+    found = closest(heads, target, moments)
+    scores, added = misses(heads, found, target, moments)
+    pairs = linear_sum_assignment(scores / scores.mean() + added / added.mean())
+    best = scores[pairs].sum(), added[pairs].sum()
+    leaves, tree = jax.tree.flatten(found)
+    draw = np.random.default_rng(7)
+    for size in (1e-1, 1e-2, 1e-2, 1e-2, 1e-2):
+        moves = [size * draw.normal(size=leaf.shape) * np.std(leaf) for leaf in leaves]
+        for sign in (-1, 1):
+            other = [leaf + sign * move for leaf, move in zip(leaves, moves, strict=True)]
+            then = misses(heads, jax.tree.unflatten(tree, other), target, moments)
+            assert then[0][pairs].sum() >= best[0] * (1 - 1e-9)
+            assert then[1][pairs].sum() >= best[1] * (1 - 1e-9)
+
+
+def test_one_head_is_the_best_for_all():
+    """The mean of the scores at rank D, and the sum of what heads add."""
+    _, params = start("mha")
+    heads = expand(params, "mha")
+    found = expand(closest(heads, Target("sha", D), Moments.unit(heads)), "sha")
+    for theirs, ours in (
+        (heads.forms.mean(0)[:-1], found.forms[0][:-1]),
+        (heads.maps.sum(0), found.maps.sum(0)),
+    ):
+        u, d, vt = np.linalg.svd(theirs)
+        np.testing.assert_allclose(ours, (u[:, :D] * d[:D]) @ vt[:D], atol=1e-6)
+
+
+def test_shared_keys_and_values_count_both_alike():
+    _, params = start("mha")
+    heads = expand(params, "mha")
+    found = closest(heads, Target("skv", D), Moments.unit(heads))
+    theirs = expand(found, "skv")
+    best = np.zeros(H)
+    for h in range(H):
+        parts = [
+            (heads.forms[h], theirs.forms[h]),
+            (heads.maps[h].T, theirs.maps[h].T),
+        ]
+        stack = np.concatenate([own / np.linalg.norm(own) for own, _ in parts])
+        kept = np.sum(np.linalg.svd(stack)[1][:D] ** 2)
+        best[h] = sum(np.sum((own - other) ** 2) / np.sum(own**2) for own, other in parts)
+        assert best[h] == pytest.approx(2 - kept)
+
+
+def test_what_is_shared_is_no_worse_than_the_mean_of_aligned_heads():
+    """The mean of keys that an orthogonal map has brought together (as GQA, but aligned)."""
+    _, params = start("mha")
+    heads = expand(params, "mha")
+    found = expand(closest(heads, Target("mqa", D), Moments.unit(heads)), "mqa")
+    turns = align(heads.key)
+    mean = (heads.key @ turns).mean(0)
+    aligned = heads.query @ turns @ mean.T
+    ours, theirs = (np.sum((heads.forms - one)[:, :-1] ** 2) for one in (found.forms, aligned))
+    assert ours < 0.9 * theirs
+
+
+def test_moments_are_of_what_counts():
+    """Padding is left out, and keys count about the mean of those of their row."""
+    x = np.asarray(inputs(4, 5))
+    valid = np.arange(T)[None] < np.array([3, 7, 5, 1, 7])[:, None]
+    other = np.where(valid[..., None], x, 1e3)
+    mask = Mask.padding(jnp.asarray(valid))
+    found = moments_of(
+        [
+            Activations(other[:2], other[:2], jax.tree.map(lambda v: v[:2], mask), valid[:2]),
+            Activations(other[2:], other[2:], jax.tree.map(lambda v: v[2:], mask), valid[2:]),
+        ]
+    )
+    rows = x[valid].astype(np.float64)
+    np.testing.assert_allclose(found.query_mean, rows.mean(0), atol=1e-6)
+    np.testing.assert_allclose(found.query, np.cov(rows.T, bias=True), atol=1e-5)
+    np.testing.assert_allclose(found.value, rows.T @ rows / len(rows), atol=1e-5)
+    about = np.concatenate([row[v] - row[v].mean(0) for row, v in zip(x, valid, strict=True)])
+    np.testing.assert_allclose(found.key, about.T @ about / len(rows), atol=1e-5)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("kind", ["mqa", "mhe_add", "sha"])
+def test_a_fit_is_the_least_squares_of_real_outputs(kind, use_bias, monkeypatch):
+    monkeypatch.setattr("mhe_jax.attention.conversion.fitting.RIDGE", 1e-9)
+    source, params = start("mha", use_bias)
+    x, others = inputs(5, 30), inputs(6, 30)
+    valid = np.arange(T)[None] < np.arange(30)[:, None] % T + 1
+    a = Activations(x, others, Mask.causal(), valid).completed(source, params)
+    before = convert(params, kind)
+    after = convert(params, kind, activations=[a])
+    made = module_of(after, kind)
+    assert error(made, after, [a]) < error(made, before, [a])
+    best = error(made, fit_output(made, after, [a]), [a])
+    assert error(made, after, [a]) == pytest.approx(best, abs=1e-5)
+    for seed in range(8):
+        out = jax.tree.map(
+            lambda leaf, seed=seed: (
+                leaf * (1 + 0.1 * jax.random.normal(jax.random.key(seed), leaf.shape))
+            ),
+            after["out"],
+        )
+        assert error(made, {**after, "out": out}, [a]) >= best - 1e-6
+    # What is not valid counts nowhere.
+    wild = dataclasses.replace(a, output=jnp.where(valid[..., None], a.output, 1e4))
+    assert error(made, fit_output(made, after, [wild]), [a]) == pytest.approx(best, abs=1e-5)
+    assert error(made, after, [wild]) == pytest.approx(error(made, after, [a]))
+
+
+def test_an_exact_conversion_stays_exact_when_it_is_fitted():
+    made, params = start("gqa", True)
+    found = convert(params, "mha", source="gqa", activations=[Activations(inputs(8, 4))])
+    assert apart(made, params, module_of(found, "mha"), found) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flax_parameters_of_another_width_and_other_inputs(kind):
+    """Cross-attention, whose keys are of another width than its queries; `el` has no keys of it."""
+    x, y = (
+        inputs(),
+        jax.random.normal(jax.random.key(3), (3, 4, M if kind in ("el", "skv") else 17)),
+    )
+    theirs = nn.MultiHeadDotProductAttention(num_heads=H, qkv_features=M, out_features=13)
+    params = drawn(theirs.init(jax.random.key(1), x[..., : M - 1], y)["params"])
+    found = convert(params, kind, **FIELDS.get(kind, {}))
+    made = module(kind, True, qkv_features=M, out_features=13)
+    assert made.apply({"params": found}, x[..., : M - 1], y).shape == (3, T, 13)
+    shapes = made.init(jax.random.key(0), x[..., : M - 1], y)["params"]
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, shapes)
+    if kind == "mha":
+        assert found["key"]["kernel"] is params["key"]["kernel"]
+
+
+def test_mha_of_scores_that_are_too_wide_is_the_nearest():
+    """`mva` with its bias of keys is one column too wide for a head of the same width."""
+    made, params = start("mva")
+    found = convert(params, "mha", source="mva")
+    assert 1e-3 < apart(made, params, module_of(found, "mha"), found) < 0.5
+    made, params = start("mva", score_features=D - 1)
+    found = convert(params, "mha", source="mva")
+    assert apart(made, params, module_of(found, "mha"), found) < 1e-5
+
+
+def test_columns_that_nothing_needs_can_learn():
+    _, params = start("mva", score_features=2)
+    found = convert(params, "mha", source="mva")
+    assert not np.any(found["query"]["kernel"][..., 3:])
+    assert np.all(np.std(found["key"]["kernel"][..., 3:], 0) > 0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("mhx", {}, "kind 'mhx' is not one of mha, sha"),
+        (
+            "mqa",
+            {"num_groups": 2},
+            "mqa has no field 'num_groups' to be converted with; it has none",
+        ),
+        ("mva", {"width": 2}, "mva has no field 'width' .* has num_groups, score_features"),
+        ("gqa", {}, "num_kv_heads is not set: it must divide num_heads=6"),
+        ("gqa", {"num_kv_heads": 4}, "num_kv_heads=4 must divide num_heads=6"),
+        (
+            "mha",
+            {"source": "mqa"},
+            "these are not the parameters of an attention module of kind mqa",
+        ),
+        ("mha", {"source": "mhx"}, "kind 'mhx' is not one of"),
+    ],
+)
+def test_what_cannot_be_is_said(kind, fields, said):
+    _, params = start("mha")
+    with pytest.raises(ValueError, match=said):
+        convert(params, kind, **fields)
+
+
+def test_a_layer_norm_in_between_is_refused():
+    _, params = start("mha", normalize_qk=True)
+    assert convert(params, "mha") == params
+    with pytest.raises(ValueError, match="normalize_qk"):
+        convert(params, "mqa")
+
+
+def test_parafac_finds_an_exact_answer_and_stays_at_the_best():
+    draw = np.random.default_rng(0)
+    A, s, K, t = (draw.normal(size=(n, 4)) for n in (11, 3, 13, 5))
+    slices, rows = np.einsum("mr,cr,nr->cmn", A, s, K), t @ K.T
+    found = parafac(slices, 4, (), rows)
+    np.testing.assert_allclose(np.einsum("mr,cr,nr->cmn", *found[:3]), slices, atol=1e-5)
+    np.testing.assert_allclose(found[3] @ found[2].T, rows, atol=1e-5)
+    np.testing.assert_allclose(np.mean(found[1] ** 2, 0), 1)
+
+
+def test_roots_and_common_factors():
+    draw = np.random.default_rng(0)
+    half = draw.normal(size=(9, 7))
+    P, inverse = root(half.T @ half)
+    np.testing.assert_allclose(P @ P, half.T @ half, atol=1e-9)
+    np.testing.assert_allclose(P @ inverse, np.eye(7), atol=1e-9)
+    stack = draw.normal(size=(3, 5, 7))
+    U, rows = common_factor(stack, 2), stack.reshape(-1, 7)
+    left = np.sum((rows - rows @ U @ U.T) ** 2)
+    assert left == pytest.approx(np.sum(np.linalg.svd(rows)[1][2:] ** 2))
+
+
+def test_scores_count_as_real_queries_and_keys_count_them():
+    """‖forms‖² is the mean square of the scores, each less the mean of its row."""
+    _, params = start("mha", True)
+    heads = expand(params, "mha")
+    x = np.asarray(inputs(9, 50) @ np.random.default_rng(1).normal(size=(M, M)), np.float64)
+    moments = moments_of([Activations(x, x, Mask(), np.ones((50, T), bool))])
+    forms = Scores(heads, moments, True).forms
+    flat = np.concatenate([x.reshape(-1, M), np.ones((50 * T, 1))], 1)
+    queries = flat @ heads.query
+    about = (x - x.mean(1, keepdims=True)).reshape(-1, M) @ heads.key
+    scores = np.einsum("had,hbd->hab", queries, about)
+    assert np.sum(forms**2) == pytest.approx(np.sum(np.mean(scores**2, (1, 2))), rel=1e-3)

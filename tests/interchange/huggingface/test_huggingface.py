@@ -1,0 +1,200 @@
+"""Runs of ours as files of transformers and back, by what needs no torch."""
+
+import dataclasses
+import json
+import random
+
+import jax
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from random_models import KINDS, model_config, random_params
+
+from mhe_jax.attention import make_attention
+from mhe_jax.config import AttentionConfig, InputError
+from mhe_jax.data import JsonTokenizer, open_source, train_tokenizer
+from mhe_jax.data.phrases import pairs
+from mhe_jax.data.tokenizer import SPACE
+from mhe_jax.interchange.huggingface.heads import heads_of
+from mhe_jax.interchange.huggingface.reading import read
+from mhe_jax.interchange.huggingface.tables import write_files
+from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
+from mhe_jax.interchange.huggingface.writing import OURS, convert
+from mhe_jax.model import unroll_layers
+
+pytest.importorskip("tokenizers", reason="needs the extra `export`")
+pytest.importorskip("safetensors", reason="needs the extra `export`")
+
+LLAMA = {
+    **{"positions": "rotary", "norm": "rms", "mlp": "gated", "activation": "silu"},
+    "mlp_bias": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A sentencepiece model of the demo's text."""
+    return train_tokenizer(open_source(("demo:train",), "pair"), 400)
+
+
+def attended(heads, x):
+    """The attention of `heads_of` by its equations, in float64."""
+    q = np.einsum("tm,mhs->hts", x, heads.query) + heads.query_bias[:, None]
+    k = np.einsum("tm,mhs->hts", x, heads.key) + heads.key_bias[:, None]
+    v = np.einsum("tm,mhs->hts", x, heads.value) + heads.value_bias[:, None]
+    k, v = (np.repeat(part, len(q) // len(part), 0) for part in (k, v))
+    scores = q @ k.swapaxes(1, 2) / q.shape[-1] ** 0.5
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("hts,hsm->tm", weights @ v, heads.out) + heads.out_bias
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *KINDS.items(),
+        ("mhe_add", {"num_groups": 2}),
+        ("mhe_add", {"score_groups": 2}),
+        ("mhe_mul", {"num_groups": 2}),
+        ("mva", {"num_groups": 2}),
+    ],
+    ids=str,
+)
+def test_heads_do_what_the_kind_does(kind, fields, bias, wide):
+    """As few key heads as the kind allows, wider ones with zeros, and then as many as queries."""
+    module = make_attention(kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
+    width = 12 if kind == "el" else 13
+    x = jax.random.normal(jax.random.key(0), (1, 7, width))
+    params = module.init(jax.random.key(1), x)["params"]
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    leaves = [
+        0.5 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)
+    ]
+    params = jax.tree.unflatten(tree, leaves)
+    expected = module.apply({"params": params}, x)[0]
+
+    config = AttentionConfig(kind=kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
+    heads = heads_of(config, width, jax.device_get(params))
+    groups = fields.get("num_groups", 1)
+    few = {"sha": 1, "mqa": 1, "gqa": 2, "mhe_add": groups, "mhe_mul": groups}
+    assert heads.value.shape[1] == few.get(kind, 4)
+    if wide:
+        heads = heads.widened(5, "a home").repeated(4)
+        assert heads.query.shape == heads.key.shape == heads.value.shape == (width, 4, 5)
+    np.testing.assert_allclose(attended(heads, np.float64(x[0])), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "fields"),
+    [
+        ("lm", "mha", {}),
+        ("lm", "mqa", {"tie_embeddings": False, "scan_layers": True}),
+        ("lm", "gqa", LLAMA),
+        ("lm", "mqa", LLAMA | {"mlp_bias": True, "tie_embeddings": False}),
+        ("mlm", "mha", {"num_token_types": 2}),
+        ("mlm", "mha", {"num_token_types": 1, "tie_embeddings": False}),
+        ("translation", "mha", {"layer_norm_epsilon": 1e-5, "num_decoder_layers": 1}),
+        ("translation", "mha", {"layer_norm_epsilon": 1e-5, "output_bias": True}),
+    ],
+)
+def test_out_and_in_is_the_same_bit_for_bit(task, kind, fields, tokenizer, tmp_path):
+    """Nothing is folded, and √16 is a power of two."""
+    given = {"attention__use_bias": True, "vocabulary_size": 400, **fields}
+    config = model_config(task, kind, **given)
+    params = random_params(config)
+    tensors, values = convert(config, params)
+    write_files(tmp_path, tensors, values)
+    write_tokenizer(tokenizer, config, OURS, tmp_path)
+    found, back, theirs = read(tmp_path)
+
+    expected = dataclasses.replace(config.model, vocabulary_multiple=1, scan_layers=False)
+    if expected.positions == "rotary":  # Llama has no dropout there
+        expected = dataclasses.replace(expected, dropout_rate=0.0)
+    read_model = dataclasses.replace(
+        found.model,
+        num_decoder_layers=expected.num_decoder_layers,
+        attention=dataclasses.replace(found.model.attention, qkv_features=None),
+    )
+    assert read_model == expected
+    assert found.task == task
+    assert theirs.vocabulary_size == 400
+    ours, theirs = (flatten_dict(tree) for tree in (unroll_layers(params), back))
+    assert ours.keys() == theirs.keys()
+    for path, array in ours.items():
+        np.testing.assert_array_equal(theirs[path], array, err_msg=str(path))
+
+
+NOISE = [
+    "  ",
+    "\t",
+    "🙂",
+    "é",
+    "e\u0301",
+    SPACE,
+    "漢",
+    "\x00",
+    "\u200d",
+    "ab",
+    "aa",
+    "\u00a0",
+    "</s>",
+]
+
+
+def noisy_lines(count):
+    """Lines of the demo, half of them with noise in them."""
+    draw = random.Random(1)
+    text = [line for pair in pairs("train") for line in pair]
+    for number in range(count):
+        line = list(text[number])
+        for _ in range(draw.randrange(4) * (number // 2 % 2)):
+            line.insert(draw.randrange(len(line) + 1), draw.choice(NOISE))
+        yield "".join(line)
+
+
+def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
+    lines = [*noisy_lines(10_000), "", " ", "a" * 99, "ab" * 50, "anan" * 20 + "a"]
+    written = tokenizer_json(tokenizer, model_config("lm"))
+    theirs = JsonTokenizer(json.dumps(written).encode())
+    ours = tokenizer.encode_batch(lines)
+    assert theirs.encode_batch(lines) == ours
+    assert [theirs.decode(ids) for ids in ours] == lines
+    assert theirs.absent == ()
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "fields", "message"),
+    [
+        ("lm", "mha", {"norm_position": "post"}, "model.norm_position is 'post': GPT-2"),
+        ("lm", "mqa", {"norm_position": "post"}, "model.norm_position is 'post': GPT-BigCode"),
+        ("lm", "mha", {"attention__normalize_qk": True}, "normalize_qk has no home"),
+        ("lm", "mva", {"attention__score_features": 4}, "scores of width 5 and values of width 4"),
+        ("lm", "mha", {"attention__qkv_features": 32}, "4 wide, .*: scores of width 8"),
+        ("lm", "mha", {"output_bias": True}, "model.output_bias is True: GPT-2"),
+        ("lm", "mhe_add", LLAMA, "kind is 'mhe_add': Llama"),
+        ("lm", "mha", {"positions": "rotary"}, "model.norm is 'layer': Llama"),
+        ("lm", "mha", {"norm": "rms"}, "model.positions is 'learned': Llama"),
+        ("mlm", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': BERT"),
+        ("mlm", "mha", {"positions": "rotary"}, "model.positions is 'rotary': BERT"),
+        ("mlm", "mha", {"context": "token"}, "model.context is 'token': BERT"),
+        ("mlm", "mha", {"hashing": "md_emb"}, "model.hashing is 'md_emb': hashed words"),
+        ("shuffle_random", "mha", {}, "task is 'shuffle_random': BERT has no such head"),
+        ("classification", "mha", {"pooling": "mean"}, "model.pooling is 'mean': BERT"),
+        ("classification", "mha", {"num_spans": 1}, "model.num_spans is 1: BERT"),
+        ("translation", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': Marian"),
+        (
+            "translation",
+            "mha",
+            {"attention_by_role__cross__num_heads": 2},
+            "as many heads in cross-attention as in the decoder",
+        ),
+    ],
+)
+def test_what_has_no_home_is_refused(task, kind, fields, message):
+    config = model_config(task, kind, **fields)
+    with pytest.raises(InputError, match=message) as caught:
+        convert(config, random_params(config))
+    assert "\n" not in str(caught.value)

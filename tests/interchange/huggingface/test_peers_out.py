@@ -1,0 +1,169 @@
+"""Runs of ours in transformers: the same logits, by torch."""
+
+import numpy as np
+import pytest
+from random_models import KINDS, apply, model_config, random_params, tokens_of
+
+from mhe_jax.interchange.huggingface.tables import write_files
+from mhe_jax.interchange.huggingface.writing import convert
+
+torch = pytest.importorskip("torch", reason="needs torch and transformers: see `make peers`")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("default")]
+
+
+def loaded(config, params, directory):
+    """The model that transformers makes of a run's files; every tensor has found its place."""
+    tensors, values = convert(config, params)
+    write_files(directory, tensors, values)
+    kind = getattr(transformers, values["architectures"][0])
+    model, report = kind.from_pretrained(directory, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    return model.eval()
+
+
+def logits(model, **inputs):
+    with torch.no_grad():
+        found = model(**{name: torch.tensor(value).long() for name, value in inputs.items()})
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_language_models(kind, tmp_path):
+    config = model_config("lm", kind)
+    params = random_params(config)
+    tokens = tokens_of(config, (2, 11))
+    model = loaded(config, params, tmp_path)
+    one = kind in ("sha", "mqa", "mhe_add", "mhe_mul")
+    assert type(model).__name__ == ("GPTBigCodeForCausalLM" if one else "GPT2LMHeadModel")
+    ours = apply(config, params, tokens)[..., :37]
+    theirs = logits(model, input_ids=tokens).logits.numpy()
+    np.testing.assert_allclose(theirs, ours, atol=1e-4, rtol=0)
+    assert np.abs(ours).max() > 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attention__kind": "mhe_add", "attention__num_groups": 2},
+        {"attention__kind": "mhe_mul", "attention__num_groups": 2},
+        {"attention__kind": "mhe_add", "attention__score_groups": 2},
+        {"attention__kind": "mva", "attention__num_groups": 2, "attention__score_features": 2},
+        {"attention__kind": "mqa", "attention__qkv_features": 8},
+        {"attention__use_bias": True, "tie_embeddings": False},
+        {"attention__use_bias": True, "attention__kind": "mhe_mul", "scan_layers": True},
+        {"attention__use_bias": True, "attention__kind": "mhe_add"},
+        {"positions": "sinusoidal", "activation": "relu", "layer_norm_epsilon": 0.01},
+        {"kronecker__attention": 2, "kronecker__mlp": 3, "kronecker__embedding": 2},
+        {"kronecker__embedding": 2, "tie_embeddings": False, "attention__kind": "mqa"},
+    ],
+    ids=lambda fields: ",".join(f"{name}={value}" for name, value in fields.items()),
+)
+def test_language_models_of_other_shapes(fields, tmp_path):
+    kind = fields.pop("attention__kind", "mha")
+    config = model_config("lm", kind, **fields)
+    params, tokens = random_params(config), tokens_of(config, (2, 11))
+    theirs = logits(loaded(config, params, tmp_path), input_ids=tokens).logits.numpy()
+    ours = apply(config, params, tokens)[..., :37]
+    np.testing.assert_allclose(theirs, ours, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("types", [0, 2])
+def test_encoders(kind, types, tmp_path):
+    """Of a row with padding too."""
+    config = model_config("mlm", kind, num_token_types=types, tie_embeddings=types > 0)
+    params, tokens = random_params(config), tokens_of(config, (2, 11))
+    tokens[1, 7:] = 0
+    token_types = np.repeat([[0, 1]], 2, 0).repeat([5, 6], 1) if types else None
+    positions = np.repeat(np.arange(11)[None], 2, 0)
+    ours = apply(config, params, tokens, positions, token_types)[..., :37]
+    given = {} if token_types is None else {"token_type_ids": token_types}
+    model = loaded(config, params, tmp_path)
+    theirs = logits(model, input_ids=tokens, attention_mask=tokens > 0, **given).logits.numpy()
+    np.testing.assert_allclose(theirs[tokens > 0], ours[tokens > 0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "multiple_choice", "span"])
+def test_encoders_with_the_head_of_a_task(task, tmp_path):
+    config = model_config(task, "mhe_mul", num_token_types=2)
+    params = random_params(config)
+    shape = (2, 3, 11) if task == "multiple_choice" else (2, 11)
+    tokens, types = tokens_of(config, shape), tokens_of(config, shape, 3) % 2
+    tokens[1, ..., 7:] = 0
+    marks = (tokens > 0).astype(np.int32)
+    ours = apply(config, params, tokens, types, marks)
+    found = logits(
+        loaded(config, params, tmp_path),
+        input_ids=tokens,
+        attention_mask=tokens > 0,
+        token_type_ids=types,
+    )
+    if task == "span":
+        theirs = np.stack([found.start_logits.numpy(), found.end_logits.numpy()], 1)
+        allowed = np.repeat((marks > 0)[:, None], 2, 1)
+        np.testing.assert_allclose(theirs[allowed], ours[allowed], atol=1e-4, rtol=0)
+    else:
+        theirs = found.logits.numpy().reshape(ours.shape)
+        np.testing.assert_allclose(theirs, ours, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_translation(kind, tmp_path):
+    config = model_config("translation", kind, layer_norm_epsilon=1e-5, positions="sinusoidal")
+    check_translation(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_norm_epsilon": 0.02},
+        {"layer_norm_epsilon": 0.02, "tie_embeddings": False, "attention__use_bias": True},
+        {"positions": "learned", "num_decoder_layers": 1, "activation": "relu"},
+        {"attention_by_role__decoder__kind": "mhe_add", "attention_by_role__encoder__num_heads": 2},
+    ],
+    ids=str,
+)
+def test_translation_of_other_shapes(fields, tmp_path):
+    fields = {"positions": "sinusoidal", **fields}
+    check_translation(model_config("translation", **fields), tmp_path)
+
+
+def check_translation(config, directory):
+    params = random_params(config)
+    sources, targets = tokens_of(config, (2, 9)), tokens_of(config, (2, 11), 2)
+    sources[1, 6:] = 0
+    model = loaded(config, params, directory)
+    found = logits(model, input_ids=sources, attention_mask=sources > 0, decoder_input_ids=targets)
+    ours = apply(config, params, sources, targets)[..., :37]
+    np.testing.assert_allclose(found.logits.numpy(), ours, atol=1e-4, rtol=0)
+
+
+LLAMA = {
+    "positions": "rotary",
+    "norm": "rms",
+    "mlp": "gated",
+    "activation": "silu",
+    "mlp_bias": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *((kind, {}) for kind in ("mha", "gqa", "mqa", "sha", "skv", "el")),
+        ("gqa", {"rotary_pairs": "interleaved", "rotary_scaling": 3.0, "rotary_base": 50.0}),
+        ("gqa", {"attention__use_bias": True, "mlp_bias": True, "attention__qkv_features": 24}),
+        ("mqa", {"tie_embeddings": False, "activation": "gelu_tanh", "layer_norm_epsilon": 0.1}),
+    ],
+)
+def test_llama(kind, fields, tmp_path):
+    config = model_config("lm", kind, **LLAMA | fields)
+    params, tokens = random_params(config), tokens_of(config, (2, 11))
+    model = loaded(config, params, tmp_path)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    theirs = logits(model, input_ids=tokens).logits.numpy()
+    np.testing.assert_allclose(theirs, apply(config, params, tokens)[..., :37], atol=1e-4, rtol=0)

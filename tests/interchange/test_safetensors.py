@@ -1,0 +1,240 @@
+"""Parameters by name: bit for bit those of the run, whatever reads them."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+from tiny_runs import tiny_config
+
+from mhe_jax.config import InputError
+from mhe_jax.config.fields import load_json, save_json, set_field
+from mhe_jax.config.rules.trust import is_own
+from mhe_jax.evaluation import evaluate
+from mhe_jax.evaluation.run import Run
+from mhe_jax.interchange import export
+from mhe_jax.model import stack_layers, unroll_layers
+from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors, write_tensors
+from mhe_jax.training.loop import train
+from mhe_jax.training.state import TrainState
+
+pytest.importorskip("safetensors", reason="needs the extra `export`")
+
+KINDS = {
+    "mha": {},
+    "mva": {},
+    "mhe_add": {"model.attention.score_groups": 2},
+    "gqa": {"model.attention.num_kv_heads": 2},
+}
+
+
+def same(one, other):
+    one, other = flatten_dict(one), flatten_dict(other)
+    assert list(one) == list(other)
+    for path, array in one.items():
+        assert array.dtype == other[path].dtype == np.float32
+        np.testing.assert_array_equal(array, other[path], err_msg=str(path))
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("task", ["translation", "lm", "classification", "mlm"])
+def test_the_export_is_a_run_with_the_same_parameters(run_of, load, tmp_path, task, kind, scanned):
+    fields = {"model.attention.kind": kind, "model.scan_layers": scanned, **KINDS[kind]}
+    run, out = run_of(task, **fields), tmp_path / "out"
+    result = export(run, out, "safetensors")
+    assert result["steps"] == [7]
+    first, then = load(run), load(out)
+    same(first.params, then.params)
+    assert then.steps == [7]
+    assert then.tokenizer.model == first.tokenizer.model
+    assert result["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(first.params))
+    assert {path.name for path in out.iterdir()} == {
+        "README.md", "config.json", WEIGHTS, "tokenizer.model",
+    }  # fmt: skip
+    tensors, _ = read_tensors(out / WEIGHTS)
+    assert not any("layers" in name for name in tensors)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_on_a_mesh_and_with_the_other_layout(run_of, load, tmp_path, scanned):
+    """Each device gets its part, of layers as the config has them, not as they were trained."""
+    run, out = run_of("translation", **{"model.scan_layers": scanned}), tmp_path / "out"
+    export(run, out, "safetensors")
+    config = set_field(load_json(out / "config.json"), "model.scan_layers", not scanned)
+    for name, size in (("data", 2), ("fsdp", 2), ("tensor", 2)):
+        config = set_field(config, f"mesh.{name}", size)
+    save_json(config, out / "config.json")
+    loaded = load(out, jax.devices())
+    kernel = flatten_dict(loaded.params, sep=".")["embeddings.token"]
+    assert len({str(shard.index) for shard in kernel.addressable_shards}) == 4
+    change = unroll_layers if scanned else stack_layers
+    same(change(load(run).params), loaded.params)
+
+
+def test_of_a_mesh_and_of_several_checkpoints(run_of, load, tmp_path):
+    """The export of parameters that lie on eight devices, the mean of two checkpoints."""
+    run = run_of("lm", **{"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2})
+    best = load(run).params
+    checkpoints = Checkpoints(run, keep=2)
+    for step, factor in ((8, 2.0), (9, 4.0)):
+        state = TrainState.create(
+            jax.tree.map(lambda x, f=factor: f * x, best), optax.sgd(0.1), jax.random.key(0), False
+        )
+        checkpoints.save(state, step, {"tokenizer": load(run).tokenizer.key})
+    checkpoints.wait()
+    checkpoints.close()
+    out = tmp_path / "out"
+    result = export(run, out, "safetensors", checkpoint="last", average_checkpoints=2)
+    assert result["steps"] == [8, 9]
+    then = load(out)
+    assert then.steps == [8, 9]
+    same(jax.tree.map(lambda x: 3 * x, best), then.params)
+
+
+def test_eval_and_init_from_take_it(run_of, texts, tmp_path):
+    encoder = run_of("mlm", **{"model.attention.kind": "mhe_mul"})
+    out = tmp_path / "out"
+    export(encoder, out, "safetensors")
+    assert is_own(out)
+    config = load_json(encoder / "config.json")
+    before, after = (evaluate(place, config.evaluation) for place in (encoder, out))
+    assert before["loss"] == after["loss"]
+    assert json.loads((out / "eval_test.json").read_text())["steps"] == [7]
+
+    tuned = tiny_config(
+        "classification",
+        texts,
+        tmp_path / "tuned",
+        **{
+            "model.attention.kind": "mhe_mul",
+            "train.init_from": str(out),
+            "optimizer.learning_rate": 1e-30,
+        },
+    )
+    train(tuned, jax.devices()[:1])
+    found = Run.load(tmp_path / "tuned", load_json(tmp_path / "tuned" / "config.json"))
+    for part in ("encoder", "embeddings"):
+        same(read_params_of(out)[part], found.params[part])
+
+
+def read_params_of(out):
+    return unflatten_dict(read_tensors(out / WEIGHTS)[0], sep=".")
+
+
+def test_the_card_says_what_the_model_is(run_of, tmp_path):
+    run = run_of("lm", **{"model.attention.kind": "mhe_mul"})
+    evaluate(run, load_json(run / "config.json").evaluation)
+    (run / "eval_other.json").write_text("[")
+    export(run, tmp_path / "out", "safetensors")
+    card = (tmp_path / "out" / "README.md").read_text()
+    score = json.loads((run / "eval_test.json").read_text())["perplexity_per_word"]
+    for part in (
+        "task `lm`, 2 layers of width 24",
+        "- `mhe_mul`: ψ(A, e) = A ⊙ (1 + e).",
+        "lines.txt",
+        "checkpoint of step 7",
+        f"test: perplexity_per_word {score:.4f}"[:-2],
+    ):
+        assert part in card
+    assert "other" not in card
+
+
+NAME = "decoder.layer_1.mlp.up.kernel"
+
+
+def without(tensors):
+    del tensors[NAME]
+
+
+def with_another_shape(tensors):
+    tensors[NAME] = tensors[NAME].T
+
+
+def with_one_more(tensors):
+    tensors["decoder.layer_2.mlp.up.kernel"] = tensors[NAME]
+
+
+def with_nan(tensors):
+    tensors[NAME] = np.where(np.arange(28) == 3, np.nan, tensors[NAME]).astype(np.float32)
+
+
+def with_another_type(tensors):
+    tensors[NAME] = tensors[NAME].astype(np.float16)
+
+
+FAULTS = {
+    without: f"has no tensor {NAME}$",
+    with_another_shape: rf"{NAME} has shape \(28, 24\): the config asks for \(24, 28\)$",
+    with_one_more: "has a tensor decoder.layer_2.mlp.up.kernel, which the config's model does not",
+    with_nan: f"{NAME} holds something that is not a number$",
+    with_another_type: f"{NAME} is float16: takes float32$",
+}
+
+
+@pytest.fixture(scope="module")
+def exported(run_of, tmp_path_factory):
+    out = tmp_path_factory.mktemp("exported") / "lm"
+    export(run_of("lm"), out, "safetensors")
+    return out
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_tensors_that_do_not_fit(exported, load, tmp_path, fault):
+    out = tmp_path / "out"
+    shutil.copytree(exported, out)
+    tensors, metadata = read_tensors(out / WEIGHTS)
+    fault(tensors)
+    write_tensors(out / WEIGHTS, tensors, metadata)
+    with pytest.raises(InputError, match=f"out/model.safetensors: {FAULTS[fault]}"):
+        load(out)
+
+
+@pytest.mark.parametrize("size", [0, 5, 100, -1])
+def test_a_file_that_is_cut(exported, load, tmp_path, size):
+    out = tmp_path / "out"
+    shutil.copytree(exported, out)
+    (out / WEIGHTS).write_bytes((exported / WEIGHTS).read_bytes()[:size])
+    with pytest.raises(InputError, match="out/model.safetensors: cannot be read: .*") as error:
+        load(out)
+    assert "\n" not in str(error.value)
+
+
+def test_which_checkpoint(exported, load):
+    config = load_json(exported / "config.json")
+
+    def steps(**fields):
+        evaluation = dataclasses.replace(config.evaluation, **fields)
+        changed = dataclasses.replace(config, evaluation=evaluation)
+        return Run.load(exported, changed, jax.devices()[:1]).steps
+
+    assert steps(checkpoint="last") == steps(checkpoint="7") == [7]
+    with pytest.raises(InputError, match="has no checkpoint '8', but one model.safetensors, that"):
+        steps(checkpoint="8")
+    with pytest.raises(InputError, match="has no 2 checkpoints, but one model.safetensors, that"):
+        steps(checkpoint="last", average_checkpoints=2)
+
+
+def test_of_another_tokenizer(exported, load, run_of, texts, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(exported, out)
+    (texts / "upper.txt").write_text((texts / "lines.txt").read_text().upper())
+    other = run_of("lm", **{"data.train": ("upper.txt",)})
+    shutil.copyfile(other / "tokenizer.model", out / "tokenizer.model")
+    with pytest.raises(InputError, match="is not the tokenizer that the checkpoint is of"):
+        load(out)
+
+
+def test_checkpoints_come_before_it(run_of, exported, load, tmp_path):
+    """Of a directory that has both, such as one in which training went on."""
+    run = run_of("lm")
+    shutil.copyfile(exported / WEIGHTS, run / WEIGHTS)
+    with open(run / WEIGHTS, "r+b") as file:
+        file.truncate(10)
+    assert load(run).steps == [7]

@@ -1,0 +1,130 @@
+"""What benchmarks/uptraining.py runs, by a stand-in for train.py, eval.py and convert."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import experiments, uptraining
+from mhe_jax.cli.arguments import parse_train_arguments
+from mhe_jax.cli.convert import parse
+from mhe_jax.cli.sweep.plan import CONFIG, RESULT
+from mhe_jax.config import AttentionConfig
+from mhe_jax.config.fields import load_json, save_json, set_field
+
+LOSSES = {5e-4: 2.5, 1e-3: 2.0, 2e-3: 2.5, 4e-3: 3.0}
+BLEU = {0: 1.0, 2100: 40.0, 105: 10.0, 210: 20.0, 525: 30.0}
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """(command, run) of each call, which leaves what that command would."""
+    found = []
+
+    def stand_in(command, **_):
+        _, program, *arguments = command
+        with experiments.PARSING:
+            if program == "-m":
+                source, run, wanted = parse(arguments[2:])
+                config = load_json(source / CONFIG)
+                fields = {k: v for k, v in vars(wanted).items() if k not in ("rows", "trust")}
+                attention = AttentionConfig(**fields)
+                save_json(set_field(config, "model.attention", attention), run / CONFIG)
+                done = "convert"
+            elif Path(program).name == "train.py":
+                config = parse_train_arguments(arguments)
+                run, done = Path(config.workdir), "train"
+                save_json(config, run / CONFIG)
+                steps = config.train.num_steps
+                scores = {"best_validation_loss": LOSSES[config.optimizer.learning_rate]}
+                (run / RESULT).write_text(json.dumps({"steps": steps, **scores}))
+            else:
+                run, done = Path(arguments[0]), "eval"
+                result = run / RESULT
+                steps = json.loads(result.read_text())["steps"] if result.exists() else 0
+                assert ("--checkpoint" in arguments) == (steps == 0)
+                scores = {"bleu": BLEU[steps] + load_json(run / CONFIG).train.seed}
+                (run / "eval_test.json").write_text(json.dumps(scores))
+        found.append((done, str(run.relative_to(tmp_path / "uptraining" / "translation"))))
+        return 0
+
+    monkeypatch.setattr(experiments.subprocess, "call", stand_in)
+    monkeypatch.setattr(uptraining, "NAMES", ("gqa",))
+    return found
+
+
+def run(tmp_path, monkeypatch, *flags):
+    command = ["uptraining.py", "translation", "--workdir", str(tmp_path), *flags]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stop:
+        uptraining.main()
+    return stop.value.code
+
+
+def test_every_share_has_its_rate_and_all_seeds(calls, tmp_path, monkeypatch, capsys):
+    assert not run(tmp_path, monkeypatch, "--jobs", "1")
+    gqa = [name for done, name in calls if done == "train" and name.startswith("gqa")]
+    for share in ("0.05", "0.1", "0.25"):
+        of_share = [name for name in gqa if name.startswith(f"gqa,share={share}")]
+        tried = [f"gqa,share={share},rate={rate},seed=0" for rate in ("5e-4", "1e-3", "2e-3")]
+        assert of_share == tried + [f"gqa,share={share},rate=1e-3,seed={seed}" for seed in "12"]
+    assert [name for name in gqa if "nothing" in name][
+        -1
+    ] == "gqa,nothing,share=0.25,rate=1e-3,seed=2"
+    assert [name for done, name in calls if done == "convert"] == [
+        f"gqa,seed={i}" for i in range(3)
+    ]
+    chosen = load_json(tmp_path / "uptraining/translation/gqa,share=0.1,rate=1e-3,seed=2" / CONFIG)
+    assert (chosen.train.num_steps, chosen.optimizer.warmup_steps) == (210, 21)
+    assert chosen.train.init_from == str(tmp_path / "uptraining/translation/gqa,seed=2")
+    assert (chosen.model.attention.kind, chosen.model.attention.num_kv_heads) == ("gqa", 2)
+    control = load_json(tmp_path / "uptraining/translation/mha,share=0.1,rate=1e-3,seed=2" / CONFIG)
+    assert control.train.init_from == str(tmp_path / "uptraining/translation/mha,seed=2")
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| gqa"))
+    cells = [cell.strip() for cell in row.split("|")[3:-1]]
+    assert cells[:5] == [
+        "2.00 ± 1.00",
+        "11.00 ± 1.00",
+        "21.00 ± 1.00",
+        "31.00 ± 1.00",
+        "31.00 ± 1.00",
+    ]
+    assert cells[5] == "33.36"  # docs/records
+    record = json.loads((tmp_path / "uptraining/translation.json").read_text())
+    assert len(record["lines"]) == 2 * (3 + 3 * 3 + 3)
+    done = len(calls)
+    assert not run(tmp_path, monkeypatch, "--jobs", "1")
+    assert len(calls) == done
+
+
+def test_a_trial_has_few_steps_and_seeds(calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "BLEU", dict.fromkeys(range(99), 1.0))
+    assert not run(tmp_path, monkeypatch, "--steps", "40", "--seeds", "1")
+    steps = {
+        load_json(tmp_path / "uptraining/translation" / name / CONFIG).train.num_steps
+        for done, name in calls
+        if done == "train"
+    }
+    assert steps == {40, 2, 4, 10}
+
+
+def test_a_failure_is_told_and_stops_no_other_kind(calls, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(uptraining, "NAMES", ("mqa", "gqa"))
+    given = experiments.subprocess.call
+
+    def fails(command, stdout, **rest):
+        if "mqa" in str(command):
+            stdout.write("error: no such luck\n")
+            stdout.flush()
+            return 1
+        return given(command, stdout=stdout, **rest)
+
+    monkeypatch.setattr(experiments.subprocess, "call", fails)
+    assert run(tmp_path, monkeypatch) == 1
+    told = capsys.readouterr()
+    assert "no such luck" in told.err
+    assert "| gqa" in told.out
+    assert "| mqa" not in told.out

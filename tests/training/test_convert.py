@@ -1,0 +1,226 @@
+"""A trained run with another attention: scored, trained further, or refused with a reason."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mhe_jax.cli import convert as command
+from mhe_jax.config import InputError
+from mhe_jax.config.conversion import ConversionConfig
+from mhe_jax.config.fields import load_json, save_json, set_field
+from mhe_jax.evaluation import evaluate
+from mhe_jax.interchange.uptraining import convert
+from mhe_jax.training.loop import train
+
+pytestmark = pytest.mark.whole_run
+
+TARGETS = {
+    "mha": {},
+    "sha": {},
+    "mqa": {},
+    "gqa": {"num_kv_heads": 2},
+    "skv": {},
+    "el": {},
+    "mhe_add": {"num_groups": 2},
+    "mhe_mul": {},
+    "mva": {"score_features": 3},
+}
+MHA = {"model.attention.kind": "mha", "model.attention.num_heads": 4}
+# Layers scanned or not, layers before or after their norm, biases or not: each at least once.
+SOURCES = {
+    "mlm": {**MHA, "model.norm_position": "post", "model.num_layers": 2},
+    "lm": {
+        **MHA,
+        "model.num_layers": 2,
+        "model.scan_layers": True,
+        "model.attention.use_bias": True,
+        "data.packing": True,
+    },
+    "translation": {**MHA, "optimizer.ema_decay": 0.9},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Where the trained runs of all tests lie."""
+    return tmp_path_factory.mktemp("sources")
+
+
+@pytest.fixture
+def source(tiny, place):
+    """`source(task)`: the config of a finished run."""
+
+    def make(task, **changes):
+        fields = {"train.num_steps": 30, "optimizer.learning_rate": 1e-2, **SOURCES[task]}
+        pair = task == "translation"
+        fields["data.test"] = ("validation.en", "validation.de") if pair else ("validation.en",)
+        config = tiny(task, **{**fields, **changes}, workdir=str(place / task))
+        train(config, jax.devices()[:1])  # once: a finished run gives its result
+        return config
+
+    return make
+
+
+def wanted(kind, rows=24, **fields):
+    return ConversionConfig(kind=kind, rows=rows, trust=("/",), **fields)
+
+
+def loss(run, which):
+    config = load_json(Path(run) / "config.json")
+    found = evaluate(Path(run), dataclasses.replace(config.evaluation, checkpoint=which))
+    return found if config.task == "translation" else found["loss"]
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("task", SOURCES)
+def test_every_kind_of_every_task(source, tmp_path, task, kind):
+    config, new = source(task), tmp_path / "new"
+    found = convert(config.workdir, new, wanted(kind, **TARGETS[kind]))
+    saved = load_json(new / "config.json")
+    assert saved.model.attention.kind == kind
+    biased = bool(config.model.attention.use_bias)
+    assert (found["use_bias"], saved.model.attention.use_bias) == (biased, biased)
+    assert len(found["errors"]) == {"mlm": 2, "lm": 2, "translation": 3}[task]
+    for error in found["errors"].values():
+        assert error["after"] <= error["before"] + 1e-6
+        assert error["after"] < (1e-5 if kind == "mha" else 1)
+    if kind not in ("mha", "mva"):
+        assert found["attention_after"] < found["attention_before"]
+    before, after = loss(config.workdir, "best"), loss(new, "last")
+    if kind == "mha" and task != "translation":
+        assert after == pytest.approx(before, rel=1e-5)
+    # Another run starts from it, whose first step changes nothing.
+    still = {"train.num_steps": 1, "optimizer.learning_rate": 1e-30, "train.init_from": str(new)}
+    then = dataclasses.replace(saved, workdir=str(tmp_path / "then"))
+    for field, value in still.items():
+        then = set_field(then, field, value)
+    train(then, jax.devices()[:1])
+    if task != "translation":
+        assert loss(then.workdir, "best") == pytest.approx(after, rel=1e-4)
+
+
+def test_a_run_goes_on_where_it_is(source, tmp_path):
+    config = source("mlm")
+    convert(config.workdir, tmp_path / "new", wanted("mqa", rows=0))
+    saved = load_json(tmp_path / "new" / "config.json")
+    result = train(set_field(saved, "train.num_steps", 3), jax.devices()[:1])
+    assert result["steps"] == 3
+
+
+def test_without_rows_no_text_is_read(source, tmp_path):
+    config = source("mlm")
+    gone = tmp_path / "gone"
+    copy_with(config, gone, data=dataclasses.replace(config.data, directory="nowhere"))
+    found = convert(gone, tmp_path / "new", wanted("mqa", rows=0))
+    assert list(found["errors"].values()) == [{"before": None, "after": None}] * 2
+    with pytest.raises(InputError, match="nowhere"):
+        convert(gone, tmp_path / "other", wanted("mqa"))
+    assert not (tmp_path / "other").exists()
+
+
+def copy_with(config, where, **parts):
+    """The run of `config` in another place, its config changed."""
+    where.mkdir()
+    for file in Path(config.workdir).iterdir():
+        (where / file.name).symlink_to(file)
+    (where / "config.json").unlink()
+    save_json(dataclasses.replace(config, **parts), where / "config.json")
+
+
+def test_biases_are_made_where_only_they_keep_what_heads_do(tiny, tmp_path):
+    config = tiny("mlm", **{"model.attention.kind": "mhe_add", "model.attention.form": "folded"})
+    train(config, jax.devices()[:1])
+    found = convert(config.workdir, tmp_path / "new", wanted("mha"))
+    saved = load_json(tmp_path / "new" / "config.json")
+    assert found["use_bias"]
+    assert (saved.model.attention.form, saved.model.attention.use_bias) == (None, True)
+    assert max(error["after"] for error in found["errors"].values()) < 1e-5
+
+
+def test_the_command_prints_errors_and_a_line_of_json(source, tmp_path, capsys):
+    config, new = source("mlm"), tmp_path / "new"
+    command.main([config.workdir, str(new), "--kind", "mqa", "--rows", "8", "--trust", "/"])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["kind"] == "mqa"
+    lines = [line for line in err.splitlines() if " -> " in line]
+    assert [line.split()[-1] for line in lines] == list(found["errors"])
+    first = next(iter(found["errors"].values()))
+    assert lines[0].startswith(f"{first['before']:.6f} -> {first['after']:.6f}  ")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"kind": None}, "--kind is not set"),
+        ({"kind": "gqa"}, "num_kv_heads is not set: kind gqa needs a divisor"),
+        ({"kind": "gqa", "num_kv_heads": 3}, "num_kv_heads is 3: must divide"),
+        ({"kind": "mqa", "num_groups": 2}, "num_groups is 2: kinds mhe_add, mhe_mul, mva only"),
+        ({"kind": "mqa", "rows": -1}, "--rows is -1: takes 0 or more"),
+    ],
+)
+def test_what_is_not_allowed_is_said(source, tmp_path, how, said):
+    config = source("mlm")
+    with pytest.raises(InputError, match=said) as caught:
+        convert(config.workdir, tmp_path / "new", wanted(**how))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("model.kronecker.attention", 2, "is factorized: takes a run with dense attention"),
+        ("model.attention.normalize_qk", True, "has normalize_qk: its LayerNorm lies between"),
+    ],
+)
+def test_what_cannot_be_converted_is_said(tiny, tmp_path, field, value, said):
+    config = tiny("mlm", **{field: value}, workdir=str(tmp_path / "run"))
+    Path(config.workdir).mkdir()
+    save_json(config, Path(config.workdir) / "config.json")
+    with pytest.raises(InputError, match=said):
+        convert(config.workdir, tmp_path / "new", wanted("mqa"))
+
+
+def test_a_run_is_not_written_over_nor_made_of_none(source, tiny, tmp_path):
+    config = source("mlm")
+    with pytest.raises(InputError, match="is there already: takes a new directory"):
+        convert(config.workdir, config.workdir, wanted("mqa"))
+    with pytest.raises(InputError, match="no run at"):
+        convert(tmp_path / "none", tmp_path / "new", wanted("mqa"))
+    empty = tiny("mlm", workdir=str(tmp_path / "empty"))
+    copy_with(config, tmp_path / "empty", workdir=empty.workdir)
+    for name in ("checkpoints", "checkpoints_best"):
+        (tmp_path / "empty" / name).unlink()
+    with pytest.raises(InputError, match="has no checkpoint"):
+        convert(empty.workdir, tmp_path / "new", wanted("mqa"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_rows_are_of_what_counts(source, tmp_path):
+    """Padding is left out of what is fitted on."""
+    from mhe_jax.data import load_tokenizer
+    from mhe_jax.interchange.activations import Recorder, sublayers
+    from mhe_jax.training.run.warm_start import read_run
+    from mhe_jax.training.sharding import make_mesh
+
+    config = source("translation")
+    mesh = make_mesh(config, jax.devices()[:1])
+    params = jax.device_get(read_run(config.workdir, config, mesh)[0])
+    tokenizer = load_tokenizer(config, Path(config.workdir) / "tokenizer.model")
+    recorder = Recorder(config, tokenizer, 20, params)
+    assert sublayers(params) == [
+        ("encoder", "layer_0", "self_attention"),
+        ("decoder", "layer_0", "self_attention"),
+        ("decoder", "layer_0", "cross_attention"),
+    ]
+    for path, side in zip(sublayers(params), ("source", "target", "target"), strict=True):
+        for a, batch in zip(recorder.activations(path), recorder.batches, strict=True):
+            np.testing.assert_array_equal(a.valid, batch[side] != 0)
+            assert a.output.shape == (*batch[side].shape, 16)
+            assert (a.key is None) == (path[-1] == "self_attention")
