@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from mhe_jax.cli import arguments as command_line
-from mhe_jax.cli import commands, compare, evaluate, factorize, train
+from mhe_jax.cli import commands, compare, convert, evaluate, factorize, train
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, KroneckerConfig
+from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import hints_of, save_json, set_field
 from mhe_jax.config.loading import load_config
 
@@ -205,7 +206,8 @@ def test_evaluation_help(run_directory, capsys):
 
 
 @pytest.mark.parametrize(
-    "script", ["train", "eval", "compare", "paper", "factorize", "explained", "all"]
+    "script",
+    ["train", "eval", "compare", "paper", "convert", "factorize", "explained", "conversion", "all"],
 )
 def test_help_is_ascii(config_file, run_directory, script):
     """A terminal may show nothing else."""
@@ -214,6 +216,8 @@ def test_help_is_ascii(config_file, run_directory, script):
         "eval": (evaluate.parse, [str(run_directory)]),
         "compare": (compare.parse, []),
         "factorize": (factorize.parse, []),
+        "convert": (convert.parse, []),
+        "conversion": (convert.parse, ["run", "new"]),
         "explained": (factorize.parse, ["run", "new"]),
         "paper": (commands.main, ["paper"]),
         "all": (commands.main, []),
@@ -248,6 +252,30 @@ def test_factorize_mistakes(arguments, complaint):
     assert complaint in message(factorize.parse, arguments.split())
 
 
+def test_convert_arguments():
+    arguments = ["runs/a", "runs/b", "--kind", "gqa", "--num_kv_heads=2", "--rows", "0"]
+    assert convert.parse(arguments) == (
+        Path("runs/a"),
+        Path("runs/b"),
+        ConversionConfig(kind="gqa", num_kv_heads=2, rows=0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("run", "two directories come first; usage: python -m mhe_jax convert RUN NEW"),
+        ("run --kind mqa", "two directories come first; usage: "),
+        ("run new --kind mhe_mull", "--kind is 'mhe_mull': takes one of mha, sha, "),
+        ("run new --kind mhe_mull", "; did you mean mhe_mul"),
+        ("run new --kind=mva --score_features many", "--score_features is 'many': takes a whole"),
+        ("run new --kin mqa", "unknown field --kin; did you mean --kind"),
+    ],
+)
+def test_convert_mistakes(arguments, complaint):
+    assert complaint in message(convert.parse, arguments.split())
+
+
 # Commands by name
 
 
@@ -256,7 +284,7 @@ def test_every_command_has_its_name(capsys):
         commands.main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for name in ("train", "eval", "compare", "paper", "factorize"):
+    for name in ("train", "eval", "compare", "paper", "convert", "factorize"):
         assert f"\n  {name} " in text
 
 

@@ -23,7 +23,7 @@ import pytest
 from labelled_files import FILES
 from test_configs import CONFIGS, EACH, load
 
-from mhe_jax.cli import commands, compare, evaluate, factorize, sweep
+from mhe_jax.cli import commands, compare, convert, evaluate, factorize, sweep
 from mhe_jax.cli.arguments import (
     parse_target,
     parse_train_arguments,
@@ -182,6 +182,13 @@ def understand(command: str, arguments: list[str]) -> None:
         run, new, kronecker = factorize.parse(arguments)
         config = load_json(run / "config.json")
         model = dataclasses.replace(config.model, kronecker=kronecker)
+        leave(dataclasses.replace(config, model=model, workdir=str(new)))
+    elif command == "convert":
+        run, new, wanted = convert.parse(arguments)
+        config = load_json(run / "config.json")
+        fields = {k: v for k, v in vars(wanted).items() if k not in ("rows", "trust")}
+        attention = dataclasses.replace(config.model.attention, **fields)
+        model = dataclasses.replace(config.model, attention=attention)
         leave(dataclasses.replace(config, model=model, workdir=str(new)))
     elif "compare" in (command, *arguments[:1]):
         for path in compare.parse(arguments[command == "eval" :])[0]:

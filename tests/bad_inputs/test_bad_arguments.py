@@ -298,6 +298,28 @@ def test_sweeping(refused, flags, says):
             "mhe_jax/__main__.py evil runs/lm",
             r"no command evil: .*; did you mean eval",
         ),
+        ("mhe_jax/__main__.py convert runs/lm", r"two directories come first; usage: "),
+        ("mhe_jax/__main__.py convert runs/lm new", r"--kind is not set: takes the attention"),
+        (
+            "mhe_jax/__main__.py convert runs/no new --kind mqa",
+            r"no run at runs/no",
+        ),
+        (
+            "mhe_jax/__main__.py convert runs/lm runs/mlm --kind mqa",
+            r"runs/mlm is there already: takes a new directory$",
+        ),
+        (
+            "mhe_jax/__main__.py convert runs/lm new --kind gqa",
+            r"model\.attention\.num_kv_heads is not set: kind gqa needs a divisor",
+        ),
+        (
+            "mhe_jax/__main__.py convert runs/lm new --kind mqa --num_groups 2",
+            r"model\.attention\.num_groups is 2: kinds mhe_add, mhe_mul, mva only, not mqa$",
+        ),
+        (
+            "mhe_jax/__main__.py convert runs/lm new --kind mhe_mull",
+            r"--kind is 'mhe_mull': takes one of .*; did you mean mhe_mul",
+        ),
         ("mhe_jax/__main__.py factorize runs/lm", r"two directories come first; usage: "),
         (
             "mhe_jax/__main__.py factorize runs/lm new",
