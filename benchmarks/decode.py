@@ -137,7 +137,7 @@ class Decoding:
 
     def __init__(self, name: str, config: Config, args):
         self.name, self.args, self.config = name, args, config
-        self.model = EncoderDecoder(config.model)
+        self.model = EncoderDecoder(config.model, right_padded=True)
         self.params = None
 
     def case(self, batch: int, beams: int) -> timing.Case:

@@ -4,9 +4,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mhe_jax.attention import Mask
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
+from mhe_jax.config.data import PAD
 from mhe_jax.hashformers.embeddings import HashEmbedding
 from mhe_jax.hashformers.hashes import BYTES
 from mhe_jax.model.layers import normalization
@@ -38,6 +40,27 @@ def positions_within(segments: jax.Array) -> jax.Array:
     positions = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=-1) != 0
     return positions - jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)
+
+
+def padding_mask(tokens: jax.Array, right_padded: bool) -> Mask:
+    """Which of the `tokens` [B, T] are keys: those that are no padding.
+
+    >>> padding_mask(jnp.array([[7, 8, 0, 0]]), right_padded=True).key_lengths.tolist()
+    [2]
+    """
+    exists = tokens != PAD
+    if not right_padded:
+        return Mask.padding(exists)
+    # Kernels skip the keys behind a length; other padding they compare key by key, and cuDNN takes
+    # it as a bias for every pair of positions.
+    ends = jnp.arange(1, tokens.shape[1] + 1)[None]
+    return Mask.lengths(jnp.where(exists, ends, 0).max(1, initial=0))
+
+
+def poison_inner_padding(x: jax.Array, tokens: jax.Array) -> jax.Array:
+    """x [B, T, M], NaN in the rows where padding stands before a token: no length tells of it."""
+    before = (tokens[:, :-1] == PAD) & (tokens[:, 1:] != PAD)
+    return jnp.where(before.any(1)[:, None, None], jnp.nan, x)
 
 
 class Embeddings(nn.Module):

@@ -7,16 +7,31 @@ import jax.numpy as jnp
 from mhe_jax.attention import Mask
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
+<<<<<<< HEAD
 from mhe_jax.config.data import PAD
 from mhe_jax.model.embeddings import Embeddings, positions_within
 from mhe_jax.model.layers import ACTIVATIONS, dense, normalization
+=======
+from mhe_jax.model.embeddings import (
+    Embeddings,
+    padding_mask,
+    poison_inner_padding,
+    positions_within,
+)
+from mhe_jax.model.layers import ACTIVATIONS, dense, layer_norm
+>>>>>>> tables
 from mhe_jax.model.stack import Encoder
 
 
 class EncoderModel(nn.Module):
-    """Embeddings and encoder of a model that reads a text from both sides."""
+    """Embeddings and encoder of a model that reads a text from both sides.
+
+    With `right_padded` the padding of each row must stand at its end, as in the batches of all
+    tasks, and engines may skip it; a row where it does not gives NaN. Else it may stand anywhere.
+    """
 
     config: ModelConfig
+    right_padded: bool = False
 
     def setup(self):
         c = self.config
@@ -39,7 +54,7 @@ class EncoderModel(nn.Module):
         `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
         from 0 where they are None. With `context` token each token sees itself alone.
         """
-        mask = Mask.padding(tokens != PAD)
+        mask = padding_mask(tokens, self.right_padded)
         if segments is not None:
             mask = mask & Mask.segments(segments)
             positions = positions_within(segments) if positions is None else positions
@@ -48,7 +63,13 @@ class EncoderModel(nn.Module):
         x = self.embeddings(
             tokens, positions, token_types, signatures=signatures, deterministic=deterministic
         )
+<<<<<<< HEAD
         return self.encoder(x, mask, positions, deterministic=deterministic)
+=======
+        if self.right_padded:
+            x = poison_inner_padding(x, tokens)
+        return self.encoder(x, mask, deterministic=deterministic)
+>>>>>>> tables
 
 
 class ShuffleRandomClassifier(EncoderModel):

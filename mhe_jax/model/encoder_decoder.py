@@ -6,8 +6,12 @@ import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
 from mhe_jax.config import ModelConfig
-from mhe_jax.config.data import PAD
-from mhe_jax.model.embeddings import Embeddings, positions_within
+from mhe_jax.model.embeddings import (
+    Embeddings,
+    padding_mask,
+    poison_inner_padding,
+    positions_within,
+)
 from mhe_jax.model.stack import Decoder, Encoder
 
 
@@ -18,6 +22,8 @@ class EncoderDecoder(nn.Module):
     sides: the vocabulary is joint.
 
     Targets here are what the decoder reads: they begin with bos, and padding stands at their end.
+    With `right_padded` that of sources must too, as in the batches of the task, and engines may
+    skip it; a row where it does not gives NaN. Else it may stand anywhere in them.
 
     >>> model = EncoderDecoder(ModelConfig(vocabulary_size=11, features=16, num_layers=1))
     >>> sources, targets = jnp.array([[3, 4, 5, 0]]), jnp.array([[2, 7]])
@@ -27,6 +33,7 @@ class EncoderDecoder(nn.Module):
     """
 
     config: ModelConfig
+    right_padded: bool = False
 
     def setup(self):
         c = self.config
@@ -69,7 +76,9 @@ class EncoderDecoder(nn.Module):
         """Source ids [B, S], with `segments` [B, S] where there are several a row, to [B, S, M]."""
         positions = None if segments is None else positions_within(segments)
         x = self.embeddings(sources, positions, deterministic=deterministic)
-        mask = Mask.padding(sources != PAD)
+        if self.right_padded:
+            x = poison_inner_padding(x, sources)
+        mask = padding_mask(sources, self.right_padded)
         if segments is not None:
             mask = mask & Mask.segments(segments)
         return self.encoder(x, mask, positions, deterministic=deterministic)
@@ -93,7 +102,7 @@ class EncoderDecoder(nn.Module):
             raise ValueError("source_segments and target_segments go together")
         positions = None if target_segments is None else positions_within(target_segments)
         x = self.embeddings(targets, positions, deterministic=deterministic)
-        mask, seen = None, Mask.padding(sources != PAD)
+        mask, seen = None, padding_mask(sources, self.right_padded)
         if source_segments is not None and target_segments is not None:
             mask = Mask.segments(target_segments)
             seen = seen & Mask.segments(target_segments, source_segments)
@@ -114,7 +123,8 @@ class EncoderDecoder(nn.Module):
         c = self.config
         encoded = self.encode(sources)
         x = jnp.zeros((sources.shape[0], length or c.max_length, c.features), c.dtype)
-        self.decoder(x, None, encoded, Mask.padding(sources != PAD), cache="start")
+        seen = padding_mask(sources, self.right_padded)
+        self.decoder(x, None, encoded, seen, cache="start")
 
     def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Append T ≥ 1 target tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V].

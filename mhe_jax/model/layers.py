@@ -163,8 +163,9 @@ class DecoderLayer(_Layer):
 
     With `cross` off there is no second sublayer: the layer of a language model.
 
-    Cache, beside what attention keeps: `encoded_valid` [B, S], which positions of `encoded` are no
-    padding. It lies in each layer so that every leaf of the cache has its rows on the same axis.
+    Cache, beside what attention keeps: which positions of `encoded` are no padding, by the part of
+    its mask, `encoded_lengths` [B] or `encoded_valid` [B, S]. They lie in each layer so that every
+    leaf of the cache has its rows on the same axis.
     """
 
     cross: bool = False
@@ -202,13 +203,21 @@ class DecoderLayer(_Layer):
                 assert encoded is not None
                 assert encoded_mask is not None
                 cross_attention.fill_cache(encoded)
-                self.variable("cache", "encoded_valid", lambda: encoded_mask.key_valid)
+                for name, part in (
+                    ("encoded_lengths", encoded_mask.key_lengths),
+                    ("encoded_valid", encoded_mask.key_valid),
+                ):
+                    if part is not None:
+                        self.variable("cache", name, lambda part=part: part)
             return x
         if cache == "step":
             # The cache brings its own causal mask, with the position of each row.
             causal = None
             if self.cross:
-                encoded_mask = Mask.padding(self.get_variable("cache", "encoded_valid"))
+                encoded_mask = Mask(
+                    key_lengths=self.get_variable("cache", "encoded_lengths"),
+                    key_valid=self.get_variable("cache", "encoded_valid"),
+                )
         else:
             causal = Mask.causal() if mask is None else Mask.causal() & mask
 

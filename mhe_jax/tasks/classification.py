@@ -12,7 +12,7 @@ class Classification(LabelledTask):
 
     def model(self, config: ModelConfig) -> nn.Module:
         """(tokens, token_types, marks [B, T]) -> logits [B, C]."""
-        return Classifier(config)
+        return Classifier(config, right_padded=True)
 
     def num_classes(self, labels: tuple[str, ...]) -> int | None:
         """A class for each label."""

@@ -25,7 +25,7 @@ class MaskedLanguageModeling(TextTask):
 
     def model(self, config: ModelConfig) -> nn.Module:
         """(tokens [B, T], positions [B, P]) -> logits [B, P, V]."""
-        return MaskedLanguageModel(config)
+        return MaskedLanguageModel(config, right_padded=True)
 
     def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
         """Rows with masked tokens; what is masked depends on tokens and generator only."""

@@ -27,7 +27,7 @@ class MultipleChoice(LabelledTask):
 
     def model(self, config: ModelConfig) -> nn.Module:
         """(tokens, token_types, marks [B, C, T]) -> scores [B, C]."""
-        return ChoiceScorer(config)
+        return ChoiceScorer(config, right_padded=True)
 
     def empty_row(self, config: Config) -> Row:
         """With a row of tokens for each choice."""

@@ -27,7 +27,7 @@ class Regression(LabelledTask):
 
     def model(self, config: ModelConfig) -> nn.Module:
         """(tokens, token_types, marks [B, T]) -> numbers [B]."""
-        return Regressor(config)
+        return Regressor(config, right_padded=True)
 
     def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
         """Squared errors."""

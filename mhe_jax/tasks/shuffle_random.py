@@ -35,7 +35,7 @@ class ShuffleRandom(TextTask):
 
     def model(self, config: ModelConfig) -> nn.Module:
         """Tokens [B, T] -> logits [B, T, 3]."""
-        return ShuffleRandomClassifier(config)
+        return ShuffleRandomClassifier(config, right_padded=True)
 
     def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
         """Rows with moved and random tokens; which ones depends on tokens and generator only."""

@@ -22,7 +22,7 @@ class Span(LabelledTask):
 
     def model(self, config: ModelConfig) -> nn.Module:
         """(tokens, token_types, marks [B, T]) -> logits [B, 2, T]."""
-        return SpanFinder(config)
+        return SpanFinder(config, right_padded=True)
 
     def examples(self, config: Config, split: str) -> list[Question]:
         """The questions of a split."""

@@ -28,7 +28,7 @@ class Translation(Task):
 
     def model(self, config: ModelConfig) -> nn.Module:
         """(sources [B, S], targets [B, T]) -> logits [B, T, V]."""
-        return EncoderDecoder(config)
+        return EncoderDecoder(config, right_padded=True)
 
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int

@@ -112,6 +112,26 @@ def test_rows_are_full_and_shaped(config, tokenizer):
             np.testing.assert_array_equal(batch["weights"], batch["labels"] != PAD)
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_padding_stands_at_the_end_of_a_row(config, tokenizer, packing):
+    """The models of all tasks count on it: `right_padded`."""
+    data = dataclasses.replace(config.data, packing=packing, length_buckets=())
+    config = dataclasses.replace(config, data=data)
+    train, test = (
+        train_batches(config, tokenizer),
+        evaluation_batches(config, tokenizer, "test", batch_size=8),
+    )
+    found = [train.batch(step) for step in range(20)]
+    found += [test.batch(step) for step in range(len(test))]
+    padded = 0
+    for batch in found:
+        for side in {"tokens", "source", "target"} & set(batch):
+            exists = batch[side] != PAD
+            assert (exists[:, :-1] >= exists[:, 1:]).all()
+            padded += (~exists).sum()
+    assert padded
+
+
 def test_each_pair_once_an_epoch(directory, tokenizer):
     config = experiment(directory, "translation", train=("train.tsv",))
     batches = train_batches(config, tokenizer)

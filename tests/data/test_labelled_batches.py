@@ -12,6 +12,7 @@ from mhe_jax.data import pairs
 from mhe_jax.tasks import evaluation_batches, resolve, train_batches
 from mhe_jax.tasks.labelled import batches as labelled_batches
 from mhe_jax.tasks.labelled.submission import submission
+from mhe_jax.tasks.labelled.table import TABLE
 
 ROWS = 6
 
@@ -41,6 +42,27 @@ def config(tmp_path_factory):
             evaluation=EvaluationConfig(batch_size=8),
         )
     )
+
+
+@pytest.mark.parametrize("dataset", ["rte", "wic", "copa", "squad"])
+def test_padding_stands_at_the_end_of_a_row(tmp_path, tokenizer, dataset):
+    """The models of all tasks count on it: `right_padded`."""
+    first, *_ = write(dataset, tmp_path)
+    data = DataConfig(
+        directory=str(tmp_path),
+        dataset=dataset,
+        train=(first,),
+        sequence_length=96,
+        window_stride=16,
+        cache_directory=str(tmp_path / "cache"),
+    )
+    model = ModelConfig(vocabulary_size=tokenizer.vocabulary_size, max_length=96)
+    config = resolve(Config(task=TABLE[dataset].task, model=model, data=data))
+    batches = evaluation_batches(config, tokenizer, "train", batch_size=4)
+    for step in range(len(batches)):
+        exists = batches.batch(step)["tokens"] != 0
+        assert (exists[..., :-1] >= exists[..., 1:]).all()
+        assert not exists.all()
 
 
 def test_an_epoch_has_each_example_once(config, tokenizer):

@@ -13,6 +13,7 @@ import pytest
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.module import Attention
 from mhe_jax.config import AttentionConfig, ModelConfig
+from mhe_jax.model import EncoderDecoder, MaskedLanguageModel
 from mhe_jax.tasks import TASKS
 
 NAMES = ("mlm", "lm", "translation")
@@ -68,6 +69,100 @@ def test_more_padding_changes_no_real_token(tiny, kind):
         want = tiny.logits(task, config, params)
         got = tiny.logits(task, config, params, padded)
         np.testing.assert_allclose(got[:, : want.shape[1]], want, atol=1e-5)
+
+
+def outputs(model, params, inputs):
+    """What real tokens come to: encoded, decoded at once, and decoded over the cache."""
+    variables = {"params": params}
+    tokens, *targets = inputs
+    found = {"encoded": model.apply(variables, tokens, method="encode")}
+    if targets:
+        found["decoded"] = model.apply(variables, *inputs)
+        _, cache = model.apply(variables, tokens, method="start_cache", mutable=["cache"])
+        positions = jnp.broadcast_to(jnp.arange(targets[0].shape[1]), targets[0].shape)
+        step = {"method": "decode_step", "mutable": ["cache"]}
+        found["over the cache"], _ = model.apply(variables | cache, *targets, positions, **step)
+    return found
+
+
+def made(tiny, task, kind, right_padded):
+    """A model, its parameters, its token inputs; tables of the output lie apart."""
+    config = tiny.config(kind, tie_embeddings=False)
+    cls = {"mlm": MaskedLanguageModel, "translation": EncoderDecoder}[task]
+    inputs = tiny.inputs(task) if task == "translation" else tiny.inputs(task)[:1]
+    return cls(config, right_padded=right_padded), tiny.params(task, config), inputs
+
+
+@pytest.mark.parametrize("task", ["mlm", "translation"])
+@pytest.mark.parametrize("kind", ["mha", "mhe_add"])
+def test_inner_padding_is_not_attended_to(tiny, task, kind):
+    """Another embedding of it changes what comes out at itself alone."""
+    model, params, (tokens, *targets) = made(tiny, task, kind, right_padded=False)
+    tokens = tokens.at[0, 2].set(0).at[1, 0].set(0)
+    table = params["embeddings"]["token"]
+    other = params | {"embeddings": params["embeddings"] | {"token": table.at[0].multiply(-3)}}
+    targets = [x.clip(1) for x in targets]
+    want, got = (outputs(model, p, (tokens, *targets)) for p in (params, other))
+    for name, x in want.items():
+        real = (tokens != 0) if name == "encoded" else np.ones(targets[0].shape, bool)
+        np.testing.assert_array_equal(got[name][real], x[real])
+        assert np.isfinite(x).all()
+    at_padding = np.abs(got["encoded"] - want["encoded"])[tokens == 0]
+    assert (at_padding.max(-1) > 1e-2).all()
+
+
+@pytest.mark.parametrize("task", ["mlm", "translation"])
+def test_right_padded_rows_by_their_lengths(tiny, task):
+    """Bit by bit what the mask gives; where padding stands before a token, the row is NaN."""
+    anywhere, params, inputs = made(tiny, task, "mha", right_padded=False)
+    right, *_ = made(tiny, task, "mha", right_padded=True)
+    tokens, *targets = inputs
+    for given in (tokens.at[1].set(0), tokens):
+        want, got = (outputs(model, params, (given, *targets)) for model in (anywhere, right))
+        for name, x in want.items():
+            np.testing.assert_array_equal(got[name], x)
+    # The only change: now a token stands behind the padding of the second row.
+    broken = outputs(right, params, (tokens.at[1, 5].set(3), *targets))
+    for name, x in broken.items():
+        np.testing.assert_array_equal(x[0], want[name][0])
+        assert np.isnan(x[1]).all(), name
+
+
+def test_tasks_pass_lengths_and_the_cache_keeps_them(tiny):
+    """Each attention to padded tokens, in training and in each step of a search."""
+    seen = collections.Counter()
+
+    def note(function, args, kwargs, context):
+        if isinstance(context.module, Attention) and context.method_name == "__call__":
+            mask = kwargs.get("mask")
+            parts = [] if mask is None else ["key_lengths", "key_valid"]
+            of = [part for part in parts if getattr(mask, part) is not None]
+            seen[context.module.name, *of] += 1
+        return function(*args, **kwargs)
+
+    config = tiny.config(num_layers=1)
+    for task in ("mlm", "translation"):
+        params = tiny.params(task, config)
+        with nn.intercept_methods(note):
+            tiny.logits(task, config, params)
+    assert seen == {
+        ("self_attention", "key_lengths"): 2,
+        ("self_attention",): 1,
+        ("cross_attention", "key_lengths"): 1,
+    }
+    seen.clear()
+    model, (sources, targets) = TASKS["translation"].model(config), tiny.inputs("translation")
+    with nn.intercept_methods(note):
+        outputs(model, params, (sources, targets))
+    assert seen["cross_attention", "key_lengths"] == 2
+    assert not any("key_valid" in key for key in seen)
+    for right_padded, shape in {True: (2,), False: (2, 7)}.items():
+        model = EncoderDecoder(config, right_padded=right_padded)
+        arguments = {"params": params}, sources
+        _, state = model.apply(*arguments, method="start_cache", mutable=["cache"])
+        kept = state["cache"]["decoder"]["layer_0"]
+        name = "encoded_lengths" if right_padded else "encoded_valid"
+        assert {k: v.shape for k, v in kept.items() if k.startswith("encoded")} == {name: shape}
 
 
 def test_a_row_of_padding_only_stays_finite(tiny):

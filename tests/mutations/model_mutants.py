@@ -324,8 +324,8 @@ MODEL = (
     Mutant(
         "decoding sees padding of the source",
         "DecoderLayer.__call__",
-        "lambda: encoded_mask.key_valid",
-        "lambda: jnp.ones_like(encoded_mask.key_valid)",
+        "lambda part=part: part",
+        "lambda part=part: 0 * part + 99",
         "test_cached.py::test_prefill_and_steps_equal_the_full_pass",
     ),
     # Stacks.
@@ -439,9 +439,30 @@ MODEL = (
     Mutant(
         "padding is seen",
         "EncoderModel.encode",
-        "Mask.padding(tokens != PAD)",
-        "Mask.padding(tokens >= PAD)",
+        "mask = padding_mask(tokens, self.right_padded)",
+        "mask = Mask()",
         "test_models.py::test_more_padding_changes_no_real_token",
+    ),
+    Mutant(
+        "what breaks the order of padding is read",
+        "poison_inner_padding",
+        "before.any(1)",
+        "before.all(1)",
+        "test_models.py::test_right_padded_rows_by_their_lengths",
+    ),
+    Mutant(
+        "a row of padding has a key",
+        "padding_mask",
+        "jnp.where(exists, ends, 0)",
+        "jnp.where(exists, ends, 1)",
+        "test_models.py::test_right_padded_rows_by_their_lengths",
+    ),
+    Mutant(
+        "padding inside a row is seen",
+        "padding_mask",
+        "not right_padded",
+        "False",
+        "test_models.py::test_inner_padding_is_not_attended_to",
     ),
     Mutant(
         "texts of a row are not kept apart",
@@ -559,8 +580,8 @@ MODEL = (
     Mutant(
         "decoder sees padding of the source",
         "EncoderDecoder.decode",
-        "mask, seen = None, Mask.padding(sources != PAD)",
-        "mask, seen = None, Mask.padding(sources >= PAD)",
+        "mask, seen = None, padding_mask(sources, self.right_padded)",
+        "mask, seen = None, Mask()",
         "test_models.py::test_more_padding_changes_no_real_token",
     ),
     Mutant(
