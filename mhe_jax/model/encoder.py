@@ -7,19 +7,13 @@ import jax.numpy as jnp
 from mhe_jax.attention import Mask
 from mhe_jax.attention.projection import named
 from mhe_jax.config import ModelConfig
-<<<<<<< HEAD
-from mhe_jax.config.data import PAD
-from mhe_jax.model.embeddings import Embeddings, positions_within
-from mhe_jax.model.layers import ACTIVATIONS, dense, normalization
-=======
 from mhe_jax.model.embeddings import (
     Embeddings,
     padding_mask,
     poison_inner_padding,
     positions_within,
 )
-from mhe_jax.model.layers import ACTIVATIONS, dense, layer_norm
->>>>>>> tables
+from mhe_jax.model.layers import ACTIVATIONS, dense, normalization
 from mhe_jax.model.stack import Encoder
 
 
@@ -63,13 +57,9 @@ class EncoderModel(nn.Module):
         x = self.embeddings(
             tokens, positions, token_types, signatures=signatures, deterministic=deterministic
         )
-<<<<<<< HEAD
-        return self.encoder(x, mask, positions, deterministic=deterministic)
-=======
         if self.right_padded:
             x = poison_inner_padding(x, tokens)
-        return self.encoder(x, mask, deterministic=deterministic)
->>>>>>> tables
+        return self.encoder(x, mask, positions, deterministic=deterministic)
 
 
 class ShuffleRandomClassifier(EncoderModel):
