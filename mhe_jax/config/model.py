@@ -9,6 +9,7 @@ from mhe_jax.config.tasks import Role
 
 Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
 Form = Literal["auto", "materialized", "folded", "shared"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas"]
 # A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
 Hashing = Literal[
@@ -146,7 +147,7 @@ class ModelConfig:
     # Biases of the MLP's matrices.
     mlp_bias: bool = True
     # Non-linearity of the MLP: gelu is exact, gelu_tanh its approximation by tanh.
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "gelu"
+    activation: Activation = "gelu"
     # LayerNorm, or RMSNorm, which subtracts no mean and has no bias.
     norm: Literal["layer", "rms"] = "layer"
     # The norm before each sublayer (and once after the stack), or after each residual sum.

@@ -83,7 +83,7 @@ class Pieces:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
-    def pieces(self) -> list[str]:
+    def vocabulary(self) -> list[str]:
         """The pieces by their numbers, as sentencepiece spells them."""
         return [self._processor.id_to_piece(i) for i in range(self.vocabulary_size)]
 
@@ -123,7 +123,7 @@ class Tokenizer(Pieces):
           InputError: no such model, or one whose special tokens or bytes differ from ours.
         """
         super().__init__(model, name)
-        pieces = self.pieces
+        pieces = self.vocabulary
         if tuple(pieces[:NUM_SPECIAL]) != SPECIAL_PIECES:
             raise InputError(
                 f"{name}: pieces 0 to 4 must be {' '.join(SPECIAL_PIECES)}, "

@@ -14,7 +14,7 @@ import numpy as np
 from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.tokenizer import Tokenizer
+from mhe_jax.data.tokenizer import SPECIAL_PIECES, Tokenizer
 
 # The first name that a file has is the special token; bos and eos may be the same.
 NAMES = {
@@ -99,6 +99,11 @@ class JsonTokenizer(Tokenizer):
         found = self._tokenizer.encode(text, add_special_tokens=False)
         assert len(found.ids) >= len(ids)
         return np.array(found.offsets[: len(ids)], np.int64).reshape(-1, 2)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The tokens of these ids as the file spells them; of one that it lacks, our name."""
+        of_file = [(i, int(self.of_file[i])) for i in ids]
+        return [SPECIAL_PIECES[i] if n == ABSENT else self.spelling(n) for i, n in of_file]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; special tokens give nothing."""

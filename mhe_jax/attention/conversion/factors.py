@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -110,7 +111,7 @@ def _eigenvectors(slices: np.ndarray, rank: int) -> list[np.ndarray]:
     core = U.T @ slices @ W  # [C, R, R]
     for _ in range(2):
         a, b = (np.einsum("c,cij->ij", draw.normal(size=len(core)), core) for _ in range(2))
-        _, vectors = np.linalg.eig(a @ np.linalg.pinv(b))
+        vectors: Any = np.linalg.eig(a @ np.linalg.pinv(b))[1]
         # Of a complex pair, which no real factors have, the real and the imaginary part.
         second = vectors.imag > 1e-9
         found.append(U @ np.where(second, vectors.imag, vectors.real))

@@ -55,9 +55,8 @@ def _apply(module: Attention, params: Any, a: Activations) -> jax.Array:
 
 def moments_of(activations: Sequence[Activations]) -> Moments:
     """Means and second moments; of keys also about the mean of those that are seen in their row."""
-    count, mean, query, keys, about, raw = (
-        sum(part) for part in zip(*map(_sums, activations), strict=True)
-    )
+    sums: list[Any] = [sum(part) for part in zip(*map(_sums, activations), strict=True)]
+    count, mean, query, keys, about, raw = sums
     mean = mean / count
     second = query / count - np.outer(mean, mean)
     return Moments(mean, second, about / keys, raw / keys)

@@ -176,8 +176,10 @@ def shared_key_values(heads: Heads, target: Target, moments: Moments) -> Paramet
         parts = [form / _norm(form), added.T / _norm(added)]
         U = common_factor(np.concatenate(parts), D)
         query, bias = scores.queries(form @ U)
-        queries.append(query), biases.append(bias)
-        keys.append(scores.key_inverse @ U), outs.append(U.T @ added)
+        queries.append(query)
+        biases.append(bias)
+        keys.append(scores.key_inverse @ U)
+        outs.append(U.T @ added)
     return {
         "query": {"kernel": np.stack(queries, 1) * D**0.5, "bias": np.stack(biases) * D**0.5},
         "key_value": {"kernel": np.stack(keys, 1)},
@@ -247,7 +249,9 @@ def head_embeddings(heads: Heads, target: Target, moments: Moments) -> Parameter
             kernel, bias = scores.queries_about_mean(found), np.zeros(D)
             factors = np.repeat(factors, n, 0)
             tables["query"][own] = rows - (scores.mu @ kernel) * factors
-        kernels.append(kernel), biases.append(bias), keys.append(scores.key_inverse @ key)
+        kernels.append(kernel)
+        biases.append(bias)
+        keys.append(scores.key_inverse @ key)
         if C > G:
             tables["query_group"] = factors[:: H // C] - 1
     values, out = _shared_values(heads, G, D, moments)
@@ -288,7 +292,8 @@ def one_score(heads: Heads, target: Target, moments: Moments) -> Parameters:
         kernel = scores.queries_about_mean(found * scale)
         key = scores.key_inverse @ (key / scale)
         kernel, key = _filled(kernel, key, R)
-        kernels.append(kernel * R**0.5), keys.append(key)
+        kernels.append(kernel * R**0.5)
+        keys.append(key)
         biases.append(scores.key_inverse @ mean.T - (key @ (scores.mu @ kernel))[:, None])
     return {
         "query": {"kernel": _groups(kernels)},
@@ -340,7 +345,8 @@ def _shared_values(
         U = np.pad(U, ((0, 0), (0, D - U.shape[1])))
         out = U.T @ added
         scale = _balance(out.swapaxes(1, 2), U)
-        values.append(P_inverse @ (U / scale)), outs.append(out * scale[:, None])
+        values.append(P_inverse @ (U / scale))
+        outs.append(out * scale[:, None])
     return values, np.concatenate(outs)
 
 

@@ -173,7 +173,8 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
         same = {f"{head}.decoder.weight": word, f"{head}.decoder.bias": f"{head}.bias"}
         return untied(found, same, fields.path.parent)
     # Where it is another, it is of no use.
-    found[f"{head}.bias"] = found.get(f"{head}.decoder.bias", found.get(f"{head}.bias"))
+    if f"{head}.decoder.bias" in found:
+        found[f"{head}.bias"] = found[f"{head}.decoder.bias"]
     return found
 
 

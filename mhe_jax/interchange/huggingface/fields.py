@@ -5,10 +5,11 @@ from typing import Any
 
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import parse_json
+from mhe_jax.config.model import Activation
 from mhe_jax.interchange.huggingface.tables import CONFIG
 
 # The names of ours by others; the first is the one that is written.
-ACTIVATIONS = {
+ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
     "relu": ("relu",),
     "gelu": ("gelu", "gelu_python"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
@@ -119,7 +120,7 @@ class Fields:
             takes = " or ".join(repr(value) for value in allowed)
             raise InputError(f"{self.path}: {name} is {value!r}, and our models have only {takes}")
 
-    def activation(self, name: str, default: str) -> str:
+    def activation(self, name: str, default: str) -> Activation:
         """Our name of the non-linearity in a field."""
         value = self.get(name, default)
         for ours, theirs in ACTIVATIONS.items():

@@ -94,14 +94,15 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
         K = {"mqa": 1, "gqa": config.num_kv_heads or H}.get(kind, H)
         query = read("query", H, D)
         if kind == "el":
-            key = value = (np.eye(M, dtype=np.float32).reshape(M, H, D), np.zeros((H, D), "f"))
+            key = value = np.eye(M, dtype=np.float32).reshape(M, H, D), np.zeros((H, D), "f")
         else:
             both = kind == "skv"
             key = read("key_value" if both else "key", K, D)
             value = read("key_value" if both else "value", K, D)
     else:
         # Shared by the heads of a group.
-        query = tuple(np.repeat(part, H // groups, -2) for part in read("query", groups, S))
+        kernel, bias = read("query", groups, S)
+        query = np.repeat(kernel, H // groups, 1), np.repeat(bias, H // groups, 0)
         key = read("key", groups, S)
         value = read("value", H if kind == "mva" else groups, D)
     out, out_bias = read.out(H, D)

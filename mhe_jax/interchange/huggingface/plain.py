@@ -68,7 +68,7 @@ def plain(
         for name, child in node.items():
             at = (*path, name)
             if name in ATTENTION:
-                role = "cross" if name == "cross_attention" else path[0]
+                role: Any = "cross" if name == "cross_attention" else path[0]
                 heads = heads_of(model.attention_for(role), model.features, child)
                 heads = _fitted(model, heads, home, key_heads, width)
                 _attention(heads, "/".join(at), bias, found)
@@ -165,7 +165,7 @@ def _scaled(model: ModelConfig, tensors: Tensors, last_norm: str | None, factor)
 def plain_shapes(abstract: Any) -> dict[str, tuple[int, ...]]:
     """The shapes of the plain form of a model of kind `mha`, `mqa` or `gqa`, by its parameters."""
     shapes = {}
-    for path, leaf in flatten_dict(abstract, sep="/").items():  # pyright: ignore
+    for path, leaf in _leaves(abstract).items():
         shape = leaf.shape
         if any(f"/{name}/" in path for name in ATTENTION):
             if path.endswith("out/kernel"):
@@ -180,7 +180,11 @@ def plain_shapes(abstract: Any) -> dict[str, tuple[int, ...]]:
 
 def from_plain(abstract: Any, tensors: Tensors) -> Any:
     """Parameters of the shapes of `abstract` from the plain form, which has all of them."""
-    leaves = flatten_dict(abstract, sep="/")  # pyright: ignore
+    leaves = _leaves(abstract)
     return unflatten_dict(
         {path: tensors[path].reshape(leaf.shape) for path, leaf in leaves.items()}, sep="/"
     )
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    return flatten_dict(tree, sep="/")  # pyright: ignore[reportReturnType]

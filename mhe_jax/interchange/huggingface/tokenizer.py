@@ -77,7 +77,7 @@ def tokenizer_json(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": True,
             "ignore_merges": False,
-            "vocab": {piece.replace(SPACE, " "): i for i, piece in enumerate(tokenizer.pieces)},
+            "vocab": {piece.replace(SPACE, " "): i for i, piece in enumerate(tokenizer.vocabulary)},
             "merges": merges,
         },
     }

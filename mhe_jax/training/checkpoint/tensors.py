@@ -6,7 +6,7 @@ A name is the path of a parameter with dots between its parts, and layers are un
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -81,7 +81,8 @@ def read_params(path: Path, abstract_params: Any) -> tuple[Any, dict[str, str]]:
         return array
 
     placed = {}
-    for parts, leaf in flatten_dict(abstract_params).items():
+    leaves = cast(dict[tuple[str, ...], Any], flatten_dict(abstract_params))
+    for parts, leaf in leaves.items():
         if STACKED in parts:
             at = parts.index(STACKED)
             names = [
