@@ -35,7 +35,7 @@ KINDS = {
 
 def same(one, other):
     one, other = flatten_dict(one), flatten_dict(other)
-    assert list(one) == list(other)
+    assert sorted(one) == sorted(other)
     for path, array in one.items():
         assert array.dtype == other[path].dtype == np.float32
         np.testing.assert_array_equal(array, other[path], err_msg=str(path))
