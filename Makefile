@@ -2,6 +2,7 @@
 # make test    install, run the tests but for whole runs
 # make runs    the tests that train whole runs or start whole programs
 # make ahead   install libtpu, run the tests that compile for TPUs that are not here
+# make peers   install transformers and torch, run the tests that compare with them
 # make package build sdist and wheel in dist/, and use them in an empty environment
 # make slow    the tests that take minutes, and all combinations of parameters
 # make mutants puts bugs in, and says which ones no test sees; takes long
@@ -21,7 +22,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test runs ahead package slow mutants lint clean
+.PHONY: demo test runs ahead peers package slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -62,6 +63,10 @@ ahead: $(LIBTPU)/libtpu/libtpu.so
 $(LIBTPU)/libtpu/libtpu.so: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(LIBTPU) libtpu -c constraints.txt
 
+peers: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -e '.[huggingface]' -c constraints.txt
+	$(BIN)/python -m pytest -n 2 -m 'peers and $(FAST)'
+
 package: $(INSTALLED)
 	tests/package.sh $(CURDIR)/$(BIN)/python $(CURDIR)/dist
 
@@ -85,5 +90,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	        "$$($(PYTHON) --version 2>&1); try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
 	    exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -e '.[demo,report,dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[demo,report,dev,export]' -c constraints.txt
 	@touch $@
