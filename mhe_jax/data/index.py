@@ -89,23 +89,13 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     """
     # A link's own name says what a file is: that of a blob in a content-addressed store does not.
     name, packed = str(path), path.suffix if path.suffix in PACKED else ""
-    try:
-        # Path.resolve makes another error of links that go round in circles.
-        path = Path(os.path.realpath(path, strict=True))
-        size = path.stat().st_size
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise InputError(f"{name}: {reason}") from None
-    if path.is_dir():
-        raise InputError(f"{name}: is a directory, not a file")
-    if size == 0:
-        raise InputError(f"{name}: is empty")
+    path = real_file(path)
     try:
         known = identity(path)
         if packed:
             unpacked = cache / "unpacked" / key_of(str(path)) / key_of(VERSION, packed, *known)
             copy = built_once(unpacked, lambda temporary: _unpack(name, path, packed, temporary))
-            _drop_earlier(copy, path)
+            drop_earlier(copy, path)
             path = copy
         key = key_of(VERSION, packed, *known, rule.columns, rule.fields, rule.whole)
         index = built_once(
@@ -116,6 +106,26 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     numbers = np.memmap(index, np.int64, "r")
     content = numbers[-DIGEST:].tolist()
     return LineFile(name, path, numbers[:-DIGEST], key_of(content, rule.columns, rule.fields))
+
+
+def real_file(path: Path) -> Path:
+    """The file that a path leads to, which is there and holds something.
+
+    Raises:
+      InputError: it is not there, is a directory, or is empty.
+    """
+    try:
+        # Path.resolve makes another error of links that go round in circles.
+        real = Path(os.path.realpath(path, strict=True))
+        size = real.stat().st_size
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise InputError(f"{path}: {reason}") from None
+    if real.is_dir():
+        raise InputError(f"{path}: is a directory, not a file")
+    if size == 0:
+        raise InputError(f"{path}: is empty")
+    return real
 
 
 def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
@@ -132,7 +142,7 @@ def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
             raise InputError(f"{name}: has changed while it was read")
 
 
-def _drop_earlier(copy: Path, path: Path) -> None:
+def drop_earlier(copy: Path, path: Path) -> None:
     """Deletes the copies of what `path` held before; who has one open keeps it.
 
     Those made since the file is as it is are of another host's file of this path.
