@@ -2,8 +2,7 @@
 
 Nothing here imports transformers or torch, and nothing is executed: files are safetensors and JSON.
 
-    heads.py     attention of any kind as query heads over key and value heads
-    plain.py     parameters in one plain form           tables.py   where they lie in a file
+    tables.py    where the plain parameters of a run lie in a file
     fields.py    fields of a `config.json`
     gpt2.py  bert.py  marian.py                          an architecture each, both ways
 """
