@@ -44,7 +44,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, by_rows
 from mhe_jax.attention.engines.mesh import over_rows, varying
-from mhe_jax.attention.engines.shared import factored, head_by_head
+from mhe_jax.attention.engines.shared import factored, head_by_head, one_product
 from mhe_jax.attention.mask import Mask
 
 # Up to here dropout draws one mask for the call, as the other engines; beyond, block by block.
@@ -92,25 +92,34 @@ def _output(static, q, k, v, b, seen) -> jax.Array:
 
 
 def _forward(static, q, k, v, b, seen):
+    rounds = one_product.takes(static, q)
+
     def factored_softmax(q, k, v, values, b, seen):
-        return factored.forward(static, q, k, values, b, seen)
+        if rounds:
+            return one_product.forward(static, q, k, values, b, seen)
+        return None, *factored.forward(static, q, k, values, b, seen)
 
     def one_by_one(q, k, v, values, b, seen):
-        output = head_by_head.forward(static, q, k, v, b, seen).astype(b.dtype)
-        return output, varying(jnp.ones(output.shape[:-1], b.dtype), q)
+        output = head_by_head.forward(static, q, k, v, b, seen)
+        ones = varying(jnp.ones(output.shape[:-1], b.dtype), q)
+        return output if rounds else None, output.astype(b.dtype), ones
 
     values = factored.values_of(q, v, b, seen)
     fits = factored.fits(static, q, v, values, b, seen)
-    found = _choose(fits, factored_softmax, one_by_one, q, k, v, values, b, seen)
+    call = q, k, v, values, b, seen
+    rounded, *found = _choose(fits, factored_softmax, one_by_one, *call)
     output, denominator = checkpoint_name(found, KEPT)
-    return output.astype(q.dtype), (q, k, v, b, seen, output, denominator, fits)
+    if rounded is None:
+        rounded = output.astype(q.dtype)
+    return rounded, (q, k, v, b, seen, output, denominator, fits)
 
 
 def _backward(static, residuals, cotangent):
     q, k, v, *residuals, fits = residuals
 
     def factored_softmax(q, k, v, values, *args):
-        return factored.gradient(static, q, k, values, *args)
+        way = one_product if one_product.takes(static, q) else factored
+        return way.gradient(static, q, k, values, *args)
 
     def one_by_one(q, k, v, values, b, seen, output, denominator, cotangent):
         return head_by_head.gradient(static, q, k, v, b, seen, cotangent)
