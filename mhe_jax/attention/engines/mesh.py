@@ -139,6 +139,14 @@ def parts_of_call(examples: int, heads: int) -> int:
     return math.prod(sizes)
 
 
+def sees_one_device() -> bool:
+    """Whether arrays here are those of one device, inside `over_heads` too, as far as is known."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return jax.device_count() == 1
+    return mesh.size == 1 or all(kind == AxisType.Manual for kind in mesh.axis_types)
+
+
 def _mesh_axes():
     """The mesh, and its axes that split examples and heads; None where nothing is split."""
     mesh = jax.sharding.get_abstract_mesh()
