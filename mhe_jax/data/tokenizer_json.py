@@ -74,6 +74,16 @@ class JsonTokenizer(Tokenizer):
             lengths[self._ours[i]] = len(piece)
         lengths[:NUM_SPECIAL] = 0
         self._lengths = lengths
+        self.separators = self._between(special[EOS])
+
+    def _between(self, eos: int) -> int:
+        """How many eos the file puts between two texts, as RoBERTa two; 1 where it puts none."""
+        pair = self._tokenizer.encode("a", "a")
+        texts = pair.sequence_ids  # of each token: 0, 1, or None of what stands around them
+        if 0 not in texts or 1 not in texts:
+            return 1
+        end = len(texts) - texts[::-1].index(0)
+        return max(1, pair.ids[end : texts.index(1)].count(eos))
 
     @property
     def characters(self) -> np.ndarray:

@@ -269,7 +269,7 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
     """
     for name, value in settings.items():
         config = set_field(config, f"evaluation.{name}", value)
-    check(config)
+    check(config, trains=False)
     return config
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
+from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig, TaskName
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
@@ -25,7 +25,7 @@ HEADS = {
 LAST_NORM = "head_norm"
 
 
-def table(model: ModelConfig, model_type: str, task: str = "mlm") -> Table:
+def table(model: ModelConfig, model_type: str, task: str) -> Table:
     """Where the parameters of a BERT or RoBERTa with the head of `task` lie."""
     prefix, roberta = model_type, model_type == "roberta"
     embeddings = f"{prefix}.embeddings"
@@ -55,6 +55,8 @@ def table(model: ModelConfig, model_type: str, task: str = "mlm") -> Table:
             found[f"{head}.decoder.bias"] = Slot(("vocabulary_bias",))
     elif task == "span":
         found |= linear("qa_outputs", "span")
+    elif roberta:
+        found |= linear("classifier.dense", "pooler") | linear("classifier.out_proj", "classifier")
     else:
         found |= linear(f"{prefix}.pooler.dense", "pooler") | linear("classifier", "classifier")
     return found
@@ -151,22 +153,41 @@ def model_of(fields: Fields) -> ModelConfig:
     )
 
 
-def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
+def task_and_labels(fields: Fields) -> tuple[TaskName, tuple[str, ...]]:
+    """What a head over whole texts gives: classes, with their names, or one number.
+
+    Raises:
+      InputError: several labels of one text; names of labels that are none.
+    """
+    fields.must("problem_type", None, "single_label_classification", "regression")
+    said = fields.values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(2)}
+    numbers = [str(i) for i in range(len(said))]
+    labels = tuple(said.get(i) for i in numbers) if isinstance(said, dict) else ()
+    if len({label for label in labels if isinstance(label, str)}) != len(numbers):
+        raise InputError(f"{fields.path}: id2label is {said!r}: takes a name for each number")
+    if len(labels) == 1 or fields.values.get("problem_type") == "regression":
+        return "regression", ()
+    return "classification", labels  # pyright: ignore[reportReturnType]
+
+
+def named(fields: Fields, model: ModelConfig, tensors: Tensors, task: str) -> Tensors:
     """The tensors by the names of the table, without heads and buffers that ours do not have."""
     prefix = fields.values["model_type"]
     old = {".gamma": ".weight", ".beta": ".bias"}  # of LayerNorm, in the first files
     renamed = {
         re.sub(r"\.(gamma|beta)$", lambda m: old[m[0]], name): x for name, x in tensors.items()
     }
-    buffers = (
-        rf"{prefix}\.(embeddings\.(position|token_type)_ids|pooler\..*)|cls\.seq_relationship\..*"
-    )
-    left_out = re.compile(buffers)
+    left_out = rf"{prefix}\.embeddings\.(position|token_type)_ids|cls\.seq_relationship\..*"
+    if prefix == "roberta" or task not in ("classification", "regression"):
+        left_out += rf"|{prefix}\.pooler\..*"
+    left_out = re.compile(left_out)
     found = {name: array for name, array in renamed.items() if not left_out.fullmatch(name)}
     if prefix == "roberta":
         positions = "roberta.embeddings.position_embeddings.weight"
         if positions in found:
             found[positions] = found[positions][_offset(fields) :]
+    if task != "mlm":
+        return found
     head = "lm_head" if prefix == "roberta" else "cls.predictions"
     if model.tie_embeddings:
         word = f"{prefix}.embeddings.word_embeddings.weight"

@@ -25,7 +25,7 @@ def folds_to_one(model: ModelConfig) -> bool:
     return (one and (attention.num_groups or 1) == 1) or attention.num_heads == 1
 
 
-def table(model: ModelConfig, model_type: str) -> Table:
+def table(model: ModelConfig, model_type: str, *_: str) -> Table:
     """Where the parameters lie; GPT-2's matrices are [in, out], those of GPT-BigCode [out, in]."""
     found = {
         "transformer.wte.weight": Slot(("embeddings/token",)),
@@ -127,7 +127,7 @@ def model_of(fields: Fields) -> ModelConfig:
     )
 
 
-def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
+def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tensors:
     """The tensors by the names of the table: some files leave `transformer.` out."""
     if "wte.weight" in tensors:
         tensors = {

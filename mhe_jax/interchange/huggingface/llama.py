@@ -20,7 +20,7 @@ def is_home_of(model: ModelConfig) -> bool:
     return model.positions == "rotary" or model.norm == "rms" or model.mlp == "gated"
 
 
-def table(model: ModelConfig, model_type: str = "llama") -> Table:
+def table(model: ModelConfig, *_: str) -> Table:
     """Where the parameters lie."""
     bias = model.attention_for("decoder").use_bias
     found = {
@@ -156,8 +156,12 @@ def model_of(fields: Fields) -> ModelConfig:
 def _rotary(fields: Fields) -> tuple[float, float]:
     """Base and scaling, which newer files keep in one place and older ones in two."""
     fields.ignore("rope_parameters", "rope_scaling", "rope_theta")
-    said = fields.values
-    rope = {**(said.get("rope_scaling") or {}), **(said.get("rope_parameters") or {})}
+    said, rope = fields.values, {}
+    for name in ("rope_scaling", "rope_parameters"):
+        value = said.get(name) or {}
+        if not isinstance(value, dict):
+            raise InputError(f"{fields.path}: {name} is {value!r}: takes an object")
+        rope |= value
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     rope.pop("type", None)
     base = rope.pop("rope_theta", said.get("rope_theta", 10000.0))
@@ -175,7 +179,7 @@ def _rotary(fields: Fields) -> tuple[float, float]:
     return float(base), float(factor)
 
 
-def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
+def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tensors:
     """The tensors by the names of the table."""
     found = {n: array for n, array in tensors.items() if not n.endswith("rotary_emb.inv_freq")}
     if model.tie_embeddings:

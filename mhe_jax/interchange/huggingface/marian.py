@@ -17,7 +17,7 @@ from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear,
 EPSILON = 1e-5
 
 
-def table(model: ModelConfig, model_type: str = "marian") -> Table:
+def table(model: ModelConfig, *_: str) -> Table:
     """Where the parameters lie."""
     layers = {"encoder": model.num_layers, "decoder": _decoder_layers(model)}
     positions = ("embeddings/position",)
@@ -152,7 +152,7 @@ def model_of(fields: Fields) -> ModelConfig:
     )
 
 
-def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
+def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tensors:
     """The tensors by the names of the table, with the positions, which most files leave out."""
     found = dict(tensors)
     for side in ("encoder", "decoder"):

@@ -14,6 +14,7 @@ from mhe_jax import tasks
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, ModelConfig, TaskName
 from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.config.rules import check
 from mhe_jax.data import JsonTokenizer
 from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
@@ -25,6 +26,8 @@ from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
 INDEX, TOKENIZER_JSON = "model.safetensors.index.json", "tokenizer.json"
 # Files of weights that are programs: never opened.
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "tf_model.h5")
+# Marian's own tokenizers, one for each language, whose pieces have their ids in `vocab.json`.
+MARIAN_FILES = ("source.spm", "target.spm")
 # What has a row for each token, and on which axis.
 ROWS = {
     "embeddings/token": 0,
@@ -39,7 +42,12 @@ LONGEST = 512
 
 
 class Architecture(NamedTuple):
-    """A class of transformers: its type, the task of ours, and who knows its fields and tensors."""
+    """A class of transformers: its type, the task of ours, and who knows its fields and tensors.
+
+    A module has `model_of(fields)`, the model; `table(model, model_type, task)`, where parameters
+    lie; `named(fields, model, tensors, task)`, the tensors by the names of the table; and
+    `with_scale(model, tensors)`, plain parameters as our model multiplies them.
+    """
 
     model_type: str
     task: TaskName
@@ -52,7 +60,11 @@ ARCHITECTURES = {
     "LlamaForCausalLM": Architecture("llama", "lm", llama),
     "MistralForCausalLM": Architecture("mistral", "lm", llama),
     "BertForMaskedLM": Architecture("bert", "mlm", bert),
+    "BertForSequenceClassification": Architecture("bert", "classification", bert),
+    "BertForQuestionAnswering": Architecture("bert", "span", bert),
     "RobertaForMaskedLM": Architecture("roberta", "mlm", bert),
+    "RobertaForSequenceClassification": Architecture("roberta", "classification", bert),
+    "RobertaForQuestionAnswering": Architecture("roberta", "span", bert),
     "MarianMTModel": Architecture("marian", "translation", marian),
 }
 
@@ -69,28 +81,32 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     """
     source = Path(source)
     fields = Fields(source)
-    name = (fields.values.get("architectures") or ["none"])[0]
-    if name not in ARCHITECTURES:
-        near = did_you_mean(nearest(str(name), list(ARCHITECTURES)))
-        known = ", ".join(ARCHITECTURES)
-        raise InputError(f"{fields.path}: architectures is {name!r}: takes one of {known}{near}")
-    model_type, task, module = ARCHITECTURES[name]
+    model_type, task, module = _architecture(fields)
     fields.must("model_type", model_type)
     model: ModelConfig = module.model_of(fields)
+    data = DataConfig(sequence_length=min(model.max_length, LONGEST))
+    if task in ("classification", "span"):  # no head over the vocabulary, and so no table of it
+        model = dataclasses.replace(model, tie_embeddings=True)
+    if task == "classification":
+        task, labels = bert.task_and_labels(fields)
+        data = dataclasses.replace(data, labels=labels)
+    elif task == "span":
+        data = dataclasses.replace(data, dataset="squad")
     fields.finish()
+    config = tasks.resolve(
+        Config(task=task, model=model, data=data, evaluation=EvaluationConfig(checkpoint="last"))
+    )
+    try:
+        check(config, trains=False)
+    except InputError as error:
+        raise InputError(f"{fields.path}: is no model of ours: {error}") from None
+    model = config.model
     tokenizer = read_tokenizer(source, model.vocabulary_size)
-    begin = _begin(fields, task, tokenizer)
-    config = Config(
-        task=task,
-        model=model,
-        data=DataConfig(sequence_length=min(model.max_length, LONGEST)),
-        evaluation=EvaluationConfig(checkpoint="last"),
-    )
-    tensors = module.named(fields, model, read_weights(source))
+    begin = _begin(fields, config, tokenizer)
+    tensors = module.named(fields, model, read_weights(source), task)
     shapes = plain_shapes(abstract_of(config))
-    found = module.with_scale(
-        model, take_in(module.table(model, model_type), tensors, shapes, source)
-    )
+    table = module.table(model, model_type, task)
+    found = module.with_scale(model, take_in(table, tensors, shapes, source))
     for part, axis in ROWS.items():
         if part in found:
             found[part] = _permuted(found[part], axis, tokenizer, begin)
@@ -102,6 +118,17 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
         changed["output_bias"] = False
     config = dataclasses.replace(config, model=dataclasses.replace(model, **changed))
     return config, from_plain(abstract_of(config), found), tokenizer
+
+
+def _architecture(fields: Fields) -> Architecture:
+    """The one that a `config.json` names first."""
+    names = fields.values.get("architectures") or ["none"]
+    name = names[0] if isinstance(names, list) else names
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        near = did_you_mean(nearest(str(name), list(ARCHITECTURES)))
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{fields.path}: architectures is {name!r}: takes one of {known}{near}")
+    return ARCHITECTURES[name]
 
 
 def abstract_of(config: Config) -> Any:
@@ -147,6 +174,12 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
     """
     path = source / TOKENIZER_JSON
     if not path.is_file():
+        two = [name for name in MARIAN_FILES if (source / name).exists()]
+        if two:
+            raise InputError(
+                f"{source}: has {', '.join(two)} and no {TOKENIZER_JSON}: a run has one tokenizer "
+                "for both languages: takes one with the ids of vocab.json"
+            )
         raise InputError(
             f"{source}: has no {TOKENIZER_JSON}: save a fast tokenizer beside the model"
         )
@@ -170,13 +203,14 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
     return JsonTokenizer(json.dumps(values, ensure_ascii=False).encode(), str(path))
 
 
-def _begin(fields: Fields, task: TaskName, tokenizer: JsonTokenizer) -> int:
+def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
     """The id in the file of the token that begins a text, or a target."""
     said = {i: fields.values.get(f"{name}_token_id") for i, name in ((PAD, "pad"), (EOS, "eos"))}
     begin = fields.values.get("bos_token_id")
-    if task == "translation":
+    rows = config.model.vocabulary_size
+    if config.task == "translation":
         begin = fields.values.get("decoder_start_token_id")
-        if type(begin) is not int or not 0 <= begin < len(tokenizer.of_file):
+        if type(begin) is not int or not 0 <= begin < rows:
             raise InputError(f"{fields.path}: decoder_start_token_id is {begin!r}: takes a token")
     said[BOS] = begin
     for i, value in said.items():
@@ -187,9 +221,9 @@ def _begin(fields: Fields, task: TaskName, tokenizer: JsonTokenizer) -> int:
             )
     if tokenizer.of_file[EOS] == ABSENT:
         raise InputError(f"{tokenizer.name}: has no token that ends a text, as </s> or [SEP]")
-    if task == "mlm" and tokenizer.absent:
+    if config.facts.is_encoder and tokenizer.absent:
         raise InputError(f"{tokenizer.name}: an encoder needs pad, unk, bos, eos and mask")
-    return int(begin if type(begin) is int else tokenizer.of_file[EOS])
+    return begin if type(begin) is int and 0 <= begin < rows else int(tokenizer.of_file[EOS])
 
 
 NAMES = {PAD: "pad", BOS: "bos", EOS: "eos"}

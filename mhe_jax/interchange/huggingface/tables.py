@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.config import InputError
@@ -82,6 +83,10 @@ def take_in(
                 f"{source}: {name} has shape {array.shape}: {CONFIG} asks for {expected}"
             )
         array = array.T if transposed else array[0] if row else array
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise InputError(f"{source}: {name} is {array.dtype}: takes floats")
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise InputError(f"{source}: {name} holds something that is not a number")
         ends = np.cumsum(widths)[:-1]
         for part, piece in zip(parts, np.split(array, ends, -1), strict=True):
             if part in found and not np.array_equal(found[part], piece):

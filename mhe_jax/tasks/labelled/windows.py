@@ -60,6 +60,12 @@ class WindowRows:
         self._tokenizer = tokenizer
         # Positions of a row before a window, and in all, beside the question and the window.
         self._before, self._around = 1 + tokenizer.separators, 2 + tokenizer.separators
+        room = data.sequence_length - data.question_length - self._around
+        if data.window_stride > room:  # of one eos between texts the config's rules say so
+            raise InputError(
+                f"data.window_stride is {data.window_stride}: at most data.sequence_length - "
+                f"data.question_length - {self._around} = {room}"
+            )
         asked = encode(tokenizer, [question.question for question in self.questions])
         self._asked = [ids[: data.question_length] for ids in asked]
         # Many questions share a context.

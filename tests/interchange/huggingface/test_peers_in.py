@@ -51,8 +51,14 @@ def check_same(ours, theirs, tokenizer, where=...):
     assert np.abs(expected).max() > 1
 
 
-# Fields of `config.json` that have several names or values of one meaning.
-OTHERS = {"architectures", "model_type", "activation_function", "bos_token_id"}
+# Fields of `config.json` that have several names or values of one meaning, or of the search alone.
+OTHERS = {
+    "architectures",
+    "model_type",
+    "activation_function",
+    "bos_token_id",
+    "forced_eos_token_id",
+}
 
 
 def check_back(run, params, tokenizer, directory):

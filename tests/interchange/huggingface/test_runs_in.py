@@ -1,0 +1,258 @@
+"""Models of transformers as runs: what a loaded run does with texts, in the file's own numbers."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from foreign_models import foreign
+from foreign_tokenizers import byte_level, word_piece
+from random_models import apply, model_config
+
+import mhe_jax
+from mhe_jax import tasks
+from mhe_jax.cli import convert as command
+from mhe_jax.config import InputError
+from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.rules import check
+from mhe_jax.config.rules.trust import is_own
+from mhe_jax.data import JsonTokenizer
+from mhe_jax.tasks.labelled.examples import Example
+from mhe_jax.tasks.labelled.rows import LabelledRows
+from mhe_jax.tasks.labelled.windows import WindowRows
+from mhe_jax.training.loop import train
+
+pytest.importorskip("tokenizers", reason="needs the extra `export`")
+pytest.importorskip("safetensors", reason="needs the extra `export`")
+
+ROBERTA = ("<s>", "</s>", "<unk>", "<pad>", "<mask>")
+TEXTS = ["a small dog", "A man with a red hat watches him", "Größe"]
+
+
+@pytest.fixture
+def come_in(tmp_path, capsys):
+    """`come_in(name)`: a model as others see it, and the loaded run that `convert` makes of it."""
+
+    def make(name, **fields):
+        theirs = foreign(name, tmp_path / "source", **fields)
+        command.main([str(tmp_path / "source"), str(tmp_path / "run")])
+        told = json.loads(capsys.readouterr().out)
+        assert told["task"] == theirs[0].task
+        assert is_own(tmp_path / "run")
+        run = mhe_jax.load(tmp_path / "run", devices=jax.devices()[:1])
+        assert told["absent"] == list(run.config.model.absent_tokens)
+        assert told["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(run.params))
+        return *theirs, run
+
+    return make
+
+
+def log_probs(config, params, *ids):
+    """Of what follows each of the ids, which are the file's, of one row."""
+    # Of one length, as one program; zeros are padding in ours.
+    rows = [np.pad(np.array([row]), ((0, 0), (0, 40 - len(row)))) for row in ids]
+    return np.array(jax.nn.log_softmax(apply(config, params, *rows))[0, : len(ids[-1])])
+
+
+@pytest.mark.parametrize(("name", "special"), [("gpt2", (1,)), ("llama", (1, 2, 3))])
+def test_a_language_model(come_in, name, special):
+    config, params, file, run = come_in(name)
+    *never, end = special
+    begin = never[-1] if never else end
+    for text, scored in zip(TEXTS, run.log_probs(TEXTS), strict=True):
+        ids = [*file.encode(text).ids, end]
+        found = log_probs(config, params, [begin, *ids[:-1]])
+        np.testing.assert_allclose(scored.log_probs, found[range(len(ids)), ids], atol=1e-4)
+        assert scored.pieces == [file.id_to_token(i) for i in ids]
+    continued = run.generate(TEXTS, extra_length=6, temperature=0.0, details=True)
+    for text, found in zip(TEXTS, continued, strict=True):
+        ids, new = [begin, *file.encode(text).ids], []
+        while len(new) < 6 and end not in new:
+            following = log_probs(config, params, [*ids, *new])[-1]
+            following[never] = -np.inf
+            new.append(int(following.argmax()))
+        assert run.tokenizer.of_file[found.tokens].tolist() == new
+    assert len({tuple(found.tokens) for found in continued}) > 1
+
+
+def test_a_translator(come_in):
+    config, params, file, run = come_in("marian")
+    translated = run.translate(TEXTS, beam_size=1, extra_length=4, details=True)
+    for text, found in zip(TEXTS, translated, strict=True):
+        source, new = [*file.encode(text).ids, 1], []
+        while 1 not in new:
+            following = log_probs(config, params, source, [3, *new])[-1]
+            following[[2, 3]] = -np.inf
+            last = len(new) + 1 == len(source) + 4
+            new.append(1 if last else int(following.argmax()))
+        assert run.tokenizer.of_file[found.tokens].tolist() == new
+    [scored] = run.log_probs([(TEXTS[0], TEXTS[1])])
+    source, target = ([*file.encode(text).ids, 1] for text in TEXTS[:2])
+    found = log_probs(config, params, source, [3, *target[:-1]])
+    np.testing.assert_allclose(scored.log_probs, found[range(len(target)), target], atol=1e-4)
+    assert scored.pieces == [file.id_to_token(i) for i in target]
+
+
+def test_an_encoder(come_in):
+    config, params, file, run = come_in("bert")
+    model = tasks.of(config).model(config.model)
+    found = run.encode(TEXTS, None)
+    for text, got in zip(TEXTS, found, strict=True):
+        ids = np.array([[4, *file.encode(text).ids, 5]])
+        expected = model.apply({"params": params}, ids, method="encode")[0]
+        np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+def marked(file, *texts):
+    """Tokens and token types of a row of BERT, and where the last text is."""
+    ids, types, marks = [4], [0], [0]
+    for number, text in enumerate(texts):
+        more = [*file.encode(text).ids, 5]
+        ids, types = ids + more, types + [number] * len(more)
+        marks += [int(number == len(texts) - 1)] * (len(more) - 1) + [0]
+    return tuple(np.array([row]) for row in (ids, types, marks))
+
+
+def test_a_classifier(come_in):
+    config, params, file, run = come_in("labels")
+    assert run.config.data.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    for text, found in zip(TEXTS, run.predict(TEXTS), strict=True):
+        expected = jax.nn.softmax(apply(config, params, *marked(file, text))[0])
+        np.testing.assert_allclose(list(found.probabilities.values()), expected, atol=1e-4)
+        assert found.label == f"LABEL_{expected.argmax()}"
+
+
+def test_a_regression(come_in):
+    config, params, file, run = come_in("number")
+    for text, found in zip(TEXTS, run.predict(TEXTS), strict=True):
+        expected = apply(config, params, *marked(file, text))[0]
+        assert found == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_one_who_answers(come_in):
+    config, params, file, run = come_in("span", max_length=220)
+    question, context = TEXTS[0], f"{TEXTS[1]} {TEXTS[2]}"
+    [answer] = run.predict([(question, context)])
+    logits = apply(config, params, *marked(file, question, context))[0]
+    before = 1 + len(file.encode(question).ids) + 1
+    offsets = file.encode(context).offsets
+    # Beginning and end of the best span of the context.
+    count = len(offsets)
+    both = logits[0, before : before + count, None] + logits[1, None, before : before + count]
+    first, last = np.unravel_index(np.triu(both).argmax(), both.shape)
+    assert (answer.start, answer.end) == (offsets[first][0], offsets[last][1])
+    assert answer.text == context[answer.start : answer.end]
+
+
+def test_training_goes_on_from_it(come_in, tmp_path):
+    """With the head too, where the labels are the same; of pairs, each in its place."""
+    _, _, file, run = come_in("labels")
+    texts = tmp_path / "pairs.tsv"
+    both = enumerate(zip(TEXTS, TEXTS[::-1], strict=True))
+    lines = [f"{a}\t{b}\tLABEL_{i}" for i, (a, b) in both]
+    texts.write_text("\n".join(["one\tother\tlabel", *lines]) + "\n", encoding="utf-8")
+    config = run.config
+    for field, value in {
+        "data.train": (str(texts),),
+        "data.fields": ("one", "other"),
+        "data.batch_size": 3,
+        "data.cache_directory": str(tmp_path / "cache"),
+        "train.init_from": str(tmp_path / "run"),
+        "train.num_steps": 1,
+        "optimizer.warmup_steps": 0,
+        "optimizer.learning_rate": 1e-30,
+        "workdir": str(tmp_path / "tuned"),
+    }.items():
+        config = set_field(config, field, value)
+    train(config, jax.devices()[:1])
+    tuned = mhe_jax.load(tmp_path / "tuned", checkpoint="last", devices=jax.devices()[:1])
+    jax.tree.map(np.testing.assert_array_equal, tuned.params, run.params)
+    assert tuned.predict([(TEXTS[0], TEXTS[1])])[0].label.startswith("LABEL_")
+
+
+# The tokenizer.
+
+
+def test_pieces_are_those_of_the_file(tmp_path):
+    file = byte_level(tmp_path, ("<s>", "</s>"))
+    tokenizer = JsonTokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.absent == (PAD, UNK, MASK)
+    ids = tokenizer.encode("a red dog")
+    assert tokenizer.pieces(ids) == file.encode("a red dog").tokens
+    assert tokenizer.pieces([PAD, UNK, BOS, EOS, MASK]) == [
+        "<pad>",
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<mask>",
+    ]
+    assert tokenizer.pieces([]) == []
+    assert tokenizer.decode([BOS, *ids, EOS, PAD]) == "a red dog"
+    assert tokenizer.pieces(np.array(ids)) == tokenizer.pieces(ids)
+
+
+def test_a_token_is_ours_whatever_the_file_calls_it(tmp_path):
+    file = word_piece(tmp_path)
+    tokenizer = JsonTokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.absent == ()
+    assert tokenizer.pieces(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert sorted(tokenizer.of_file) == list(range(file.get_vocab_size()))
+    # All others follow in the order of the file.
+    assert (np.diff(tokenizer.of_file[5:]) > 0).all()
+    assert tokenizer.characters[:5].tolist() == [0] * 5
+    offsets = tokenizer.offsets("A red dog", tokenizer.encode("A red dog"))
+    assert [("A red dog")[a:b] for a, b in offsets][0] == "A"
+
+
+@pytest.mark.parametrize(
+    ("pair", "count"),
+    [
+        ("<s> $A </s> </s> $B </s>", 2),
+        ("<s> $A </s> $B </s>", 1),
+        ("<s> $A <s> $B </s>", 1),
+        ("$A $B", 1),
+        (None, 1),
+    ],
+)
+def test_how_many_eos_stand_between_two_texts(tmp_path, pair, count):
+    """As RoBERTa has two, and files that put none between leave it to us."""
+    import tokenizers
+
+    file = byte_level(tmp_path, ROBERTA)
+    if pair is not None:
+        file.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A </s>", pair=pair, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    tokenizer = JsonTokenizer(file.to_str().encode())
+    assert tokenizer.separators == count
+    config = model_config("classification", vocabulary_size=tokenizer.vocabulary_size)
+    config = set_field(config, "data.fields", ("one", "other"))
+    rows = LabelledRows(config, tokenizer, [Example(None, ("a", "dog"), None, ())])
+    first, second = tokenizer.encode("a"), tokenizer.encode("dog")
+    expected = [BOS, *first, *[EOS] * count, *second, EOS]
+    assert rows.lengths.tolist() == [len(expected)]
+    row = rows.row(0, 13)["tokens"]
+    assert row.tolist() == expected + [PAD] * (13 - len(expected))
+    if count == 2:
+        assert tokenizer.of_file[expected].tolist() == file.encode("a", "dog").ids
+
+
+def test_windows_that_are_too_far_apart_for_two_eos(tmp_path):
+    """The config's rules, which do not know the tokenizer, count one."""
+    import tokenizers
+
+    file = byte_level(tmp_path, ROBERTA)
+    file.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
+    tokenizer = JsonTokenizer(file.to_str().encode())
+    config = model_config("span", max_length=40)
+    for field, value in {
+        "data.dataset": "squad",
+        "data.sequence_length": 40,
+        "data.question_length": 20,
+        "data.window_stride": 17,
+    }.items():
+        config = set_field(config, field, value)
+    check(config)
+    with pytest.raises(InputError, match=r"data.window_stride is 17: at most .* - 4 = 16$"):
+        WindowRows(config, tokenizer, [])
