@@ -26,6 +26,7 @@ import numpy as np
 
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
+from mhe_jax.data.published import hint
 
 CHUNK = 8 << 20
 PACKED = (".gz", ".xz")
@@ -119,7 +120,8 @@ def real_file(path: Path) -> Path:
         real = Path(os.path.realpath(path, strict=True))
         size = real.stat().st_size
     except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        missing = isinstance(error, FileNotFoundError)
+        reason = f"no such file{hint(path)}" if missing else error.strerror
         raise InputError(f"{path}: {reason}") from None
     if real.is_dir():
         raise InputError(f"{path}: is a directory, not a file")
@@ -157,13 +159,24 @@ def drop_earlier(copy: Path, path: Path) -> None:
 
 
 def _unpack(name: str, path: Path, packed: str, unpacked: Path) -> None:
+    with unpacked.open("wb") as out:
+        for part in unpacked_parts(name, path, packed):
+            out.write(part)
+
+
+def unpacked_parts(name: str, path: Path, packed: str) -> Iterator[bytes]:
+    """What a file of one of `PACKED` holds.
+
+    Raises:
+      InputError: it is none, is cut short, holds nothing, or far too much.
+    """
     size = 0
-    with path.open("rb") as file, unpacked.open("wb") as out:
+    with path.open("rb") as file:
         try:
             for part in _parts_of_gz(file) if packed == ".gz" else _parts_of_xz(file):
                 size += len(part)
                 _check_limit(name, size, file.tell())
-                out.write(part)
+                yield part
         except EOFError:
             raise InputError(f"{name}: is cut short (the {packed} stream has no end)") from None
         except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
