@@ -17,7 +17,7 @@ INTERCHANGE = (
     ),
     Mutant(
         "cached keys turn at the positions of the queries",
-        "Attention.__call__",
+        "Attention._run",
         "self._rotated(key, of_cache if self.decode else positions)",
         "self._rotated(key, jnp.broadcast_to(positions[:, -1:], key.shape[:2]) "
         "if self.decode and positions is not None else positions)",
