@@ -10,7 +10,7 @@ import numpy as np
 from mhe_jax import tasks
 from mhe_jax.attention import Activations, Attention
 from mhe_jax.attention.mask import as_mask
-from mhe_jax.config import Config, Role
+from mhe_jax.config import Config
 from mhe_jax.config.data import PAD
 from mhe_jax.config.fields import set_field
 from mhe_jax.data import AnyTokenizer
@@ -31,13 +31,6 @@ def sublayers(params: Mapping[str, Any], path: Sublayer = ()) -> list[Sublayer]:
     if path:
         return found
     return sorted(found, key=lambda p: ("encoder" not in p, int(p[-2][6:]), ATTENTION.index(p[-1])))
-
-
-def role_of(path: Sublayer) -> Role:
-    """The role by which the config knows a sublayer."""
-    if path[-1] == "cross_attention":
-        return "cross"
-    return "encoder" if "encoder" in path else "decoder"
 
 
 def at(tree: Mapping[str, Any], path: Sublayer) -> Any:

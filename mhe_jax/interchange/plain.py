@@ -21,7 +21,7 @@ from mhe_jax.config import Config, InputError, ModelConfig
 from mhe_jax.interchange.heads import Heads, heads_of, matrix
 from mhe_jax.model import unroll_layers
 from mhe_jax.model.embeddings import sinusoids
-from mhe_jax.model.stack import ATTENTION, VOCABULARY
+from mhe_jax.model.stack import ATTENTION, VOCABULARY, role_of
 from mhe_jax.shapeshifter.kronecker import materialize
 
 Tensors = dict[str, np.ndarray]
@@ -71,8 +71,7 @@ def plain(
         for name, child in node.items():
             at = (*path, name)
             if name in ATTENTION:
-                role: Any = "cross" if name == "cross_attention" else path[0]
-                heads = heads_of(model.attention_for(role), model.features, child)
+                heads = heads_of(model.attention_for(role_of(at)), model.features, child)
                 if own:
                     heads = heads.widened(max(heads.query.shape[-1], heads.value.shape[-1]), home)
                 else:

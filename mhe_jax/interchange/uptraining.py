@@ -23,8 +23,8 @@ from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.rules import check, check_files
 from mhe_jax.config.rules.trust import is_own, remember
-from mhe_jax.interchange.activations import Recorder, Sublayer, at, role_of, sublayers
-from mhe_jax.model.stack import count_parameters, stack_layers, unroll_layers
+from mhe_jax.interchange.activations import Recorder, Sublayer, at, sublayers
+from mhe_jax.model.stack import count_parameters, role_of, stack_layers, unroll_layers
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import is_saved
-from mhe_jax.config import ModelConfig
+from mhe_jax.config import ModelConfig, Role
 from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, normalization
 
 _METADATA = {nn.PARTITION_NAME: "layers"}
@@ -156,6 +156,17 @@ def stack_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
         ordered = [layers[i] for i in range(len(layers))]
         result["layers"] = _map(_stack, *ordered)
     return result
+
+
+def role_of(parts: tuple[str, ...]) -> Role:
+    """The role of the attention sublayer that a path of parameters leads to or through.
+
+    >>> role_of(("decoder", "layer_0", "cross_attention", "key_head_embedding"))
+    'cross'
+    """
+    if "cross_attention" in parts:
+        return "cross"
+    return "decoder" if "decoder" in parts else "encoder"
 
 
 # What has a row for each piece of the vocabulary.

@@ -9,6 +9,7 @@ import optax
 
 from mhe_jax.config import Config, OptimizerConfig, Role
 from mhe_jax.model.layers import attention_module
+from mhe_jax.model.stack import role_of
 from mhe_jax.training.sharding import path_parts
 
 # Last part of the name of a parameter without weight decay: biases, and scales of norms.
@@ -91,17 +92,6 @@ def frozen(params: Any, config: Config) -> Any:
     """True for parameters without an update: what their attention kind calls `untrained`."""
     untrained = {role: attention_module(config.model, role).untrained() for role in get_args(Role)}
     return _by_name(params, lambda parts: parts[-1] in untrained[role_of(parts)])
-
-
-def role_of(parts: tuple[str, ...]) -> Role:
-    """The role of the attention sublayer that a parameter's path leads through.
-
-    >>> role_of(("decoder", "layer_0", "cross_attention", "key_head_embedding"))
-    'cross'
-    """
-    if "cross_attention" in parts:
-        return "cross"
-    return "decoder" if "decoder" in parts else "encoder"
 
 
 def _by_name(params: Any, test: Callable[[tuple[str, ...]], bool]) -> Any:

@@ -412,8 +412,8 @@ ATTENTION = (
     Mutant(
         "one score matrix a head for MHE-Add",
         "MHEAddAttention.widths",
-        "scored=max(self.num_groups, C) * D",
-        "scored=H * D",
+        "scored = max(self.num_groups, C) * D",
+        "scored = H * D",
         "test_cost.py::test_operations_of_shared_scores_for_each_key",
     ),
     Mutant(

@@ -268,22 +268,22 @@ MODEL = (
     Mutant(
         "attention drops out in evaluation",
         "EncoderLayer.__call__",
-        "attend(y, mask=mask, deterministic=deterministic)",
-        "attend(y, mask=mask, deterministic=False)",
+        "attend(y, mask=mask, positions=positions, deterministic=deterministic)",
+        "attend(y, mask=mask, positions=positions, deterministic=False)",
         "test_models.py::test_dropout_is_asked_of_every_part",
     ),
     Mutant(
         "encoder never drops attention weights",
         "EncoderLayer.__call__",
-        "attend(y, mask=mask, deterministic=deterministic)",
-        "attend(y, mask=mask, deterministic=True)",
+        "attend(y, mask=mask, positions=positions, deterministic=deterministic)",
+        "attend(y, mask=mask, positions=positions, deterministic=True)",
         "test_models.py::test_dropout_is_asked_of_every_part",
     ),
     Mutant(
         "decoder never drops attention weights",
         "DecoderLayer.__call__",
-        "self_attention(y, mask=causal, deterministic=deterministic)",
-        "self_attention(y, mask=causal, deterministic=True)",
+        "y, mask=causal, positions=positions, deterministic=deterministic",
+        "y, mask=causal, positions=positions, deterministic=True",
         "test_models.py::test_dropout_is_asked_of_every_part",
     ),
     Mutant(

@@ -38,7 +38,7 @@ RUN = (
     Mutant(
         "another tokenizer in the way is taken",
         "check_files",
-        "tokenizer.read_bytes() != _bytes_of(given)",
+        "tokenizer.read_bytes() != data.read_tokenizer(config, given).model",
         "False",
         "test_loop.py test_resume.py test_faults.py",
     ),

@@ -158,7 +158,7 @@ TRAINING = (
     Mutant(
         "normalized key embeddings stay",
         "MHEAddAttention.untrained",
-        '() if self.normalize_qk else ("key_head_embedding",)',
+        '("key_head_embedding",) if self.folds else ()',
         '("key_head_embedding",)',
         "test_optimizer.py::test_key_embedding_that_matters_is_trained",
     ),

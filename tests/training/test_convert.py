@@ -177,6 +177,11 @@ def test_what_is_not_allowed_is_said(source, tmp_path, how, said):
     [
         ("model.kronecker.attention", 2, "is factorized: takes a run with dense attention"),
         ("model.attention.normalize_qk", True, "has normalize_qk: its LayerNorm lies between"),
+        (
+            "model.positions",
+            "rotary",
+            "model.positions is 'rotary' in .*: takes a run with",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_said(tiny, tmp_path, field, value, said):

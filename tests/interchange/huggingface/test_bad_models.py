@@ -65,9 +65,7 @@ def refused(says, *flags, source="source"):
 def test_the_good_ones_come_in(spoilt):
     spoilt()
     command.main(["source", "new"])
-    assert {path.name for path in Path("new").iterdir()} == {
-        "checkpoints", "config.json", "tokenizer.model",
-    }  # fmt: skip
+    assert sorted(path.name for path in Path().iterdir()) == ["new", "source"]
 
 
 @pytest.mark.parametrize("size", [0, 5, 100, -1])
@@ -332,7 +330,7 @@ def test_no_source(spoilt):
 
 def test_a_kind_comes_later(spoilt):
     spoilt()
-    refused("^source is no run yet: first `convert source new` alone", "--kind", "mqa")
+    refused("^source is no run yet: first `convert source NEW` alone", "--kind", "mqa")
 
 
 def test_a_run_that_has_come_in_has_no_text_to_fit_on(spoilt):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from random_models import KINDS, model_config, random_params
+from random_models import KINDS, apply, model_config, random_params, tokens_of
 
 from mhe_jax.attention import make_attention
 from mhe_jax.config import AttentionConfig, InputError
@@ -125,6 +125,38 @@ def test_out_and_in_is_the_same_bit_for_bit(task, kind, fields, tokenizer, tmp_p
     assert ours.keys() == theirs.keys()
     for path, array in ours.items():
         np.testing.assert_array_equal(theirs[path], array, err_msg=str(path))
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "fields"),
+    [
+        ("lm", "sha", {}),
+        ("lm", "mhe_add", {"attention__use_bias": True}),
+        ("lm", "mva", {"attention__qkv_features": 8, "attention__score_features": 3}),
+        ("lm", "skv", {"positions": "sinusoidal", "tie_embeddings": False}),
+        ("lm", "mhe_mul", {"attention__qkv_features": 8}),
+        ("lm", "gqa", LLAMA | {"rotary_pairs": "interleaved", "rotary_scaling": 3.0}),
+        ("lm", "sha", LLAMA | {"rotary_base": 50.0, "attention__qkv_features": 24}),
+        ("mlm", "mhe_mul", {"attention__num_groups": 2}),
+        ("translation", "mha", {"layer_norm_epsilon": 0.02}),
+        ("translation", "mha", {"layer_norm_epsilon": 0.02, "tie_embeddings": False}),
+        ("translation", "mqa", {"positions": "sinusoidal", "num_decoder_layers": 1}),
+    ],
+    ids=str,
+)
+def test_out_and_in_is_the_same_function(task, kind, fields, tokenizer, tmp_path):
+    """Where heads are folded, repeated or widened, or positions and norms are others."""
+    config = model_config(task, kind, vocabulary_size=400, **fields)
+    params = random_params(config)
+    write_files(tmp_path, *convert(config, params))
+    write_tokenizer(tokenizer, config, OURS, tmp_path)
+    found, back, _ = read(tmp_path)
+    rows = [tokens_of(config, (2, 11), seed) for seed in (1, 2)][: 1 + (task == "translation")]
+    if task == "mlm":
+        rows.append(np.repeat(np.arange(11)[None], 2, 0))
+    expected = apply(config, params, *rows)[..., :400]
+    np.testing.assert_allclose(apply(found, back, *rows), expected, atol=1e-4, rtol=0)
+    assert np.abs(expected).max() > 1
 
 
 NOISE = [

@@ -1,11 +1,14 @@
 """Models of transformers as runs of ours: the same logits as by torch."""
 
+import json
+
 import numpy as np
 import pytest
 from foreign_tokenizers import byte_level, word_piece
 from random_models import apply
 
 from mhe_jax.config.data import PAD
+from mhe_jax.data import JsonTokenizer
 from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.reading import read, read_weights
 from mhe_jax.interchange.huggingface.writing import convert, numbering
@@ -68,6 +71,8 @@ def check_back(run, params, tokenizer, directory):
     for name in set(values) - OTHERS:
         if said.get(name) is not None:
             assert values[name] == said[name], name
+    if not run.model.output_bias and "final_logits_bias" in came:  # which adds nothing
+        assert not came.pop("final_logits_bias").any()
     assert set(came) <= set(tensors)
     for name, array in came.items():
         np.testing.assert_array_equal(tensors[name], array, err_msg=name)
@@ -146,6 +151,74 @@ def test_encoders(kind, tied, tmp_path):
     text = "The dog [MASK] runs, größer <mask>"
     theirs_of_file.encode_special_tokens = True
     assert tokenizer.of_file[tokenizer.encode(text)].tolist() == theirs_of_file.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "labels"),
+    [
+        ("Bert", "SequenceClassification", ["no", "perhaps", "yes"]),
+        ("Bert", "SequenceClassification", ["LABEL_0", "LABEL_1"]),  # which files leave out
+        ("Bert", "SequenceClassification", ["LABEL_0"]),
+        ("Bert", "QuestionAnswering", ["LABEL_0", "LABEL_1"]),
+        ("Roberta", "SequenceClassification", ["no", "perhaps", "yes"]),
+        ("Roberta", "QuestionAnswering", ["LABEL_0", "LABEL_1"]),
+    ],
+)
+def test_encoders_with_the_head_of_a_task(family, head, labels, tmp_path):
+    if family == "Roberta":
+        file = byte_level(tmp_path, ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+        ends = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "type_vocab_size": 1}
+    else:
+        file = word_piece(tmp_path)
+        ends = {"pad_token_id": 1, "type_vocab_size": 2}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=file.get_vocab_size(),
+        intermediate_size=23,
+        max_position_embeddings=222,
+        id2label=dict(enumerate(labels)),
+        **SMALL,
+        **ends,
+    )
+    model = saved(f"{family}For{head}", config, tmp_path)
+    run, params, tokenizer = read(tmp_path)
+    tokens = draw(tokenizer, (2, 13))
+    tokens[1, 9:] = PAD
+    types = draw(tokenizer, (2, 13), 3) % ends["type_vocab_size"]
+    marks = (tokens != PAD).astype(np.int32)
+    given = {
+        "input_ids": in_file(tokenizer, tokens),
+        "attention_mask": marks,
+        "token_type_ids": types,
+    }
+    with torch.no_grad():
+        theirs = model(**{name: torch.tensor(value).long() for name, value in given.items()})
+    ours = apply(run, params, tokens, types, marks)
+    if head == "QuestionAnswering":
+        assert run.task == "span"
+        expected = np.stack([theirs.start_logits.numpy(), theirs.end_logits.numpy()], 1)
+        where = np.repeat((marks > 0)[:, None], 2, 1)
+        np.testing.assert_allclose(ours[where], expected[where], atol=1e-4, rtol=0)
+    else:
+        number = len(labels) == 1
+        assert run.task == ("regression" if number else "classification")
+        assert run.data.labels == (() if number else tuple(labels))
+        expected = theirs.logits.numpy().reshape(ours.shape)
+        np.testing.assert_allclose(ours, expected, atol=1e-4, rtol=0)
+    if family == "Bert":
+        check_back(run, params, tokenizer, tmp_path)
+
+
+def test_roberta_has_two_eos_between_two_texts(tmp_path):
+    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    file = byte_level(tmp_path, special)
+    vocabulary, merges = (json.loads(file.to_str())["model"][part] for part in ("vocab", "merges"))
+    theirs = transformers.RobertaTokenizerFast(
+        vocab=vocabulary, merges=[tuple(pair) for pair in merges]
+    )
+    theirs.save_pretrained(tmp_path)
+    tokenizer = JsonTokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.separators == 2
+    assert theirs("a", "dog")["input_ids"].count(theirs.eos_token_id) == 3
 
 
 @pytest.mark.parametrize("biased", [True, False])

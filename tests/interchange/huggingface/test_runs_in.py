@@ -188,6 +188,7 @@ def test_pieces_are_those_of_the_file(tmp_path):
         "<mask>",
     ]
     assert tokenizer.pieces([]) == []
+    assert not {BOS, EOS} & {*tokenizer.encode("</s> is no end<s>")}
     assert tokenizer.decode([BOS, *ids, EOS, PAD]) == "a red dog"
     assert tokenizer.pieces(np.array(ids)) == tokenizer.pieces(ids)
 
