@@ -319,8 +319,8 @@ ATTENTION = (
     Mutant(
         "weights are not scaled up",
         "attend",
-        "checkpoint_name(kept, name).astype(dtype) / jnp.asarray(keep, dtype)",
-        "checkpoint_name(kept, name).astype(dtype)",
+        "checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)",
+        "checkpoint_name(kept, KEPT).astype(dtype)",
         "test_attention_dropout.py::test_dropout_equals_the_reference_with_the_same_mask",
     ),
     Mutant(
