@@ -223,8 +223,8 @@ def test_sown_weights_are_refused():
 def test_auto_takes_it_for_many_scores(monkeypatch, of_head, of_all, wanted):
     """Of a head, whatever the batch, on a CPU and a TPU; of a device on a GPU."""
     given = *call(2, 3), None, Mask(), Options()  # B = 2, H = 4: 48 scores, 6 a head
-    monkeypatch.setattr(blocked, "STORED_OF_HEAD", of_head)
     for platform in ("cpu", "tpu"):
+        monkeypatch.setattr(blocked, "STORED_OF_HEAD", {platform: of_head})
         monkeypatch.setattr(blocked, "platform", lambda: platform)  # noqa: B023 called in this turn
         assert engines.attend(*given)[2] == wanted
     monkeypatch.setattr(blocked, "platform", lambda: "gpu")

@@ -28,7 +28,7 @@ An engine is a file and its line in `LADDER` or `SHARED`, where it is asked for 
 
 `auto` takes the first of `AUTO` that can do the call: of `cudnn`, `splash`, `blocked`, `xla`. It
 passes `splash` by for fewer than 128 queries, and `blocked` where scores that are stored cost less
-than to compute them again: below 2^16 scores a head, on a GPU below 2^30 in all.
+than to compute them again: below 2^16 scores a head on a CPU and 2^18 on a TPU, else 2^30 in all.
 
 Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
 

@@ -28,8 +28,8 @@ from mhe_jax.attention.mask import Mask
 # Scores in a block, of all its examples and heads.
 BLOCK_SCORES = 2**22
 CPU_SCORES = 2**20
-# Fewer are stored: those of a head, and on a GPU those of all examples and heads of a device.
-STORED_OF_HEAD = 2**16
+# Fewer are stored: those of a head, elsewhere those of all examples and heads of a device.
+STORED_OF_HEAD = {"cpu": 2**16, "tpu": 2**18}
 STORED = 2**30
 
 
@@ -43,13 +43,14 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why `auto` takes another engine for a call that this one can do, or None.
 
-    The bound is measured on a CPU, and on a TPU by the bytes and cycles of its compiler
-    (benchmarks/RESULTS.md). It does not ask for the batch, so that a larger one is not the first
-    to fit. A GPU, on which nothing was measured, takes it for what would fill gigabytes.
+    The bound is measured on a CPU, and that of a TPU by the bytes and cycles of its compiler
+    (benchmarks/RESULTS.md). Neither asks for the batch: a large one may fit by this engine alone,
+    and a smaller one must then not be stored. A GPU, on which nothing was measured, takes it for
+    what would fill gigabytes.
     """
     (B, T, H, _), S = query.shape, key.shape[1]
-    if platform() != "gpu":
-        return "is slower for small scores" if T * S < STORED_OF_HEAD else None
+    if of_head := STORED_OF_HEAD.get(platform()):
+        return "is slower for small scores" if T * S < of_head else None
     scores = B * H * T * S // parts_of_call(B, H)
     return f"is slower where {scores:,} scores can be stored" if scores < STORED else None
 
