@@ -162,7 +162,9 @@ def plain(cotangent, q, k, v, b, allowed):
         logits = jnp.einsum("btgd,bsgd->bgts", q / jnp.sqrt(q.shape[3]).astype(q.dtype), k)
         logits = logits.repeat(R, 1) + b.swapaxes(1, 2)[:, :, None]
         p = jax.nn.softmax(jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)) * allowed
-        return jnp.einsum("bhts,bshe->bthe", p.astype(q.dtype), v.repeat(H // v.shape[2], 2))
+        return jnp.einsum(
+            "bhts,bshe->bthe", p.astype(q.dtype), v.repeat(b.shape[2] // v.shape[2], 2)
+        )
 
     output, pull = jax.vjp(attend, q, k, v, b)
     return output, *pull(cotangent)
@@ -495,7 +497,7 @@ def test_what_the_engine_is_asked():
     output, _, name = attend_shared(q, k, v, b, Mask(), Options())
     assert output.shape == (B, T, H, E)
     assert name == "xla"
-    with pytest.raises(ValueError, match="engine 'cudnn' is not one of auto, pallas, xla"):
+    with pytest.raises(ValueError, match="engine 'cudnn' is not one of auto, pallas, mosaic, xla"):
         attend_shared(q, k, v, b, Mask(), Options(), "cudnn")
     heads = Mask.array(jnp.ones((1, H, 1, 1), bool))
     with pytest.raises(ValueError, match="the mask differs from head to head"):

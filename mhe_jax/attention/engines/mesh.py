@@ -19,6 +19,13 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
+def gpu_capability() -> float | None:
+    """Compute capability of the GPU that is here; None for one that is only described."""
+    if jax.default_backend() != "gpu":
+        return None
+    return float(jax.local_devices(backend="gpu")[0].compute_capability)
+
+
 def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Array:
     """`run` for a call of `engines.attend_shared`, with N rows of examples times groups.
 

@@ -92,17 +92,26 @@ def _output(static, q, k, v, b, seen) -> jax.Array:
 
 
 def _forward(static, q, k, v, b, seen):
-    rounds = one_product.takes(static, q)
+    way = one_product.forward if one_product.takes(static, q) else None
+    return forward(static, way, q, k, v, b, seen)
+
+
+def forward(static, way, q, k, v, b, seen):
+    """The output, and what `backward` takes.
+
+    `way(static, q, k, values, b, seen)` is the factored softmax with an output in the type of q,
+    one in that of b and the denominators; None is `factored.forward`, whose output is rounded here.
+    """
 
     def factored_softmax(q, k, v, values, b, seen):
-        if rounds:
-            return one_product.forward(static, q, k, values, b, seen)
-        return None, *factored.forward(static, q, k, values, b, seen)
+        if way is None:
+            return None, *factored.forward(static, q, k, values, b, seen)
+        return way(static, q, k, values, b, seen)
 
     def one_by_one(q, k, v, values, b, seen):
         output = head_by_head.forward(static, q, k, v, b, seen)
         ones = varying(jnp.ones(output.shape[:-1], b.dtype), q)
-        return output if rounds else None, output.astype(b.dtype), ones
+        return None if way is None else output, output.astype(b.dtype), ones
 
     values = factored.values_of(q, v, b, seen)
     fits = factored.fits(static, q, v, values, b, seen)
@@ -114,7 +123,8 @@ def _forward(static, q, k, v, b, seen):
     return rounded, (q, k, v, b, seen, output, denominator, fits)
 
 
-def _backward(static, residuals, cotangent):
+def backward(static, residuals, cotangent):
+    """Gradients of q, k, v, b, and None for what is seen."""
     q, k, v, *residuals, fits = residuals
 
     def factored_softmax(q, k, v, values, *args):
@@ -136,4 +146,4 @@ def _choose(fits, fast, sure, q, *args):
 
 
 _shared = jax.custom_vjp(_output, nondiff_argnums=(0,))
-_shared.defvjp(_forward, _backward)
+_shared.defvjp(_forward, backward)
