@@ -92,12 +92,8 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     Raises:
       InputError: a run of hashed words, whose signatures this code alone computes.
     """
+    check(run.config)
     config = at_any_length(run.config)
-    if config.model.hashing is not None:
-        raise InputError(
-            f"model.hashing is {config.model.hashing!r}: signatures of hashed words are computed "
-            "by mhe_jax alone, so such a run has no home in stablehlo"
-        )
     found = functions(config)
     params = by_name(run.params)
     abstract = _abstract(config)
@@ -121,6 +117,15 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     use = USE.format(name=first, lines=LINES["encode" if first == "encode" else config.task])
     (directory / "README.md").write_text(card(run, what, use), encoding="utf-8")
     return {"functions": list(found), "platforms": list(PLATFORMS), "form": forms}
+
+
+def check(config: Config) -> None:
+    """Raises InputError where a run has no home."""
+    if config.model.hashing is not None:
+        raise InputError(
+            f"model.hashing is {config.model.hashing!r}: signatures of hashed words are computed "
+            "by mhe_jax alone, so such a run has no home in stablehlo"
+        )
 
 
 def at_any_length(config: Config) -> Config:
@@ -210,7 +215,9 @@ def _abstract(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
 
 def _signature(name: str, function: Function) -> str:
     arguments = (
-        "cache" if isinstance(value, Mapping) else f"{argument} [{', '.join(map(str, value.shape))}]"
+        "cache"
+        if isinstance(value, Mapping)
+        else f"{argument} [{', '.join(map(str, value.shape))}]"
         for argument, value in function.arguments.items()
     )
     return f"- `{name}(params, {', '.join(arguments)})`, of int32"
