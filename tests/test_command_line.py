@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from mhe_jax.cli import arguments as command_line
-from mhe_jax.cli import commands, compare, convert, evaluate, factorize, train
+from mhe_jax.cli import commands, compare, convert, evaluate, export, factorize, train
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, KroneckerConfig
 from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import hints_of, save_json, set_field
 from mhe_jax.config.loading import load_config
+from mhe_jax.interchange import FORMATS
 
 ROOT = Path(__file__).parents[1]
 CONFIG_FILE = """
@@ -207,7 +209,10 @@ def test_evaluation_help(run_directory, capsys):
 
 @pytest.mark.parametrize(
     "script",
-    ["train", "eval", "compare", "paper", "convert", "factorize", "explained", "conversion", "all"],
+    [
+        *("train", "eval", "compare", "paper", "convert", "factorize", "export"),
+        *("explained", "conversion", "format", "all"),
+    ],
 )
 def test_help_is_ascii(config_file, run_directory, script):
     """A terminal may show nothing else."""
@@ -219,6 +224,8 @@ def test_help_is_ascii(config_file, run_directory, script):
         "convert": (convert.parse, []),
         "conversion": (convert.parse, ["run", "new"]),
         "explained": (factorize.parse, ["run", "new"]),
+        "export": (export.parse, []),
+        "format": (export.parse, ["run", "out"]),
         "paper": (commands.main, ["paper"]),
         "all": (commands.main, []),
     }[script]
@@ -276,6 +283,56 @@ def test_convert_mistakes(arguments, complaint):
     assert complaint in message(convert.parse, arguments.split())
 
 
+def test_export_arguments():
+    arguments = ["runs/a", "out", "--to", "ctranslate2", "--checkpoint=last"]
+    assert export.parse(arguments) == (
+        Path("runs/a"),
+        Path("out"),
+        export.ExportArguments(to="ctranslate2", checkpoint="last"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("run", "two directories come first; usage: python -m mhe_jax export RUN OUT --to"),
+        ("run --to safetensors", "two directories come first; usage: "),
+        ("run out", "no format is given: takes --to safetensors or huggingface or ctranslate2"),
+        ("run out --too stablehlo", "unknown field --too; did you mean --to"),
+        ("run out --to stablehlo --average_checkpoints few", "--average_checkpoints is 'few': "),
+    ],
+)
+def test_export_mistakes(arguments, complaint):
+    assert complaint in message(export.parse, arguments.split())
+
+
+def test_help_of_export_lists_the_formats(capsys):
+    with pytest.raises(SystemExit):
+        export.parse(["--help"])
+    text = capsys.readouterr().out
+    for name, form in FORMATS.items():
+        assert re.search(rf"\n    {name} +{re.escape(form.summary)}\n", text)
+
+
+@pytest.mark.parametrize("command", [convert, export, factorize])
+def test_help_names_the_command_as_it_was_called(command, capsys, monkeypatch):
+    """With braces of its own in no text: it is filled in."""
+    name = command.__name__.rpartition(".")[2]
+    for program, called in {
+        "/bin/mhe-jax": f"mhe-jax {name}",
+        "mhe_jax/__main__.py": f"python -m mhe_jax {name}",
+    }.items():
+        monkeypatch.setattr(sys, "argv", [program, name])
+        with pytest.raises(SystemExit):
+            command.parse(["--help"])
+        text = capsys.readouterr().out
+        assert text.startswith(f"usage: {called} R")
+        assert f"`{called} R" in text
+        assert program == "/bin/mhe-jax" or "mhe-jax" not in text
+        assert program != "/bin/mhe-jax" or "python" not in text
+        assert f"usage: {called} R" in message(command.parse, ["run"])
+
+
 # Commands by name
 
 
@@ -284,7 +341,7 @@ def test_every_command_has_its_name(capsys):
         commands.main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for name in ("train", "eval", "compare", "paper", "convert", "factorize"):
+    for name in ("train", "eval", "compare", "paper", "convert", "factorize", "export"):
         assert f"\n  {name} " in text
 
 

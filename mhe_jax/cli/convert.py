@@ -10,29 +10,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mhe_jax.cli.arguments import name_of, options_of, parse_fields
-from mhe_jax.cli.process import output
+from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError, Kind
 from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import did_you_mean, nearest
 
-USAGE = "python -m mhe_jax convert RUN NEW --kind KIND [--num_kv_heads N] [--rows N] ..."
+USAGE = "{command} RUN NEW --kind KIND [--num_kv_heads N] [--rows N] ..."
 HELP = """\
 NEW is RUN with each attention sublayer as the one of KIND that does nearest the same: to be
 evaluated, or trained further, for a part of the steps that RUN took (uptraining).
 
-    python -m mhe_jax convert RUN NEW --kind gqa --num_kv_heads 2
-    python eval.py NEW --checkpoint last
-    python train.py CONFIG ... --train.init_from NEW --workdir NEWER
+    {command} RUN NEW --kind gqa --num_kv_heads 2
+    {eval} NEW --checkpoint last
+    {train} CONFIG ... --train.init_from NEW --workdir NEWER
 
 It is fitted on 1,000 rows of RUN's training text, or on `--rows N`; `--rows 0` needs no text.
 The last line is one JSON object: the relative error (Frobenius) of each sublayer's output on those
 rows, before and after the fit, and the numbers of parameters in attention.
 
-    python -m mhe_jax convert SOURCE NEW
+    {command} SOURCE NEW
 
 makes a run of a model of transformers, with the weights and the tokenizer.json of the directory
 SOURCE, which takes a --kind then.
-`python -m mhe_jax convert RUN NEW --help` explains every field."""
+`{command} RUN NEW --help` explains every field."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -61,11 +61,14 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ConversionConfig]:
     Raises:
       InputError: not two directories, or a field or value that is not allowed.
     """
+    command = called("convert")
+    usage = USAGE.format(command=command)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: {USAGE}\n\n{HELP}")
+        text = HELP.format(command=command, eval=called("eval"), train=called("train"))
+        print(f"usage: {usage}\n\n{text}")
         raise SystemExit(0)
     if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
-        raise InputError(f"two directories come first; usage: {USAGE}")
+        raise InputError(f"two directories come first; usage: {usage}")
     run, new, *options = arguments
     kinds = typing.get_args(Kind)
     for option in options_of(options):
@@ -73,5 +76,5 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ConversionConfig]:
         if name_of(option) == "kind" and len(value) == 1 and value[0] not in kinds:
             near = did_you_mean(nearest(value[0], kinds))
             raise InputError(f"--kind is {value[0]!r}: takes one of {', '.join(kinds)}{near}")
-    prog = "python -m mhe_jax convert RUN NEW"
+    prog = f"{command} RUN NEW"
     return Path(run), Path(new), parse_fields(ConversionConfig, ConversionConfig(), options, prog)

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mhe_jax.cli.arguments import parse_fields
-from mhe_jax.cli.process import output
+from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError
 from mhe_jax.interchange import FORMATS, export
 
-USAGE = "python -m mhe_jax export RUN OUT --to FORMAT [--checkpoint best]"
+USAGE = "{command} RUN OUT --to FORMAT [--checkpoint best]"
 HELP = """\
 OUT is a new directory with RUN's best parameters in a format that other programs read:
 
 {formats}
 
 What has no home in a format is refused with the reason. The last line is one JSON object.
-`python -m mhe_jax export RUN OUT --help` explains every field; docs/export.md has examples."""
+`{command} RUN OUT --help` explains every field; docs/export.md has examples."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportArguments:
     """Writes a trained run as files that other programs read."""
 
-    # The format, see `python -m mhe_jax export --help`.
+    # The format, one of those that `export --help` lists.
     to: str = ""
     # `best` on the validation split, `last`, or a step number; None: as eval.py takes of the run.
     checkpoint: str | None = None
@@ -51,16 +51,17 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ExportArguments]:
     Raises:
       InputError: not two directories, no format, or a field or value that is not allowed.
     """
+    command = called("export")
+    usage = USAGE.format(command=command)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, FORMATS))
         formats = "\n".join(f"    {name:{width}}  {f.summary}" for name, f in FORMATS.items())
-        print(f"usage: {USAGE}\n\n{HELP.format(formats=formats)}")
+        print(f"usage: {usage}\n\n{HELP.format(formats=formats, command=command)}")
         raise SystemExit(0)
     if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
-        raise InputError(f"two directories come first; usage: {USAGE}")
+        raise InputError(f"two directories come first; usage: {usage}")
     run, out, *options = arguments
-    prog = "python -m mhe_jax export RUN OUT"
-    given = parse_fields(ExportArguments, ExportArguments(), options, prog)
+    given = parse_fields(ExportArguments, ExportArguments(), options, f"{command} RUN OUT")
     if not given.to:
         raise InputError(f"no format is given: takes --to {' or '.join(FORMATS)}")
     return Path(run), Path(out), given

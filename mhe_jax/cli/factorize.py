@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mhe_jax.cli.arguments import parse_fields
-from mhe_jax.cli.process import output
+from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError, KroneckerConfig
 
-USAGE = "python -m mhe_jax factorize RUN NEW [--attention N] [--mlp N] [--embedding N]"
+USAGE = "{command} RUN NEW [--attention N] [--mlp N] [--embedding N]"
 HELP = """\
 NEW is RUN with its matrices as sums of Kronecker products, of these numbers of terms: to be
 evaluated, or trained further by the command of RUN with NEW as --workdir and these terms.
 
-    python -m mhe_jax factorize RUN NEW --attention 8 --mlp 16 --embedding 128
-    python eval.py NEW --checkpoint last
-    python train.py CONFIG ... --workdir NEW --model.kronecker.attention 8 ...
+    {command} RUN NEW --attention 8 --mlp 16 --embedding 128
+    {eval} NEW --checkpoint last
+    {train} CONFIG ... --workdir NEW --model.kronecker.attention 8 ...
 
 The last line is one JSON object: the relative error (Frobenius) of each matrix, and the numbers
-of parameters. `python -m mhe_jax factorize RUN NEW --help` explains every field."""
+of parameters. `{command} RUN NEW --help` explains every field."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -39,11 +39,14 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, KroneckerConfig]:
     Raises:
       InputError: not two directories, or a field or value that is not allowed.
     """
+    command = called("factorize")
+    usage = USAGE.format(command=command)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: {USAGE}\n\n{HELP}")
+        text = HELP.format(command=command, eval=called("eval"), train=called("train"))
+        print(f"usage: {usage}\n\n{text}")
         raise SystemExit(0)
     if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
-        raise InputError(f"two directories come first; usage: {USAGE}")
+        raise InputError(f"two directories come first; usage: {usage}")
     run, new, *options = arguments
-    prog = "python -m mhe_jax factorize RUN NEW"
+    prog = f"{command} RUN NEW"
     return Path(run), Path(new), parse_fields(KroneckerConfig, KroneckerConfig(), options, prog)

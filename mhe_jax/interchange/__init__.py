@@ -55,6 +55,9 @@ FORMATS = {
         "export",
         "language or translation model as CTranslate2 serves it",
     ),
+    "stablehlo": Format(
+        "mhe_jax.interchange.stablehlo", "export", "compiled by any XLA, without this code"
+    ),
 }
 
 

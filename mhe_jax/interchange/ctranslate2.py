@@ -45,8 +45,9 @@ import sentencepiece
 pieces = sentencepiece.SentencePieceProcessor(model_file="DIRECTORY/tokenizer.model")
 translator = ctranslate2.Translator("DIRECTORY", compute_type="int8")
 lines = pieces.encode(["a sentence", "and another one"], out_type=str)
-never = [["<pad>"], ["<s>"], ["<mask>"]]
-found = translator.translate_batch(lines, beam_size=5, disable_unk=True, suppress_sequences=never)
+never = {{"disable_unk": True, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}}
+longest = {{"max_input_length": {length}, "max_decoding_length": {length}}}
+found = translator.translate_batch(lines, beam_size=5, **longest, **never)
 print(pieces.decode([translation.hypotheses[0] for translation in found]))
 ```""",
     "lm": """\
@@ -57,8 +58,8 @@ import sentencepiece
 pieces = sentencepiece.SentencePieceProcessor(model_file="DIRECTORY/tokenizer.model")
 generator = ctranslate2.Generator("DIRECTORY", compute_type="int8")
 prompt = ["<s>", *pieces.encode("the beginning of a text", out_type=str)]
-never = {"disable_unk": True, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}
-found = generator.generate_batch([prompt], max_length=50, sampling_topk=10, **never)
+never = {{"disable_unk": True, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}}
+found = generator.generate_batch([prompt], max_length={length}, sampling_topk=10, **never)
 print(pieces.decode(found[0].sequences[0][1:]))
 ```""",
 }
@@ -87,7 +88,9 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     spec, result = convert(config, run.params, tokenizer.vocabulary)
     spec.save(str(directory))
     shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
-    text = card(run, WHAT.format(length=config.model.max_length), USES[config.task])
+    longest = config.model.max_length
+    use = USES[config.task].format(length=longest)
+    text = card(run, WHAT.format(length=longest), use)
     (directory / "README.md").write_text(text, encoding="utf-8")
     return result
 

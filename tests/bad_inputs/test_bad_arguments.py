@@ -320,6 +320,24 @@ def test_sweeping(refused, flags, says):
             "mhe_jax/__main__.py convert runs/lm new --kind mhe_mull",
             r"--kind is 'mhe_mull': takes one of .*; did you mean mhe_mul",
         ),
+        ("mhe_jax/__main__.py export runs/lm", r"two directories come first; usage: "),
+        ("mhe_jax/__main__.py export runs/lm out", r"no format is given: takes --to safetensors"),
+        (
+            "mhe_jax/__main__.py export runs/lm out --to ctranslate",
+            r"--to is 'ctranslate': takes one of safetensors, .*; did you mean ctranslate2",
+        ),
+        (
+            "mhe_jax/__main__.py export runs/no out --to ctranslate2",
+            r"no run at runs/no",
+        ),
+        (
+            "mhe_jax/__main__.py export runs/lm runs/mlm --to safetensors",
+            r"runs/mlm is there already: takes a new directory$",
+        ),
+        (
+            "mhe_jax/__main__.py export runs/lm runs/lm/out --to stablehlo",
+            r"runs/lm/out lies in the run runs/lm: takes a directory outside of it$",
+        ),
         ("mhe_jax/__main__.py factorize runs/lm", r"two directories come first; usage: "),
         (
             "mhe_jax/__main__.py factorize runs/lm new",

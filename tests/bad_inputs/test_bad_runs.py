@@ -26,6 +26,7 @@ ENTRIES = {
     ),
     "compare": ("eval.py compare runs/lm --out report", "lm"),
     "sweep": ("train.py tiny.py:lm --workdir runs/sweep --seeds 1", "lm"),
+    "export": ("mhe_jax/__main__.py export runs/translation out --to ctranslate2", "translation"),
 }
 READERS = ["resume", "score", "translate", "generate", "predict", "init_from", "compare"]
 CONFIGS = {
@@ -82,7 +83,9 @@ TOKENIZERS = {
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("entry", ["longer", "score", "last", "translate", "generate", "init_from"])
+@pytest.mark.parametrize(
+    "entry", ["longer", "score", "last", "translate", "generate", "init_from", "export"]
+)
 @pytest.mark.parametrize("fault", TOKENIZERS)
 def test_tokenizer(run, refused, entry, fault):
     harm, says = TOKENIZERS[fault]
@@ -160,7 +163,9 @@ CHECKPOINTS = {
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("entry", ["longer", "score", "last", "translate", "predict", "init_from"])
+@pytest.mark.parametrize(
+    "entry", ["longer", "score", "last", "translate", "predict", "init_from", "export"]
+)
 @pytest.mark.parametrize("fault", CHECKPOINTS)
 def test_checkpoints(run, refused, entry, fault):
     arguments, name = ENTRIES[entry]
@@ -182,6 +187,20 @@ def test_parameters_of_another_shape(run, change, refused, entry):
     if entry == "longer":
         arguments += " --model.mlp_features 24"
     refused(arguments, rf".*runs/{name}/checkpoints.*can(not)? be read: .*shape")
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "says"),
+    [
+        ("mlm", "ctranslate2", r"task is 'mlm': CTranslate2 runs models of translation and lm"),
+        ("translation", "huggingface", r"model\.norm_position is 'pre': Marian, .* only$"),
+    ],
+)
+def test_what_has_no_home_in_a_format(refused, name, to, says):
+    pytest.importorskip(
+        {"huggingface": "safetensors"}.get(to, to), reason="needs the extra `export`"
+    )
+    refused(f"mhe_jax/__main__.py export runs/{name} out --to {to}", says, compiles=True)
 
 
 @pytest.mark.parametrize("value", [{}, {"validation": None}, {"validation": {"loss": "low"}}])

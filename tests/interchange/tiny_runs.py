@@ -77,8 +77,10 @@ def tiny_config(task, texts, workdir, **fields):
     return config
 
 
-def save_run(config, seed=3):
+def save_run(config, seed=3, change=None):
     """Leaves config, tokenizer and a best checkpoint, step 7, in the workdir.
+
+    `change(params)` may set some of them first, in place.
 
     No parameter is what an initializer would leave as 0 or 1, so that none can be forgotten, and
     all are large enough that probabilities are far from flat.
@@ -97,6 +99,8 @@ def save_run(config, seed=3):
     params = jax.tree.map(
         lambda x: (1.4 * x + 0.2 * draw.standard_normal(x.shape)).astype(np.float32), params
     )
+    if change is not None:
+        change(params)
     checkpoints = Checkpoints(workdir)
     meta = {"validation": {"loss": 1.0}, "tokenizer": tokenizer.key}
     checkpoints.save_best(params, 7, meta)

@@ -1,0 +1,223 @@
+"""Functions of a trained run as StableHLO, by `jax.export`: they run without this code.
+
+    encoders       encode(params, tokens) -> [b, t, M]    predict(params, ...) -> the task's logits
+    lm             start(params, tokens, positions) -> logits [b, t, V], cache
+    translation    start(params, sources) -> cache
+    both           step(params, cache, tokens [b, 1], positions [b, 1]) -> logits [b, 1, V], cache
+
+Each is one file for CPU, CUDA and TPU, of any number of rows b and, up to `model.max_length`, any
+length t. The parameters are arguments, by name, in `model.safetensors`. The form `shared` and all
+engines but `xla` need the length when they are compiled: attention is `folded` here, that of `mva`
+`materialized`, and the engine is `xla`.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import export as jax_export
+
+from mhe_jax import tasks
+from mhe_jax.config import MHE_KINDS, AttentionConfig, Config, InputError
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.files import CONFIG, TOKENIZER
+from mhe_jax.evaluation.run import Run
+from mhe_jax.interchange.card import card
+from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+SUFFIX = "stablehlo"
+
+WHAT = """\
+`*.stablehlo` are functions that `jax.export` has serialized, for {platforms}, and
+`model.safetensors` their parameters by name. They take any number of rows b, and up to {length:,}
+tokens t a row. Attention is computed as {forms}, by the engine `xla`. `config.json` has every
+setting of the training, and the tokenizer makes the ids: 0 is padding, which stands at the end of a
+row, 2 `<s>`, 3 `</s>`.
+
+{signatures}"""
+USE = """\
+```python
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file
+
+params = load_file("DIRECTORY/model.safetensors")
+{name} = jax.export.deserialize(Path("DIRECTORY/{name}.stablehlo").read_bytes())
+{lines}
+```"""
+LINES = {
+    "encode": """\
+tokens = np.array([[2, 17, 29, 3]], np.int32)
+print(encode.call(params, tokens))""",
+    "lm": """\
+step = jax.export.deserialize(Path("DIRECTORY/step.stablehlo").read_bytes())
+tokens = np.array([[2, 17, 29]], np.int32)
+logits, cache = start.call(params, tokens, np.array([[0, 1, 2]], np.int32))
+best = logits[:, -1:].argmax(-1).astype(np.int32)
+logits, cache = step.call(params, cache, best, np.array([[3]], np.int32))
+print(logits.argmax(-1))""",
+    "translation": """\
+step = jax.export.deserialize(Path("DIRECTORY/step.stablehlo").read_bytes())
+cache, token = start.call(params, np.array([[17, 29, 3]], np.int32)), np.array([[2]], np.int32)
+for position in range(10):
+    logits, cache = step.call(params, cache, token, np.array([[position]], np.int32))
+    token = logits.argmax(-1).astype(np.int32)
+    print(token)""",
+}
+
+
+class Function(NamedTuple):
+    """A function of parameters by name, and the shapes of what else it takes."""
+
+    call: Callable[..., Any]
+    arguments: Mapping[str, Any]  # a name: a shape, or a tree of them
+
+
+def write(run: Run, directory: Path) -> dict[str, Any]:
+    """Writes the functions of a run, with parameters, config, tokenizer and a card.
+
+    Returns:
+      `functions`, their names, `platforms`, and the `form` of each role of attention.
+
+    Raises:
+      InputError: a run of hashed words, whose signatures this code alone computes.
+    """
+    check(run.config)
+    config = at_any_length(run.config)
+    found = functions(config)
+    params = by_name(run.params)
+    abstract = _abstract(config)
+    for name, function in found.items():
+        exported = jax_export.export(jax.jit(function.call), platforms=PLATFORMS)(
+            abstract, *function.arguments.values()
+        )
+        (directory / f"{name}.{SUFFIX}").write_bytes(exported.serialize())
+    write_tensors(directory / WEIGHTS, params, {"steps": json.dumps(run.steps)})
+    shutil.copyfile(run.workdir / CONFIG, directory / CONFIG)
+    shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
+    forms = {role: config.model.attention_for(role).form or "" for role in config.facts.roles}
+    forms = {role: f"{config.kinds[role]} {form}".strip() for role, form in forms.items()}
+    what = WHAT.format(
+        platforms=", ".join(PLATFORMS),
+        length=config.model.max_length,
+        forms=", ".join(f"`{form}` ({role})" for role, form in forms.items()),
+        signatures="\n".join(_signature(name, function) for name, function in found.items()),
+    )
+    first = next(iter(found))
+    use = USE.format(name=first, lines=LINES["encode" if first == "encode" else config.task])
+    (directory / "README.md").write_text(card(run, what, use), encoding="utf-8")
+    return {"functions": list(found), "platforms": list(PLATFORMS), "form": forms}
+
+
+def check(config: Config) -> None:
+    """Raises InputError where a run has no home."""
+    if config.model.hashing is not None:
+        raise InputError(
+            f"model.hashing is {config.model.hashing!r}: signatures of hashed words are computed "
+            "by mhe_jax alone, so such a run has no home in stablehlo"
+        )
+
+
+def at_any_length(config: Config) -> Config:
+    """The config with forms and an engine that need not know lengths, and layers unrolled."""
+
+    def form(attention: AttentionConfig) -> AttentionConfig:
+        forms = {**dict.fromkeys(MHE_KINDS, "folded"), "mva": "materialized"}
+        return dataclasses.replace(attention, form=forms.get(attention.kind), engine="xla")
+
+    config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
+    for role in config.facts.roles:
+        attention = form(config.model.attention_for(role))
+        by_role = dataclasses.replace(config.model.attention_by_role, **{role: attention})
+        model = dataclasses.replace(config.model, attention_by_role=by_role)
+        config = dataclasses.replace(config, model=model)
+    return config
+
+
+def functions(config: Config) -> dict[str, Function]:
+    """The functions of a run's task by their names."""
+    task, length = tasks.of(config), config.model.max_length
+    model: Any = task.model(config.model)
+    b, t, p = jax_export.symbolic_shape("b, t, p", constraints=[f"t <= {length}"])
+    rows = jax.ShapeDtypeStruct((b, t), jnp.int32)
+
+    def apply(params: Any, *args: Any, cache: Any = None, **named: Any) -> Any:
+        variables = {"params": unflatten_dict(params, sep=".")}
+        if cache is not None:
+            variables["cache"] = unflatten_dict(cache, sep=".")
+        return model.apply(variables, *args, **named)
+
+    def with_cache(params: Any, *args: Any, method: str, cache: Any = None) -> Any:
+        given = {} if cache is None else {"cache": cache}
+        found, state = apply(params, *args, method=method, mutable=["cache"], **given)
+        return found, flatten_dict(state["cache"], sep=".")  # pyright: ignore
+
+    def step(params: Any, cache: Any, tokens: jax.Array, positions: jax.Array) -> Any:
+        return with_cache(params, tokens, positions, method="decode_step", cache=cache)
+
+    if config.task == "lm":
+
+        def start(params: Any, tokens: jax.Array, positions: jax.Array) -> Any:
+            _, cache = with_cache(params, tokens.shape[0], method="start_cache")
+            return step(params, cache, tokens, positions)
+
+        given = {"tokens": rows, "positions": rows}
+        # The cache holds `max_length` tokens, however many there are: b is all that is open.
+        (b,) = jax_export.symbolic_shape("b")
+    elif config.task == "translation":
+
+        def start(params: Any, sources: jax.Array) -> Any:
+            return with_cache(params, sources, method="start_cache")[1]
+
+        given = {"sources": rows}
+    else:
+        types = {"token_types": rows} if config.model.num_token_types > 1 else {}
+
+        def encode(params: Any, tokens: jax.Array, *token_types: jax.Array) -> Any:
+            return apply(params, tokens, *token_types, method="encode")
+
+        found = {"encode": Function(encode, {"tokens": rows, **types})}
+        if config.facts.labelled:
+            names = ("tokens", "token_types", "marks")
+            found["predict"] = Function(apply, dict.fromkeys(names, rows))
+        elif config.task == "mlm":
+            places = {"masked_positions": jax.ShapeDtypeStruct((b, p), jnp.int32)}
+            found["predict"] = Function(apply, {"tokens": rows, **places, **types})
+        return found
+    one = jax.ShapeDtypeStruct((b, 1), jnp.int32)
+    if config.task == "lm":
+        cache = jax.eval_shape(start, _abstract(config), one, one)[1]
+    else:
+        cache = jax.eval_shape(start, _abstract(config), rows)
+    return {
+        "start": Function(start, given),
+        "step": Function(step, {"cache": cache, "tokens": one, "positions": one}),
+    }
+
+
+def _abstract(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the parameters by their names."""
+    task = tasks.of(config)
+    initialize = task.initializer(task.model(config.model), config.data.sequence_length)
+    params = nn.unbox(jax.eval_shape(initialize, jax.random.key(0)))
+    return flatten_dict(params, sep=".")  # pyright: ignore
+
+
+def _signature(name: str, function: Function) -> str:
+    arguments = (
+        "cache"
+        if isinstance(value, Mapping)
+        else f"{argument} [{', '.join(map(str, value.shape))}]"
+        for argument, value in function.arguments.items()
+    )
+    return f"- `{name}(params, {', '.join(arguments)})`, of int32"

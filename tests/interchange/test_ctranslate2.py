@@ -1,0 +1,187 @@
+"""Runs of ours in CTranslate2: the same probabilities, and the same translations by the search."""
+
+import re
+
+import numpy as np
+import pytest
+from tiny_runs import save_run, tiny_config
+
+from mhe_jax.config import InputError
+from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
+from mhe_jax.interchange import export
+
+ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra `export`")
+
+ATTENTION = "model.attention."
+# K of each kind of 4 heads, and the fields without which it cannot be made.
+KINDS = {
+    "mha": (4, {}),
+    "sha": (1, {}),
+    "mqa": (1, {}),
+    "gqa": (2, {"num_kv_heads": 2}),
+    "skv": (4, {}),
+    "el": (4, {}),
+    "mhe_add": (1, {}),
+    "mhe_mul": (1, {}),
+    "mva": (4, {"score_features": 3}),
+}
+LLAMA = {
+    "model.positions": "rotary",
+    "model.norm": "rms",
+    "model.mlp": "gated",
+    "model.activation": "silu",
+}
+PRE, POST = {"model.norm_position": "pre"}, {"model.norm_position": "post"}
+
+
+def of_kind(kind):
+    fields = {f"{ATTENTION}{name}": value for name, value in KINDS[kind][1].items()}
+    return {f"{ATTENTION}kind": kind, **fields}
+
+
+def pairs_of(texts, tokenizer):
+    lines = [line.split("\t") for line in (texts / "pairs.tsv").read_text().splitlines()]
+    return [pair for pair in lines if all(len(tokenizer.encode(text)) < 16 for text in pair)]
+
+
+def pieces_of(tokenizer, texts):
+    return [tokenizer.pieces(tokenizer.encode(text)) for text in texts]
+
+
+def check_log_probs(task, run, out, texts, load):
+    """Of every token of some texts, far from flat, to 1e-4."""
+    loaded = load(run)
+    pairs = pairs_of(texts, loaded.tokenizer)
+    assert len(pairs) > 9
+    if task == "translation":
+        ours = loaded.log_probs([tuple(pair) for pair in pairs])
+        sides = [pieces_of(loaded.tokenizer, side) for side in zip(*pairs, strict=True)]
+        theirs = ctranslate2.Translator(str(out)).score_batch(*sides)
+    else:
+        ours = loaded.log_probs([source for source, _ in pairs])
+        theirs = ctranslate2.Generator(str(out)).score_batch([["<s>", *s.pieces] for s in ours])
+    for scored, result in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(result.log_probs, scored.log_probs, atol=1e-4, rtol=0)
+    assert min(scored.log_probs.min() for scored in ours) < -9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("task", ["lm", "translation"])
+def test_every_kind(run_of, load, texts, tmp_path, task, kind):
+    """With as few key and value heads as the kind allows, in cross-attention too."""
+    run, out = run_of(task, **of_kind(kind)), tmp_path / "out"
+    result = export(run, out, "ctranslate2")
+    roles = ("decoder",) if task == "lm" else ("encoder", "decoder", "cross")
+    assert result["key_heads"] == dict.fromkeys(roles, KINDS[kind][0])
+    vocabulary = "vocabulary.json" if task == "lm" else "shared_vocabulary.json"
+    assert {path.name for path in out.iterdir()} == {
+        "README.md", "config.json", "model.bin", "tokenizer.model", vocabulary,
+    }  # fmt: skip
+    check_log_probs(task, run, out, texts, load)
+
+
+MORE = [
+    ("lm", "mha", POST | {"model.vocabulary_multiple": 64, "model.activation": "relu"}),
+    ("lm", "mqa", {"model.kronecker.attention": 2, "model.kronecker.embedding": 2}),
+    ("lm", "mhe_mul", {f"{ATTENTION}use_bias": True, "model.positions": "sinusoidal"}),
+    ("lm", "gqa", LLAMA | {"model.mlp_bias": False}),
+    (
+        "lm",
+        "mha",
+        {
+            "model.positions": "rotary",
+            "model.rotary_pairs": "interleaved",
+            "model.rotary_scaling": 4.0,
+            "model.rotary_base": 500.0,
+        },
+    ),
+    ("translation", "mqa", LLAMA | PRE),
+    ("translation", "mqa", POST | {"model.positions": "sinusoidal", "model.tie_embeddings": False}),
+    ("translation", "mhe_add", POST | {"model.output_bias": True, f"{ATTENTION}use_bias": True}),
+    ("translation", "mhe_add", {f"{ATTENTION}num_groups": 2, "model.scan_layers": True}),
+    ("translation", "mhe_add", {f"{ATTENTION}score_groups": 2, "model.num_decoder_layers": 1}),
+    ("translation", "mva", {f"{ATTENTION}score_features": 9, f"{ATTENTION}num_groups": 2}),
+    ("translation", "mha", {f"{ATTENTION}qkv_features": 20, "model.layer_norm_epsilon": 0.01}),
+    ("translation", "mhe_mul", {"model.attention_by_role.cross.kind": "mha"}),
+    ("translation", "mha", {"model.attention_by_role.decoder.kind": "mqa"}),
+    ("translation", "mha", {"model.attention_by_role.encoder.num_heads": 2}),
+]
+
+
+@pytest.mark.parametrize(("task", "kind", "fields"), MORE, ids=str)
+def test_every_other_part_of_a_model(run_of, load, texts, tmp_path, task, kind, fields):
+    run, out = run_of(task, **of_kind(kind) | fields), tmp_path / "out"
+    export(run, out, "ctranslate2")
+    check_log_probs(task, run, out, texts, load)
+
+
+def end_soon(params):
+    """Special tokens have no probability, and eos has more with every position."""
+    table = params["embeddings"]
+    never = np.array([PAD, UNK, BOS, MASK])
+    table["vocabulary_bias"] = table["vocabulary_bias"].at[never].set(-50.0)
+    eos = table["token"][EOS] / np.linalg.norm(table["token"][EOS])
+    steps = 0.8 * np.arange(len(table["position"]))[:, None]
+    table["position"] = table["position"] + steps * eos[None]
+
+
+@pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mva"])
+def test_a_search_finds_the_same(load, texts, tmp_path, kind):
+    """With beam 5 and no length penalty, as no sentence is cut off."""
+    fields = of_kind(kind) | {
+        "model.output_bias": True,
+        "model.max_length": 40,
+        "evaluation.beam_size": 5,
+        "evaluation.extra_length": 24,
+    }
+    run = save_run(tiny_config("translation", texts, tmp_path / "run", **fields), change=end_soon)
+    out = tmp_path / "out"
+    export(run, out, "ctranslate2")
+    loaded = load(run)
+    lines = [source for source, _ in pairs_of(texts, loaded.tokenizer)]
+    ours = loaded.translate(lines, details=True)
+    theirs = ctranslate2.Translator(str(out)).translate_batch(
+        pieces_of(loaded.tokenizer, lines),
+        beam_size=5,
+        length_penalty=0,
+        min_decoding_length=0,
+        max_decoding_length=40,
+        return_scores=True,
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert loaded.tokenizer.pieces(one.tokens[:-1]) == other.hypotheses[0]
+        np.testing.assert_allclose(other.scores[0], one.score, atol=1e-4, rtol=0)
+    assert len({tuple(one.tokens) for one in ours}) > 5
+
+
+@pytest.mark.parametrize("task", ["lm", "translation"])
+def test_the_example_of_the_card(run_of, tmp_path, capsys, task):
+    export(run_of(task), tmp_path / "out", "ctranslate2")
+    card = (tmp_path / "out" / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(example.replace("DIRECTORY", str(tmp_path / "out")), {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "reason"),
+    [
+        ("mlm", {}, "task is 'mlm': CTranslate2 runs models of translation and lm here$"),
+        ("lm", {f"{ATTENTION}normalize_qk": True}, r"model\.attention\.normalize_qk has no home"),
+        (
+            "translation",
+            {"model.attention_by_role.cross.num_heads": 2},
+            "CTranslate2 has as many heads in cross-attention as in the decoder: .* are 2 and 4$",
+        ),
+        (
+            "lm",
+            {"model.positions": "rotary", f"{ATTENTION}kind": "mhe_mul"},
+            r"model\.attention\.kind is 'mhe_mul': CTranslate2 turns keys after their embeddings",
+        ),
+    ],
+)
+def test_what_has_no_home(run_of, tmp_path, task, fields, reason):
+    with pytest.raises(InputError, match=reason) as error:
+        export(run_of(task, **fields), tmp_path / "out", "ctranslate2")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
