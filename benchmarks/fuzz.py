@@ -41,7 +41,7 @@ SIZES = [
     (2, 0, 3),
     (2, 3, 0),
 ]
-MASKS = ["none", "causal", "causal offset", "padding", "segments", "all of them"]
+MASKS = ["none", "causal", "causal offset", "lengths", "padding", "segments", "all of them"]
 TYPES = [jnp.float32, jnp.bfloat16]
 CALLS = 8  # of a program
 NEARBY = 30  # inputs of the ordinary softmax
@@ -155,6 +155,7 @@ class Program:
             "none": Mask(),
             "causal": causal,
             "causal offset": Mask.causal(jnp.asarray(rng.integers(-3, max(S - T, 0) + 3, B))),
+            "lengths": Mask.lengths(jnp.asarray(rng.integers(0, S + 1, B))),
             "padding": padding,
             "segments": segments,
             "all of them": causal & padding & segments,

@@ -21,7 +21,7 @@ from mhe_jax.attention import engines
 from mhe_jax.config import InputError
 
 TYPES = ("bfloat16", "float32", "float16")
-MASKS = ("none", "causal", "causal offset", "padding", "segments")
+MASKS = ("none", "causal", "causal offset", "lengths", "padding", "segments")
 # Such as no bug stays below; a GPU has TF32's precision in products of float32.
 LARGEST_ERROR = {"bfloat16": 2**-4, "float32": 2**-6, "float16": 2**-6}
 LENGTHS = 576, 576  # more than a block of queries of any engine

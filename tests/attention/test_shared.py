@@ -115,14 +115,15 @@ def block(request, monkeypatch):
     monkeypatch.setattr(blocks, "BAND", request.param)
 
 
-@pytest.fixture(params=[1, 2], ids=["two products", "one product"])
-def way(request, monkeypatch, block):
-    """Of the factored softmax: as everywhere, and as on a GPU, where it is for bfloat16 alone."""
-    if request.param == 1:
-        return
-    monkeypatch.setattr(blocks, "GPU_BLOCK", blocks.BLOCK)
-    monkeypatch.setattr(blocks, "platform", lambda: "gpu")
-    monkeypatch.setattr(one_product, "takes", lambda static, q: static.keep == 1)
+@pytest.fixture(params=["many blocks", "one block", "one product"])
+def way(request, monkeypatch):
+    """Of the factored softmax; the last is that of a GPU, where it is for bfloat16 alone."""
+    size = 512 if request.param == "one block" else 16
+    for name in ("BLOCK", "GPU_BLOCK", "BAND"):
+        monkeypatch.setattr(blocks, name, size)
+    if request.param == "one product":
+        monkeypatch.setattr(blocks, "platform", lambda: "gpu")
+        monkeypatch.setattr(one_product, "takes", lambda static, q: static.keep == 1)
 
 
 @pytest.mark.covering(2)

@@ -493,4 +493,40 @@ ATTENTION = (
         "no_padding = padded_keys == S or mask.is_causal",
         "test_splash.py::test_masks_and_lengths",
     ),
+    # Shared scores on a GPU.
+    Mutant(
+        "a part of the gradient of denominators is lost",
+        "gradient",
+        "E : E + OF_GRADIENTS",
+        "E : E + OF_GRADIENTS - 1",
+        "test_shared.py::test_output_and_gradients",
+    ),
+    Mutant(
+        "the first block on a GPU is computed twice",
+        "over_blocks",
+        "jax.lax.fori_loop(int(on_gpu), turns, turn, carry)",
+        "jax.lax.fori_loop(0, turns, turn, carry)",
+        "test_shared.py::test_output_and_gradients",
+    ),
+    Mutant(
+        "weights of the kernel for Hopper are not those of all heads",
+        "_by_kernel",
+        "of_weights[:, :T, :Y].reshape(N, T, OF_WEIGHTS, R).sum(2)",
+        "of_weights[:, :T, :Y].reshape(N, T, R, OF_WEIGHTS).sum(3)",
+        "test_mosaic.py::test_output_and_gradients",
+    ),
+    Mutant(
+        "a slot is filled while it is read",
+        "_program",
+        "pl.when(i >= SLOTS)(lambda: gpu.barrier_wait(columns_are_free.at[slot]))",
+        "pass",
+        "test_mosaic.py::test_interpreted",
+    ),
+    Mutant(
+        "the kernel for Hopper does not shrink its sums",
+        "_program",
+        "acc *= jax.lax.broadcast_in_dim(shrink, acc.shape, [0])",
+        "pass",
+        "test_mosaic.py::test_interpreted",
+    ),
 )
