@@ -15,7 +15,6 @@ where it stopped. Needs libtpu: `pip install -e '.[tpu]' -c constraints.txt`.
 """
 
 import argparse
-import itertools
 import json
 import os
 import sys
@@ -100,8 +99,9 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
         for topology, slices in PARTS[part].items():
             for shape in args.shapes:
                 kinds = [k for k in args.kinds if part == "search" or k in FIXED_KINDS]
-                for kind, rate in itertools.product(kinds, args.attention_dropout):
-                    yield Cell(part, topology, slices, shape, kind, rate)
+                for kind in kinds:
+                    for rate in args.attention_dropout:
+                        yield Cell(part, topology, slices, shape, kind, rate)
 
 
 PARTS = {"search": {SEARCHED: 1}, "fixed": FIXED}

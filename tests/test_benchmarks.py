@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import attention, decode, memory, peers, quality, timing, train_step
+from benchmarks import attention, decode, fit, memory, peers, quality, timing, train_step
 from mhe_jax.attention import KINDS
 
 pytestmark = pytest.mark.whole_run
@@ -256,6 +256,18 @@ def test_a_page_has_the_tables_of_a_record(record: Path):
     columns = importlib.import_module(f"benchmarks.{program}").COLUMNS
     for table in tables(found["results"]):
         assert timing.table(columns, table) in page
+
+
+def test_a_page_has_the_tables_of_what_fits():
+    """A file for each cell, of one command that goes on where it stopped."""
+    cells = [json.loads(p.read_text()) for p in (ROOT / "benchmarks/records/fit").glob("*.json")]
+    page = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    found = [part for part in fit.tables(cells) if part.startswith("| ")]
+    assert found
+    for table in found:
+        assert table in page
+    for cell in cells:
+        assert f"jax {cell['jax']}, libtpu {cell['libtpu']}, {cell['date']}" in page
 
 
 def tables(rows: list[dict]) -> list[list[dict]]:

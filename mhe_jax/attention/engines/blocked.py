@@ -49,8 +49,9 @@ def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
     what would fill gigabytes.
     """
     (B, T, H, _), S = query.shape, key.shape[1]
-    if of_head := STORED_OF_HEAD.get(platform()):
-        return "is slower for small scores" if of_head > T * S else None
+    of_head, bound = T * S, STORED_OF_HEAD.get(platform())
+    if bound is not None:
+        return "is slower for small scores" if of_head < bound else None
     scores = B * H * T * S // parts_of_call(B, H)
     return f"is slower where {scores:,} scores can be stored" if scores < STORED else None
 
