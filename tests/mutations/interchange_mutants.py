@@ -150,6 +150,13 @@ INTERCHANGE = (
         "test_convert.py::test_biases_are_made_where_only_they_keep_what_heads_do",
     ),
     Mutant(
+        "a conversion counts the new attention twice",
+        "convert",
+        "found = unroll_layers(params)",
+        "found = unroll_layers(params) if old.model.scan_layers else params",
+        "test_convert.py::test_every_kind_of_every_task[mlm-gqa]",
+    ),
+    Mutant(
         "the head of other labels is taken",
         "_head",
         "m.num_spans, config.data.labels",
