@@ -192,6 +192,9 @@ def understand(command: str, arguments: list[str]) -> None:
         leave(dataclasses.replace(config, model=model, workdir=str(new)))
     elif command == "convert":
         run, new, wanted = convert.parse(arguments)
+        if wanted.kind is None:  # a model of transformers, which is not here
+            leave(dataclasses.replace(load_config("configs/bert_base.py"), workdir=str(new)))
+            return
         config = load_json(run / "config.json")
         fields = {k: v for k, v in vars(wanted).items() if k not in ("rows", "trust")}
         attention = dataclasses.replace(config.model.attention, **fields)

@@ -115,6 +115,12 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def check_new(path: Path) -> None:
+    """Raises InputError if there is something at `path`, be it a broken link."""
+    if os.path.lexists(path):
+        raise InputError(f"{path} is there already: takes a new directory")
+
+
 @contextlib.contextmanager
 def publish_directory(path: Path) -> Iterator[Path]:
     """A temporary directory that becomes `path` when the block ends well, and vanishes when not.
@@ -125,8 +131,7 @@ def publish_directory(path: Path) -> Iterator[Path]:
     Raises:
       InputError: `path` is there already, or cannot be written.
     """
-    if os.path.lexists(path):
-        raise InputError(f"{path} is there already: takes a new directory")
+    check_new(path)
     temporary = None
     try:
         above = next(place for place in path.absolute().parents if place.exists())

@@ -6,7 +6,6 @@ of the new kind that do nearest the same (`mhe_jax.attention.conversion`), and a
 """
 
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mhe_jax import tasks
 from mhe_jax.attention import conversion
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError
 from mhe_jax.config.conversion import ConversionConfig
-from mhe_jax.config.fields import save_json
-from mhe_jax.config.files import CONFIG, TOKENIZER
+from mhe_jax.config.files import TOKENIZER, check_new
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.rules import check, check_files
 from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.interchange.activations import Recorder, Sublayer, at, sublayers
 from mhe_jax.model.stack import count_parameters, role_of, stack_layers, unroll_layers
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints
-from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.run.fresh import write_run
 from mhe_jax.training.run.warm_start import read_run
-from mhe_jax.training.state import initializer_of
 
 # Fields of a kind that a conversion takes.
 FIELDS = ("num_kv_heads", "num_groups", "score_groups", "score_features")
@@ -57,7 +52,7 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     mesh = sharding.mesh_at_hand(config, "converting")
     params, step, tokenizer = read_run(run, old, mesh)
     params = jax.device_get(params)
-    found = unroll_layers(params) if old.model.scan_layers else params
+    found = unroll_layers(params)
     recorder = Recorder(old, tokenizer, wanted.rows, found)
     fields = {f: value for f in FIELDS if (value := getattr(wanted, f)) is not None}
     made: dict[Sublayer, Any] = {}
@@ -72,10 +67,8 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     for path, one in made.items():
         at(found, path[:-1])[path[-1]] = _with_zeros(one) if biased else one
     found = stack_layers(found) if old.model.scan_layers else found
-    _write(config, found, mesh, tokenizer.key)
-    if old.model.has_pieces:
-        shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
-    save_json(config, new / CONFIG)
+    pieces = (run / TOKENIZER).read_bytes() if old.model.has_pieces else None
+    write_run(config, found, mesh, tokenizer.key, pieces)
     if is_own(run):
         remember(new)
     before, after = (count_parameters(tree)["attention"] for tree in (params, found))
@@ -112,8 +105,7 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
             f"data.train of {old.workdir} is not set, and --rows is {wanted.rows}: without a text "
             "it takes --rows 0"
         )
-    if new.exists() and (not new.is_dir() or any(new.iterdir())):
-        raise InputError(f"{new} is there already: takes a new directory")
+    check_new(new)
     if old.model.kronecker.attention is not None:
         raise InputError(f"{old.workdir} is factorized: takes a run with dense attention")
     for role in old.facts.roles:
@@ -160,22 +152,3 @@ def _with_zeros(params: Mapping[str, Any]) -> dict[str, Any]:
             value = {**value, "bias": jnp.zeros(shape, value["kernel"].dtype)}
         result[name] = value
     return result
-
-
-def _write(config: Config, params: Any, mesh: Any, tokenizer: str) -> None:
-    """A checkpoint of step 0 with these parameters."""
-    model = tasks.of(config).model(config.model)
-    initialize, abstract = initializer_of(config, model, make_optimizer(config), mesh)
-    shapes = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (params, abstract.params)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"{shapes[0]} are not the parameters of the new model, {shapes[1]}")
-    placed = jax.device_put(params, sharding.shardings_of(abstract.params))
-    state = initialize(jax.random.key(config.train.seed)).replace(params=placed)
-    if state.ema_params is not None:
-        state = state.replace(ema_params=placed)
-    checkpoints = Checkpoints(config.workdir)
-    try:
-        checkpoints.save(state, 0, {"tokenizer": tokenizer})
-        checkpoints.wait()
-    finally:
-        checkpoints.close()

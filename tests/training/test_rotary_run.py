@@ -27,7 +27,7 @@ ROTARY = {
     "train.num_steps": 12,
     "train.eval_every": 6,
 }
-LINES = ["one small dog", "a man with red hat watches him", ""]
+LINES = ["one", "a man", "dog", ""]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_language_model_is_scored_and_goes_on(rotary, kind):
     for text, continuation in zip(LINES, found, strict=True):
         tokens, new = (BOS, *run.tokenizer.encode(text)), []
         for _ in range(min(5, 16 - len(tokens))):
-            allowed = following((*tokens, *new))
+            allowed = following((*tokens, *new)).copy()
             allowed[list(FORBIDDEN)] = -np.inf
             new.append(int(allowed.argmax()))
             if new[-1] == EOS:
@@ -85,8 +85,9 @@ def test_a_translator_searches_over_its_cache(rotary):
     config = rotary("translation", "mhe_mul", **{"data.length_buckets": ()})
     train(config, jax.devices()[:1])
     run = loaded(config)
-    texts = LINES[:2]
-    for text, found in zip(texts, run.translate(texts, beam_size=1, details=True), strict=True):
+    texts = LINES[:3]
+    translated = run.translate(texts, beam_size=1, extra_length=4, details=True)
+    for text, found in zip(texts, translated, strict=True):
         source = [*run.tokenizer.encode(text), EOS]
         target = [BOS, *found.tokens[:-1]]
         rows = (np.array([ids]) for ids in (source, target))
@@ -94,8 +95,8 @@ def test_a_translator_searches_over_its_cache(rotary):
         logits[:, list(FORBIDDEN)] = -np.inf
         # The last is eos, which the length may have forced.
         assert logits.argmax(-1)[:-1].tolist() == found.tokens[:-1]
-    both = run.translate(texts, beam_size=3), [run.translate([t], beam_size=3)[0] for t in texts]
-    assert both[0] == both[1]
+    together = run.translate(texts, beam_size=3, extra_length=4)
+    assert together == [run.translate([text], beam_size=3, extra_length=4)[0] for text in texts]
 
 
 @pytest.mark.parametrize("task", ["lm", "mlm"])

@@ -32,7 +32,6 @@ def convert(
     *,
     source: str = "mha",
     activations: Sequence[Activations] = (),
-    use_bias: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
     """Parameters of `make_attention(kind, ...)` that do nearest what those of another module do.
@@ -40,7 +39,8 @@ def convert(
     Scores are `x Q[h] K[h]ᵀ yᵀ`, and a head adds `y V[h] O[h]`: the parameters of `kind` are those
     whose products come closest, by least squares (`kinds.py`). A kind that has room for another
     takes it exactly: each into `mha` (but `mva`, where score_features + 1 is more than the width of
-    a head), those with one head into those with several, and `mha` into none.
+    a head), those with one head into those with several, and `mha` into none. None of it holds
+    where rotary positions turn queries and keys: their products are others at each distance.
 
     Args:
       params: of one module, as Flax's own or as `make_attention` of `source` has them.
@@ -48,7 +48,6 @@ def convert(
       source: the kind of `params`.
       activations: inputs that the module gets. Products are weighted by their moments then, and
         W_o is fitted to the outputs. Without any, inputs count as independent, of variance 1.
-      use_bias: make biases in any case.
       fields: `num_kv_heads`, `num_groups`, `score_groups` and `score_features` of the new module,
         where its kind has them.
 
@@ -74,10 +73,10 @@ def convert(
     """
     given = module_of(params, source)
     made = _target_module(kind, given, fields)
-    if kind == source and made == given and use_bias <= given.use_bias:
+    if kind == source and made == given:
         return dict(params)
     heads = expand(params, source)
-    biased = use_bias or given.use_bias or _needs_bias(kind, heads)
+    biased = given.use_bias or _needs_bias(kind, heads)
     made = made.clone(use_bias=biased)
     target = Target(kind, heads.value.shape[-1], use_bias=biased, **_numbers(made))
     whole = [a.completed(given, params) for a in activations]

@@ -3,8 +3,10 @@
 Nothing here imports transformers or torch, and nothing is executed: files are safetensors and JSON.
 
     tables.py    where the plain parameters of a run lie in a file
-    fields.py    fields of a `config.json`
-    gpt2.py  bert.py  marian.py                          an architecture each, both ways
+    fields.py    fields of a `config.json`               tokenizer.py    `tokenizer.json`, outwards
+    gpt2.py  llama.py  bert.py  marian.py                an architecture each, both ways
+    writing.py   a run as their model                    reading.py      their model as ours
+    run.py       their model as a run
 """
 
 from mhe_jax.interchange.huggingface.reading import read

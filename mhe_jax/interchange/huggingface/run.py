@@ -4,21 +4,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from mhe_jax import tasks
 from mhe_jax.config import InputError
-from mhe_jax.config.fields import save_json
-from mhe_jax.config.files import CONFIG, TOKENIZER, publish_directory
-from mhe_jax.config.rules import check
+from mhe_jax.config.files import CONFIG, check_new
 from mhe_jax.config.rules.trust import remember
 from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.model import count_parameters
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints
-from mhe_jax.training.optimizer import make_optimizer
-from mhe_jax.training.state import initializer_of
+from mhe_jax.training.run.fresh import write_run
 
 
 def is_foreign(directory: Path) -> bool:
@@ -43,23 +36,11 @@ def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
       InputError: as `read`; `new` is there already. Nothing has been written.
     """
     source, new = Path(source), Path(new)
-    with publish_directory(new) as directory:
-        config, params, tokenizer = read(source)
-        config = dataclasses.replace(config, workdir=str(new))
-        check(config, trains=False)
-        mesh = sharding.mesh_at_hand(config, "converting")
-        model = tasks.of(config).model(config.model)
-        initialize, abstract = initializer_of(config, model, make_optimizer(config), mesh)
-        state = initialize(jax.random.key(config.train.seed))
-        placed = jax.device_put(params, sharding.shardings_of(abstract.params))
-        checkpoints = Checkpoints(directory)
-        try:
-            checkpoints.save(state.replace(params=placed), 0, {"tokenizer": tokenizer.key})
-            checkpoints.wait()
-        finally:
-            checkpoints.close()
-        tokenizer.save(directory / TOKENIZER)
-        save_json(config, directory / CONFIG)
+    check_new(new)
+    config, params, tokenizer = read(source)
+    config = dataclasses.replace(config, workdir=str(new))
+    mesh = sharding.mesh_at_hand(config, "converting")
+    write_run(config, params, mesh, tokenizer.key, tokenizer.model)
     remember(new)
     counts = count_parameters(params, config.model)
     return {

@@ -7,25 +7,21 @@ rank above the full one counts as the full one, which changes nothing but roundi
 """
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from mhe_jax import tasks
 from mhe_jax.config import Config, InputError, KroneckerConfig
-from mhe_jax.config.fields import save_json
-from mhe_jax.config.files import CONFIG, TOKENIZER
+from mhe_jax.config.files import TOKENIZER, check_new
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.shapeshifter import factorize as parameters
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints
-from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.run.fresh import write_run
 from mhe_jax.training.run.warm_start import read_run
-from mhe_jax.training.state import initializer_of
+from mhe_jax.training.state import abstract_params
 
 
 def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> dict[str, Any]:
@@ -46,24 +42,9 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     mesh = sharding.mesh_at_hand(config, "factorizing")
     params, step, tokenizer = read_run(run, dense, mesh)
 
-    model = tasks.of(config).model(config.model)
-    initialize, abstract = initializer_of(config, model, make_optimizer(config), mesh)
-    found, errors = parameters.factorize(params, abstract.params)
-    shardings = sharding.shardings_of(abstract.params)
-    state = initialize(jax.random.key(config.train.seed))
-    state = state.replace(params=jax.device_put(found, shardings))
-    if state.ema_params is not None:
-        state = state.replace(ema_params=jax.device_put(found, shardings))
-
-    checkpoints = Checkpoints(new)
-    try:
-        checkpoints.save(state, 0, {"tokenizer": tokenizer.key})
-        checkpoints.wait()
-    finally:
-        checkpoints.close()
-    if dense.model.has_pieces:
-        shutil.copyfile(run / TOKENIZER, new / TOKENIZER)
-    save_json(config, new / CONFIG)
+    found, errors = parameters.factorize(params, abstract_params(config, mesh))
+    pieces = (run / TOKENIZER).read_bytes() if dense.model.has_pieces else None
+    write_run(config, found, mesh, tokenizer.key, pieces)
     if is_own(run):
         remember(new)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, found)]
@@ -75,8 +56,7 @@ def _factorized(dense: Config, new: Path, kronecker: KroneckerConfig) -> Config:
         raise InputError("no rank is given: takes --attention, --mlp or --embedding, or several")
     if dense.model.kronecker != KroneckerConfig(apply=dense.model.kronecker.apply):
         raise InputError(f"{dense.workdir} is factorized already: takes a run with dense matrices")
-    if new.exists() and any(new.iterdir()):
-        raise InputError(f"{new} is there already: takes a new directory")
+    check_new(new)
     model = dataclasses.replace(dense.model, kronecker=kronecker)
     config = dataclasses.replace(dense, model=model, workdir=str(new))
     check(config, trains=False)
