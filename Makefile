@@ -4,6 +4,8 @@
 # make ahead   install libtpu, run the tests that compile for TPUs that are not here
 # make peers   install transformers and torch, run the tests that compare with them
 # make package build sdist and wheel in dist/, and use them in an empty environment
+# make images  run the steps of the Dockerfiles without Docker
+# make matrix  the tests of attention and models on the oldest and newest Python and JAX
 # make slow    the tests that take minutes, and all combinations of parameters
 # make mutants puts bugs in, and says which ones no test sees; takes long
 # make lint    ruff and pyright
@@ -22,7 +24,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test runs ahead peers package slow mutants lint clean
+.PHONY: demo test runs ahead peers package images matrix slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -69,6 +71,22 @@ peers: $(INSTALLED)
 
 package: $(INSTALLED)
 	tests/package.sh $(CURDIR)/$(BIN)/python $(CURDIR)/dist
+
+# Takes gigabytes for that of a GPU: IMAGES=docker/tpu.Dockerfile runs one.
+IMAGES ?= docker/tpu.Dockerfile docker/gpu.Dockerfile
+
+images:
+	tests/images.sh $(PYTHON) $(addprefix $(CURDIR)/,$(IMAGES))
+
+# Python and JAX, the oldest and the newest that pyproject.toml allows.
+MATRIX ?= python3.11,jax==0.10.0 python3.12,jax python3.13,jax
+matrix:
+	for pair in $(MATRIX); do \
+	    python=$${pair%%,*} jax=$${pair#*,} place=.venv/matrix/$${pair%%,*}-$${pair#*,}; \
+	    $$python -m venv $$place && \
+	    $$place/bin/python -m pip install --quiet -e '.[demo,dev,export]' "$$jax" && \
+	    $$place/bin/python -m pytest -n 2 -q tests/attention tests/model -m '$(FAST)' || exit 1; \
+	done
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m 'slow or rest'

@@ -183,7 +183,7 @@ def understand(command: str, arguments: list[str]) -> None:
         if target is None and not config.workdir.startswith("/"):
             leave(config)
     elif command == "data":
-        if arguments and arguments[0] not in PUBLISHED and not arguments[0].startswith("glue/"):
+        if arguments and arguments[0] not in PUBLISHED and "/" not in arguments[0]:  # of TFDS
             raise InputError(f"no text {arguments[0]}")
     elif command == "factorize":
         run, new, kronecker = factorize.parse(arguments)
