@@ -113,9 +113,7 @@ def compiled(args, device, case: str):
     B, T, H, D = args.batch, args.length, args.heads, args.head_features
     engine, part = case.split()
     mesh = Mesh(np.array([device]), "all")
-    placed = functools.partial(
-        jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec())
-    )
+    placed = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
     inputs = [placed((B, T, 1, D), jnp.bfloat16)] * 3 + [placed((B, T, H), jnp.float32)]
     cotangent = placed((B, T, H, D), jnp.bfloat16)
 
