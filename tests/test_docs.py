@@ -25,7 +25,7 @@ from labelled_files import FILES
 from pyarrow import parquet
 from test_configs import CONFIGS, EACH, load
 
-from mhe_jax.cli import commands, compare, convert, evaluate, factorize, sweep
+from mhe_jax.cli import commands, compare, convert, evaluate, export, factorize, sweep
 from mhe_jax.cli.arguments import (
     parse_target,
     parse_train_arguments,
@@ -34,6 +34,7 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.config.loading import load_config
 from mhe_jax.data.published import PUBLISHED
+from mhe_jax.interchange import FORMATS
 from mhe_jax.training.cluster.distributed import take_flags
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +43,7 @@ DOCSTRINGS = [f"configs/{path.name}" for path in CONFIGS]
 PROGRAM = re.compile(r"python (?:train\.py|eval\.py|-m mhe_jax)(?= )")
 TARGETS = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 # What stands for a name that the reader fills in.
-FILLED_IN = {"CONFIG": "configs/demo.py", "DIR": "runs/of-the-reader"}
+FILLED_IN = {"CONFIG": "configs/demo.py", "DIR": "runs/of-the-reader", "RUN": "runs/demo"}
 # Why a command is parsed and does not run here, by what it contains.
 NOT_RUN = {
     "data": "tests/data/test_getting.py fetches",
@@ -173,7 +174,7 @@ def understand(command: str, arguments: list[str]) -> None:
         if arguments[0] not in TARGETS:
             raise InputError(f"no target {arguments[0]} in the Makefile")
     elif "--help" in arguments:
-        assert load_config(arguments[0])
+        assert arguments[0] == "--help" or load_config(arguments[0])
     elif command == "train" and sweep.is_sweep(arguments):
         for run in sweep.parse(arguments).runs:
             leave(run.config)
@@ -190,11 +191,17 @@ def understand(command: str, arguments: list[str]) -> None:
         config = load_json(run / "config.json")
         model = dataclasses.replace(config.model, kronecker=kronecker)
         leave(dataclasses.replace(config, model=model, workdir=str(new)))
+    elif command == "export":
+        run, out, given = export.parse(arguments)
+        config = load_json(run / "config.json")
+        if given.to == "safetensors":
+            leave(dataclasses.replace(config, workdir=str(out)))
+        elif given.to not in FORMATS:
+            raise InputError(f"no format {given.to}")
     elif command == "convert":
         run, new, wanted = convert.parse(arguments)
         if wanted.kind is None:  # a model of transformers, which is not here
-            leave(dataclasses.replace(load_config("configs/bert_base.py"), workdir=str(new)))
-            return
+            return leave(dataclasses.replace(load_config("configs/bert_base.py"), workdir=str(new)))
         config = load_json(run / "config.json")
         fields = {k: v for k, v in vars(wanted).items() if k not in ("rows", "trust")}
         attention = dataclasses.replace(config.model.attention, **fields)
@@ -236,6 +243,7 @@ def test_no_command_is_missed(name):
         ("```\npython train.py configs/damo.py\n```", "no config file configs/damo.py"),
         ("    cd x && python eval.py runs/of-nobody  # a word", "no run at runs/of-nobody"),
         ("    python -m mhe_jax factorize runs/demo new --mpl 3", "unknown field --mpl"),
+        ("    python -m mhe_jax export runs/demo out --to onnx", "no format onnx"),
         ("    ssh host 'python train.py configs/demo.py --lr 1'", "unknown field --lr"),
         ("    python eval.py compare docs/recards", "no runs at docs/recards"),
         ("    make deme", "no target deme"),

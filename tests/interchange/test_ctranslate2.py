@@ -1,6 +1,7 @@
 """Runs of ours in CTranslate2: the same probabilities, and the same translations by the search."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,6 +162,15 @@ def test_the_example_of_the_card(run_of, tmp_path, capsys, task):
     (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     exec(example.replace("DIRECTORY", str(tmp_path / "out")), {})
     assert capsys.readouterr().out
+
+
+def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(import ctranslate2.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    export(run_of("translation", **{"model.max_length": 128}), "served/multi30k", "ctranslate2")
+    exec(example, {})
+    assert capsys.readouterr().out.startswith("[")
 
 
 @pytest.mark.parametrize(
