@@ -70,7 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     if args.compile:
         case, file = args.compile
-        Path(file).write_text(compiled(args, device, case).as_text(), encoding="utf-8")
+        text = compiled(args, device, case).as_text() or ""
+        Path(file).write_text(text, encoding="utf-8")
         return 0
     given = sys.argv[1:] if arguments is None else arguments
     results = [measure(args, case, given) for case in CASES]
@@ -113,9 +114,7 @@ def compiled(args, device, case: str):
     B, T, H, D = args.batch, args.length, args.heads, args.head_features
     engine, part = case.split()
     mesh = Mesh(np.array([device]), "all")
-    placed = functools.partial(
-        jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec())
-    )
+    placed = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
     inputs = [placed((B, T, 1, D), jnp.bfloat16)] * 3 + [placed((B, T, H), jnp.float32)]
     cotangent = placed((B, T, H, D), jnp.bfloat16)
 
