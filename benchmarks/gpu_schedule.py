@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     if args.compile:
         case, file = args.compile
-        Path(file).write_text(compiled(args, device, case).as_text(), encoding="utf-8")
+        text = compiled(args, device, case).as_text() or ""
+        Path(file).write_text(text, encoding="utf-8")
         return 0
     given = sys.argv[1:] if arguments is None else arguments
     results = [measure(args, case, given) for case in CASES]
@@ -85,26 +87,30 @@ def main(arguments: list[str] | None = None) -> int:
     }
     print(f"{about['device']}, ahead of time; jax {about['jax']}, CUDA compiler {about['cuda']}")
     print(f"`{about['command']}`, {about['date']}; {about['shape']}\n")
-    print(timing.table(BYTES, results), end="\n\n")
-    print(timing.table(CODE, [row for row in results if row["kernel"]]))
+    print(timing.table(COLUMNS, results))
     timing.save(args.out, {"header": about, "results": results})
     return 0
 
 
-BYTES = {
+def _of_kernel(show: Callable[[dict], str], row: dict) -> str:
+    return "-" if row["kernel"] is None else show(row["kernel"])
+
+
+COLUMNS = {
     "core": lambda row: row["case"],
     "MB moved": lambda row: f"{row['bytes'] / 1e6:,.0f}",
-}
-CODE = {
-    "kernel": lambda row: row["case"],
-    "registers, as launched": lambda row: str(row["kernel"]["registers"]),
-    "spilled bytes": lambda row: str(row["kernel"]["spilled"]),
-    "warnings": lambda row: str(len(row["kernel"]["warnings"])),
-    "tensor core": lambda row: f"{row['kernel']['cycles']['tensor']:,}",
-    "exponentials": lambda row: f"{row['kernel']['cycles']['exponentials']:,}",
-    "to issue": lambda row: f"{row['kernel']['cycles']['issue']:,}",
-    "overlapped": lambda row: f"{row['kernel']['overlapped']:.0%}",
-    "in turns": lambda row: f"{row['kernel']['in_turns']:.0%}",
+} | {
+    name: functools.partial(_of_kernel, show)
+    for name, show in {
+        "registers, as launched": lambda kernel: str(kernel["registers"]),
+        "spilled bytes": lambda kernel: str(kernel["spilled"]),
+        "warnings": lambda kernel: str(len(kernel["warnings"])),
+        "tensor core, cycles": lambda kernel: f"{kernel['cycles']['tensor']:,}",
+        "exponentials": lambda kernel: f"{kernel['cycles']['exponentials']:,}",
+        "to issue": lambda kernel: f"{kernel['cycles']['issue']:,}",
+        "overlapped": lambda kernel: f"{100 * kernel['overlapped']:.0f} %",
+        "in turns": lambda kernel: f"{100 * kernel['in_turns']:.0f} %",
+    }.items()
 }
 
 
