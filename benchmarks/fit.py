@@ -2,18 +2,20 @@
 
     python benchmarks/fit.py --out fit
     python benchmarks/fit.py --out fit --shapes bert-base --kinds mha mhe_add --parts search
+    python benchmarks/fit.py --out fit --shapes bert-base --kinds mha --attention_dropout 0
 
     search   every kind on v5e:16x16, the largest batch that fits
     fixed    mha, mqa, mhe_add and mhe_mul at one batch on v5p:8x8x8, v6e:16x16 and two slices of
              v5e:16x16
 
 Shapes are those of configs/bert_base.py and configs/wmt14_big.py, and BERT-large; all parallel in
-the data, with the configs' own dropout. Each cell is a file in the directory, and a cell that is
-there is not compiled again: the same command goes on where it stopped. Needs libtpu:
-`pip install -e '.[tpu]' -c constraints.txt`.
+the data, each with attention dropout 0.1 and without, else with the configs' own dropout. Each cell
+is a file in the directory, and a cell that is there is not compiled again: the same command goes on
+where it stopped. Needs libtpu: `pip install -e '.[tpu]' -c constraints.txt`.
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -50,6 +52,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 SEARCHED = "v5e:16x16"
 FIXED = {"v5p:8x8x8": 1, "v6e:16x16": 1, "v5e:16x16": 2}
 FIXED_KINDS = ("mha", "mqa", "mhe_add", "mhe_mul")
+RATES = (0.1, 0.0)
 # Tokens that a chip has of each side at the fixed batch.
 FIXED_TOKENS = 4096
 
@@ -60,12 +63,14 @@ class Cell(NamedTuple):
     slices: int
     shape: str
     kind: str
+    attention_dropout: float
 
     @property
     def file(self) -> str:
         slices = f"-{self.slices}-slices" if self.slices > 1 else ""
         where = self.topology.replace(":", "-")
-        return f"{self.part}-{where}{slices}-{self.shape}-{self.kind}.json"
+        how = f"{self.kind}-{self.attention_dropout:g}"
+        return f"{self.part}-{where}{slices}-{self.shape}-{how}.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--attention_dropout", nargs="+", type=float, default=RATES, metavar="RATE")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -94,7 +100,8 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
         for topology, slices in PARTS[part].items():
             for shape in args.shapes:
                 kinds = [k for k in args.kinds if part == "search" or k in FIXED_KINDS]
-                yield from (Cell(part, topology, slices, shape, kind) for kind in kinds)
+                for kind, rate in itertools.product(kinds, args.attention_dropout):
+                    yield Cell(part, topology, slices, shape, kind, rate)
 
 
 PARTS = {"search": {SEARCHED: 1}, "fixed": FIXED}
@@ -123,6 +130,7 @@ def config_of(cell: Cell, num_devices: int) -> Config:
         config = set_field(config, field, value)
     heads = config.model.attention.num_heads
     (fields,) = timing.variants([cell.kind], ["auto"], heads).values()
+    fields = {**fields, "dropout_rate": cell.attention_dropout}
     config = experiment.with_attention(config, fields)
     rows = FIXED_TOKENS // config.data.sequence_length
     return TASKS[config.task].with_rows(config, num_devices * rows)
@@ -150,8 +158,9 @@ def tables(found: list[dict]) -> Iterator[str]:
             yield f"not compiled: {f['shape']} {f['kind']} on {f['topology']}: {f['refused']}"
 
 
-def in_order(found: dict) -> tuple[int, int]:
-    return list(SHAPES).index(found["shape"]), list(KINDS).index(found["kind"])
+def in_order(found: dict) -> tuple[int, int, float]:
+    shape, kind = list(SHAPES).index(found["shape"]), list(KINDS).index(found["kind"])
+    return shape, kind, -found["attention_dropout"]
 
 
 def gib(name: str):
@@ -160,6 +169,7 @@ def gib(name: str):
 
 COLUMNS = {
     "model": lambda f: f"{f['shape']} `{f['kind']}`",
+    "attention dropout": lambda f: f"{f['attention_dropout']:g}",
     "runs as": lambda f: ", ".join(f["attention"].values()),
     "parameters": lambda f: f"{f['parameters']['total'] / 1e6:.1f}M",
     "rows a chip": lambda f: f"{f['batch']['rows_per_chip']} × {f['batch']['length']}",

@@ -1,4 +1,4 @@
-"""How fast and how lean the input is: a text file of 1 GB, on the CPU.
+"""How fast and how lean the input is: text of 1 GB, as lines and as Parquet, on the CPU.
 
     python benchmarks/input.py                      # makes the file, measures, deletes it
     python benchmarks/input.py --gigabytes 0.1      # quicker
@@ -21,6 +21,7 @@ of the size too) have no bar: they tokenize everything once, which the cold numb
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -64,6 +65,7 @@ def main() -> int:
         tokenizer = make_tokenizer(text, directory)
         results = {"bytes": text.stat().st_size, "cores": os.cpu_count()}
         less = make_text(directory / "less.txt", size // 10)
+        column = make_column(text, directory / "text.parquet")
         header = ("cold s", "warm s", "memory MB", "tokens/s", "per core", "full", "ms/batch")
         print(("{:<20}" + "{:>11}" * 7).format("task", *header))
         for task, packing, path in (
@@ -71,10 +73,12 @@ def main() -> int:
             ("mlm", True, less),
             ("lm", False, text),
             ("lm", True, less),
+            ("lm", False, column),
             ("translation", False, pairs),
             ("translation", True, pairs),
         ):
             name = f"{task} packed" if packing else task
+            name += " parquet" * (path == column)
             cache = directory / f"cache {name}"
             cold, warm = (
                 run(task, packing, path, tokenizer, cache, arguments.steps) for _ in range(2)
@@ -96,7 +100,7 @@ def main() -> int:
             )
     missed = [
         f"{task} {name}"
-        for task in ("mlm", "lm")
+        for task in ("mlm", "lm", "lm parquet")
         for name, bar in BARS.items()
         if results[task][name] > bar
     ]
@@ -126,6 +130,20 @@ def make_text(path: Path, size: int, columns: int = 1) -> Path:
         written = 0
         while written < size:
             written += file.write(block)
+    return path
+
+
+def make_column(text: Path, path: Path) -> Path:
+    """The lines of a text as a column, in row groups of a common size."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with (
+        text.open() as lines,
+        parquet.ParquetWriter(path, pyarrow.schema({"text": pyarrow.string()})) as out,
+    ):
+        while group := [line.rstrip("\n") for line in itertools.islice(lines, 100_000)]:
+            out.write_table(pyarrow.table({"text": group}))
     return path
 
 

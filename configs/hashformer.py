@@ -9,9 +9,10 @@ lsh_pool, lsh_add or lsh_proj. The same objective on pieces of words: `--model.h
 --model.vocabulary_size 4000`; without context, as a baseline: `--model.context token`; MLM over the
 buckets of a hash: `--task mlm --model.hashing md_emb`.
 
-The files train.txt.xz, valid.txt.xz and test.txt.xz of WikiText-2 lie in data/wikitext-2, or where
-`--data.directory` says. `configs/hashformer.py:base` has the shape of RoBERTa-base, as published,
-on TFDS's Wiki-40B; any other text will do.
+The files train.txt.xz, valid.txt.xz and test.txt.xz of WikiText-2 lie in data/wikitext-2
+(`mhe-jax data wikitext-2` fetches them), or where `--data.directory` says.
+`configs/hashformer.py:base` has the shape of RoBERTa-base, as published, on TFDS's Wiki-40B; any
+other text will do.
 
 A table (`_emb`) learns from rare words only with smaller steps: `--optimizer.learning_rate 5e-4`.
 

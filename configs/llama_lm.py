@@ -1,5 +1,6 @@
 """WikiText-2 language model of the shape that most of today's have: Llama's, small.
 
+    python -m mhe_jax data wikitext-2
     python train.py configs/llama_lm.py --workdir runs/llama-lm
     python eval.py runs/llama-lm
 
@@ -8,8 +9,8 @@ bias: RMSNorm before each sublayer and once at the end. Any other kind goes as w
 (`--model.attention.kind mhe_mul --model.attention.num_kv_heads None`), Llama's own shape with
 `mha`, `mqa` and `gqa`.
 
-The files train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as usually distributed)
-lie in data/wikitext-2, or where `--data.directory` says.
+The first fetches train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as usually
+distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
 
 Expected time: not measured.
 Expected score: not measured.

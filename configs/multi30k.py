@@ -1,11 +1,13 @@
 """Multi30k, English to German captions: 3.7 million parameters with mhe_mul, 5.2 with mha.
 
+    python -m mhe_jax data multi30k
     python train.py configs/multi30k.py --workdir runs/multi30k-mul
     python eval.py runs/multi30k-mul
     python train.py configs/multi30k.py --workdir runs/multi30k-mha --model.attention.kind mha
 
-The files train, val and test_2016_flickr, each `.en.gz` and `.de.gz`, lie in data/multi30k (or
-where `--data.directory` says); see github.com/multi30k/dataset, whose licence is for research only.
+The first fetches the files, train, val and test_2016_flickr, each `.en.gz` and `.de.gz`, to
+data/multi30k, from github.com/multi30k/dataset, whose licence is for research only. They may lie
+elsewhere (`--data.directory`).
 
 Expected time: 40 minutes on one CPU core (AMD EPYC, jax 0.10.2, 2026-11-21).
 Expected score: mhe_mul 36.5 sacreBLEU (cased, 13a, beam 5) on test_2016_flickr, validation loss

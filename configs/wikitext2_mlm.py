@@ -1,10 +1,11 @@
 """WikiText-2 masked language model, BERT's task on a small encoder: eleven minutes on two cores.
 
+    python -m mhe_jax data wikitext-2
     python train.py configs/wikitext2_mlm.py --workdir runs/wikitext2-mlm
     python eval.py runs/wikitext2-mlm
 
-The files train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as usually distributed)
-lie in data/wikitext-2, or where `--data.directory` says.
+The first fetches train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as usually
+distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
 
 Expected time: 11 minutes on two CPU cores (AMD EPYC, jax 0.10.2, 2026-11-21).
 Expected score: test loss 4.563 nats, accuracy 32.7 %, perplexity 95.9 of masked tokens; unigram

@@ -19,8 +19,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
 import pytest
 from labelled_files import FILES
+from pyarrow import parquet
 from test_configs import CONFIGS, EACH, load
 
 from mhe_jax.cli import commands, compare, convert, evaluate, factorize, sweep
@@ -31,6 +33,7 @@ from mhe_jax.cli.arguments import (
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.config.loading import load_config
+from mhe_jax.data.published import PUBLISHED
 from mhe_jax.training.cluster.distributed import take_flags
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +45,7 @@ TARGETS = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 FILLED_IN = {"CONFIG": "configs/demo.py", "DIR": "runs/of-the-reader"}
 # Why a command is parsed and does not run here, by what it contains.
 NOT_RUN = {
+    "data": "tests/data/test_getting.py fetches",
     "--help": "tests/test_command_line.py reads it",
     "--sweep": "tests/test_sweep.py starts a process for each run",
     "--compile_only": "tests/training/test_ahead.py compiles for devices that need not be there",
@@ -178,6 +182,9 @@ def understand(command: str, arguments: list[str]) -> None:
         config = parse_train_arguments(take_flags(rest)[1])
         if target is None and not config.workdir.startswith("/"):
             leave(config)
+    elif command == "data":
+        if arguments and arguments[0] not in PUBLISHED and not arguments[0].startswith("glue/"):
+            raise InputError(f"no text {arguments[0]}")
     elif command == "factorize":
         run, new, kronecker = factorize.parse(arguments)
         config = load_json(run / "config.json")
@@ -314,6 +321,10 @@ def content_of(config: Config, name: str, count: int) -> bytes:
         head = "\t".join([*data.fields, data.label_field])
         rows = (f"{line}\t{line}\t{'ab'[i % 2]}" for i, line in enumerate(lines))
         text = "\n".join([head, *rows])
+    elif plain.endswith(".parquet"):
+        out = io.BytesIO()
+        parquet.write_table(pyarrow.table(dict.fromkeys(data.fields, lines)), out)
+        return out.getvalue()
     elif plain.endswith(".jsonl"):
         text = "\n".join(json.dumps(dict.fromkeys(data.fields, line)) for line in lines)
     else:
@@ -339,7 +350,7 @@ def leave_data(config: Config) -> str | None:
 
 def why_not(command: str, arguments: list[str]) -> str | None:
     """Why a command cannot run here; else its data is made, and it can."""
-    for part in arguments:
+    for part in (command, *arguments):
         if part in NOT_RUN:
             return NOT_RUN[part]
     if command == "train":

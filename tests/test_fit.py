@@ -1,5 +1,6 @@
 """`benchmarks/fit.py` and `benchmarks/cycles.py`, on what a compiler would say."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -51,21 +52,23 @@ def test_every_cell_once(compiled, tmp_path, capsys):
     arguments += ["transformer-big"]
     assert fit.main(arguments) == 0
     text = capsys.readouterr().out
-    # Searched: mha and gqa of two shapes; at a fixed batch: mha of two shapes in three places.
-    assert len(compiled) == 4 + 6
-    assert len(list(tmp_path.glob("*.json"))) == 4 + 2 + 6
+    # Searched: mha and gqa of two shapes; at a fixed batch: mha of two shapes in three places; each
+    # at two rates.
+    assert len(compiled) == 2 * (4 + 6)
+    assert len(list(tmp_path.glob("*.json"))) == 2 * (4 + 2 + 6)
     assert "v5e:16x16, largest batch that fits:" in text
     assert "2 slices of v5e:16x16, one batch:" in text
-    row = (
-        "| bert-large `mha` | folded on xla | 12.3M | 8 × 512 | yes | 3.00 | 0.50 | 3.50 | 5 | 77 |"
-    )
-    assert text.count(row) == 4
+    row = "folded on xla | 12.3M | 8 × 512 | yes | 3.00 | 0.50 | 3.50 | 5 | 77 |"
+    for rate in ("0.1", "0"):
+        assert text.count(f"| bert-large `mha` | {rate} | {row}") == 4
+    assert text.index("`mha` | 0.1 |") < text.index("`mha` | 0 |") < text.index("`gqa` | 0.1 |")
     assert "not compiled: bert-large sha on v5e:16x16: no sha today" in text
     for config, devices in compiled:
         rows, length = TASKS[config.task].rows_per_batch(config), config.data.sequence_length
         assert rows * length == devices * fit.FIXED_TOKENS
         assert (config.model.num_layers, config.model.features) in ((24, 1024), (6, 1024))
-    assert {c.model.attention.num_kv_heads for c, _ in compiled} == {None, 4}
+    attention = {(a.num_kv_heads, a.dropout_rate) for a in (c.model.attention for c, _ in compiled)}
+    assert attention == set(itertools.product((None, 4), (0.1, 0.0)))
 
     before = len(compiled)
     assert fit.main(arguments) == 0

@@ -57,8 +57,8 @@ class Attention(nn.Module):
     output (`untrained`), and what it costs (`widths`).
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
-      engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash' or 'pallas'
-        (see `engines`).
+      engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash', 'pallas' or
+        'mosaic' (see `engines`).
       projection: makes every projection: `Projection`, or what takes its fields and its call.
       rotary: turns queries and keys of self-attention by the positions of their tokens, after
         `normalize_qk` (see `rotary.rotate`); None does not.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mhe_jax.cli import compare, configs, convert, evaluate, export, factorize, paper, train
+from mhe_jax.cli import compare, configs, convert, data, evaluate, export, factorize, paper, train
 from mhe_jax.cli.process import called
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import did_you_mean, nearest
@@ -16,6 +16,7 @@ COMMANDS = {
     "compare": (compare.main, "tables and plots of many runs; as eval.py compare"),
     "paper": (paper.main, "the published tables, recomputed; as eval.py paper"),
     "configs": (configs.main, "the experiments that come along, and their files"),
+    "data": (data.main, "the texts that configs read: where they come from, and fetching them"),
     "export": (export.main, "a trained run as files that other programs read"),
     "convert": (
         convert.main,

@@ -1,6 +1,7 @@
 """Names of a run's files, the cache, and files that appear whole or not at all."""
 
 import contextlib
+import glob
 import os
 import shutil
 import tempfile
@@ -31,6 +32,47 @@ def cache_directory(configured: str | None = None) -> Path:
     if not os.access(path, os.W_OK):
         raise InputError(f"data.cache_directory={path}: not writable")
     return path
+
+
+def files_of(directory: str, name: str) -> list[str]:
+    """The files that the name of a source means, relative to `directory` as it is.
+
+    A file is itself, and so is what is not there. A directory is all its files, without hidden ones
+    and those that begin with `_`; that of a data set that `datasets` has saved is its Arrow files.
+    Else a pattern (`*`, `?`, `[..]`, `**` for any depth) is all files that match.
+
+    Raises:
+      InputError: a directory or pattern that holds no file.
+    """
+    directory = os.path.expanduser(directory)
+    path = str(Path(directory, os.path.expanduser(name)))
+    if os.path.isdir(path):
+        found = [os.path.join(name, file) for file in _files_in(path)]
+    elif glob.has_magic(name) and not os.path.lexists(path):
+        matches = glob.iglob(os.path.expanduser(name), root_dir=directory, recursive=True)
+        found = sorted(match for match in matches if os.path.isfile(os.path.join(directory, match)))
+        if not found:
+            raise InputError(f"{path}: no file matches")
+    else:
+        found = [name]
+    return found
+
+
+def _files_in(directory: str) -> list[str]:
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"{directory}: {error.strerror}") from None
+    entries = [entry for entry in entries if not entry.name.startswith((".", "_"))]
+    files = [entry.name for entry in entries if entry.is_file()]
+    if "dataset_dict.json" in files:
+        has = ", ".join(entry.path for entry in entries if entry.is_dir())
+        raise InputError(f"{directory}: holds several splits: name one of {has}")
+    if "state.json" in files and "dataset_info.json" in files:
+        files = [file for file in files if file.endswith(".arrow")]
+    if not files:
+        raise InputError(f"{directory}: holds no files")
+    return files
 
 
 @contextlib.contextmanager

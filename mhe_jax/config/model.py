@@ -10,7 +10,7 @@ from mhe_jax.config.tasks import Role
 Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
 Form = Literal["auto", "materialized", "folded", "shared"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas"]
+Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas", "mosaic"]
 # A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
 Hashing = Literal[
     "md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj"

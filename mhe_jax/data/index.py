@@ -26,6 +26,7 @@ import numpy as np
 
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
+from mhe_jax.data.published import hint
 
 CHUNK = 8 << 20
 PACKED = (".gz", ".xz")
@@ -89,23 +90,13 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     """
     # A link's own name says what a file is: that of a blob in a content-addressed store does not.
     name, packed = str(path), path.suffix if path.suffix in PACKED else ""
-    try:
-        # Path.resolve makes another error of links that go round in circles.
-        path = Path(os.path.realpath(path, strict=True))
-        size = path.stat().st_size
-    except OSError as error:
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise InputError(f"{name}: {reason}") from None
-    if path.is_dir():
-        raise InputError(f"{name}: is a directory, not a file")
-    if size == 0:
-        raise InputError(f"{name}: is empty")
+    path = real_file(path)
     try:
         known = identity(path)
         if packed:
             unpacked = cache / "unpacked" / key_of(str(path)) / key_of(VERSION, packed, *known)
             copy = built_once(unpacked, lambda temporary: _unpack(name, path, packed, temporary))
-            _drop_earlier(copy, path)
+            drop_earlier(copy, path)
             path = copy
         key = key_of(VERSION, packed, *known, rule.columns, rule.fields, rule.whole)
         index = built_once(
@@ -116,6 +107,27 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     numbers = np.memmap(index, np.int64, "r")
     content = numbers[-DIGEST:].tolist()
     return LineFile(name, path, numbers[:-DIGEST], key_of(content, rule.columns, rule.fields))
+
+
+def real_file(path: Path) -> Path:
+    """The file that a path leads to, which is there and holds something.
+
+    Raises:
+      InputError: it is not there, is a directory, or is empty.
+    """
+    try:
+        # Path.resolve makes another error of links that go round in circles.
+        real = Path(os.path.realpath(path, strict=True))
+        size = real.stat().st_size
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        reason = f"no such file{hint(path)}" if missing else error.strerror
+        raise InputError(f"{path}: {reason}") from None
+    if real.is_dir():
+        raise InputError(f"{path}: is a directory, not a file")
+    if size == 0:
+        raise InputError(f"{path}: is empty")
+    return real
 
 
 def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
@@ -132,7 +144,7 @@ def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
             raise InputError(f"{name}: has changed while it was read")
 
 
-def _drop_earlier(copy: Path, path: Path) -> None:
+def drop_earlier(copy: Path, path: Path) -> None:
     """Deletes the copies of what `path` held before; who has one open keeps it.
 
     Those made since the file is as it is are of another host's file of this path.
@@ -147,13 +159,24 @@ def _drop_earlier(copy: Path, path: Path) -> None:
 
 
 def _unpack(name: str, path: Path, packed: str, unpacked: Path) -> None:
+    with unpacked.open("wb") as out:
+        for part in unpacked_parts(name, path, packed):
+            out.write(part)
+
+
+def unpacked_parts(name: str, path: Path, packed: str) -> Iterator[bytes]:
+    """What a file of one of `PACKED` holds.
+
+    Raises:
+      InputError: it is none, is cut short, holds nothing, or far too much.
+    """
     size = 0
-    with path.open("rb") as file, unpacked.open("wb") as out:
+    with path.open("rb") as file:
         try:
             for part in _parts_of_gz(file) if packed == ".gz" else _parts_of_xz(file):
                 size += len(part)
                 _check_limit(name, size, file.tell())
-                out.write(part)
+                yield part
         except EOFError:
             raise InputError(f"{name}: is cut short (the {packed} stream has no end)") from None
         except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:

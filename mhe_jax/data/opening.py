@@ -4,13 +4,16 @@
     a.txt (any suffix but `NOT_TEXT`)        a line
     a.en, a.de                               the pair of lines with the same number
     a.tsv                                    a line; for translation its two columns
-    a.jsonl                                  the strings in `data.fields`: one, or two
+    a.jsonl, a.parquet                       the strings in `data.fields`: one, or two
+    a directory of `Dataset.save_to_disk`    likewise
     tfds:NAME/CONFIG:SPLIT                   likewise
     demo:SPLIT                               a pair of the built-in phrases
 
-Files may also be `.gz` or `.xz`. A line ends at a line feed, with or without a carriage return
-before it; an item never contains its line's end. Rows of running text start evenly over the bytes
-of lines and records, those of unnamed fields too: where these are long, some texts come more often.
+A pattern (`corpus/*.txt.gz`) or a directory is one source of all its files, in the order of their
+names. Files of lines may also be `.gz` or `.xz`. A line ends at a line feed, with or without a
+carriage return before it; an item never contains its line's end. Rows of running text start evenly
+over the bytes of lines and records, those of unnamed fields of JSON too: where these are long, some
+texts come more often.
 """
 
 from collections.abc import Sequence
@@ -18,22 +21,27 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.files import cache_directory
+from mhe_jax.config.files import cache_directory, files_of
 from mhe_jax.config.rules import training_sources
+from mhe_jax.data import columns
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.index import Rule, file_format, file_path, open_lines
 from mhe_jax.data.sources import (
+    Column,
     Content,
     Items,
     JsonLines,
     ParallelLines,
+    Shards,
     Source,
     TabLines,
     TextLines,
 )
 
 # Files that users have and that hold no lines of text.
-NOT_TEXT = {".csv", ".json", ".parquet", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html"}
+NOT_TEXT = {".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html"}
+# What holds pairs, or texts in named fields, by itself.
+TABLES = {".tsv", ".jsonl", *columns.SUFFIXES}
 
 
 def open_source(
@@ -48,9 +56,9 @@ def open_source(
     """The source that `data.train`, `data.validation` or `data.test` names, checked whole.
 
     Args:
-      written: one name, or two parallel files.
+      written: one name, or two parallel ones.
       content: `pair` for translation, else `text`.
-      fields: names of the text fields in JSONL and TFDS.
+      fields: names of the text fields in JSONL, Parquet, Arrow and TFDS.
       directory: where relative paths start.
       cache: where indices and unpacked files go; None is `cache_directory()`.
       option: how messages call `written`.
@@ -65,41 +73,76 @@ def open_source(
         allowed = "one source or two parallel files" if content == "pair" else "one source"
         raise InputError(f"{option} has {len(written)} names, allowed is {allowed}")
     kinds = [name.partition(":")[0] for name in written if name.startswith(("tfds:", "demo:"))]
-    paths = [file_path(directory, name) for name in written]
-    formats = [file_format(path) for path in paths]
     cache = cache or cache_directory()
-    for path, form in zip(paths, formats, strict=True):
-        if not kinds and form in NOT_TEXT:
-            raise InputError(
-                f"{path}: {form} is not a form that is read here: takes lines of text, .tsv or "
-                ".jsonl, each also as .gz or .xz"
-            )
-    if len(written) == 2:
-        if kinds or {".tsv", ".jsonl"} & set(formats):
-            raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
-    elif kinds == ["demo"]:
+    if kinds and len(written) == 2:
+        raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
+    if kinds == ["demo"]:
         return _open_demo(written[0], content, option)
-    elif kinds == ["tfds"]:
+    if kinds == ["tfds"]:
         from mhe_jax.data import tfds_source  # the only file that imports TFDS, and slow to import
 
         fields = _fields(fields, content, written[0])
         return Items(written[0], *tfds_source.open_items(written[0], fields, cache))
+    paths = [[file_path(directory, name) for name in files_of(directory, name)] for name in written]
+    formats = [_format(files) for files in paths]
     if len(paths) == 2:
-        source, target = (TextLines(open_lines(path, Rule(whole=True), cache)) for path in paths)
-        return ParallelLines(source, target)
-    if formats[0] == ".jsonl":
-        fields = _fields(fields, content, str(paths[0]))
-        return JsonLines(open_lines(paths[0], Rule(fields=fields), cache), fields)
-    if formats[0] == ".tsv":
+        if TABLES & set(formats):
+            raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
+        if len(paths[0]) != len(paths[1]):
+            raise InputError(
+                f"{written[0]} names {len(paths[0]):,} files, {written[1]} names "
+                f"{len(paths[1]):,}; parallel files have the same number"
+            )
+        sides = [
+            [TextLines(open_lines(p, Rule(whole=True), cache)) for p in side] for side in paths
+        ]
+        shards: list[Source] = list(map(ParallelLines, *sides))
+    else:
+        if formats[0] in TABLES - {".tsv"}:
+            fields = _fields(fields, content, str(paths[0][0]))
+        elif formats[0] != ".tsv" and content == "pair":
+            raise InputError(
+                f"{option}={written[0]}: translation needs two parallel text files, a .tsv, "
+                "a .jsonl, a .parquet or a tfds: data set"
+            )
+        shards = [_open_file(path, formats[0], content, tuple(fields), cache) for path in paths[0]]
+    return shards[0] if len(shards) == 1 else Shards(" and ".join(written), shards)
+
+
+def _open_file(
+    path: Path, form: str, content: Content, fields: tuple[str, ...], cache: Path
+) -> Source:
+    if form in columns.SUFFIXES:
+        texts = [Column(file) for file in columns.open_columns(path, fields, cache)]
+        return ParallelLines(*texts) if content == "pair" else texts[0]
+    if form == ".jsonl":
+        return JsonLines(open_lines(path, Rule(fields=fields), cache), fields)
+    if form == ".tsv":
         pair = content == "pair"
-        file = open_lines(paths[0], Rule(columns=2 if pair else 1, whole=pair), cache)
+        file = open_lines(path, Rule(columns=2 if pair else 1, whole=pair), cache)
         return TabLines(file) if pair else TextLines(file)
-    if content == "pair":
+    return TextLines(open_lines(path, Rule(), cache))
+
+
+def _format(paths: Sequence[Path]) -> str:
+    """The one form of all files: a suffix of `TABLES`, or another, which means lines of text."""
+    forms = {}
+    for path in paths:
+        form = file_format(path)
+        forms.setdefault(form if form in TABLES | NOT_TEXT else ".txt", path)
+    for form, path in forms.items():
+        if form in NOT_TEXT:
+            raise InputError(
+                f"{path}: {form} is not a form that is read here: takes lines of text, .tsv or "
+                ".jsonl, each also as .gz or .xz, .parquet, or a directory of `datasets`"
+            )
+    if len(forms) > 1:
+        one, other = list(forms.values())[:2]
         raise InputError(
-            f"{option}={written[0]}: translation needs two parallel text files, a .tsv, "
-            "a .jsonl or a tfds: data set"
+            f"{one} and {other} are of different forms: name one of them by a pattern, as "
+            f"{one.parent / ('*' + one.suffix)}"
         )
-    return TextLines(open_lines(paths[0], Rule(), cache))
+    return next(iter(forms))
 
 
 def open_split(config: Config, split: str) -> Source:

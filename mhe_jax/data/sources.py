@@ -65,10 +65,15 @@ class Source:
         return index
 
 
+def _end_length(tail: bytes) -> int:
+    return 2 if tail.endswith(b"\r\n") else int(tail.endswith(b"\n"))
+
+
 class _Lines(Source):
     """The lines of a checked file."""
 
     _offsets: np.ndarray
+    _end = staticmethod(_end_length)
 
     def __init__(self, file: LineFile, content: Content):
         self.name, self.key, self.content = file.name, file.key, content
@@ -89,7 +94,7 @@ class _Lines(Source):
         """Line `index` without its end."""
         start, stop = self._offsets[self._check(index)], self._offsets[index + 1]
         line = read_at(self.name, self._file, int(start), int(stop))
-        return line[: len(line) - _end_length(line[-2:])]
+        return line[: len(line) - self._end(line[-2:])]
 
     def __getitem__(self, index: int) -> Item:
         return self.line(index).decode()
@@ -106,11 +111,13 @@ class TextLines(_Lines):
             return [self.line(index)]
         start, stop = int(self._offsets[index]), int(self._offsets[index + 1])
         end = read_at(self.name, self._file, stop - 2, stop)
-        return [FilePart(self.name, self._file, start, stop - _end_length(end))]
+        return [FilePart(self.name, self._file, start, stop - self._end(end))]
 
 
-def _end_length(tail: bytes) -> int:
-    return 2 if tail.endswith(b"\r\n") else int(tail.endswith(b"\n"))
+class Column(TextLines):
+    """Each text of a column of a table is an item, with the line ends that are in it."""
+
+    _end = staticmethod(lambda tail: 0)
 
 
 class TabLines(_Lines):
@@ -157,6 +164,43 @@ class ParallelLines(Source):
 
     def __getitem__(self, index: int) -> Item:
         return self._source.line(index).decode(), self._target.line(index).decode()
+
+
+class Shards(Source):
+    """The items of several sources, one after the other."""
+
+    def __init__(self, name: str, shards: Sequence[Source]):
+        self.name, self.content = name, shards[0].content
+        self.key = key_of("shards", *(shard.key for shard in shards))
+        self._shards = shards
+        self._firsts = np.cumsum([0, *map(len, shards)])
+        self._places = np.cumsum([0, *(shard.extent for shard in shards)])
+        self.extent = int(self._places[-1])
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def _of(self, index: int) -> tuple[Source, int]:
+        shard = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return self._shards[shard], index - int(self._firsts[shard])
+
+    def __getitem__(self, index: int) -> Item:
+        shard, index = self._of(self._check(index))
+        return shard[index]
+
+    def locate(self, place: float) -> tuple[int, float]:
+        last = np.nextafter(self.extent, 0)
+        number = int(np.searchsorted(self._places, min(place, last), side="right")) - 1
+        index, fraction = self._shards[number].locate(place - int(self._places[number]))
+        return int(self._firsts[number]) + index, fraction
+
+    def size(self, index: int) -> int:
+        shard, index = self._of(index)
+        return shard.size(index)
+
+    def utf8(self, index: int) -> Sequence[Bytes]:
+        shard, index = self._of(index)
+        return shard.utf8(index)
 
 
 class Items(Source):

@@ -69,6 +69,28 @@ def open_rows(written: str, cache: Path) -> Sequence[Any]:
     return _rows(written, builder, split, cache)
 
 
+def prepare(name: str) -> dict[str, Any]:
+    """Prepares a data set, where that is not done: its directory, and the examples of its splits.
+
+    It is written as `array_record`, which needs no TensorFlow; TFDS fetches what it is made of.
+
+    Raises:
+      InputError: an unknown data set, or TFDS cannot prepare it here.
+    """
+    try:
+        with _quiet():
+            builder: Any = _prepared(name) or tfds.builder(name, file_format="array_record")
+            if not builder.is_prepared():
+                builder.download_and_prepare()
+    except DatasetNotFoundError:
+        raise InputError(f"{name}: TFDS knows no data set of this name, prepared or not") from None
+    except Exception as error:  # of its many data sets each has its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{name}: TFDS cannot prepare it: {reason[:300]}") from None
+    splits = {split: info.num_examples for split, info in builder.info.splits.items()}
+    return {"directory": str(builder.data_dir), "examples": splits}
+
+
 def _open(written: str) -> tuple[Any, str]:
     """The builder of a prepared data set, and the split, which it has."""
     match = NAME.fullmatch(written)
@@ -86,10 +108,7 @@ def _open(written: str) -> tuple[Any, str]:
         raise InputError(f"{written}: TFDS cannot open {name!r}: {reason[:200]}") from None
     if not prepared:
         raise InputError(
-            f"{written}: not prepared in {builder.data_dir}; prepare it with: "
-            f'python -c "import tensorflow_datasets as tfds, tensorflow_datasets.translate, '
-            f"tensorflow_datasets.text; tfds.builder('{name}', file_format='array_record')"
-            f'.download_and_prepare()"'
+            f"{written}: not prepared in {builder.data_dir}; mhe-jax data {name} prepares it"
         )
     try:
         found = builder.info.splits[split]

@@ -9,9 +9,13 @@ it is whole, and returns what the result tells of it. What has no home in the fo
 an `InputError` that says why. A format is imported when it is asked for, for its libraries are an
 extra.
 
+heads.py        attention of any kind as query heads over key and value heads
+plain.py        parameters in one plain form, from which other layouts are made
 card.py         the README.md of an export: what the model is, and where it comes from
 safetensors.py  parameters by name, which is a run that eval.py takes
 uptraining.py   a run with another attention
+ctranslate2.py  language and translation models for the server CTranslate2
+stablehlo.py    compiled functions without this code
 huggingface/    models and tokenizers of transformers, both ways
 """
 
@@ -45,6 +49,11 @@ FORMATS = {
         "mhe_jax.interchange.huggingface",
         "export",
         "model and tokenizer as transformers loads them",
+    ),
+    "ctranslate2": Format(
+        "mhe_jax.interchange.ctranslate2",
+        "export",
+        "language or translation model as CTranslate2 serves it",
     ),
 }
 

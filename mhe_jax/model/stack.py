@@ -21,16 +21,18 @@ from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, normaliz
 _METADATA = {nn.PARTITION_NAME: "layers"}
 _LAYER = re.compile(r"layer_(\d+)")
 ATTENTION = ("self_attention", "cross_attention")
+_is_product = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
 
 def _is_kept(primitive, *args, **params) -> bool:
     """Whether a scanned layer keeps what `primitive` gives for its backward pass.
 
-    Matrix products, attention and the masks of dropout are kept. Softmax, activations and norms are
-    computed again, as XLA chooses where layers are unrolled; all that a scan keeps lies in memory
-    once a layer.
+    Products with parameters, what engines name and the masks of dropout are kept. Softmax,
+    activations and norms are computed again, as XLA chooses where layers are unrolled; all that a
+    scan keeps lies in memory once a layer. Products with a batch dimension are those of activations
+    with each other: `xla` names its scores, `blocked` has them block by block and keeps none.
     """
-    return primitive.name == "dot_general" or is_saved(primitive, *args, **params)
+    return _is_product(primitive, *args, **params) or is_saved(primitive, *args, **params)
 
 
 class _Stack(nn.Module):

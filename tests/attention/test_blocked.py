@@ -11,7 +11,8 @@ from attention_cases import BATTERY, B, S, T, mask_for, mask_names, normal
 from test_kinds import check
 
 from mhe_jax.attention import Mask, engines
-from mhe_jax.attention.engines import Options, blocked, blocks, is_saved, xla
+from mhe_jax.attention.engines import Options, blocked, blocks, mesh, xla
+from mhe_jax.model.stack import _is_kept
 
 # Those whose heads have scores of their own.
 CASES = [case for case in BATTERY if case.form != "shared"]
@@ -19,11 +20,15 @@ RATE = 0.3
 KEY = jax.random.key(5)
 
 
-@pytest.fixture(params=["cpu", "gpu"])
+@pytest.fixture(params=["cpu", "tpu", "examples", "spread"])
 def small(monkeypatch, request):
-    """Two queries a block and four a band; as on a CPU, a head a block, and as elsewhere."""
-    monkeypatch.setattr(blocked, "platform", lambda: request.param)
-    monkeypatch.setattr(blocked, "BLOCK_SCORES", 100)
+    """Few queries a block and four a band; as on a CPU, a head a block, and as elsewhere.
+
+    There queries of one example, whole examples, or queries of all where devices are not known.
+    """
+    monkeypatch.setattr(blocked, "platform", lambda: "cpu" if request.param == "cpu" else "tpu")
+    monkeypatch.setattr(blocked, "sees_one_device", lambda: request.param != "spread")
+    monkeypatch.setattr(blocked, "BLOCK_SCORES", 300 if request.param == "examples" else 50)
     monkeypatch.setattr(blocked, "CPU_SCORES", 15)
     monkeypatch.setattr(blocks, "BAND", 4)
 
@@ -142,10 +147,10 @@ def test_dropout_keeps_its_share(monkeypatch):
 
 
 def bytes_of(engine, T: int) -> int:
-    """Of temporaries and outputs of a core with gradients, dropout on, under a policy of layers."""
+    """Of temporaries and outputs of a core with gradients, dropout on, as of a scanned layer."""
     options = Options(dropout_rate=RATE, dropout_rng=KEY)
     core = functools.partial(run, engine, Mask(), options, None)
-    core = jax.checkpoint(core, policy=is_saved)
+    core = jax.checkpoint(core, policy=_is_kept)
     shape = jax.ShapeDtypeStruct((1, T, 4, 16), jnp.float32)
 
     def both(cotangent, *qkv):
@@ -163,19 +168,67 @@ def test_memory_is_linear_in_the_length(monkeypatch):
     assert many < bytes_of(xla, 4096) / 10
 
 
+@pytest.mark.parametrize(
+    ("call", "block"),
+    [
+        # Of BERT-base 512 queries fit, of Transformer-big 128 of 16 examples; then queries of one.
+        ((32, 512, 512, 12, 1), (1, 12, 512)),
+        ((48, 128, 128, 1, 16), (16, 1, 128)),
+        ((14, 128, 128, 16, 1), (14, 16, 256)),
+        ((3, 2048, 2048, 12, 1), (1, 12, 256)),
+        ((3, 4096, 4096, 12, 1), (1, 12, 128)),
+    ],
+)
+def test_a_block_is_of_whole_examples(monkeypatch, call, block):
+    """Off the CPU: as many as have 2^22 scores; else about so many of one, by powers of two."""
+    monkeypatch.setattr(blocked, "platform", lambda: "tpu")
+    monkeypatch.setattr(blocked, "sees_one_device", lambda: True)
+    examples, heads, queries = blocked._block(*call)
+    assert (examples, heads, min(queries, call[1])) == (*block[:2], min(block[2], call[1]))
+    monkeypatch.setattr(blocked, "sees_one_device", lambda: False)
+    assert blocked._block(*call)[:2] == (call[0], call[3])
+
+
+def test_devices_that_a_call_does_not_know_of():
+    """Arrays are those of one device inside `shard_map`; a mesh alone may split them anyhow."""
+    if len(jax.devices()) < 4:
+        pytest.skip("needs four devices, see tests/conftest.py")
+    assert not mesh.sees_one_device()
+    found = []
+
+    def run(x):
+        found.append(mesh.sees_one_device())
+        return x
+
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    of_two, of_one = (jax.make_mesh((n, 1), ("data", "tensor"), axis_types=auto) for n in (2, 1))
+    by_rows = jax.sharding.PartitionSpec("data")
+    with jax.set_mesh(of_two):
+        jax.eval_shape(run, jnp.ones(2))
+        # Of one axis alone: the other is left to XLA.
+        for axes in ({"data", "tensor"}, {"data"}):
+            part = jax.shard_map(run, in_specs=by_rows, out_specs=by_rows, axis_names=axes)
+            jax.eval_shape(part, jnp.ones(2))
+    with jax.set_mesh(of_one):
+        jax.eval_shape(run, jnp.ones(2))
+    assert found == [False, True, False, True]
+
+
 def test_sown_weights_are_refused():
     assert "weights to sow" in blocked.refusal(*call(3, 3), None, Mask(), Options(sow=print))
     assert blocked.refusal(*call(3, 3), None, Mask(), Options(dropout_rate=RATE)) is None
 
 
-@pytest.mark.parametrize(("of_cpu", "of_others", "wanted"), [(7, 49, "xla"), (6, 48, "blocked")])
-def test_auto_takes_it_for_many_scores(monkeypatch, of_cpu, of_others, wanted):
-    """Of a head on a CPU; of all examples and heads of a device elsewhere."""
+@pytest.mark.parametrize(("of_head", "of_all", "wanted"), [(7, 49, "xla"), (6, 48, "blocked")])
+def test_auto_takes_it_for_many_scores(monkeypatch, of_head, of_all, wanted):
+    """Of a head, whatever the batch, on a CPU and a TPU; of a device on a GPU."""
     given = *call(2, 3), None, Mask(), Options()  # B = 2, H = 4: 48 scores, 6 a head
-    monkeypatch.setattr(blocked, "STORED_OF_HEAD", of_cpu)
-    assert engines.attend(*given)[2] == wanted
-    monkeypatch.setattr(blocked, "platform", lambda: "tpu")
-    monkeypatch.setattr(blocked, "STORED", of_others)
+    for platform in ("cpu", "tpu"):
+        monkeypatch.setattr(blocked, "STORED_OF_HEAD", {platform: of_head})
+        monkeypatch.setattr(blocked, "platform", lambda: platform)  # noqa: B023 called in this turn
+        assert engines.attend(*given)[2] == wanted
+    monkeypatch.setattr(blocked, "platform", lambda: "gpu")
+    monkeypatch.setattr(blocked, "STORED", of_all)
     assert engines.attend(*given)[2] == wanted
 
 
@@ -191,11 +244,11 @@ def test_dropout_does_not_depend_on_devices():
         mask = Mask.array(jnp.asarray(normal(8, B, 4, 6, 7) > -1))
         attend = jax.jit(functools.partial(run, blocked, mask, options, None))
         wanted = attend(q, k, v)
-        mesh = jax.make_mesh(
+        four = jax.make_mesh(
             (2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2
         )
         rules = [("batch", "data"), ("activation_heads", "tensor")]
-        with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        with jax.set_mesh(four), nn.logical_axis_rules(rules):
             jax.clear_caches()
             np.testing.assert_allclose(attend(q, k, v), wanted, atol=1e-6)
         return wanted

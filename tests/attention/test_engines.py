@@ -24,7 +24,7 @@ HEADS_ON_TENSOR = (("batch", "data"), ("length", None), ("activation_heads", "te
 def gpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(cudnn, "missing", lambda *a: None)
-    monkeypatch.setattr(cudnn, "_capability", lambda: 9.0)
+    monkeypatch.setattr(cudnn, "gpu_capability", lambda: 9.0)
 
 
 def arrays(T=8, S=8, H=4, K=4, D=64, E=64, dtype=jnp.bfloat16):
@@ -63,7 +63,7 @@ class TestTableOfCudnn:
 
     def test_head_widths_before_hopper(self, monkeypatch):
         for capability in (8.9, None):
-            monkeypatch.setattr(cudnn, "_capability", lambda c=capability: c)
+            monkeypatch.setattr(cudnn, "gpu_capability", lambda c=capability: c)
             assert refusal(D=128, E=128) is None
             assert "no wider than 128 on this GPU, not 136 and 64" in refusal(D=136)
 

@@ -10,7 +10,7 @@ from attention_cases import Case, f64, normal, random_parameters
 
 from mhe_jax.attention import Mask, make_attention
 from mhe_jax.attention.engines import Options, attend_shared, blocks
-from mhe_jax.attention.engines.shared import factored
+from mhe_jax.attention.engines.shared import factored, one_product
 from mhe_jax.attention.engines.shared import xla as shared
 
 B, T, S, G, R, D, E = 2, 37, 41, 2, 3, 11, 13
@@ -72,7 +72,8 @@ def run(mask, *given, options=None):
     """Output and gradients of q, k, v and the key bias; the last of `given` is the cotangent."""
     *given, cotangent = given
     if options is None:
-        return _run((blocks.BLOCK, blocks.BAND), mask, cotangent, *given)
+        sizes = blocks.BLOCK, blocks.GPU_BLOCK, blocks.BAND
+        return _run((*sizes, blocks.platform, one_product.takes), mask, cotangent, *given)
 
     @jax.jit
     def output_and_gradients(cotangent, *given):
@@ -82,7 +83,7 @@ def run(mask, *given, options=None):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run(sizes, mask, cotangent, *given):
+def _run(settings, mask, cotangent, *given):
     return _output_and_gradients(mask, Options(), cotangent, *given)
 
 
@@ -114,8 +115,18 @@ def block(request, monkeypatch):
     monkeypatch.setattr(blocks, "BAND", request.param)
 
 
+@pytest.fixture(params=[1, 2], ids=["two products", "one product"])
+def way(request, monkeypatch, block):
+    """Of the factored softmax: as everywhere, and as on a GPU, where it is for bfloat16 alone."""
+    if request.param == 1:
+        return
+    monkeypatch.setattr(blocks, "GPU_BLOCK", blocks.BLOCK)
+    monkeypatch.setattr(blocks, "platform", lambda: "gpu")
+    monkeypatch.setattr(one_product, "takes", lambda static, q: static.keep == 1)
+
+
 @pytest.mark.covering(2)
-@pytest.mark.usefixtures("block")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("heads", [G, H], ids=["shared values", "own values"])
 @pytest.mark.parametrize("name", MASKS)
 def test_output_and_gradients(name, heads):
@@ -123,7 +134,7 @@ def test_output_and_gradients(name, heads):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.usefixtures("block")
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["none", "causal", "all of them"])
 @pytest.mark.parametrize("spread", [0.0, 20.0, 58.0])
 def test_spreads_within_the_bound(name, spread, monkeypatch):
@@ -151,7 +162,9 @@ def plain(cotangent, q, k, v, b, allowed):
         logits = jnp.einsum("btgd,bsgd->bgts", q / jnp.sqrt(q.shape[3]).astype(q.dtype), k)
         logits = logits.repeat(R, 1) + b.swapaxes(1, 2)[:, :, None]
         p = jax.nn.softmax(jnp.where(allowed, logits, jnp.finfo(logits.dtype).min)) * allowed
-        return jnp.einsum("bhts,bshe->bthe", p.astype(q.dtype), v.repeat(H // v.shape[2], 2))
+        return jnp.einsum(
+            "bhts,bshe->bthe", p.astype(q.dtype), v.repeat(b.shape[2] // v.shape[2], 2)
+        )
 
     output, pull = jax.vjp(attend, q, k, v, b)
     return output, *pull(cotangent)
@@ -185,6 +198,7 @@ MAGNITUDES = [(1e-30, 1.0), (1e-13, 1.0), (1e10, 1e5), (1e30, 1e-3), (1e-3, 1e30
 
 
 @pytest.mark.covering(1)
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["none", "causal", "all of them"])
 @pytest.mark.parametrize("spread", [0.0, 57.0, 200.0])
 @pytest.mark.parametrize(("of_values", "of_cotangent"), MAGNITUDES)
@@ -294,6 +308,8 @@ def of_saturated_rows(attend, dtype, spread, heads):
     return np.abs(found[0][:, saturated]).max(), np.abs(wanted).max()
 
 
+@pytest.mark.covering(2)
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("heads", [G, H], ids=["shared values", "own values"])
 @pytest.mark.parametrize("spread", [3.0, 50.0])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
@@ -481,7 +497,7 @@ def test_what_the_engine_is_asked():
     output, _, name = attend_shared(q, k, v, b, Mask(), Options())
     assert output.shape == (B, T, H, E)
     assert name == "xla"
-    with pytest.raises(ValueError, match="engine 'cudnn' is not one of auto, pallas, xla"):
+    with pytest.raises(ValueError, match="engine 'cudnn' is not one of auto, pallas, mosaic, xla"):
         attend_shared(q, k, v, b, Mask(), Options(), "cudnn")
     heads = Mask.array(jnp.ones((1, H, 1, 1), bool))
     with pytest.raises(ValueError, match="the mask differs from head to head"):

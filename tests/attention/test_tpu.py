@@ -15,6 +15,7 @@ from test_shared import of_saturated_rows
 
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import Options
+from mhe_jax.attention.engines.blocks import parts
 from mhe_jax.attention.engines.shared import kernels, tpu
 
 B, T, S, D, E, R = 2, 5, 7, 11, 13, 3
@@ -340,7 +341,7 @@ def test_bfloat16():
 def test_denominators_are_wider_than_bfloat16():
     """With values of 1 the output is 1, to within the rounding of w."""
     query, key, value, key_bias, cotangent = inputs(dtype=jnp.bfloat16, lengths=(29, 43), spread=3)
-    first, second = tpu._parts(key_bias, 2)
+    first, second = parts(key_bias, 2)
     assert (first == first.astype(jnp.bfloat16).astype(jnp.float32)).all()
     assert (first + second == key_bias).all()
     given = query, key, jnp.ones_like(value), key_bias, cotangent

@@ -16,7 +16,7 @@ ENTRIES = {
 }
 FIELDS = {
     "--model.attention.kin mha": r"unknown field --model\.attention\.kin; did you mean --model\.",
-    "--lr 1": r"unknown field --lr; --help lists all$",
+    "--lr 1": r"unknown field --lr; did you mean --optimizer\.learning_rate\?$",
     "--model.attention.kind mhx": r"--model\.attention\.kind is 'mhx': takes one of mha, sha, mqa",
     "--data.batch_size 1.5": r"--data\.batch_size is '1\.5': takes a whole number$",
     "--data.batch_size": r"--data\.batch_size has no value: takes a whole number$",
@@ -337,7 +337,10 @@ def test_sweeping(refused, flags, says):
         ("eval.py compare", r"no runs given; usage: eval\.py compare RUNS"),
         ("eval.py compare --out x", r"no runs given; usage: eval\.py compare RUNS"),
         ("eval.py compare runs --metric blue", r"--metric blue: no run has it"),
-        ("eval.py compare runs --choose lr", r"--choose lr: no such field; fields are dotted"),
+        (
+            "eval.py compare runs --choose lr",
+            r"--choose lr: no such field; did you mean optimizer\.learning_rate\?",
+        ),
         ("eval.py compare runs --lengths 0", r"--lengths is \(0,\): takes 1 or more$"),
         ("eval.py compare runs --split dev", r"--split is 'dev': takes one of validation, test$"),
         ("eval.py compare runs --output x", r"unknown field --output"),

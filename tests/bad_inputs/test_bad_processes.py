@@ -57,11 +57,15 @@ def test_damaged_checkpoints_are_one_line(run, typed, entry):
 
 def test_a_traceback_where_it_is_asked_for(typed):
     arguments = "train.py tiny.py:lm --workdir runs/new --lr 1"
-    assert typed(arguments) == (2, "", "error: unknown field --lr; --help lists all\n")
+    assert typed(arguments) == (
+        2,
+        "",
+        "error: unknown field --lr; did you mean --optimizer.learning_rate?\n",
+    )
     status, _, err = typed(arguments, {"MHE_JAX_TRACEBACK": "1"})
     assert status == 1
     assert err.startswith("Traceback (most recent call last):\n")
-    assert err.endswith("InputError: unknown field --lr; --help lists all\n")
+    assert err.endswith("InputError: unknown field --lr; did you mean --optimizer.learning_rate?\n")
 
 
 def test_no_standard_input(run, typed):

@@ -28,7 +28,7 @@ def nothing(path):
 FAULTS = {
     "missing": ("bad.txt", nothing, "no such file"),
     "empty": ("bad.txt", b"", "is empty"),
-    "directory": ("bad.txt", lambda path: path.mkdir(), "is a directory, not a file"),
+    "directory": ("bad.txt", lambda path: path.mkdir(), "holds no files"),
     "blank": ("bad.txt", b"\n \r\n\t\n", "has no text, only blank lines"),
     "not UTF-8": ("bad.txt", GOOD + b"on\xe9\n" + GOOD, r"3001: is not UTF-8 \(.*\)"),
     "UTF-16": ("bad.txt", "one dog\n".encode("utf-16"), r"1: is not UTF-8 \(.*\)"),

@@ -380,7 +380,12 @@ TEXTS = {
         {"a.tsv": LABELLED["a.tsv"].decode()},
         ("one", "two"),
     ),
-    "answers": ("span", {"dataset": "squad"}, {"a.json": SQUAD}, ('"big dog"', '"big d"  ')),
+    "answers": (
+        "span",
+        {"dataset": "squad", "question_length": 8, "window_stride": 4},
+        {"a.json": SQUAD},
+        ('"big dog"', '"big d"  '),
+    ),
 }
 
 

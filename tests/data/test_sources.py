@@ -166,7 +166,7 @@ BAD = {
     ),
     "packed": ({"a.csv.gz": b""}, ["a.csv.gz"], "{dir}/a.csv.gz: .csv is not a form that is read"),
     "empty": ({"a.txt": b""}, ["a.txt"], "{dir}/a.txt: is empty"),
-    "directory": ({}, ["."], "{dir}: is a directory, not a file"),
+    "directory": ({}, ["."], "{dir}: holds no files"),
     "blank": ({"a.txt": b"\n \r\n\t\n"}, ["a.txt"], "{dir}/a.txt: has no text, only blank lines"),
     "bytes": (
         {"a.txt": b"one\ntwo\nth\xffree\nfour\n"},
@@ -244,7 +244,7 @@ BAD = {
     "one text": (
         {"a.en": b"a\n"},
         ["a.en"],
-        "data=a.en: translation needs two parallel text files, a .tsv, a .jsonl or a tfds:",
+        "data=a.en: translation needs two parallel text files, a .tsv, a .jsonl, a ",
     ),
     "three texts": ({}, ["a", "b", "c"], "data has 3 names, allowed is one source or two"),
     "two tables": ({}, ["a.tsv", "b.tsv"], "data=a.tsv,b.tsv: only two text files can be parallel"),

@@ -13,6 +13,7 @@ from tfds_files import (
     PAIRS,
     SHARD,
     TEXTS,
+    TinyPairs,
     TinyTexts,
     crc32c,
     prepare,
@@ -56,6 +57,20 @@ def test_items(read):
     assert text.locate(text.extent)[0] == 11
     assert sum(text.size(i) for i in range(12)) == text.extent
     assert source.locate(3.5) == (3, 0.5)
+
+
+def test_a_set_is_prepared_once(read, tmp_path, monkeypatch):
+    """By its own code where it is not there, in a format that is read without TensorFlow."""
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    found = tfds_source.prepare("tiny_pairs")
+    assert found == {
+        "directory": str(tmp_path / "tiny_pairs" / "1.0.0"),
+        "examples": {"train": 12, "test": 3},
+    }
+    assert sorted(read("tfds:tiny_pairs:train")) == sorted(PAIRS)
+    monkeypatch.setattr(TinyPairs, "download_and_prepare", lambda *_: pytest.fail("prepared again"))
+    assert tfds_source.prepare("tiny_pairs") == found
 
 
 def test_version_and_slice(read):
@@ -198,9 +213,8 @@ def test_text_that_is_str(prepared):
         (
             "tfds:wmt14_translate/de-en:train",
             ("de", "en"),
-            r"not prepared in .*wmt14_translate/de-en/1.0.0; prepare it with: python -c .*"
-            r"tfds.builder\('wmt14_translate/de-en', file_format='array_record'\)"
-            r".download_and_prepare\(\)",
+            r"not prepared in .*wmt14_translate/de-en/1.0.0; "
+            r"mhe-jax data wmt14_translate/de-en prepares it$",
         ),
     ],
 )

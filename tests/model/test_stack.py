@@ -98,14 +98,14 @@ def test_remat_recomputes(tiny):
     assert found == {False: False, True: True}
 
 
-@pytest.mark.parametrize("kind", ["mha", "mhe_add"])
-def test_a_scanned_layer_keeps_products(tiny, kind):
+@pytest.mark.parametrize(("kind", "engine"), [("mha", "xla"), ("mha", "blocked"), ("mhe_add", "")])
+def test_a_scanned_layer_keeps_products(tiny, kind, engine):
     """What products and attention give, and a byte for each chance of dropout, once a layer.
 
-    With `remat` its input alone.
+    With `remat` its input alone. Nothing of the size of scores where attention goes in blocks.
     """
-    form = {"mha": "auto", "mhe_add": "shared"}[kind]
-    rates = {"dropout_rate": 0.3, "attention": {"dropout_rate": 0.3, "form": form}}
+    how = {"engine": engine} if engine else {"form": "shared"}
+    rates = {"dropout_rate": 0.3, "attention": {"dropout_rate": 0.3, **how}}
     B, T, H, D, M, F, L = 2, 7, 4, 3, 12, 20, 3
     kept, masks = {}, {}
     for remat in (False, True):
@@ -119,14 +119,16 @@ def test_a_scanned_layer_keeps_products(tiny, kind):
                 math.prod(a.shape[1:]) for a in stacked if (a.dtype == bool) == of_bytes
             )
     assert (kept[True], masks[True]) == ([B * T * M], [])
-    assert masks[False] == sorted([B * T * M] * 2 + [B * T * T])
+    of_scores = [B * T * T] if engine != "blocked" else []
+    assert masks[False] == sorted([B * T * M] * 2 + of_scores)
     activations = [B * T * M] * 2 + [B * T * F]  # input, output of attention, hidden of the MLP
     heads = B * T * H * D
     of_attention = {
-        "mha": [heads] * 4 + [B * H * T * T],  # q, k, v, output; scores
-        # q, k, v of one head; key bias, denominators; output and the column of dropout's sums
-        "mhe_add": [B * T * D] * 3 + [B * T * H] * 2 + [heads + B * T * H],
-    }[kind]
+        "xla": [heads] * 4 + [B * H * T * T],  # q, k, v, output; scores
+        "blocked": [heads] * 4,
+        # q, k, v of one head; denominators; output and the column of dropout's sums
+        "": [B * T * D] * 3 + [B * T * H] + [heads + B * T * H],
+    }[engine]
     assert kept[False] == sorted(activations + of_attention)
 
 

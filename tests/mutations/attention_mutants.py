@@ -319,8 +319,8 @@ ATTENTION = (
     Mutant(
         "weights are not scaled up",
         "attend",
-        "checkpoint_name(kept, name).astype(dtype) / jnp.asarray(keep, dtype)",
-        "checkpoint_name(kept, name).astype(dtype)",
+        "checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)",
+        "checkpoint_name(kept, KEPT).astype(dtype)",
         "test_attention_dropout.py::test_dropout_equals_the_reference_with_the_same_mask",
     ),
     Mutant(
@@ -429,6 +429,41 @@ ATTENTION = (
         '"pallas", "blocked", "xla")',
         '"pallas", "xla", "blocked")',
         "test_blocked.py::test_auto_takes_it_for_many_scores",
+    ),
+    Mutant(
+        "auto has one bound for a CPU and a TPU",
+        "passed_by",
+        "STORED_OF_HEAD.get(platform())",
+        'STORED_OF_HEAD.get("cpu")',
+        "test_blocked.py::test_auto_takes_it_for_many_scores",
+    ),
+    Mutant(
+        "blocks of a TPU are queries of all examples",
+        "_block",
+        "if sees_one_device() else B",
+        "if False else B",
+        "test_blocked.py::test_a_block_is_of_whole_examples",
+    ),
+    Mutant(
+        "blocks of a TPU have any number of queries",
+        "_block",
+        "1 << (size - 1).bit_length()",
+        "size",
+        "test_blocked.py::test_a_block_is_of_whole_examples",
+    ),
+    Mutant(
+        "a shard_map over some axes is one over all",
+        "sees_one_device",
+        "all(kind",
+        "any(kind",
+        "test_blocked.py::test_devices_that_a_call_does_not_know_of",
+    ),
+    Mutant(
+        "the scores of plain XLA are computed again",
+        "attend",
+        "checkpoint_name(logits, KEPT)",
+        "logits",
+        "test_stack.py::test_a_scanned_layer_keeps_products",
     ),
     Mutant(
         "the backward kernel takes the queries of a later part for the first ones",

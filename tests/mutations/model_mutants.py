@@ -379,6 +379,14 @@ MODEL = (
         "test_stack.py::test_a_scanned_layer_keeps_products",
     ),
     Mutant(
+        "scanned layers keep the products of blocks",
+        "_is_kept",
+        "_is_product(primitive, *args, **params)",
+        'primitive.name == "dot_general"',
+        "test_stack.py::test_a_scanned_layer_keeps_products"
+        " test_blocked.py::test_memory_is_linear_in_the_length",
+    ),
+    Mutant(
         "masks of dropout are drawn again",
         "_is_kept",
         " or is_saved(primitive, *args, **params)",

@@ -28,22 +28,23 @@ An engine is a file and its line in `LADDER` or `SHARED`, where it is asked for 
 
 `auto` takes the first of `AUTO` that can do the call: of `cudnn`, `splash`, `blocked`, `xla`. It
 passes `splash` by for fewer than 128 queries, and `blocked` where scores that are stored cost less
-than to compute them again: on a CPU up to 2^16 scores a head, elsewhere up to 2^30 in all.
+than to compute them again: below 2^16 scores a head on a CPU and 2^18 on a TPU, else 2^30 in all.
 
 Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
 
-| what the call asks for | `xla` | `pallas` |
-|---|---|---|
-| device | any | TPU |
-| type | bfloat16, float32, float64 | bfloat16, float32 |
-| head width | any | at most 1,024 |
-| memory | one score matrix of some queries | no score matrix |
-| causal, windows, with offsets too, padding, segments | yes | yes |
-| blocks that no query sees: causal, windows, lengths of keys | skips bands, not lengths | skips |
-| dropout | yes | yes, one mask whatever the blocks and devices |
-| dense mask, `precision` | yes | refused |
+| what the call asks for | `xla` | `pallas` | `mosaic` |
+|---|---|---|---|
+| device | any | TPU | NVIDIA GPU, compute capability 9.0; jax before 0.12 |
+| type | bfloat16, float32, float64 | bfloat16, float32 | bfloat16 |
+| head width | any | at most 1,024 | of queries at most 128 |
+| memory | one score matrix of some queries | no score matrix | forward none, backward as `xla` |
+| lengths of keys | yes | skips what nobody sees | forward likewise |
+| causal, windows, with offsets too | skips bands nobody sees | likewise | refused |
+| padding, segments | yes | yes | refused |
+| dropout | yes | yes, one mask whatever the blocks and devices | refused |
+| dense mask, `precision` | yes | refused | refused |
 
-where `auto` takes the first of `pallas`, `xla`.
+where `auto` takes the first of `pallas`, `xla`, and `mosaic`, which no GPU has run yet, never.
 """
 
 import contextlib
@@ -61,14 +62,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.attention.engines import blocked, cudnn, splash, xla
 from mhe_jax.attention.engines.blocks import KEPT
-from mhe_jax.attention.engines.shared import tpu
+from mhe_jax.attention.engines.shared import mosaic, tpu
 from mhe_jax.attention.engines.shared import xla as shared
 from mhe_jax.attention.mask import Mask
 from mhe_jax.config import InputError
 
 # Engines by name: of `attend`, and of `attend_shared`.
 LADDER = {"cudnn": cudnn, "splash": splash, "xla": xla, "blocked": blocked}
-SHARED = {"pallas": tpu, "xla": shared}
+SHARED = {"pallas": tpu, "mosaic": mosaic, "xla": shared}
 # Those that 'auto' tries, from the first on.
 AUTO = ("cudnn", "splash", "pallas", "blocked", "xla")
 _SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
@@ -153,7 +154,7 @@ def attend_shared(
       key_bias: b [B, S, H], float32 or the type of the others.
       mask: the allowed keys, the same for all heads.
       options: dropout, precision and the like.
-      engine: 'auto', 'pallas' or 'xla'.
+      engine: 'auto', 'pallas', 'mosaic' or 'xla'.
       scale: as of `attend`.
 
     Returns:

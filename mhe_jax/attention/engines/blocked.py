@@ -4,8 +4,9 @@
 
 m is the maximum over the keys that a query sees. Memory is linear in T: of the scores, those of one
 block stand in it, and nothing of size T·S is left to the gradient, dropout's mask included. On a
-CPU a block is a few heads of one example, with all queries where they fit its caches; elsewhere it
-is some queries of all examples and heads.
+CPU a block is a few heads of one example, with all queries where they fit its caches; elsewhere
+whole examples, or some queries of one. Where XLA may spread examples over devices that the call
+does not know of, it is some queries of all examples.
 """
 
 import functools
@@ -16,14 +17,19 @@ from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines import xla
 from mhe_jax.attention.engines.blocks import KEPT, bands
-from mhe_jax.attention.engines.mesh import over_heads, parts_of_call, platform
+from mhe_jax.attention.engines.mesh import (
+    over_heads,
+    parts_of_call,
+    platform,
+    sees_one_device,
+)
 from mhe_jax.attention.mask import Mask
 
 # Scores in a block, of all its examples and heads.
 BLOCK_SCORES = 2**22
 CPU_SCORES = 2**20
-# Fewer are stored: those of a head on a CPU, of all examples and heads of a device elsewhere.
-STORED_OF_HEAD = 2**16
+# Fewer are stored: those of a head, elsewhere those of all examples and heads of a device.
+STORED_OF_HEAD = {"cpu": 2**16, "tpu": 2**18}
 STORED = 2**30
 
 
@@ -37,12 +43,14 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why `auto` takes another engine for a call that this one can do, or None.
 
-    The bound of a CPU is measured (benchmarks/RESULTS.md); elsewhere plain XLA is faster by the
-    compiler's estimate, and this engine for calls whose scores would fill gigabytes.
+    The bound is measured on a CPU, and that of a TPU by the bytes and cycles of its compiler
+    (benchmarks/RESULTS.md). Neither asks for the batch: a large one may fit by this engine alone,
+    and a smaller one must then not be stored. A GPU, on which nothing was measured, takes it for
+    what would fill gigabytes.
     """
     (B, T, H, _), S = query.shape, key.shape[1]
-    if platform() == "cpu":
-        return "is slower for small scores" if T * S < STORED_OF_HEAD else None
+    if of_head := STORED_OF_HEAD.get(platform()):
+        return "is slower for small scores" if of_head > T * S else None
     scores = B * H * T * S // parts_of_call(B, H)
     return f"is slower where {scores:,} scores can be stored" if scores < STORED else None
 
@@ -70,12 +78,7 @@ def _local(query, key, value, key_bias, parts, *, options, scale):
     """Output [B, T, H, E] and weight sum [B, T, H, 1] on one device."""
     (B, T, H, _), (_, S, K, _) = query.shape, key.shape
     G, dtype, wide = H // K, key.dtype, jnp.promote_types(key.dtype, jnp.float32)
-    examples, heads, scores = B, K, BLOCK_SCORES
-    if platform() == "cpu":
-        scores = CPU_SCORES
-        heads = _divisor(K, scores // (G * T * S))
-        examples = _divisor(B, scores // (H * T * S)) if heads == K else 1
-    size = max(1, scores // (examples * heads * G * S))
+    examples, heads, size = _block(B, T, S, K, G)
     turns = B // examples, K // heads
 
     def by_turns(x):
@@ -106,6 +109,19 @@ def _local(query, key, value, key_bias, parts, *, options, scale):
 
     own = jax.tree.map(by_turns, arrays)
     return jax.tree.map(together, jax.lax.map(turn, (jnp.arange(turns[0] * turns[1]), own)))
+
+
+def _block(B: int, T: int, S: int, K: int, G: int) -> tuple[int, int, int]:
+    """Examples, key heads and queries of a block."""
+    if platform() == "cpu":
+        heads = _divisor(K, CPU_SCORES // (G * T * S))
+        examples = _divisor(B, CPU_SCORES // (K * G * T * S)) if heads == K else 1
+        return examples, heads, max(1, CPU_SCORES // (examples * heads * G * S))
+    # All heads of an example at once, since they share dropout's mask.
+    examples = _divisor(B, BLOCK_SCORES // (K * G * T * S)) if sees_one_device() else B
+    size = max(1, BLOCK_SCORES // (examples * K * G * S))
+    # A power of two fills a TPU's tiles.
+    return examples, K, 1 << (size - 1).bit_length()
 
 
 def _of(parts, first, count):

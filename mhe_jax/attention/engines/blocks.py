@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mhe_jax.attention.engines.mesh import platform
 from mhe_jax.attention.mask import Mask
 
-# Queries in a block; bands of queries that leave out the keys after them.
+# Queries in a block, and on a GPU, of which small ones leave a part idle; bands of queries that
+# leave out the keys after them.
 BLOCK = 512
+GPU_BLOCK = 2048
 BAND = 256
 MAX_BANDS = 8
 # Queries that a CPU takes at once: what it works on then stays in its cache.
@@ -86,14 +89,19 @@ def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any)
 
     Keys that no query of a band sees, by what is known without the arrays, are left out.
     """
+    on_gpu = platform() == "gpu"
     for start, stop, first, keys in bands(q.shape[1], k.shape[1], seen.mask):
-        size = min(BLOCK, stop - start)
+        size = min(GPU_BLOCK if on_gpu else BLOCK, stop - start)
         turns = (stop - start) // size
 
         def turn(i, carry, start=start, size=size, keys=keys, first=first):
             return step(Block(start + i * size, size, keys, first), carry)
 
-        carry = turn(0, carry) if turns == 1 else jax.lax.fori_loop(0, turns, turn, carry)
+        if turns == 1 or on_gpu:
+            # Outside of the loop XLA need not add what is 0, nor write it before.
+            carry = turn(0, carry)
+        if turns > 1:
+            carry = jax.lax.fori_loop(int(on_gpu), turns, turn, carry)
         rest = stop - start - turns * size
         if rest:
             carry = step(Block(stop - rest, rest, keys, first), carry)
@@ -103,14 +111,19 @@ def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any)
 def with_bias_columns(query, key, value, key_bias):
     """Query, key and value whose scores have the key bias in them, by columns of the keys."""
     key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], 2) for x in (key, value))
-    rest, columns = key_bias.astype(jnp.float32), []
-    for _ in range(BIAS_PARTS):
-        # Not a cast to and fro, which XLA may leave out.
-        columns.append(jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7))
-        rest = rest - columns[-1]
-    columns = jnp.stack(columns, -1).astype(key.dtype)
+    columns = jnp.stack(parts(key_bias.astype(jnp.float32), BIAS_PARTS), -1).astype(key.dtype)
     ones = jnp.ones((*query.shape[:-1], BIAS_PARTS), query.dtype)
     return jnp.concatenate([query, ones], -1), jnp.concatenate([key, columns], -1), value
+
+
+def parts(x, number: int) -> list[jax.Array]:
+    """Numbers that add up to x, each but the last of which bfloat16 holds."""
+    found = []
+    for _ in range(number - 1):
+        # Not a cast to and fro, which XLA may leave out.
+        found.append(jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7))
+        x = x - found[-1]
+    return [*found, x]
 
 
 def product(static: Static, letters: str, a, b):
@@ -128,8 +141,10 @@ def exponential(logits, seen: Seen, block: Block, scale: float = 1.0):
     allowed = seen.mask.block(*block).to_dense(block.size, block.keys - block.first_key)
     if allowed is not None:
         logits = jnp.where(allowed[:, 0], logits, -jnp.inf)
-    highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-    return jnp.exp(scale * (logits - jnp.where(highest == -jnp.inf, 0, highest)))
+    # Finite where the query sees no key, so that all its keys have 0.
+    least = jnp.finfo(logits.dtype).min
+    highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True, initial=least))
+    return jnp.exp(scale * (logits - highest))
 
 
 def dropout(static: Static, x, seen: Seen, block: Block):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention.engines.blocks import BIAS_PARTS, with_bias_columns
-from mhe_jax.attention.engines.mesh import parts_of_heads, platform
+from mhe_jax.attention.engines.mesh import gpu_capability, parts_of_heads, platform
 from mhe_jax.attention.mask import Mask
 
 # As `jax.nn.dot_product_attention` calls it.
@@ -23,7 +23,7 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
         return f"needs an NVIDIA GPU, this is {platform()}"
     if query.dtype not in (jnp.float16, jnp.bfloat16):
         return f"needs float16 or bfloat16, not {query.dtype}"
-    capability = _capability()
+    capability = gpu_capability()
     if capability is not None and capability < 8:
         return f"needs a GPU of compute capability 8.0 or more, not {capability}"
     # JAX asks the device that is here, and takes it for an old one where there is none.
@@ -92,13 +92,6 @@ def attend(
     # cuDNN averages the values of a row without keys, or divides by 0 there.
     has_key = mask.row_has_key(T, S, query.dtype)
     return jnp.where(has_key > 0, output[..., :E], 0), has_key
-
-
-def _capability() -> float | None:
-    """Compute capability of the GPU that is here; None for one that is only described."""
-    if jax.default_backend() != "gpu":
-        return None
-    return float(jax.local_devices(backend="gpu")[0].compute_capability)
 
 
 def _split(mask: Mask, T: int, S: int) -> tuple[Mask, Mask]:

@@ -19,6 +19,13 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
+def gpu_capability() -> float | None:
+    """Compute capability of the GPU that is here; None for one that is only described."""
+    if jax.default_backend() != "gpu":
+        return None
+    return float(jax.local_devices(backend="gpu")[0].compute_capability)
+
+
 def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Array:
     """`run` for a call of `engines.attend_shared`, with N rows of examples times groups.
 
@@ -137,6 +144,14 @@ def parts_of_call(examples: int, heads: int) -> int:
         _size(mesh, _if_divides(mesh, a, n)) for a, n in zip(axes, (examples, heads), strict=True)
     )
     return math.prod(sizes)
+
+
+def sees_one_device() -> bool:
+    """Whether arrays here are those of one device, inside `over_heads` too, as far as is known."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return jax.device_count() == 1
+    return mesh.size == 1 or all(kind == AxisType.Manual for kind in mesh.axis_types)
 
 
 def _mesh_axes():

@@ -14,12 +14,9 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
 
 def attend(
-    query, key, value, key_bias, mask: Mask, options, *, scale: float, name: str = KEPT
+    query, key, value, key_bias, mask: Mask, options, *, scale: float
 ) -> tuple[jax.Array, jax.Array]:
-    """See `engines.attend`. Logits of all heads stand in memory: B·H·T·S numbers.
-
-    `name` is that of dropout's mask for policies of `jax.checkpoint`.
-    """
+    """See `engines.attend`. Logits of all heads stand in memory: B·H·T·S numbers."""
     B, T, H, D = query.shape
     S, K, E = key.shape[1], key.shape[2], value.shape[3]
     dtype = query.dtype
@@ -30,7 +27,7 @@ def attend(
     query = query.transpose(0, 2, 1, 3).reshape(B, K, H // K * T, D)
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
     logits = jnp.einsum("bknd,bksd->bkns", query, key, precision=options.precision)
-    logits = logits.reshape(B, H, T, S)
+    logits = checkpoint_name(logits, KEPT).reshape(B, H, T, S)
     if key_bias is not None:
         wide = jnp.promote_types(dtype, jnp.float32) if options.float32_softmax else dtype
         logits = logits.astype(wide) + key_bias.astype(wide).swapaxes(1, 2)[:, :, None]
@@ -51,10 +48,10 @@ def attend(
         shape = {True: (B, 1, T, S), "batch": (1, 1, T, S), False: weights.shape}
         keep = 1.0 - options.dropout_rate
         kept = jax.random.bernoulli(options.dropout_rng, keep, shape[options.broadcast_dropout])
-        weights *= checkpoint_name(kept, name).astype(dtype) / jnp.asarray(keep, dtype)
+        weights *= checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)
         total = weights.sum(-1, keepdims=True).swapaxes(1, 2)
     else:
         total = mask.row_has_key(T, S, dtype)
     weights = weights.reshape(B, K, H // K * T, S)
     output = jnp.einsum("bkns,bkse->bkne", weights, value, precision=options.precision)
-    return output.reshape(B, H, T, E).swapaxes(1, 2), total
+    return checkpoint_name(output, KEPT).reshape(B, H, T, E).swapaxes(1, 2), total

@@ -112,7 +112,7 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
 
 def _is_whole(name: str) -> bool:
     """Whether a source of pairs is so by itself, and not one of two parallel files."""
-    suffixes = (*PAIR_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.xz")
+    suffixes = (*PAIR_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet", ".arrow")
     return name.endswith(suffixes) or name.startswith(("tfds:", "demo:"))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mhe_jax.config import InputError
-from mhe_jax.config.files import CONFIG, cache_directory, write_whole
+from mhe_jax.config.files import CONFIG, cache_directory, files_of, write_whole
 
 # These name data sets of TFDS, which lie where its user keeps them, and what is built in.
 NOT_FILES = ("tfds:", "demo:")
@@ -83,7 +83,11 @@ def check_files(
     for name in () if is_own(run) else names:
         path = os.path.expanduser(name)
         if not name.startswith(NOT_FILES) and not (by_user and os.path.isabs(path)):
-            check(os.path.join(os.path.expanduser(directory), path), f"{run} names")
+            check(place := os.path.join(os.path.expanduser(directory), path), f"{run} names")
+            if not refused:
+                for file in files_of(directory, name):
+                    path = os.path.join(os.path.expanduser(directory), os.path.expanduser(file))
+                    check(path, f"{place} leads to")
     if refused:
         allowed = [*trusted, *missing]
         flags = f"trust={allowed}" if python else shlex.join(["--trust", *allowed])

@@ -2,12 +2,11 @@
 
 Nothing here imports transformers or torch, and nothing is executed: files are safetensors and JSON.
 
-    heads.py     attention of any kind as query heads over key and value heads
-    plain.py     parameters in one plain form           tables.py   where they lie in a file
-    fields.py    fields of a `config.json`              tokenizer.py    `tokenizer.json`, outwards
+    tables.py    where the plain parameters of a run lie in a file
+    fields.py    fields of a `config.json`
     gpt2.py  llama.py  bert.py  marian.py                an architecture each, both ways
     writing.py   a run as their model                    reading.py      their model as ours
-    run.py       their model as a run
+    run.py       their model as a run                    tokenizer.py    `tokenizer.json`, outwards
 """
 
 from mhe_jax.interchange.huggingface.reading import read

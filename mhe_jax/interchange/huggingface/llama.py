@@ -9,8 +9,8 @@ import numpy as np
 
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.plain import Tensors, plain, require, scaled, unscaled
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
+from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
 
 LAST_NORM = "decoder/norm"
 
@@ -58,11 +58,7 @@ def write(
     attention = model.attention_for("decoder")
     H = attention.num_heads
     key_heads = {"mqa": 1, "sha": 1, "gqa": attention.num_kv_heads}.get(attention.kind, H)
-    if attention.kind not in ("mha", "mqa", "gqa", "sha", "skv", "el"):
-        raise InputError(
-            f"model.attention.kind is {attention.kind!r}: {home} turns keys after their "
-            "embeddings or biases, which have no place in it"
-        )
+    require_keys_that_turn(attention, home)
     width = (attention.qkv_features or model.features) // H
     found = plain(
         config,
@@ -99,6 +95,15 @@ def write(
         "tie_word_embeddings": model.tie_embeddings,
     }
     return lay_out(table(model), unscaled(model, found, LAST_NORM)), values
+
+
+def require_keys_that_turn(attention: AttentionConfig, home: str) -> None:
+    """Raises InputError where keys get something of their head, which rotary positions turn too."""
+    if attention.kind not in ("mha", "mqa", "gqa", "sha", "skv", "el"):
+        raise InputError(
+            f"model.attention.kind is {attention.kind!r}: {home} turns keys after their "
+            "embeddings or biases, which have no place in it"
+        )
 
 
 def _halves(name: str, array: np.ndarray, width: int) -> np.ndarray:

@@ -11,8 +11,8 @@ import numpy as np
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
 from mhe_jax.config.model import AttentionByRole, AttentionOverride
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.plain import Tensors, plain, require
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
+from mhe_jax.interchange.plain import Tensors, plain, require
 
 EPSILON = 1e-5
 

@@ -19,8 +19,8 @@ from mhe_jax.data import JsonTokenizer
 from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.fields import Fields, read_object
-from mhe_jax.interchange.huggingface.plain import Tensors, from_plain, plain_shapes
 from mhe_jax.interchange.huggingface.tables import take_in
+from mhe_jax.interchange.plain import Tensors, from_plain, plain_shapes
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
 
 INDEX, TOKENIZER_JSON = "model.safetensors.index.json", "tokenizer.json"

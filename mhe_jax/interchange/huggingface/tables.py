@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.interchange.huggingface.plain import Tensors
+from mhe_jax.interchange.plain import Tensors
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, write_tensors
 
 CONFIG = "config.json"

@@ -14,9 +14,9 @@ from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.evaluation.run import Run
 from mhe_jax.interchange.card import card
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
-from mhe_jax.interchange.huggingface.plain import Tensors
 from mhe_jax.interchange.huggingface.tables import write_files, write_json
 from mhe_jax.interchange.huggingface.tokenizer import write_tokenizer
+from mhe_jax.interchange.plain import Tensors
 
 WHAT = """\
 `model.safetensors` and `config.json` are those of a model of transformers that computes what the

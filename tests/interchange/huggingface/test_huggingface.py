@@ -15,7 +15,7 @@ from mhe_jax.config import AttentionConfig, InputError
 from mhe_jax.data import JsonTokenizer, open_source, train_tokenizer
 from mhe_jax.data.phrases import pairs
 from mhe_jax.data.tokenizer import SPACE
-from mhe_jax.interchange.huggingface.heads import heads_of
+from mhe_jax.interchange.heads import heads_of
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.interchange.huggingface.tables import write_files
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from mhe_jax.attention.engines.blocks import KEPT, Seen, Static
+from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, parts
 from mhe_jax.attention.engines.mesh import over_rows, platform
 from mhe_jax.attention.engines.shared import factored, head_by_head, kernels
 from mhe_jax.attention.engines.shared.kernels import Sizes
@@ -173,7 +173,7 @@ def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cot
     of_n = of_n.astype(v.dtype)
     output = factored.times_power(output, -_powers(sizes, values, R)) * static.keep
     of_d = -(of_n * _heads_of(sizes, output, T, R)).sum(-1)
-    of_d = [part for part in _parts(of_d, PARTS // 2) for _ in range(2)]
+    of_d = [part for part in parts(of_d, PARTS // 2) for _ in range(2)]
     dsums = _pad(_side_by_side(sizes, of_n, of_d), saved.shape[1])
     dq, dk, dcolumns = kernels.gradient(sizes, *inputs, saved, dsums)
 
@@ -197,7 +197,7 @@ def _inputs(static, sizes, q, k, values, b, seen):
     w = factored.weights_of(b, factored.seen_keys(q, b, seen))
     w = jnp.broadcast_to(w, b.shape)
     columns = (w[..., None] * values.divided).astype(values.divided.dtype)
-    laid = _side_by_side(sizes, columns, _parts(w, 2) * (PARTS // 2))
+    laid = _side_by_side(sizes, columns, parts(w, 2) * (PARTS // 2))
     scaled = q * jnp.asarray(static.scale, q.dtype)
     marks = _marks(sizes, seen, q.shape[1])
     return w, columns, (_pad(scaled, T, D), _pad(k, S, D), _pad(laid, S), marks)
@@ -235,16 +235,6 @@ def _marks(sizes, seen: Seen, queries: int) -> kernels.Marks:
         bits = jax.lax.bitcast_convert_type(bits(seen.rngs), jnp.int32)
         marks = marks._replace(bits=(of_queries(bits[:, :queries]), of_keys(bits[:, queries:])))
     return marks
-
-
-def _parts(x, number):
-    """Numbers that add up to x, each but the last of which bfloat16 holds."""
-    parts = []
-    for _ in range(number - 1):
-        # Not a cast to and fro, which XLA may leave out.
-        parts.append(jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7))
-        x = x - parts[-1]
-    return [*parts, x]
 
 
 def _side_by_side(sizes, columns, weights):

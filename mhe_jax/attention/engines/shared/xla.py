@@ -44,7 +44,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, by_rows
 from mhe_jax.attention.engines.mesh import over_rows, varying
-from mhe_jax.attention.engines.shared import factored, head_by_head
+from mhe_jax.attention.engines.shared import factored, head_by_head, one_product
 from mhe_jax.attention.mask import Mask
 
 # Up to here dropout draws one mask for the call, as the other engines; beyond, block by block.
@@ -92,25 +92,44 @@ def _output(static, q, k, v, b, seen) -> jax.Array:
 
 
 def _forward(static, q, k, v, b, seen):
+    way = one_product.forward if one_product.takes(static, q) else None
+    return forward(static, way, q, k, v, b, seen)
+
+
+def forward(static, way, q, k, v, b, seen):
+    """The output, and what `backward` takes.
+
+    `way(static, q, k, values, b, seen)` is the factored softmax with an output in the type of q,
+    one in that of b and the denominators; None is `factored.forward`, whose output is rounded here.
+    """
+
     def factored_softmax(q, k, v, values, b, seen):
-        return factored.forward(static, q, k, values, b, seen)
+        if way is None:
+            return None, *factored.forward(static, q, k, values, b, seen)
+        return way(static, q, k, values, b, seen)
 
     def one_by_one(q, k, v, values, b, seen):
-        output = head_by_head.forward(static, q, k, v, b, seen).astype(b.dtype)
-        return output, varying(jnp.ones(output.shape[:-1], b.dtype), q)
+        output = head_by_head.forward(static, q, k, v, b, seen)
+        ones = varying(jnp.ones(output.shape[:-1], b.dtype), q)
+        return None if way is None else output, output.astype(b.dtype), ones
 
     values = factored.values_of(q, v, b, seen)
     fits = factored.fits(static, q, v, values, b, seen)
-    found = _choose(fits, factored_softmax, one_by_one, q, k, v, values, b, seen)
+    call = q, k, v, values, b, seen
+    rounded, *found = _choose(fits, factored_softmax, one_by_one, *call)
     output, denominator = checkpoint_name(found, KEPT)
-    return output.astype(q.dtype), (q, k, v, b, seen, output, denominator, fits)
+    if rounded is None:
+        rounded = output.astype(q.dtype)
+    return rounded, (q, k, v, b, seen, output, denominator, fits)
 
 
-def _backward(static, residuals, cotangent):
+def backward(static, residuals, cotangent):
+    """Gradients of q, k, v, b, and None for what is seen."""
     q, k, v, *residuals, fits = residuals
 
     def factored_softmax(q, k, v, values, *args):
-        return factored.gradient(static, q, k, values, *args)
+        way = one_product if one_product.takes(static, q) else factored
+        return way.gradient(static, q, k, values, *args)
 
     def one_by_one(q, k, v, values, b, seen, output, denominator, cotangent):
         return head_by_head.gradient(static, q, k, v, b, seen, cotangent)
@@ -127,4 +146,4 @@ def _choose(fits, fast, sure, q, *args):
 
 
 _shared = jax.custom_vjp(_output, nondiff_argnums=(0,))
-_shared.defvjp(_forward, _backward)
+_shared.defvjp(_forward, backward)

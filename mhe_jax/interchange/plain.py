@@ -18,7 +18,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhe_jax.config import Config, InputError, ModelConfig
-from mhe_jax.interchange.huggingface.heads import Heads, heads_of, matrix
+from mhe_jax.interchange.heads import Heads, heads_of, matrix
 from mhe_jax.model import unroll_layers
 from mhe_jax.model.embeddings import sinusoids
 from mhe_jax.model.stack import ATTENTION, VOCABULARY, role_of
@@ -44,6 +44,7 @@ def plain(
     key_heads: int | None = None,
     bias: bool = True,
     width: int | None = None,
+    own: bool = False,
 ) -> Tensors:
     """The parameters of a run in the plain form.
 
@@ -55,12 +56,14 @@ def plain(
       key_heads: K of every attention sublayer; None: as many as query heads.
       bias: whether the home has biases in attention.
       width: of the home's heads; None: features / num_heads, and no rotary positions.
+      own: each sublayer has as few key heads as its kind allows, and heads as wide as they must be;
+        `key_heads` and `width` are not asked for then.
 
     Raises:
       InputError: something that the home cannot hold.
     """
     model, found = config.model, {}
-    if width is None and model.positions == "rotary":
+    if width is None and not own and model.positions == "rotary":
         raise InputError(f"model.positions is 'rotary': {home} has learned or fixed positions")
     tree = unroll_layers(jax.device_get(params))
 
@@ -69,7 +72,10 @@ def plain(
             at = (*path, name)
             if name in ATTENTION:
                 heads = heads_of(model.attention_for(role_of(at)), model.features, child)
-                heads = _fitted(model, heads, home, key_heads, width)
+                if own:
+                    heads = heads.widened(max(heads.query.shape[-1], heads.value.shape[-1]), home)
+                else:
+                    heads = _fitted(model, heads, home, key_heads, width)
                 _attention(heads, "/".join(at), bias, found)
             elif not isinstance(child, Mapping):
                 found["/".join(at)] = np.asarray(child)

@@ -1,0 +1,84 @@
+"""Bytes that the kernels of a compiled GPU program read and write, from its text.
+
+A kernel reads each of its operands once and writes each of its results once: caches are left out,
+and so is what a matrix product of cuBLAS reads again. Of an operand that a fusion takes slices of,
+only these count, and of a result that it updates in place only the update.
+"""
+
+from collections.abc import Iterator
+
+from mhe_jax.analysis.hlo import Instruction, Program, array_bytes
+
+# What starts no kernel.
+_FREE = frozenset(
+    ("after-all", "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "partition-id")
+)
+_SLICES = ("dynamic-slice", "slice")
+# Names the same numbers in other words.
+_VIEWS = ("bitcast", "reshape")
+
+
+def traffic(program: Program) -> int:
+    """Bytes of one call; of branches those of the one with fewest."""
+    sizes = {instruction.name: size for instruction, size in kernels(program)}
+    return program.total(lambda instruction: sizes.get(instruction.name, 0))
+
+
+def kernels(program: Program) -> Iterator[tuple[Instruction, int]]:
+    """Each kernel, with the bytes of one run."""
+    inside = {
+        i.called("calls") or i.called("to_apply")
+        for own in program.computations.values()
+        for i in own.values()
+        if i.opcode in ("fusion", "reduce", "sort", "scatter", "reduce-window", "map")
+    }
+    for name, own in program.computations.items():
+        for i in own.values() if name not in inside else ():
+            if i.opcode not in (*_FREE, "while", "conditional", "call"):
+                yield i, _bytes(program, own, i)
+
+
+def _bytes(program: Program, own: dict[str, Instruction], i: Instruction) -> int:
+    sizes = [_size(own[name].shape) for name in i.operands]
+    if i.opcode == "custom-call":
+        # The last result is room to work in.
+        return sum(sizes) + array_bytes(i.shape)[0]
+    if i.opcode != "fusion":
+        return sum(sizes) + _size(i.shape)
+    fused = program.computations[i.called("calls") or ""]
+    root = list(fused.values())[-1]
+    results = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    written = sum(_written(fused, result) for result in results)
+    read = 0
+    for parameter in fused.values():
+        if parameter.opcode == "parameter":
+            size = sizes[int(parameter.arguments)]
+            read += min(size, _read(fused, parameter.name, size))
+    return read + written
+
+
+def _read(fused, name: str, size: int) -> int:
+    """Bytes that a fusion reads of what is called `name`: slices, where it takes nothing else."""
+    total = 0
+    for user in fused.values():
+        if name not in user.operands:
+            continue
+        if user.opcode in _VIEWS:
+            total += _read(fused, user.name, size)
+        elif user.opcode in _SLICES:
+            total += _size(user.shape)
+        elif user.opcode != "dynamic-update-slice" or user.operands[0] != name:
+            total += size
+    return total
+
+
+def _written(fused, result: Instruction) -> int:
+    while result.opcode in _VIEWS:
+        result = fused[result.operands[0]]
+    if result.opcode == "dynamic-update-slice":
+        return _size(fused[result.operands[1]].shape)
+    return _size(result.shape)
+
+
+def _size(shape: str) -> int:
+    return sum(array_bytes(shape))

@@ -1,0 +1,152 @@
+"""Columns of text of Parquet files, and of data sets that the library `datasets` has saved.
+
+A column is copied once into the cache, its texts one after the other, with an index as that of
+lines: from then on it is read as a text file is, and the library that reads the file is not needed.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mhe_jax.config import InputError
+from mhe_jax.config.files import publish
+from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
+from mhe_jax.data.index import LONGEST, LineFile, drop_earlier, real_file
+
+SUFFIXES = (".parquet", ".arrow")
+ROWS = 1024  # of a batch that is copied
+
+
+def open_columns(path: Path, fields: Sequence[str], cache: Path) -> list[LineFile]:
+    """The texts of each of `fields`, copied and checked, or found to be so.
+
+    Raises:
+      InputError: one line that names the file, field and row where there is one, and the reason.
+    """
+    # A link's own name says what a file is: that of a blob in a content-addressed store does not.
+    read = _parquet if path.suffix == ".parquet" else _stream
+    whole = len(fields) > 1
+    return [_column(path, read, field, whole, cache) for field in fields]
+
+
+def _column(path: Path, read: "Reader", field: str, whole: bool, cache: Path) -> LineFile:
+    name, path = str(path), real_file(path)
+    try:
+        key = key_of(VERSION, "column", *identity(path), field, whole)
+        copy = cache / "unpacked" / key_of(str(path), field) / key
+        index = cache / "index" / f"{key}.int64"
+        while True:
+            built = built_once(
+                index, lambda draft: _copy(name, path, read, field, whole, copy, draft)
+            )
+            numbers = np.memmap(built, np.int64, "r")
+            texts = copy.with_name(f"{copy.name}.{numbers[-DIGEST - 1]}")
+            if texts.exists():
+                break
+            built.unlink(missing_ok=True)  # somebody has emptied a part of the cache
+        drop_earlier(texts, path)
+    except OSError as error:
+        raise InputError(f"{name}: {error.strerror or error}") from None
+    return LineFile(name, texts, numbers[:-DIGEST], key_of(numbers[-DIGEST:].tolist(), "column"))
+
+
+def _copy(
+    name: str, path: Path, read: "Reader", field: str, whole: bool, copy: Path, index: Path
+) -> None:
+    """Writes the texts to `copy`, and to `index` where each begins and the SHA-256 of all."""
+    digest, end, rows, blank = hashlib.sha256(), 0, 0, True
+    with publish(copy, with_size=True) as draft, draft.open("wb") as out, index.open("wb") as at:
+        for array in read(name, path, field):
+            starts, data = _texts(f"{name}:row ", field, array, rows)
+            if whole and (long := np.flatnonzero(np.diff(starts) > LONGEST)).size:
+                raise InputError(
+                    f"{name}:row {rows + int(long[0]) + 1}: has more than {LONGEST >> 20} MiB, too "
+                    "much for one example"
+                )
+            blank = blank and not bool((np.frombuffer(data, np.uint8) > ord(" ")).any())
+            out.write(data)
+            at.write((starts[:-1] + end).tobytes())
+            # Texts of the same bytes that are cut elsewhere are others.
+            digest.update(np.diff(starts).tobytes())
+            digest.update(data)
+            end, rows = end + len(data), rows + len(array)
+        if blank:
+            raise InputError(f"{name}: has no text in {field}")
+        at.write(np.int64(end).tobytes())
+        at.write(digest.digest())
+
+
+def _texts(where: str, field: str, array: Any, rows: int) -> tuple[np.ndarray, memoryview]:
+    """Where each text of an Arrow array begins, and the end, from 0; and their bytes."""
+    import pyarrow
+
+    if array.null_count:
+        number = array.is_null().to_pylist().index(True)
+        raise InputError(f"{where}{rows + number + 1}: field {field!r} is empty (null)")
+    array = array.cast(pyarrow.large_string())
+    try:
+        array.validate(full=True)
+    except pyarrow.ArrowInvalid:
+        for number, one in enumerate(array.cast(pyarrow.large_binary())):
+            try:
+                one.as_py().decode()
+            except UnicodeDecodeError as error:
+                reason = f"field {field!r} is not UTF-8 ({error.reason})"
+                raise InputError(f"{where}{rows + number + 1}: {reason}") from None
+        raise
+    _, offsets, data = array.buffers()
+    starts = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    data = memoryview(data if data is not None else b"")
+    return starts - starts[0], data[starts[0] : starts[-1]]
+
+
+Reader = Callable[[str, Path, str], Iterator[Any]]
+
+
+def _parquet(name: str, path: Path, field: str) -> Iterator[Any]:
+    """A column of a Parquet file, in parts; its pages are read one after the other."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        file = parquet.ParquetFile(path, buffer_size=1 << 20)
+        _check_field(name, field, file.schema_arrow)
+        for batch in file.iter_batches(ROWS, columns=[field], use_threads=False):
+            if len(batch):
+                yield batch.column(0)
+    except (ArrowException, OSError) as error:
+        raise _damaged(name, "a Parquet file", error) from None
+
+
+def _stream(name: str, path: Path, field: str) -> Iterator[Any]:
+    """A column of an Arrow stream, in parts; the file is mapped, not loaded."""
+    from pyarrow import ArrowException, ipc, memory_map
+
+    try:
+        batches = ipc.open_stream(memory_map(str(path)))
+        _check_field(name, field, batches.schema)
+        for batch in batches:
+            if len(batch):
+                yield batch.column(batch.schema.get_field_index(field))
+    except (ArrowException, OSError) as error:
+        raise _damaged(name, "an Arrow stream", error) from None
+
+
+def _damaged(name: str, form: str, error: Exception) -> InputError:
+    return InputError(
+        f"{name}: is not {form}, or is damaged ({' '.join(str(error).split())[:200]})"
+    )
+
+
+def _check_field(name: str, field: str, schema: Any) -> None:
+    from pyarrow import types
+
+    if field not in schema.names:
+        has = ", ".join(map(repr, schema.names)) or "none"
+        raise InputError(f"{name}: has no field {field!r}; it has {has} (data.fields)")
+    kind = schema.field(field).type
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
+        raise InputError(f"{name}: field {field!r} is {kind}, not text (data.fields)")

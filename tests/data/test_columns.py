@@ -1,0 +1,252 @@
+"""Columns of Parquet and Arrow, and sources of several files: directories and patterns."""
+
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import ipc, parquet
+from text_for_tests import small_tokenizer, write_lines
+
+from mhe_jax.config import InputError
+from mhe_jax.config.files import files_of
+from mhe_jax.data import columns, open_source
+from mhe_jax.data.sources import stream
+
+TEXTS = ["ein Häuschen", "", "two\nlines\r\n", "tab\there", "😀 ja", "last"]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Opens what is written below `tmp_path`."""
+
+    def open_it(*written, content="text", **options):
+        return open_source(
+            written, content, directory=str(tmp_path), cache=tmp_path / "cache", **options
+        )
+
+    return open_it
+
+
+def write(path, **named):
+    parquet.write_table(pa.table(named), path, row_group_size=4)
+
+
+def write_stream(path, size=2, **named):
+    table = pa.table(named)
+    with ipc.new_stream(path, table.schema) as out:
+        out.write_table(table, max_chunksize=size)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
+)
+def test_texts_of_a_column(read, tmp_path, made, monkeypatch):
+    monkeypatch.setattr(columns, "ROWS", 3)  # the array of a part begins inside a buffer
+    texts = pa.array(TEXTS, pa.string())
+    array = texts.dictionary_encode() if pa.types.is_dictionary(made) else texts.cast(made)
+    write(tmp_path / "a.parquet", number=list(range(6)), text=array)
+    source = read("a.parquet")
+    assert list(source) == TEXTS
+    assert source.extent == sum(len(text.encode()) for text in TEXTS)
+    assert [bytes(source.utf8(i)[0][:]) for i in range(6)] == [text.encode() for text in TEXTS]
+
+
+def test_fields_are_one_text_or_a_pair(read, tmp_path):
+    write(tmp_path / "a.parquet", en=["one", "two"], de=["eins", "zwei"])
+    assert list(read("a.parquet", fields=("de",))) == ["eins", "zwei"]
+    pairs = read("a.parquet", content="pair", fields=("en", "de"))
+    assert list(pairs) == [("one", "eins"), ("two", "zwei")]
+
+
+def test_the_same_texts_have_one_key_and_others_another(read, tmp_path):
+    write(tmp_path / "a.parquet", text=TEXTS)
+    parquet.write_table(pa.table({"n": [0] * 6, "text": TEXTS}), tmp_path / "b.parquet")
+    write(tmp_path / "c.parquet", text=["ein Häuschentwo", *TEXTS[2:], ""])
+    keys = [read(f"{name}.parquet").key for name in "abc"]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_file_is_copied_once(read, tmp_path, monkeypatch):
+    write(tmp_path / "a.parquet", text=TEXTS)
+    assert list(read("a.parquet")) == TEXTS
+    with monkeypatch.context() as patch:
+        patch.setattr(columns, "_parquet", lambda *_: pytest.fail("read again"))
+        assert list(read("a.parquet")) == TEXTS
+    (copy,) = (tmp_path / "cache" / "unpacked").glob("*/*")
+    copy.unlink()
+    assert list(read("a.parquet")) == TEXTS
+    write(tmp_path / "a.parquet", text=["other"])
+    assert list(read("a.parquet")) == ["other"]
+    assert len(list((tmp_path / "cache" / "unpacked").glob("*/*"))) == 1
+
+
+def test_what_datasets_has_saved(read, tmp_path):
+    for split, texts in {"train": TEXTS, "test": ["so"]}.items():
+        place = tmp_path / "saved" / split
+        place.mkdir(parents=True)
+        names = [f"data-{i:05}-of-00002.arrow" for i in range(2)]
+        write_stream(place / names[0], text=texts[:4])
+        write_stream(place / names[1], text=texts[4:] or ["end"])
+        for name in ("state.json", "dataset_info.json"):
+            (place / name).write_text("{}")
+    (tmp_path / "saved" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    assert list(read("saved/train")) == TEXTS
+    with pytest.raises(
+        InputError, match=r"saved: holds several splits: name one of .*saved/test, "
+    ):
+        read("saved")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_bad_columns(read, tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(columns, "ROWS", rows)
+    write(
+        tmp_path / "a.parquet",
+        number=[1, 2, 3, 4, 5],
+        null=["a", "b", "c", None, "d"],
+        blank=[" ", "", "\n", "", ""],
+        broken=pa.Array.from_buffers(
+            pa.string(), 5, pa.array([b"a", b"b", b"c", b"\xff", b"d"], pa.binary()).buffers()
+        ),
+    )
+    for field, message in {
+        "text": "has no field 'text'; it has 'number', 'null', 'blank', 'broken' (data.fields)",
+        "number": "field 'number' is int64, not text (data.fields)",
+        "blank": "has no text in blank",
+    }.items():
+        with pytest.raises(InputError) as error:
+            read("a.parquet", fields=(field,))
+        assert str(error.value) == f"{tmp_path}/a.parquet: {message}"
+    for field, message in {
+        "null": "field 'null' is empty (null)",
+        "broken": "field 'broken' is not UTF-8 (invalid start byte)",
+    }.items():
+        with pytest.raises(InputError) as error:
+            read("a.parquet", fields=(field,))
+        assert str(error.value) == f"{tmp_path}/a.parquet:row 4: {message}"
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_damaged_files(read, tmp_path, form):
+    path = tmp_path / f"a.{form}"
+    {"parquet": write, "arrow": write_stream}[form](path, text=["long enough"] * 50)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"text\n" * 100):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            InputError, match=rf"a\.{form}: is not an? .*, or is damaged \("
+        ) as error:
+            read(f"a.{form}")
+        assert "\n" not in str(error.value)
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match=rf"a\.{form}: is empty"):
+        read(f"a.{form}")
+
+
+def test_a_text_too_long_for_a_pair(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "LONGEST", 1 << 20)
+    long = "x" * ((1 << 20) + 1)
+    write(tmp_path / "a.parquet", en=["one", long], de=["eins", "zwei"])
+    with pytest.raises(InputError, match=r"a.parquet:row 2: has more than 1 MiB"):
+        read("a.parquet", content="pair", fields=("en", "de"))
+    assert list(read("a.parquet", fields=("en",))) == ["one", long]
+
+
+# Several files
+
+
+def test_a_directory_or_pattern_is_all_its_files(read, tmp_path):
+    (tmp_path / "c" / "deep").mkdir(parents=True)
+    for name, lines in {"b": ["3", "4"], "a": ["1", "2"], "deep/c": ["5"]}.items():
+        write_lines(tmp_path / "c" / f"{name}.txt", lines)
+    for name in ("_SUCCESS", ".hidden.txt"):
+        (tmp_path / "c" / name).write_text("no\n")
+    assert list(read("c")) == list(read("c/*.txt")) == ["1", "2", "3", "4"]
+    assert list(read(f"{tmp_path}/c/[b].txt")) == ["3", "4"]
+    assert list(read("c/**/*.txt")) == ["1", "2", "3", "4", "5"]
+    assert read("c").name == "c"
+    write_lines(tmp_path / "c*.txt", ["with a star"])
+    assert list(read("c*.txt")) == ["with a star"]
+
+
+def test_patterns_begin_in_a_directory_whose_name_is_none(tmp_path):
+    (tmp_path / "a[1]").mkdir()
+    write_lines(tmp_path / "a[1]" / "b.txt", ["yes"])
+    assert files_of(str(tmp_path / "a[1]"), "*.txt") == ["b.txt"]
+
+
+def test_parallel_patterns(read, tmp_path):
+    for i in range(2):
+        write_lines(tmp_path / f"{i}.en", [f"one {i}", "two"])
+        write_lines(tmp_path / f"{i}.de", [f"eins {i}", "zwei"])
+    source = read("*.en", "*.de", content="pair")
+    assert list(source)[::2] == [("one 0", "eins 0"), ("one 1", "eins 1")]
+    (tmp_path / "1.de").unlink()
+    with pytest.raises(
+        InputError, match=r"\*.en names 2 files, \*.de names 1; parallel files have"
+    ):
+        read("*.en", "*.de", content="pair")
+
+
+def test_text_in_several_files_is_read_as_in_one(read, tmp_path):
+    draw = random.Random(0)
+    lines = ["".join(draw.choice("ab c") for _ in range(draw.randrange(1, 30))) for _ in range(90)]
+    write_lines(tmp_path / "one.txt", lines)
+    (tmp_path / "c").mkdir()
+    for i, (first, stop) in enumerate([(0, 1), (1, 40), (40, 41), (41, 90)]):
+        write_lines(tmp_path / "c" / f"{i}.txt", lines[first:stop])
+    one, many = read("one.txt"), read("c")
+    assert (len(many), many.extent) == (len(one), one.extent)
+    for place in np.linspace(0, one.extent, 400):
+        assert many.locate(place) == pytest.approx(one.locate(place))
+        for longest in (3.0, 1e9):
+            parts = [list(stream(source, place, longest)) for source in (one, many)]
+            assert parts[0] == parts[1]
+    assert [many.size(i) for i in range(90)] == [one.size(i) for i in range(90)]
+
+
+def test_the_key_of_several_files_is_of_their_order_and_content(read, tmp_path):
+    for name, lines in {
+        "a/1": "x",
+        "a/2": "y",
+        "b/1": "y",
+        "b/2": "x",
+        "c/7": "x",
+        "c/8": "y",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_lines(tmp_path / f"{name}.txt", [lines])
+    a, b, c = (read(name).key for name in "abc")
+    assert a == c != b
+
+
+def test_bad_patterns(read, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mixed").mkdir()
+    write_lines(tmp_path / "mixed" / "a.txt", ["a"])
+    write_lines(tmp_path / "mixed" / "b.jsonl", ['{"text": "b"}'])
+    for name, message in {
+        "*.gz": f"{tmp_path}/*.gz: no file matches",
+        "empty": f"{tmp_path}/empty: holds no files",
+        "mixed": f"{tmp_path}/mixed/a.txt and {tmp_path}/mixed/b.jsonl are of different forms: "
+        f"name one of them by a pattern, as {tmp_path}/mixed/*.txt",
+    }.items():
+        with pytest.raises(InputError) as error:
+            read(name)
+        assert str(error.value) == message
+
+
+def test_a_tokenizer_is_trained_on_a_column(read, tmp_path):
+    write(tmp_path / "a.parquet", text=["the cat sat\non the mat"] * 30)
+    tokenizer = small_tokenizer()
+    source = read("a.parquet")
+    assert tokenizer.decode(tokenizer.encode(source[0])) == source[0]
