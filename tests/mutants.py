@@ -32,6 +32,7 @@ from typing import NamedTuple
 from mutations.attention_mutants import ATTENTION
 from mutations.data_mutants import DATA
 from mutations.evaluation_mutants import EVALUATION
+from mutations.interchange_mutants import INTERCHANGE
 from mutations.model_mutants import MODEL
 from mutations.more_data_mutants import MORE_DATA
 from mutations.more_evaluation_mutants import MORE_EVALUATION
@@ -50,6 +51,7 @@ MUTANTS = (
     *EVALUATION,
     *MORE_EVALUATION,
     *PYTHON,
+    *INTERCHANGE,
 )
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mhe_jax"
