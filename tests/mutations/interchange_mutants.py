@@ -32,7 +32,7 @@ INTERCHANGE = (
         "test_ctranslate2.py::test_a_search_finds_the_same",
     ),
     Mutant(
-        "the gate is the other matrix",
+        "CTranslate2 gets the gate as the other matrix",
         "_set_stack",
         '{"linear_0": "gate", "linear_0_noact": "up", "linear_1": "down"}',
         '{"linear_0": "up", "linear_0_noact": "gate", "linear_1": "down"}',
