@@ -32,6 +32,7 @@ from typing import NamedTuple
 from mutations.attention_mutants import ATTENTION
 from mutations.data_mutants import DATA
 from mutations.evaluation_mutants import EVALUATION
+from mutations.export_mutants import EXPORT
 from mutations.interchange_mutants import INTERCHANGE
 from mutations.model_mutants import MODEL
 from mutations.more_data_mutants import MORE_DATA
@@ -52,6 +53,7 @@ MUTANTS = (
     *MORE_EVALUATION,
     *PYTHON,
     *INTERCHANGE,
+    *EXPORT,
 )
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mhe_jax"

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from ctranslate2 import specs
 from ctranslate2.specs.attention_spec import RotaryScalingType
-from ctranslate2.specs.common_spec import LayerNormSpec, LinearSpec
 
 from mhe_jax.config import Config, InputError, ModelConfig
 from mhe_jax.config.data import BOS, EOS, UNK
@@ -233,7 +232,7 @@ def _set_attention(
     spec.head_dim = np.int32(_width(found, path, heads))
 
 
-def _set_linear(spec: LinearSpec, found: Mapping[str, np.ndarray], paths: list[str]) -> None:
+def _set_linear(spec: Any, found: Mapping[str, np.ndarray], paths: list[str]) -> None:
     """Matrices [in, out] side by side, kept as [out, in]."""
     kernels = [found[f"{path}/kernel"] for path in paths]
     spec.weight = np.ascontiguousarray(np.concatenate(kernels, 1).T)
@@ -241,7 +240,7 @@ def _set_linear(spec: LinearSpec, found: Mapping[str, np.ndarray], paths: list[s
         spec.bias = np.concatenate([found[f"{path}/bias"] for path in paths])
 
 
-def _set_norm(spec: LayerNormSpec, found: Mapping[str, np.ndarray], path: str) -> None:
+def _set_norm(spec: Any, found: Mapping[str, np.ndarray], path: str) -> None:
     spec.gamma = found[f"{path}/scale"]
     if f"{path}/bias" in found:
         spec.beta = found[f"{path}/bias"]

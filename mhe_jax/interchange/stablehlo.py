@@ -105,8 +105,10 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     write_tensors(directory / WEIGHTS, params, {"steps": json.dumps(run.steps)})
     shutil.copyfile(run.workdir / CONFIG, directory / CONFIG)
     shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
-    forms = {role: config.model.attention_for(role).form or "" for role in config.facts.roles}
-    forms = {role: f"{config.kinds[role]} {form}".strip() for role, form in forms.items()}
+    forms = {
+        role: f"{kind} {config.model.attention_for(role).form or ''}".strip()
+        for role, kind in config.kinds.items()
+    }
     what = WHAT.format(
         platforms=", ".join(PLATFORMS),
         length=config.model.max_length,
@@ -167,19 +169,19 @@ def functions(config: Config) -> dict[str, Function]:
 
     if config.task == "lm":
 
-        def start(params: Any, tokens: jax.Array, positions: jax.Array) -> Any:
+        def of_prompt(params: Any, tokens: jax.Array, positions: jax.Array) -> Any:
             _, cache = with_cache(params, tokens.shape[0], method="start_cache")
             return step(params, cache, tokens, positions)
 
-        given = {"tokens": rows, "positions": rows}
+        start, given = of_prompt, {"tokens": rows, "positions": rows}
         # The cache holds `max_length` tokens, however many there are: b is all that is open.
         (b,) = jax_export.symbolic_shape("b")
     elif config.task == "translation":
 
-        def start(params: Any, sources: jax.Array) -> Any:
+        def of_sources(params: Any, sources: jax.Array) -> Any:
             return with_cache(params, sources, method="start_cache")[1]
 
-        given = {"sources": rows}
+        start, given = of_sources, {"sources": rows}
     else:
         types = {"token_types": rows} if config.model.num_token_types > 1 else {}
 
