@@ -45,11 +45,11 @@ INTERCHANGE = (
         "test_rotary_models.py::test_self_attention_is_rotated_as_the_config_says",
     ),
     Mutant(
-        "rotary positions of packed rows count from their beginning",
-        "EncoderModel.encode",
-        "positions = positions_within(segments) if positions is None else positions",
-        "positions = positions",
-        "test_rotary_models.py::test_packed_is_unpacked",
+        "rotary positions that are given are not read",
+        "Attention._positions",
+        "return positions.reshape(-1, queries)",
+        "return jnp.arange(queries)[None]",
+        "test_rotary_models.py::test_positions_that_are_given",
     ),
     Mutant(
         "a token that begins and ends texts is the beginning alone",
