@@ -7,8 +7,8 @@
 
 Each is one file for CPU, CUDA and TPU, of any number of rows b and, up to `model.max_length`, any
 length t. The parameters are arguments, by name, in `model.safetensors`. The form `shared` and all
-engines but `xla` need the length when they are compiled: attention is `folded` here, that of `mva`
-`materialized`, and the engine is `xla`.
+engines but `xla` need the length when they are compiled: attention is `folded` here, or, of `mva`
+and where rotary positions or `normalize_qk` leave nothing to fold, `materialized`, by `xla`.
 """
 
 import dataclasses
@@ -133,13 +133,16 @@ def check(config: Config) -> None:
 def at_any_length(config: Config) -> Config:
     """The config with forms and an engine that need not know lengths, and layers unrolled."""
 
-    def form(attention: AttentionConfig) -> AttentionConfig:
-        forms = {**dict.fromkeys(MHE_KINDS, "folded"), "mva": "materialized"}
+    def form(attention: AttentionConfig, rotated: bool) -> AttentionConfig:
+        folds = not (rotated or attention.normalize_qk)
+        of_mhe = dict.fromkeys(MHE_KINDS, "folded" if folds else "materialized")
+        forms = {**of_mhe, "mva": "materialized"}
         return dataclasses.replace(attention, form=forms.get(attention.kind), engine="xla")
 
     config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
     for role in config.facts.roles:
-        attention = form(config.model.attention_for(role))
+        rotated = config.model.positions == "rotary" and role != "cross"
+        attention = form(config.model.attention_for(role), rotated)
         by_role = dataclasses.replace(config.model.attention_by_role, **{role: attention})
         model = dataclasses.replace(config.model, attention_by_role=by_role)
         config = dataclasses.replace(config, model=model)

@@ -73,11 +73,18 @@ def test_encoders(run_of, load, tmp_path, task, kind, form):
         functions["encode"](rows_of(2, 21), *(np.ones((2, 21), np.int32) for _ in types))
 
 
-@pytest.mark.parametrize("kind", ["mhe_mul", "mhe_add"])
-def test_language_models(run_of, load, tmp_path, kind):
-    run = run_of("lm", **{"model.attention.kind": kind})
+@pytest.mark.parametrize(
+    ("kind", "fields", "form"),
+    [
+        ("mhe_mul", {}, "folded"),
+        ("mhe_add", {"model.positions": "rotary"}, "materialized"),
+        ("mhe_add", {"model.attention.normalize_qk": True}, "materialized"),
+    ],
+)
+def test_language_models(run_of, load, tmp_path, kind, fields, form):
+    run = run_of("lm", **{"model.attention.kind": kind, **fields})
     functions, result = exported(run, tmp_path / "out")
-    assert result["form"] == {"decoder": f"{kind} folded"}
+    assert result["form"] == {"decoder": f"{kind} {form}"}
     loaded, tokens = load(run), rows_of(3, 9, padded=False)
     expected = loaded.model.apply({"params": loaded.params}, jnp.asarray(tokens))
     places = np.broadcast_to(np.arange(9, dtype=np.int32), tokens.shape)
