@@ -218,10 +218,10 @@ class Attention(nn.Module):
         *,
         inputs_kv: None = None,
         mask: jax.Array | Mask | None = None,
-        positions: jax.Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: jax.Array | None = None,
         sow_weights: bool = False,
+        positions: jax.Array | None = None,
     ) -> jax.Array:
         """Attention of `inputs_q` [..., T, M] to `inputs_k` [..., S, M'], as in Flax.
 
@@ -231,12 +231,12 @@ class Attention(nn.Module):
           inputs_v: what values are made of; None for `inputs_k`.
           inputs_kv: refused; deprecated in Flax.
           mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
-          positions: of the tokens, [..., T], for `rotary`; None for 0 to T - 1. With `decode=True`
-            the cache counts them, each row from its own `cache_index`, and they are refused.
           deterministic: True switches dropout off; here or as a field, not both.
           dropout_rng: key of the dropout; None takes the 'dropout' stream.
           sow_weights: put the weights [..., H, T, S], of `sha` [..., 1, T, S], into the
             'intermediates' collection.
+          positions: of the tokens, [..., T], for `rotary`; None for 0 to T - 1. With `decode=True`
+            the cache counts them, each row from its own `cache_index`, and they are refused.
 
         With `decode=True` a call is self-attention unless `fill_cache` has filled the cache: the
         first call, with `cache` mutable, makes an empty cache of its own length, and later calls

@@ -156,6 +156,7 @@ def test_batches_of_labelled_tasks(tiny, tmp_path, dataset):
             "data.train": (first,),
             "data.length_buckets": (96,),
             "data.sequence_length": 96,
+            "data.window_stride": 16,
             "model.max_length": 128,
         },
     )
