@@ -207,7 +207,10 @@ def random_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
 class FlaxAttention(nn.MultiHeadDotProductAttention):
     """Flax's attention called as the layers call ours."""
 
-    def __call__(self, inputs_q, inputs_k=None, *, mask=None, deterministic=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, inputs_q, inputs_k=None, *, mask=None, positions=None, deterministic=None
+    ):
+        assert positions is None, "Flax's attention rotates nothing"
         keys = inputs_q if inputs_k is None else inputs_k
         dense = None if mask is None else mask.to_dense(inputs_q.shape[-2], keys.shape[-2])
         return super().__call__(inputs_q, keys, mask=dense, deterministic=deterministic)
