@@ -439,6 +439,8 @@ def attend(query, key, value, key_bias, valid, segments):
     mask = Mask.causal() & Mask.padding(valid) & Mask.segments(segments)
     if where == "lengths":
         mask = Mask.local(150, 9) & Mask.lengths(segments[:, 0])
+    if where == "whole":
+        mask = Mask.padding(valid) & Mask.segments(segments)
     return tpu.attend(query, key, value, key_bias, mask, Options(), scale=0.1)[0]
 
 if where == "mesh":
@@ -468,6 +470,8 @@ print("kernels", compiled.as_text().count('custom_call_target="tpu_custom_call"'
         "v5p:2x2x1 one bfloat16 200 6 24",
         "v6e:2x2 one bfloat16 200 6 24",
         "v5e:2x2 lengths bfloat16 1024 12 64",
+        "v5e:2x2 whole bfloat16 2048 12 64",
+        "v6e:2x2 whole bfloat16 1024 6 128",
     ],
 )
 @pytest.mark.libtpu

@@ -33,6 +33,10 @@ BLOCK = 512
 # seven for a float32, as gradients are float32 in any case. A kernel, with two buffers for each
 # array, is then within the 16 MiB that every chip has.
 BLOCK_BYTES = 2**22
+# More keys of a block, within more bytes, where a mask leaves none out and no dropout is drawn: the
+# matrix units have more to do for what begins and ends a block (docs/fit.md).
+WIDE_BLOCK = 1024
+WIDE_BYTES = 6 * 2**20
 
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
@@ -82,9 +86,13 @@ def _sizes(static, T, S, D, R, v, mask, blocks, interpret) -> Sizes:
     before, after = mask.static_bounds()
     if blocks is None:
         columns = _up(D, LANES) + values + 2 * weights
-        most = BLOCK_BYTES // (columns * (v.dtype.itemsize + 3))
+        bytes_of_key = columns * (v.dtype.itemsize + 3)
+        most = BLOCK_BYTES // bytes_of_key
         most = max(LANES, min(BLOCK, most // LANES * LANES))
         blocks = _even(T, most), _even(S, most)
+        whole = (before, after, static.keep) == (None, None, 1)
+        if whole and S % WIDE_BLOCK == 0 and WIDE_BLOCK * bytes_of_key <= WIDE_BYTES:
+            blocks = blocks[0], WIDE_BLOCK
     return Sizes(
         keys=S,
         groups=-(-R // heads),
