@@ -234,7 +234,7 @@ def test_auto_takes_it_for_many_scores(monkeypatch, of_head, of_all, wanted):
 
 @pytest.mark.parametrize("scores", [60, 2**22])
 def test_dropout_does_not_depend_on_devices(scores, monkeypatch):
-    """Each device has its own examples and heads, of one mask, in blocks of as many queries or not."""
+    """Each device has its own examples and heads, of one mask, whatever its blocks."""
     if len(jax.devices()) < 4:
         pytest.skip("needs four devices, see tests/conftest.py")
     monkeypatch.setattr(blocked, "platform", lambda: "tpu")
