@@ -232,10 +232,13 @@ def test_auto_takes_it_for_many_scores(monkeypatch, of_head, of_all, wanted):
     assert engines.attend(*given)[2] == wanted
 
 
-def test_dropout_does_not_depend_on_devices():
-    """Each device has its own examples and heads, of one mask."""
+@pytest.mark.parametrize("scores", [60, 2**22])
+def test_dropout_does_not_depend_on_devices(scores, monkeypatch):
+    """Each device has its own examples and heads, of one mask, whatever its blocks."""
     if len(jax.devices()) < 4:
         pytest.skip("needs four devices, see tests/conftest.py")
+    monkeypatch.setattr(blocked, "platform", lambda: "tpu")
+    monkeypatch.setattr(blocked, "BLOCK_SCORES", scores)
     q, k, _ = call(6, 7, K=4)
     v = jnp.broadcast_to(jnp.eye(7)[None, :, None], (B, 7, 4, 7))
 

@@ -217,6 +217,16 @@ REFUSALS = {
 }
 
 
+def test_a_key_bias_counts_as_columns(monkeypatch):
+    monkeypatch.setattr(splash, "platform", lambda: "tpu")
+    for width, bias, refused in ((1022, True, True), (1021, True, False), (1022, False, False)):
+        given = call(T=5, S=5, D=width)
+        key_bias = jnp.zeros((*given[1].shape[:2], given[0].shape[2])) if bias else None
+        reason = splash.refusal(*given, key_bias, Mask(), Options())
+        assert (reason is not None) == refused
+        assert reason is None or "not 1025 and 6" in reason
+
+
 @pytest.mark.parametrize("phrase", REFUSALS)
 def test_refusals(phrase, monkeypatch):
     fields, options, mask = REFUSALS[phrase]

@@ -65,7 +65,7 @@ def attend(
         return xla.attend(query, key, value, key_bias, mask, options, scale=scale)
     rngs = None
     if options.dropout_rate > 0:
-        # Of an example and head: what they draw does not depend on blocks of them, nor on devices.
+        # Of an example and head: what they draw depends neither on blocks nor on devices.
         shape = {True: (B, 1), "batch": (1, 1), False: (B, H)}[options.broadcast_dropout]
         rngs = jax.random.split(options.dropout_rng, shape)
     run = functools.partial(_local, options=options, scale=scale)
@@ -203,8 +203,12 @@ def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dty
 def _kept(rngs, start, keep, shape):
     """What dropout keeps in a block of queries: [examples or 1, heads or 1, t, s]."""
 
+    t, s = shape
+
     def one(rng):
-        return jax.random.bernoulli(jax.random.fold_in(rng, start), keep, shape)
+        # By the query, as blocks have fewer of them where a device has more heads.
+        of_queries = jax.vmap(functools.partial(jax.random.fold_in, rng))(start + jnp.arange(t))
+        return jax.vmap(lambda rng: jax.random.bernoulli(rng, keep, (s,)))(of_queries)
 
     return jax.vmap(jax.vmap(one))(rngs)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from mhe_jax.attention.engines.blocks import KEPT, with_bias_columns
+from mhe_jax.attention.engines.blocks import BIAS_PARTS, KEPT, with_bias_columns
 from mhe_jax.attention.engines.mesh import over_heads, platform
 from mhe_jax.attention.mask import Mask
 
@@ -37,7 +37,7 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     if len(dtypes) > 1 or not dtypes <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
         names = ", ".join(sorted(map(str, dtypes)))
         return f"needs query, key and value in one of bfloat16 and float32, not {names}"
-    D, E = query.shape[-1], value.shape[-1]
+    D, E = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]
     if max(D, E) > MAX_WIDTH:
         return f"needs heads no wider than {MAX_WIDTH}, not {D} and {E}"
     if options.dropout_rate > 0:
