@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError
+from mhe_jax.config.fields import did_you_mean, nearest
 
 HELP = """\
 Without arguments, lists what there is. With a name, checks the files of a text in DIR (data/NAME
@@ -31,12 +32,14 @@ def main(arguments: Sequence[str]) -> None:
     match list(arguments):
         case []:
             _list()
-        case ["-h" | "--help"]:
+        case [*given] if {"-h", "--help"} & set(given):
             print(f"usage: {usage}\n\n{HELP.format(program=program)}")
-        case [name] if not name.startswith("-"):
+        case [name] if name and not name.startswith("-"):
             _get(name, None)
-        case [name, "--directory", directory]:
+        case [name, "--directory", directory] | ["--directory", directory, name]:
             _get(name, directory)
+        case [name, option] if option.startswith("--directory="):
+            _get(name, option.removeprefix("--directory="))
         case _:
             raise InputError(f"takes nothing, or a name; usage: {usage}")
 
@@ -67,5 +70,9 @@ def _get(name: str, directory: str | None) -> None:
     else:
         from mhe_jax.data import tfds_source  # slow to import
 
-        found = tfds_source.prepare(name)
+        try:
+            found = tfds_source.prepare(name)
+        except InputError as error:
+            near = did_you_mean(nearest(name, list(PUBLISHED)))
+            raise InputError(f"{error}{near}") from None
     output(json.dumps({"data": name, **found}) + "\n")

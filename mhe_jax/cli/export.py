@@ -30,6 +30,8 @@ class ExportArguments:
     checkpoint: str | None = None
     # Mean of this many checkpoints ending with the newest (needs checkpoint=last); None likewise.
     average_checkpoints: int | None = None
+    # Directories in which files may lie that links in the run lead to.
+    trust: tuple[str, ...] = (".",)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str]) -> None:
         given.to,
         checkpoint=given.checkpoint,
         average_checkpoints=given.average_checkpoints,
+        trust=given.trust,
     )
     output(json.dumps(result) + "\n")
 

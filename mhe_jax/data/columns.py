@@ -35,7 +35,8 @@ def open_columns(path: Path, fields: Sequence[str], cache: Path) -> list[LineFil
 def _column(path: Path, read: "Reader", field: str, whole: bool, cache: Path) -> LineFile:
     name, path = str(path), real_file(path)
     try:
-        key = key_of(VERSION, "column", *identity(path), field, whole)
+        known = identity(path)
+        key = key_of(VERSION, "column", *known, field, whole)
         copy = cache / "unpacked" / key_of(str(path), field) / key
         index = cache / "index" / f"{key}.int64"
         while True:
@@ -48,6 +49,9 @@ def _column(path: Path, read: "Reader", field: str, whole: bool, cache: Path) ->
                 break
             built.unlink(missing_ok=True)  # somebody has emptied a part of the cache
         drop_earlier(texts, path)
+        if identity(path) != known:
+            built.unlink(missing_ok=True)
+            raise InputError(f"{name}: has changed while it was read")
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
     return LineFile(name, texts, numbers[:-DIGEST], key_of(numbers[-DIGEST:].tolist(), "column"))

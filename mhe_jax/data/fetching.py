@@ -1,11 +1,13 @@
 """Fetching the files of `published.PUBLISHED`, and checking those that are there."""
 
 import hashlib
+import http.client
 import io
 import lzma
 import shutil
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,7 +68,7 @@ def _fetched(data: Published, files: list[str]) -> Iterator[tuple[str, bytes]]:
         with zipfile.ZipFile(io.BytesIO(_fetch(data.url))) as archive:
             for file in files:
                 yield file, lzma.compress(archive.read(data.files[file].member or ""))
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as error:
         raise InputError(f"{data.url}: is not the archive that it was ({error})") from None
 
 
@@ -76,6 +78,6 @@ def _fetch(url: str) -> bytes:
             out = io.BytesIO()
             shutil.copyfileobj(answer, out, CHUNK)
             return out.getvalue()
-    except OSError as error:  # all of urllib's are
-        reason = getattr(error, "reason", None) or error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise InputError(f"cannot fetch {url}: {reason}") from None

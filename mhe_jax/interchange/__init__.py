@@ -21,6 +21,7 @@ huggingface/    models and tokenizers of transformers, both ways
 
 import dataclasses
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ from mhe_jax.config.errors import not_installed
 from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.files import publish_directory
 from mhe_jax.config.loading import config_of
+from mhe_jax.config.rules import check_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,7 @@ def export(
     *,
     checkpoint: str | None = None,
     average_checkpoints: int | None = None,
+    trust: Sequence[str] = (".",),
 ) -> dict[str, Any]:
     """Writes a trained run as the new directory `out`, which appears whole or not at all.
 
@@ -77,6 +80,7 @@ def export(
       to: one of `FORMATS`.
       checkpoint: 'best', 'last' or a step; None is as the run's config evaluates.
       average_checkpoints: with 'last', the mean of so many; None likewise.
+      trust: directories in which files may lie that links in the run lead to.
 
     Returns:
       `format`, `out`, `steps` of the checkpoints, `bytes` of all files, and what the format tells.
@@ -92,6 +96,7 @@ def export(
     config = config_of(run)
     if out.resolve().is_relative_to(run.resolve()):
         raise InputError(f"{out} lies in the run {run}: takes a directory outside of it")
+    check_files(run, config.data.directory, (), trust, by_user=False)
     given = {"checkpoint": checkpoint, "average_checkpoints": average_checkpoints}
     given = {name: value for name, value in given.items() if value is not None}
     evaluation = dataclasses.replace(config.evaluation, **given)

@@ -33,7 +33,7 @@ def card(run: Run, what: str, use: str) -> str:
         f"- task `{config.task}`, {layers} of width {model.features}, {pieces}",
         f"- {counts['total']:,} parameters, {counts['attention']:,} of them in attention",
         *equations,
-        f"- trained on {', '.join(config.data.train)}",
+        *([f"- trained on {', '.join(config.data.train)}"] if config.data.train else []),
         f"- checkpoint of step {', '.join(map(str, run.steps))}"
         + (" (their mean)" if len(run.steps) > 1 else ""),
         *(f"- {split}: {scores}" for split, scores in scores_of(run).items()),

@@ -12,13 +12,16 @@ from typing import Any
 
 from mhe_jax import tasks
 from mhe_jax.config.files import CONFIG, TOKENIZER
+from mhe_jax.data import JsonTokenizer
 from mhe_jax.evaluation.run import Run
 from mhe_jax.interchange.card import card
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 
 WHAT = """\
 `model.safetensors` has the parameters by name, in float32, layers unrolled; `config.json` every
-setting of the training, and `tokenizer.model` is the sentencepiece model of the vocabulary."""
+setting of the training{vocabulary}."""
+SENTENCEPIECE = ", and `tokenizer.model` is the sentencepiece model of the vocabulary"
+TOKENIZER_JSON = ", and `tokenizer.model` is a `tokenizer.json` of the library `tokenizers`"
 USE = """\
 ```
 python eval.py DIRECTORY{search}
@@ -34,9 +37,13 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     write_tensors(directory / WEIGHTS, tensors, metadata)
     # As it is, so that the run of whoever trained it stays that.
     shutil.copyfile(run.workdir / CONFIG, directory / CONFIG)
+    vocabulary = ""
     if run.config.model.has_pieces:
         shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
+        is_json = isinstance(run.tokenizer, JsonTokenizer)
+        vocabulary = TOKENIZER_JSON if is_json else SENTENCEPIECE
     search = tasks.of(run.config).search
-    text = card(run, WHAT, USE.format(search=SEARCHES.get(search or "", "")))
+    what = WHAT.format(vocabulary=vocabulary)
+    text = card(run, what, USE.format(search=SEARCHES.get(search or "", "")))
     (directory / "README.md").write_text(text, encoding="utf-8")
     return {"tensors": len(tensors), "parameters": sum(array.size for array in tensors.values())}

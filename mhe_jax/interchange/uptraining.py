@@ -47,8 +47,8 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     run, new = Path(run), Path(new)
     old = config_of(run)
     config = _converted(old, new, wanted)
-    if wanted.rows:
-        check_files(run, old.data.directory, old.data.train, wanted.trust, by_user=False)
+    names = old.data.train if wanted.rows else ()
+    check_files(run, old.data.directory, names, wanted.trust, by_user=False)
     mesh = sharding.mesh_at_hand(config, "converting")
     params, step, tokenizer = read_run(run, old, mesh)
     params = jax.device_get(params)

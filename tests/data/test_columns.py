@@ -152,6 +152,22 @@ def test_damaged_files(read, tmp_path, form):
         read(f"a.{form}")
 
 
+def test_a_file_that_changes_while_it_is_read(read, tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    write(path, text=["one", "two"])
+    arrays = columns._parquet
+
+    def meddle(*arguments):
+        yield from arrays(*arguments)
+        write(path, text=["six", "ten"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(columns, "_parquet", meddle)
+        with pytest.raises(InputError, match=r"a.parquet: has changed while it was read$"):
+            read("a.parquet")
+    assert list(read("a.parquet")) == ["six", "ten"]
+
+
 def test_a_text_too_long_for_a_pair(read, tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "LONGEST", 1 << 20)
     long = "x" * ((1 << 20) + 1)

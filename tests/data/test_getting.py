@@ -135,6 +135,49 @@ def test_archives_that_are_others(archive, served, tmp_path, capsys):
             get(capsys, "--directory", str(tmp_path / "x"))
 
 
+def test_a_damaged_archive(archive, served, tmp_path, capsys):
+    directory, url, _ = served
+    with zipfile.ZipFile(directory / "tiny.zip", "w", zipfile.ZIP_DEFLATED) as out:
+        for name, data in TEXTS.items():
+            out.writestr(f"in/{name}", data)
+    whole = bytearray((directory / "tiny.zip").read_bytes())
+    whole[30 + len("in/a.en")] = 0xFF  # the first block is of no type that there is
+    (directory / "tiny.zip").write_bytes(whole)
+    with pytest.raises(InputError, match=rf"{url}tiny.zip: is not the archive that it was \("):
+        get(capsys, "--directory", str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"\r\n", "BadStatusLine"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\nhalf", "IncompleteRead"),
+    ],
+)
+def test_what_is_no_answer(files, served, tmp_path, capsys, monkeypatch, answer, says):
+    _, url, _ = served
+
+    def garbage(self):
+        self.wfile.write(answer)
+        self.close_connection = True
+
+    monkeypatch.setattr(Quiet, "do_GET", garbage)
+    with pytest.raises(InputError, match=rf"cannot fetch {url}a.en.gz: ") as error:
+        get(capsys, "--directory", str(tmp_path / "x"))
+    assert says in repr(error.value.__context__)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_directory_however_it_is_given(files, tmp_path, capsys):
+    place = str(tmp_path / "x")
+    found, _ = get(capsys, "--directory", place)
+    assert get(capsys, f"--directory={place}")[0] == found
+    commands.main(["data", "--directory", place, "tiny"])
+    assert json.loads(capsys.readouterr().out) == found
+    commands.main(["data", "tiny", "--help"])
+    assert capsys.readouterr().out.startswith("usage: ")
+
+
 def test_a_file_that_is_missing_names_the_command(tmp_path):
     place = tmp_path / "multi30k"
     with pytest.raises(InputError) as error:
@@ -149,8 +192,14 @@ def test_a_file_that_is_missing_names_the_command(tmp_path):
     ("arguments", "says"),
     [
         (["--directory"], "takes nothing, or a name; usage: "),
+        ([""], "takes nothing, or a name; usage: "),
         (["tiny", "x"], "takes nothing, or a name; usage: "),
         (["no_such_set"], "no_such_set: TFDS knows no data set of this name"),
+        (
+            ["wikitext2"],
+            "wikitext2: TFDS knows no data set of this name, prepared or not; did you mean "
+            "wikitext-2?",
+        ),
         (["glue/none"], "glue/none: TFDS cannot prepare it: "),
         (["squad", "--directory", "x"], "--directory x: squad lies where TFDS keeps it"),
     ],

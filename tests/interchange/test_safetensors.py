@@ -12,11 +12,16 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tiny_runs import tiny_config
 
 from mhe_jax.config import InputError
+from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.config.rules.trust import is_own
+from mhe_jax.data import JsonTokenizer
 from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation.run import Run
 from mhe_jax.interchange import export
+from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json
+from mhe_jax.interchange.safetensors import write
+from mhe_jax.interchange.uptraining import convert
 from mhe_jax.model import stack_layers, unroll_layers
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors, write_tensors
@@ -144,6 +149,36 @@ def test_the_card_says_what_the_model_is(run_of, tmp_path):
     ):
         assert part in card
     assert "other" not in card
+
+
+def test_the_card_of_a_model_that_came_in(run_of, tmp_path):
+    place = run_of("lm", **{"model.attention.kind": "mhe_mul"})
+    run = Run.load(place, load_json(place / "config.json"))
+    theirs = json.dumps(tokenizer_json(run.tokenizer, run.config)).encode()
+    config = set_field(run.config, "data.train", ())
+    run = dataclasses.replace(run, config=config, tokenizer=JsonTokenizer(theirs))
+    write(run, tmp_path)
+    card = " ".join((tmp_path / "README.md").read_text().split())
+    assert "`tokenizer.model` is a `tokenizer.json` of the library `tokenizers`." in card
+    assert "sentencepiece" not in card
+    assert "trained on" not in card
+
+
+def test_of_a_run_with_links_to_elsewhere(run_of, tmp_path, monkeypatch):
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(run_of("lm", **{"model.attention.kind": "mhe_mul"}), run)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "there").mkdir()
+    (run / "tokenizer.model").rename(tmp_path / "there" / "a.model")
+    (run / "tokenizer.model").symlink_to(tmp_path / "there" / "a.model")
+    with pytest.raises(InputError, match=r"tokenizer.model leads to .*/there/a.model: not in the"):
+        export(run, out, "safetensors")
+    with pytest.raises(InputError, match=r"tokenizer.model leads to .*/there/a.model: not in the"):
+        convert(run, out, ConversionConfig(kind="sha", rows=0))
+    assert not out.exists()
+    export(run, out, "safetensors", trust=[str(tmp_path / "there")])
+    assert not (out / "tokenizer.model").is_symlink()
 
 
 NAME = "decoder.layer_1.mlp.up.kernel"
