@@ -503,3 +503,15 @@ def test_what_the_engine_is_asked():
     heads = Mask.array(jnp.ones((1, H, 1, 1), bool))
     with pytest.raises(ValueError, match="the mask differs from head to head"):
         attend_shared(q, k, v, b, heads, Options())
+
+
+def test_denominators_of_one_product_are_finer_than_its_type():
+    """With queries of 0 every E is 1: what is left is how exactly bfloat16 holds the weights."""
+    static, seen = blocks.Static(1.0, 1.0, None), blocks.Seen(Mask())
+    k, v = (jnp.asarray(normal(i, B, S, n), jnp.bfloat16) for i, n in ((2, D), (4, R * E)))
+    b = jnp.asarray(normal(3, B, S, R), jnp.float32)
+    q, v = jnp.zeros((B, T, D), jnp.bfloat16), v.reshape(B, S, R, E)
+    values = factored.values_of(q, v, b, seen)
+    _, _, found = one_product.forward(static, q, k, values, b, seen)
+    w = np.exp(f64(b) - f64(b).max(1, keepdims=True)).sum(1)
+    np.testing.assert_allclose(f64(found), np.broadcast_to(w[:, None], found.shape), rtol=1e-5)
