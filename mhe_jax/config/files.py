@@ -50,12 +50,17 @@ def files_of(directory: str, name: str) -> list[str]:
         found = [os.path.join(name, file) for file in _files_in(path)]
     elif glob.has_magic(name) and not os.path.lexists(path):
         matches = glob.iglob(os.path.expanduser(name), root_dir=directory, recursive=True)
-        found = sorted(match for match in matches if os.path.isfile(os.path.join(directory, match)))
+        found = sorted(match for match in matches if _is_file(os.path.join(directory, match)))
         if not found:
             raise InputError(f"{path}: no file matches")
     else:
         found = [name]
     return found
+
+
+def _is_file(path: str) -> bool:
+    """A link to nothing too, which whoever opens it names: no shard is left out unsaid."""
+    return os.path.isfile(path) or not os.path.exists(path)
 
 
 def _files_in(directory: str) -> list[str]:
@@ -64,7 +69,7 @@ def _files_in(directory: str) -> list[str]:
     except OSError as error:
         raise InputError(f"{directory}: {error.strerror}") from None
     entries = [entry for entry in entries if not entry.name.startswith((".", "_"))]
-    files = [entry.name for entry in entries if entry.is_file()]
+    files = [entry.name for entry in entries if _is_file(entry.path)]
     if "dataset_dict.json" in files:
         has = ", ".join(entry.path for entry in entries if entry.is_dir())
         raise InputError(f"{directory}: holds several splits: name one of {has}")

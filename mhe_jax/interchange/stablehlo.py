@@ -1,6 +1,7 @@
 """Functions of a trained run as StableHLO, by `jax.export`: they run without this code.
 
-    encoders       encode(params, tokens) -> [b, t, M]    predict(params, ...) -> the task's logits
+    encoders       encode(params, tokens, token_types where there are several) -> [b, t, M]
+                   predict(params, ...) -> the task's logits
     lm             start(params, tokens, positions) -> logits [b, t, V], cache
     translation    start(params, sources) -> cache
     both           step(params, cache, tokens [b, 1], positions [b, 1]) -> logits [b, 1, V], cache
@@ -58,7 +59,7 @@ params = load_file("DIRECTORY/model.safetensors")
 LINES = {
     "encode": """\
 tokens = np.array([[2, 17, 29, 3]], np.int32)
-print(encode.call(params, tokens))""",
+print(encode.call(params, tokens{types}))""",
     "lm": """\
 step = jax.export.deserialize(Path("DIRECTORY/step.stablehlo").read_bytes())
 tokens = np.array([[2, 17, 29]], np.int32)
@@ -116,7 +117,9 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
         signatures="\n".join(_signature(name, function) for name, function in found.items()),
     )
     first = next(iter(found))
-    use = USE.format(name=first, lines=LINES["encode" if first == "encode" else config.task])
+    lines = LINES["encode" if first == "encode" else config.task]
+    types = ", 0 * tokens" if "token_types" in found[first].arguments else ""
+    use = USE.format(name=first, lines=lines.replace("{types}", types))
     (directory / "README.md").write_text(card(run, what, use), encoding="utf-8")
     return {"functions": list(found), "platforms": list(PLATFORMS), "form": forms}
 

@@ -266,3 +266,12 @@ def test_a_tokenizer_is_trained_on_a_column(read, tmp_path):
     tokenizer = small_tokenizer()
     source = read("a.parquet")
     assert tokenizer.decode(tokenizer.encode(source[0])) == source[0]
+
+
+@pytest.mark.parametrize("written", ["d", "d/*.txt"])
+def test_a_shard_that_is_a_link_to_nothing(read, tmp_path, written):
+    (tmp_path / "d").mkdir()
+    write_lines(tmp_path / "d" / "a.txt", ["one"])
+    (tmp_path / "d" / "b.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(InputError, match=r"d/b.txt: no such file$"):
+        read(written)

@@ -109,9 +109,9 @@ def test_translation(run_of, load, tmp_path, kind):
         same(logits, expected[:, t : t + 1])
 
 
-@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
-def test_the_example_of_the_card(run_of, tmp_path, capsys, task):
-    fields = {"model.attention.kind": "mhe_mul"}
+@pytest.mark.parametrize(("task", "types"), [("mlm", 1), ("mlm", 2), ("lm", 1), ("translation", 1)])
+def test_the_example_of_the_card(run_of, tmp_path, capsys, task, types):
+    fields = {"model.attention.kind": "mhe_mul", "model.num_token_types": types}
     export(run_of(task, **fields), tmp_path / "out", "stablehlo")
     names = ("encode", "predict") if task == "mlm" else ("start", "step")
     files = {"README.md", "config.json", "tokenizer.model", WEIGHTS}
