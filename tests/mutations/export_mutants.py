@@ -41,8 +41,15 @@ EXPORT = (
     Mutant(
         "StableHLO has another form than its card says",
         "at_any_length",
-        '{**dict.fromkeys(MHE_KINDS, "folded"), "mva": "materialized"}',
-        '{**dict.fromkeys(MHE_KINDS, "materialized"), "mva": "materialized"}',
+        '"folded" if folds else "materialized"',
+        '"materialized"',
+        "test_stablehlo.py::test_language_models",
+    ),
+    Mutant(
+        "StableHLO folds what turns",
+        "at_any_length",
+        "not (rotated or attention.normalize_qk)",
+        "not attention.normalize_qk",
         "test_stablehlo.py::test_language_models",
     ),
     Mutant(
