@@ -1,9 +1,9 @@
 # mhe_jax for TPU VMs and GKE; the IMAGE of docs/pods.md.
 #
 #     docker build -f docker/tpu.Dockerfile -t mhe-jax:tpu .
-#     docker run --rm --privileged --net host -v "$PWD/runs:/work/runs" mhe-jax:tpu train demo
+#     docker run --rm --privileged --net host -v "$PWD/runs:/mhe/runs" mhe-jax:tpu train demo
 FROM python:3.12-slim
 COPY . /opt/mhe_jax
 RUN pip install --no-cache-dir '/opt/mhe_jax[tpu,report]' -c /opt/mhe_jax/constraints.txt
-WORKDIR /work
+WORKDIR /mhe
 ENTRYPOINT ["mhe-jax"]

@@ -11,22 +11,10 @@ from text_for_tests import small_tokenizer, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import files_of
-from mhe_jax.data import columns, open_source
+from mhe_jax.data import columns
 from mhe_jax.data.sources import stream
 
 TEXTS = ["ein Häuschen", "", "two\nlines\r\n", "tab\there", "😀 ja", "last"]
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Opens what is written below `tmp_path`."""
-
-    def open_it(*written, content="text", **options):
-        return open_source(
-            written, content, directory=str(tmp_path), cache=tmp_path / "cache", **options
-        )
-
-    return open_it
 
 
 def write(path, **named):

@@ -25,16 +25,6 @@ PACK = {".gz": gzip.compress, ".xz": lzma.compress}
 ONE, TWO = (("".join(f"{line}\n" for line in sentences(501, seed))).encode() for seed in (1, 2))
 
 
-@pytest.fixture
-def read(tmp_path):
-    def open_it(*written, content="text", **options):
-        return open_source(
-            written, content, directory=str(tmp_path), cache=tmp_path / "cache", **options
-        )
-
-    return open_it
-
-
 def in_cache(tmp_path, room):
     return sorted(path for path in (tmp_path / "cache" / room).rglob("*") if path.is_file())
 

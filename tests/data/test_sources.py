@@ -16,18 +16,6 @@ from mhe_jax.data.pieces import PIECE, pieces
 from mhe_jax.data.sources import stream
 
 
-@pytest.fixture
-def read(tmp_path):
-    """Opens what is written below `tmp_path`."""
-
-    def open_it(*written, content="text", **options):
-        return open_source(
-            written, content, directory=str(tmp_path), cache=tmp_path / "cache", **options
-        )
-
-    return open_it
-
-
 @pytest.fixture(params=[7, 64, 1 << 20])
 def chunk(request, monkeypatch):
     """Chunks that cut lines and characters anywhere."""
