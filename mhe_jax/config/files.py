@@ -120,10 +120,12 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def check_new(path: Path) -> None:
-    """Raises InputError if there is something at `path`, be it a broken link."""
+def check_new(path: Path, source: Path | None = None) -> None:
+    """Raises InputError if something is at `path`, be it a broken link, or it is in `source`."""
     if os.path.lexists(path):
         raise InputError(f"{path} is there already: takes a new directory")
+    if source is not None and path.resolve().is_relative_to(source.resolve()):
+        raise InputError(f"{path} lies in {source}: takes a directory outside of it")
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from typing import Any
 from mhe_jax.config import InputError
 from mhe_jax.config.errors import not_installed
 from mhe_jax.config.fields import did_you_mean, nearest
-from mhe_jax.config.files import publish_directory
+from mhe_jax.config.files import check_new, publish_directory
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.rules import check_files
 
@@ -94,8 +94,7 @@ def export(
         near = did_you_mean(nearest(to, list(FORMATS)))
         raise InputError(f"--to is {to!r}: takes one of {', '.join(FORMATS)}{near}")
     config = config_of(run)
-    if out.resolve().is_relative_to(run.resolve()):
-        raise InputError(f"{out} lies in the run {run}: takes a directory outside of it")
+    check_new(out, run)
     check_files(run, config.data.directory, (), trust, by_user=False)
     given = {"checkpoint": checkpoint, "average_checkpoints": average_checkpoints}
     given = {name: value for name, value in given.items() if value is not None}

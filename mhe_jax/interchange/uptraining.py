@@ -105,7 +105,7 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
             f"data.train of {old.workdir} is not set, and --rows is {wanted.rows}: without a text "
             "it takes --rows 0"
         )
-    check_new(new)
+    check_new(new, Path(old.workdir))
     if old.model.kronecker.attention is not None:
         raise InputError(f"{old.workdir} is factorized: takes a run with dense attention")
     for role in old.facts.roles:

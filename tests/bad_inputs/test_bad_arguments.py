@@ -309,6 +309,14 @@ def test_sweeping(refused, flags, says):
             r"runs/mlm is there already: takes a new directory$",
         ),
         (
+            "mhe_jax/__main__.py convert runs/lm runs/lm/new --kind mqa",
+            r"runs/lm/new lies in runs/lm: takes a directory outside of it$",
+        ),
+        (
+            "mhe_jax/__main__.py factorize runs/lm runs/lm/new --mlp 1",
+            r"runs/lm/new lies in runs/lm: takes a directory outside of it$",
+        ),
+        (
             "mhe_jax/__main__.py convert runs/lm new --kind gqa",
             r"model\.attention\.num_kv_heads is not set: kind gqa needs a divisor",
         ),
@@ -336,7 +344,7 @@ def test_sweeping(refused, flags, says):
         ),
         (
             "mhe_jax/__main__.py export runs/lm runs/lm/out --to stablehlo",
-            r"runs/lm/out lies in the run runs/lm: takes a directory outside of it$",
+            r"runs/lm/out lies in runs/lm: takes a directory outside of it$",
         ),
         ("mhe_jax/__main__.py factorize runs/lm", r"two directories come first; usage: "),
         (

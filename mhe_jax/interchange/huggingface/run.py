@@ -36,7 +36,7 @@ def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
       InputError: as `read`; `new` is there already. Nothing has been written.
     """
     source, new = Path(source), Path(new)
-    check_new(new)
+    check_new(new, source)
     config, params, tokenizer = read(source)
     config = dataclasses.replace(config, workdir=str(new))
     mesh = sharding.mesh_at_hand(config, "converting")

@@ -56,7 +56,7 @@ def _factorized(dense: Config, new: Path, kronecker: KroneckerConfig) -> Config:
         raise InputError("no rank is given: takes --attention, --mlp or --embedding, or several")
     if dense.model.kronecker != KroneckerConfig(apply=dense.model.kronecker.apply):
         raise InputError(f"{dense.workdir} is factorized already: takes a run with dense matrices")
-    check_new(new)
+    check_new(new, Path(dense.workdir))
     model = dataclasses.replace(dense.model, kronecker=kronecker)
     config = dataclasses.replace(dense, model=model, workdir=str(new))
     check(config, trains=False)
