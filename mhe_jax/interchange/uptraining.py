@@ -46,6 +46,7 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     """
     run, new = Path(run), Path(new)
     old = config_of(run)
+    check_new(new, run)
     config = _converted(old, new, wanted)
     names = old.data.train if wanted.rows else ()
     check_files(run, old.data.directory, names, wanted.trust, by_user=False)
@@ -105,7 +106,6 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
             f"data.train of {old.workdir} is not set, and --rows is {wanted.rows}: without a text "
             "it takes --rows 0"
         )
-    check_new(new, Path(old.workdir))
     if old.model.kronecker.attention is not None:
         raise InputError(f"{old.workdir} is factorized: takes a run with dense attention")
     for role in old.facts.roles:

@@ -38,6 +38,7 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     """
     run, new = Path(run), Path(new)
     dense = config_of(run)
+    check_new(new, run)
     config = _factorized(dense, new, kronecker)
     mesh = sharding.mesh_at_hand(config, "factorizing")
     params, step, tokenizer = read_run(run, dense, mesh)
@@ -56,7 +57,6 @@ def _factorized(dense: Config, new: Path, kronecker: KroneckerConfig) -> Config:
         raise InputError("no rank is given: takes --attention, --mlp or --embedding, or several")
     if dense.model.kronecker != KroneckerConfig(apply=dense.model.kronecker.apply):
         raise InputError(f"{dense.workdir} is factorized already: takes a run with dense matrices")
-    check_new(new, Path(dense.workdir))
     model = dataclasses.replace(dense.model, kronecker=kronecker)
     config = dataclasses.replace(dense, model=model, workdir=str(new))
     check(config, trains=False)
