@@ -15,21 +15,21 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "records" / "translation"
 OUT = ROOT / "docs" / "images" / "translation.svg"
 
-WIDTH, HEIGHT = 760, 400
-LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 52  # the margins of the axes
+WIDTH, HEIGHT = 600, 400
+LEFT, RIGHT, TOP, BOTTOM = 44, 20, 84, 56  # the margins of the axes
 MILLIONS, BLEU = (0.4, 1.7), (32.0, 35.0)  # what the axes show
 INK, GREY, MHE, OTHER = "#1f2430", "#6b7280", "#c2410c", "#3f51b5"
 # Where the label of a group stands, from its mark: right, down, and which end lies there.
 PLACES = {
-    "mhe_mul": (10, -10, "start"),
+    "mhe_mul": (10, -11, "start"),
     "mhe_add": (10, 22, "start"),
-    "sha": (-10, 4, "end"),
-    "mhe_add, num_groups=2": (12, 4, "start"),
-    "mhe_add, score_groups=2": (10, -20, "start"),
+    "sha": (-9, 5, "end"),
+    "mhe_add, num_groups=2": (9, 14, "start"),
+    "mhe_add, score_groups=2": (4, -12, "start"),
     "mha": (-10, -8, "end"),
 }
-ABOUT = "Multi30k, English to German, test 2016: BLEU against attention parameters"
-NOTE = "Small model, 2,100 steps; bars: ± over three seeds; hollow: one seed. sha is the control."
+ABOUT = "Multi30k, English to German: BLEU against attention parameters"
+NOTE = "Test 2016, small model, 2,100 steps. Bars: ± over three seeds; hollow: one seed."
 
 
 def main() -> None:
@@ -40,11 +40,11 @@ def picture() -> str:
     (section,) = sections(read_runs([RECORDS], "test"), "bleu", ["optimizer.learning_rate"])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" role="img" font-family="sans-serif" font-size="13">',
+        f'width="{WIDTH}" height="{HEIGHT}" role="img" font-family="sans-serif" font-size="14">',
         f"<title>{ABOUT}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
-        text(LEFT, 26, ABOUT, fill=INK, size=15),
-        text(LEFT, 46, NOTE, fill=GREY),
+        text(12, 28, ABOUT, fill=INK, size=16),
+        text(12, 50, NOTE, fill=GREY),
         *axes(),
         *(part for group in section.groups for part in mark(group)),
         "</svg>",
@@ -64,7 +64,7 @@ def axes() -> list[str]:
     parts.append(line(LEFT, y(BLEU[0]), WIDTH - RIGHT, y(BLEU[0]), GREY))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(text(middle, HEIGHT - 12, "attention parameters", "middle", GREY))
-    parts.append(text(LEFT - 8, y(35) - 10, "BLEU", "end", GREY))
+    parts.append(text(LEFT - 12, y(35) - 12, "BLEU", "middle", GREY))
     return parts
 
 
@@ -107,7 +107,7 @@ def line(x1: float, y1: float, x2: float, y2: float, color: str, width: float = 
 
 
 def text(
-    right: float, down: float, words: str, anchor: str = "start", fill: str = INK, size: int = 13
+    right: float, down: float, words: str, anchor: str = "start", fill: str = INK, size: int = 14
 ) -> str:
     return (
         f'<text x="{right:.1f}" y="{down:.1f}" text-anchor="{anchor}" fill="{fill}" '
