@@ -137,6 +137,7 @@ def test_archives_that_are_others(archive, served, tmp_path, capsys):
 
 def test_an_answer_without_end(files, served, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(fetching, "MOST", 20)
+    monkeypatch.setattr(fetching, "CHUNK", 8)
     _, url, _ = served
     with pytest.raises(InputError, match=rf"{url}a.en.gz: gives more than 20 bytes"):
         get(capsys, "--directory", str(tmp_path / "x"))
