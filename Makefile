@@ -4,6 +4,7 @@
 # make ahead   install libtpu, run the tests that compile for TPUs that are not here
 # make peers   install transformers and torch, run the tests that compare with them
 # make package build sdist and wheel in dist/, and use them in an empty environment
+# make site    build the pages of docs/ into site/, strictly: a link that leads nowhere is an error
 # make images  run the steps of the Dockerfiles without Docker
 # make matrix  the tests of attention and models on the oldest and newest Python and JAX
 # make slow    the tests that take minutes, and all combinations of parameters
@@ -24,7 +25,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test runs ahead peers package images matrix slow mutants lint clean
+.PHONY: demo test runs ahead peers site package images matrix slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -68,6 +69,10 @@ $(LIBTPU)/libtpu/libtpu.so: $(INSTALLED)
 peers: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -e '.[huggingface]' -c constraints.txt
 	$(BIN)/python -m pytest -n 2 -m 'peers and $(FAST)'
+
+site: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -e '.[docs]' -c constraints.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 package: $(INSTALLED)
 	tests/package.sh $(CURDIR)/$(BIN)/python $(CURDIR)/dist

@@ -38,7 +38,13 @@ from mhe_jax.interchange import FORMATS
 from mhe_jax.training.cluster.distributed import take_flags
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+# In the order of the site, in which they are read.
+NAVIGATION = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}" for name in NAVIGATION if (ROOT / "docs" / name).exists()),
+]
 DOCSTRINGS = [f"configs/{path.name}" for path in CONFIGS]
 PROGRAM = re.compile(r"python (?:train\.py|eval\.py|-m mhe_jax)(?= )")
 TARGETS = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
