@@ -112,7 +112,7 @@ def _digest(tensors: Mapping[str, np.ndarray]) -> str:
     for name in sorted(tensors):
         array = tensors[name]
         found.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        found.update(array.reshape(-1).view(np.uint8))
+        found.update(array.tobytes())
     return found.hexdigest()
 
 
