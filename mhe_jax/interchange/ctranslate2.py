@@ -89,7 +89,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
     longest = config.model.max_length
     use = USES[config.task].format(length=longest)
-    text = card(run, WHAT.format(length=longest), use)
+    text = card(run, "ctranslate2", WHAT.format(length=longest), use)
     (directory / "README.md").write_text(text, encoding="utf-8")
     return result
 
