@@ -62,6 +62,8 @@ class TrainConfig:
     profile_steps: tuple[int, ...] = ()
     # Also write TensorBoard event files (needs the extra `report`).
     tensorboard: bool = False
+    # Also log to Weights & Biases, going on with the same run of it (needs the extra `wandb`).
+    wandb: bool = False
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, RESULT, write_whole
 from mhe_jax.config.rules import check
 from mhe_jax.tasks.sums import criterion
-from mhe_jax.training import sharding, summary, tracking
+from mhe_jax.training import sharding, summary
 from mhe_jax.training.checkpoint import (
     Checkpoints,
     Meta,
@@ -34,6 +34,7 @@ from mhe_jax.training.checkpoint import (
 from mhe_jax.training.cluster import group
 from mhe_jax.training.cluster.signals import Signals, Stopped
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
+from mhe_jax.training.metric_writers import check_writers, make_writers
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
 from mhe_jax.training.run import resume, warm_start
@@ -71,8 +72,7 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     if not resume.holds_run(config):
         warm_start.check_init_from(config)
     tasks.check_sources(config)
-    if config.train.tensorboard:
-        tracking.check_tensorboard()
+    check_writers(config)
     workdir = Path(config.workdir)
     check_path(workdir)
     _check_writable(workdir)
@@ -143,7 +143,7 @@ def _train_alone(
             c.num_steps,
             start,
             loss_unit=task.loss_unit,
-            tensorboard=c.tensorboard,
+            writers=make_writers(config, start) if writes else (),
             writes=writes,
         ) as tracker:
             about = summary.about(config, mesh, abstract.params)

@@ -1,15 +1,14 @@
-"""The log of a run: metrics.jsonl, progress bar or plain lines, TensorBoard, a picture.
+"""The log of a run: metrics.jsonl, progress bar or plain lines, a picture, and other writers.
 
 Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `split` (`train` or
 `validation`) and metrics; training metrics are means since the line before.
 """
 
 import contextlib
-import importlib.util
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rich.table import Column
 
 from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.files import METRICS, publish, write_whole
+from mhe_jax.training.metric_writers import MetricWriter
 
 PICTURE = "learning_curve.png"
 # What the bar calls the lowest validation loss of this process.
@@ -34,7 +34,7 @@ class Tracker:
       loss_unit: for the picture.
       start_step: the step that training goes on from; what an earlier process logged after it is
         dropped, since it comes again.
-      tensorboard: also write event files.
+      writers: take all metrics too; closed with it.
       writes: False on all processes but the first.
     """
 
@@ -45,18 +45,17 @@ class Tracker:
         start_step: int = 0,
         *,
         loss_unit: str,
-        tensorboard: bool = False,
+        writers: Sequence[MetricWriter] = (),
         writes: bool = True,
     ):
         self.workdir, self.loss_unit, self.writes = Path(workdir), loss_unit, writes
         # Without emoji `train:` stays a word, and is no tram.
         self._console = Console(stderr=True, emoji=False)
         self._shown: dict[str, float] = {}  # beside the bar
-        self._events = self._file = self._progress = None
+        self._writers = writers
+        self._file = self._progress = None
         if not writes:
             return
-        if tensorboard:
-            self._events = _event_writer(self.workdir / "tensorboard", start_step)
         truncate(self.workdir / METRICS, start_step)
         self._file = (self.workdir / METRICS).open("a", encoding="utf-8")
         if self._console.is_terminal:
@@ -89,9 +88,8 @@ class Tracker:
         line = {"step": step, "split": split, **{k: _rounded(v) for k, v in metrics.items()}}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        if self._events is not None:
-            for name, value in metrics.items():
-                self._events.add_scalar(f"{split}/{name}", value, step)
+        for writer in self._writers:
+            writer.log(step, split, metrics)
         text = _readable(metrics)
         if self._progress is None:
             self.note(f"step {step}/{self._num_steps} {split}: {text}")
@@ -124,8 +122,8 @@ class Tracker:
         for part in (self._progress and self._progress.stop, self._file and self._file.close):
             if part:
                 part()
-        if self._events is not None:
-            self._events.close()
+        for writer in self._writers:
+            writer.close()
         self._progress = None
 
     def __enter__(self) -> "Tracker":
@@ -191,19 +189,6 @@ def new_figure(**options: Any) -> Any:
     except ImportError:
         raise not_installed("it needs matplotlib", "report") from None
     return Figure(layout="constrained", **options)
-
-
-def check_tensorboard() -> None:
-    """Raises InputError where what writes event files is not installed."""
-    if importlib.util.find_spec("tensorboardX") is None:
-        raise not_installed("train.tensorboard=True needs tensorboardX", "report")
-
-
-def _event_writer(directory: Path, start_step: int) -> Any:
-    check_tensorboard()
-    from tensorboardX import SummaryWriter
-
-    return SummaryWriter(str(directory), purge_step=start_step + 1)
 
 
 def _rounded(value: float) -> float:

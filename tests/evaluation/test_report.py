@@ -515,6 +515,7 @@ ALIKE = {
     "data.tokenizer": "x",
     "train.profile_steps": (2, 3),
     "train.tensorboard": True,
+    "train.wandb": True,
     "model.remat": True,
     "model.kronecker.apply": "factored",
     "model.attention.engine": "xla",

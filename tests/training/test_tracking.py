@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from mhe_jax.config import InputError
 from mhe_jax.config.files import METRICS
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import tracking
@@ -73,7 +72,7 @@ def test_a_step_of_thousands_of_digits_is_no_step(tmp_path):
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
-    with Tracker(tmp_path, 10, loss_unit="nats", writes=False, tensorboard=True) as tracker:
+    with Tracker(tmp_path, 10, loss_unit="nats", writes=False) as tracker:
         tracker.log(1, "train", numbers(1.0))
         tracker.advance(1)
         tracker.note("a note")
@@ -164,18 +163,3 @@ def test_without_matplotlib_a_line_says_so(tmp_path, monkeypatch, capsys):
         tracker.draw()
     assert "needs matplotlib" in capsys.readouterr().err
     assert not (tmp_path / tracking.PICTURE).exists()
-
-
-def test_tensorboard_by_choice(tmp_path):
-    pytest.importorskip("tensorboardX")
-    with Tracker(tmp_path, 10, loss_unit="nats", tensorboard=True) as tracker:
-        tracker.log(1, "train", numbers(1.0))
-    events = list((tmp_path / "tensorboard").iterdir())
-    assert len(events) == 1
-    assert b"train/loss" in events[0].read_bytes()
-
-
-def test_tensorboard_that_is_not_there_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(InputError, match=r"-e .*\[report\]"):
-        Tracker(tmp_path, 10, loss_unit="nats", tensorboard=True)

@@ -1,0 +1,27 @@
+"""Bugs of what is watched while a run trains: writers of metrics, the picture, the bar."""
+
+from mutations.mutant import Mutant
+
+WATCHING = (
+    Mutant(
+        "another run of wandb at each start",
+        "WeightsAndBiases.__init__",
+        "if not file.exists():",
+        "if True:",
+        "test_metric_writers.py",
+    ),
+    Mutant(
+        "a writer that is missing is found too late",
+        "_train",
+        "    check_writers(config)\n",
+        "",
+        "test_metric_writers.py",
+    ),
+    Mutant(
+        "one writer gets the metrics of all",
+        "Tracker.log",
+        "for writer in self._writers:",
+        "for writer in self._writers[:1]:",
+        "test_metric_writers.py",
+    ),
+)
