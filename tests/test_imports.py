@@ -35,7 +35,7 @@ HOMES = {
     "babel": "data/phrases.py",
     "google_crc32c": ("data/tfrecord.py", "training/checkpoint"),  # their checksums, and ours
     "grain": "data/loader.py",
-    "matplotlib": "training/tracking.py",
+    "matplotlib": "training/curve.py",
     "num2words": "data/phrases.py",
     "orbax": "training/checkpoint",
     "rich": "training/tracking.py",

@@ -8,7 +8,7 @@ from mhe_jax.report import paper, published
 from mhe_jax.report.groups import Section
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.metrics import lower_is_better
-from mhe_jax.training.tracking import new_figure
+from mhe_jax.training.curve import new_figure, plain, spread_out
 
 MARKS = "osD^vP*X<>p"  # one more than there are colours: the first 110 groups all look different
 
@@ -28,19 +28,25 @@ def learning_curves(section: Section) -> Any:
     """Validation loss by step, a line for each run; training loss where there is no validation."""
     figure = new_figure(figsize=(7.5, 4.5))
     axes = figure.subplots()
+    splits, values = set(), []
     for number, group in enumerate(section.groups):
         for run in group.runs:
-            points = run.curve.get("validation") or run.curve.get("train")
+            split = "validation" if run.curve.get("validation") else "training"
+            points = run.curve.get(split.removesuffix("ing"))
             if points:
+                splits.add(split)
+                values += [loss for _, loss in points]
                 first = run is group.runs[0]
                 axes.plot(
                     *zip(*points, strict=True),
                     **_style(number),
                     markersize=4,
                     linewidth=1,
-                    label=_plain(group.name) if first else None,
+                    label=plain(group.name) if first else None,
                 )
-    axes.set(xlabel="step", ylabel=f"validation loss ({TASKS[section.task].loss_unit})")
+    spread_out(axes, values)
+    which = " or ".join(sorted(splits, reverse=True))
+    axes.set(xlabel="step", ylabel=f"{which} loss ({TASKS[section.task].loss_unit})".strip())
     axes.grid(alpha=0.3)
     _legend(figure, axes)
     return figure
@@ -57,7 +63,7 @@ def score_against_parameters(section: Section) -> Any:
             continue
         spread = group.spread(section.metric)
         style = {**_style(number), "markersize": 8, "linestyle": "none"}
-        handles[_plain(group.name)] = left.errorbar(
+        handles[plain(group.name)] = left.errorbar(
             count / 1e6, mean, yerr=spread, capsize=3, **style
         )
         base = section.base(group, "mha")
@@ -110,7 +116,7 @@ def memory_figure(lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Any
         for number, (name, points) in enumerate(series.items()):
             style = {**_style(number), "markersize": 5, "linewidth": 1.2}
             axes.plot(
-                list(points), [size / 1e6 for size in points.values()], label=_plain(name), **style
+                list(points), [size / 1e6 for size in points.values()], label=plain(name), **style
             )
         axes.set(xscale="log", yscale="log", xlabel="T", ylabel="MB", title=run)
         axes.set_xticks(lengths, [str(length) for length in lengths])
@@ -120,11 +126,6 @@ def memory_figure(lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Any
         axes.grid(alpha=0.3)
     _legend(figure, panels[0])
     return figure
-
-
-def _plain(name: str) -> str:
-    """As it is: dollars would begin a formula, and half a surrogate pair is no character."""
-    return name.encode(errors="backslashreplace").decode().replace("$", r"\$")
 
 
 def _legend(figure: Any, axes: Any) -> None:

@@ -33,6 +33,7 @@ from mhe_jax.training.checkpoint import (
 )
 from mhe_jax.training.cluster import group
 from mhe_jax.training.cluster.signals import Signals, Stopped
+from mhe_jax.training.curve import learning_curve
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
 from mhe_jax.training.metric_writers import check_writers, make_writers
 from mhe_jax.training.optimizer import make_optimizer
@@ -142,7 +143,6 @@ def _train_alone(
             workdir,
             c.num_steps,
             start,
-            loss_unit=task.loss_unit,
             writers=make_writers(config, start) if writes else (),
             writes=writes,
         ) as tracker:
@@ -159,14 +159,17 @@ def _train_alone(
             try:
                 loop.run(state, start, batches, validation)
                 checkpoints.wait()
-                tracker.draw()
+                best = checkpoints.best_meta()
+                if writes:
+                    best_step = (best or {}).get("validated_step")
+                    tracker.note(learning_curve(workdir, task, best_step))
             except (NotFinite, OSError) as error:
                 tracker.note(reason := _reason(error, checkpoints, workdir))
                 raise Stopped(1, reason) from error
             except Stopped as stopped:
                 tracker.note(stopped.reason)
                 raise
-        result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
+        result = summary.result(config, mesh, abstract.params, meta, best)
         if lock is not None:
             lock.check()
             write_whole(workdir / RESULT, json.dumps(result, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl, progress bar or plain lines, a picture, and other writers.
+"""The log of a run: metrics.jsonl, progress bar or plain lines, and other writers.
 
 Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `split` (`train` or
 `validation`) and metrics; training metrics are means since the line before.
@@ -16,11 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from mhe_jax.config import InputError, not_installed
-from mhe_jax.config.files import METRICS, publish, write_whole
+from mhe_jax.config.files import METRICS, write_whole
 from mhe_jax.training.metric_writers import MetricWriter
 
-PICTURE = "learning_curve.png"
 # What the bar calls the lowest validation loss of this process.
 BEST = "best validation"
 
@@ -31,7 +29,6 @@ class Tracker:
     Args:
       workdir: where files go.
       num_steps: of the whole run.
-      loss_unit: for the picture.
       start_step: the step that training goes on from; what an earlier process logged after it is
         dropped, since it comes again.
       writers: take all metrics too; closed with it.
@@ -44,11 +41,10 @@ class Tracker:
         num_steps: int,
         start_step: int = 0,
         *,
-        loss_unit: str,
         writers: Sequence[MetricWriter] = (),
         writes: bool = True,
     ):
-        self.workdir, self.loss_unit, self.writes = Path(workdir), loss_unit, writes
+        self.workdir, self.writes = Path(workdir), writes
         # Without emoji `train:` stays a word, and is no tram.
         self._console = Console(stderr=True, emoji=False)
         self._shown: dict[str, float] = {}  # beside the bar
@@ -112,11 +108,6 @@ class Tracker:
             else:
                 print(line, file=sys.stderr, flush=True)
 
-    def draw(self) -> None:
-        """The learning curve of the whole run, from metrics.jsonl."""
-        if self.writes:
-            self.note(learning_curve(self.workdir, self.loss_unit))
-
     def close(self) -> None:
         """Leave the terminal as it was."""
         for part in (self._progress and self._progress.stop, self._file and self._file.close):
@@ -152,43 +143,6 @@ def truncate(path: Path, step: int) -> None:
         return
     kept = [json.dumps(line) + "\n" for line in read(path) if line["step"] <= step]
     write_whole(path, "".join(kept))
-
-
-def learning_curve(workdir: Path, loss_unit: str) -> str:
-    """Draw training and validation loss by step; returns the line to tell people."""
-    try:
-        figure = new_figure(figsize=(7, 4.5))
-    except InputError as error:
-        return f"no {PICTURE}: {error}"
-    axes = figure.subplots()
-    lines = list(read(workdir / METRICS))
-    for split, style in (("train", "-"), ("validation", "o-")):
-        of_split = [line for line in lines if line["split"] == split and "loss" in line]
-        points = [(line["step"], line["loss"]) for line in of_split]
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=split, markersize=4)
-            axes.legend()
-    axes.set(xlabel="step", ylabel=f"loss ({loss_unit})", title=workdir.name)
-    axes.grid(alpha=0.3)
-    try:
-        with publish(workdir / PICTURE) as draft:
-            figure.savefig(draft, format="png", dpi=120)
-    except InputError as error:  # the run is whole without it
-        return f"no {PICTURE}: {error}"
-    return f"learning curve: {workdir / PICTURE}"
-
-
-def new_figure(**options: Any) -> Any:
-    """An empty matplotlib figure, laid out so that nothing overlaps.
-
-    Raises:
-      InputError: there is no matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise not_installed("it needs matplotlib", "report") from None
-    return Figure(layout="constrained", **options)
 
 
 def _rounded(value: float) -> float:

@@ -18,6 +18,27 @@ WATCHING = (
         "test_metric_writers.py",
     ),
     Mutant(
+        "the picture has the loss with smoothing",
+        "TRAIN_LOSS",
+        '("unsmoothed_loss", "loss")',
+        '("loss", "unsmoothed_loss")',
+        "test_curve.py",
+    ),
+    Mutant(
+        "the unsmoothed loss is smoothed",
+        "label_sums",
+        '"unsmoothed_loss": found["nats"]',
+        '"unsmoothed_loss": found["loss"]',
+        "test_objective.py",
+    ),
+    Mutant(
+        "a logarithm of what is not above 0",
+        "spread_out",
+        "low <= 0 or ",
+        "",
+        "test_curve.py",
+    ),
+    Mutant(
         "one writer gets the metrics of all",
         "Tracker.log",
         "for writer in self._writers:",

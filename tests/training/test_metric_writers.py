@@ -73,7 +73,7 @@ def test_every_writer_gets_the_metrics_and_is_closed(tmp_path):
             self.closed = True
 
     writers = [Kept(), Kept()]
-    with Tracker(tmp_path, 10, loss_unit="nats", writers=writers) as tracker:
+    with Tracker(tmp_path, 10, writers=writers) as tracker:
         tracker.log(2, "train", {"loss": 1.5})
         tracker.log(3, "validation", {"loss": 2.5})
     for writer in writers:
