@@ -6,7 +6,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, RESULT, write_whole
 from mhe_jax.config.rules import check
+from mhe_jax.data import AnyTokenizer
 from mhe_jax.tasks.sums import criterion
 from mhe_jax.training import sharding, summary
 from mhe_jax.training.checkpoint import (
@@ -44,8 +45,16 @@ from mhe_jax.training.state import TrainState, initializer_of
 from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
 
+# Metrics of parameters, beside those of the validation batches.
+Measure = Callable[[Any], dict[str, float]]
 
-def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any]:
+
+def train(
+    config: Config,
+    devices: Sequence[Any] | None = None,
+    *,
+    sample: Callable[[Config, Mesh, AnyTokenizer, nn.Module], Measure] | None = None,
+) -> dict[str, Any]:
     """Train, or go on where the run in `config.workdir` stopped; returns its result.
 
     A run that is complete gives its result again without training.
@@ -53,6 +62,8 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     Args:
       config: the experiment.
       devices: to train on; all there are by default.
+      sample: makes what `train.eval_translate` measures at each validation, which is for
+        `evaluation.sample.TranslatedSample`: searches lie above this room.
 
     Raises:
       InputError: something in the config, the text or the working directory is wrong.
@@ -61,10 +72,12 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     """
     check(config)
     with Signals() as signals, recording():
-        return _train(tasks.resolve(config), devices, signals)
+        return _train(tasks.resolve(config), devices, sample, signals)
 
 
-def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> dict[str, Any]:
+def _train(
+    config: Config, devices: Sequence[Any] | None, sample: Any, signals: Signals
+) -> dict[str, Any]:
     # 1. What can be wrong is found before anything is written.
     group.check()
     changed = resume.changed_fields(config)
@@ -74,6 +87,8 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
         warm_start.check_init_from(config)
     tasks.check_sources(config)
     check_writers(config)
+    if config.train.eval_translate and sample is None:
+        raise InputError("train.eval_translate: takes train(config, sample=TranslatedSample)")
     workdir = Path(config.workdir)
     check_path(workdir)
     _check_writable(workdir)
@@ -82,14 +97,19 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
         if resume.changed_fields(config) != changed:
             raise InputError(f"{workdir}: another process has just begun a run here")
         try:
-            return _train_alone(config, mesh, changed, lock, signals)
+            return _train_alone(config, mesh, changed, sample, lock, signals)
         finally:
             if writes:
                 resume.drop_draft(config)
 
 
 def _train_alone(
-    config: Config, mesh: Mesh, changed: list[str], lock: Lock | None, signals: Signals
+    config: Config,
+    mesh: Mesh,
+    changed: list[str],
+    sample: Any,
+    lock: Lock | None,
+    signals: Signals,
 ) -> dict[str, Any]:
     workdir, writes = Path(config.workdir), lock is not None
     share, shares = sharding.share_of_rows(mesh)
@@ -114,6 +134,7 @@ def _train_alone(
     # 3. The state comes from the newest checkpoint, or from the seed.
     task = tasks.of(config)
     model, optimizer = task.model(config.model), make_optimizer(config)
+    measure = sample(config, mesh, tokenizer, model) if config.train.eval_translate else None
     initialize, abstract = initializer_of(config, model, optimizer, mesh)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
     try:
@@ -153,7 +174,17 @@ def _train_alone(
             if start:
                 tracker.note(f"{start} of {c.num_steps} steps are done")
             loop = _Loop(
-                config, mesh, model, optimizer, abstract, checkpoints, meta, lock, tracker, signals
+                config,
+                mesh,
+                model,
+                optimizer,
+                abstract,
+                measure,
+                checkpoints,
+                meta,
+                lock,
+                tracker,
+                signals,
             )
             signals.stepping = True
             try:
@@ -227,6 +258,7 @@ class _Loop:
         model: nn.Module,
         optimizer: optax.GradientTransformation,
         abstract: TrainState,
+        measure: Measure | None,
         checkpoints: Checkpoints,
         meta: Meta,
         lock: Lock | None,
@@ -235,7 +267,7 @@ class _Loop:
     ):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
         self.lock, self.tracker, self.signals = lock, tracker, signals
-        self.task = tasks.of(config)
+        self.task, self.measure = tasks.of(config), measure
         shardings = sharding.shardings_of(abstract)
         self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
         evaluated = self.task.sums(model, outputs=True)
@@ -324,6 +356,8 @@ class _Loop:
         metrics = self.task.measure(jax.device_get(found), validation)
         if not math.isfinite(metrics["loss"]):
             raise NotFinite(step, "validation loss")
+        if self.measure is not None:
+            metrics |= self.measure(params)
         self.meta |= {"validated_step": step, "validation": metrics}
         self.tracker.log(step, "validation", metrics)
         self._keep_if_best(state, step)

@@ -39,6 +39,27 @@ WATCHING = (
         "test_curve.py",
     ),
     Mutant(
+        "the sample is of parameters, not their average",
+        "_Loop._validate",
+        "self.measure(params)",
+        "self.measure(state.params)",
+        "test_translated_sample.py",
+    ),
+    Mutant(
+        "the sample compiles each time",
+        "Programs.with_params",
+        "other._compiled = self._compiled",
+        "other._compiled = {}",
+        "test_translated_sample.py",
+    ),
+    Mutant(
+        "the sample is translated by a beam",
+        "TranslatedSample.__init__",
+        "beam_size=1",
+        "beam_size=2",
+        "test_translated_sample.py",
+    ),
+    Mutant(
         "one writer gets the metrics of all",
         "Tracker.log",
         "for writer in self._writers:",
