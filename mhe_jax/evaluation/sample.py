@@ -29,7 +29,7 @@ class TranslatedSample:
         pairs = [source[number] for number in numbers]
         self._texts, self._references = [list(side) for side in zip(*pairs, strict=True)]
 
-    def __call__(self, params: Any) -> dict[str, float]:
+    def __call__(self, params: Any) -> dict[str, Any]:
         """The metrics of these parameters, which lie on the mesh."""
         translations, _ = self._run.with_params(params).translations(self._texts)
         hypotheses = [translation.text for translation in translations]

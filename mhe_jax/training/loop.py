@@ -46,7 +46,7 @@ from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
 
 # Metrics of parameters, beside those of the validation batches.
-Measure = Callable[[Any], dict[str, float]]
+Measure = Callable[[Any], dict[str, Any]]
 
 
 def train(
@@ -347,6 +347,7 @@ class _Loop:
 
         Returns the signal that cut it short, 0 for none.
         """
+        self.tracker.doing("validating")
         params, found = _evaluated(state), []
         with validation.iterate(0, self.config.train.eval_batches) as iterator:
             for rows in iterator:

@@ -62,6 +62,7 @@ class Tracker:
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 TextColumn("{task.fields[metrics]}", table_column=Column(no_wrap=True)),
                 TimeRemainingColumn(table_column=Column(min_width=7)),
+                TextColumn("left"),
                 console=self._console,
                 expand=True,
             )
@@ -75,6 +76,11 @@ class Tracker:
         """`step` updates are done."""
         if self._progress is not None:
             self._progress.update(self._task, completed=step, metrics=_readable(self._shown))
+
+    def doing(self, what: str) -> None:
+        """Shown until the next step is done: compiling, for example."""
+        if self._progress is not None:
+            self._progress.update(self._task, metrics=what)
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         """Write metrics down and show them."""
@@ -92,12 +98,14 @@ class Tracker:
             return
         if split == "train":
             shown = {k: metrics[k] for k in ("loss", "tokens_per_second") if k in metrics}
-            self._shown = shown | {k: v for k, v in self._shown.items() if k == BEST}
+            self._shown = shown | {k: v for k, v in self._shown.items() if k in (BEST, "bleu")}
         else:
             self.note(f"step {step} {split}: {text}")
             loss = metrics.get("loss", math.nan)
             if loss < self._shown.get(BEST, math.inf):
                 self._shown[BEST] = loss
+            if "bleu" in metrics:
+                self._shown["bleu"] = metrics["bleu"]
         self._progress.update(self._task, metrics=_readable(self._shown))
 
     def note(self, line: str) -> None:

@@ -60,6 +60,13 @@ WATCHING = (
         "test_translated_sample.py",
     ),
     Mutant(
+        "compiling is said of every step",
+        "Meter.run",
+        'self.tracker.doing("compiling")',
+        'pass\n        self.tracker.doing("compiling")',
+        "test_meter.py",
+    ),
+    Mutant(
         "one writer gets the metrics of all",
         "Tracker.log",
         "for writer in self._writers:",

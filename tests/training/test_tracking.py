@@ -93,13 +93,17 @@ def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
         assert "compiling" in shown(tracker, capsys)
         tracker.advance(4)
         assert "compiling" not in shown(tracker, capsys)
+        tracker.doing("compiling")
+        assert "compiling" in shown(tracker, capsys)
+        tracker.advance(4)
+        assert "compiling" not in shown(tracker, capsys)
         tracker.log(4, "train", numbers(1.5))
         tracker.log(4, "validation", {"loss": 1.75})
         assert "step 4 validation: loss 1.75" in shown(tracker, capsys)
-        tracker.log(5, "validation", {"loss": 1.8})
+        tracker.log(5, "validation", {"loss": 1.8, "bleu": 12.5})
         tracker.log(5, "train", numbers(1.5))
         tracker.note("demo:train:0:10")  # two names of emoji, if one is not careful
         last = shown(tracker, capsys)
     assert "4/10" in last
-    assert "loss 1.5, tokens/s 12,346, best validation 1.75" in last
+    assert "loss 1.5, tokens/s 12,346, best validation 1.75, bleu 12.5" in last
     assert "demo:train:0:10" in last
