@@ -8,7 +8,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Tracker:
             self._progress = Progress(
                 TextColumn("step"),
                 MofNCompleteColumn(table_column=Column(min_width=2 * len(str(num_steps)) + 1)),
-                # Of a narrow terminal the bar gives way first, then the metrics.
+                # Of a narrow terminal the bar gives way first, then the last of the metrics.
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 TextColumn("{task.fields[metrics]}", table_column=Column(no_wrap=True)),
                 TimeRemainingColumn(table_column=Column(min_width=7)),
@@ -75,7 +75,7 @@ class Tracker:
     def advance(self, step: int) -> None:
         """`step` updates are done."""
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, metrics=_readable(self._shown))
+            self._progress.update(self._task, completed=step, metrics=self._fitting())
 
     def doing(self, what: str) -> None:
         """Shown until the next step is done: compiling, for example."""
@@ -106,7 +106,15 @@ class Tracker:
                 self._shown[BEST] = loss
             if "bleu" in metrics:
                 self._shown["bleu"] = metrics["bleu"]
-        self._progress.update(self._task, metrics=_readable(self._shown))
+        self._progress.update(self._task, metrics=self._fitting())
+
+    def _fitting(self) -> str:
+        """The metrics that stand beside the bar, as many as there is room for."""
+        others = len(f"step {self._num_steps}/{self._num_steps}   0:00:00 left")
+        names = list(self._shown)
+        while names and len(_readable(self._shown, names)) > self._console.width - others:
+            names.pop()
+        return _readable(self._shown, names)
 
     def note(self, line: str) -> None:
         """One line for people."""
@@ -159,10 +167,11 @@ def _rounded(value: float) -> float:
     return value
 
 
-def _readable(metrics: Mapping[str, float]) -> str:
-    names = {"tokens_per_second": "tokens/s"}
+def _readable(metrics: Mapping[str, float], names: Iterable[str] | None = None) -> str:
+    units = {"tokens_per_second": "tokens/s"}
     shown = []
-    for name, value in metrics.items():
+    for name in metrics if names is None else names:
+        value = metrics[name]
         number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-        shown.append(f"{names.get(name, name)} {number}")
+        shown.append(f"{units.get(name, name)} {number}")
     return ", ".join(shown)

@@ -67,6 +67,20 @@ WATCHING = (
         "test_meter.py",
     ),
     Mutant(
+        "the demo begins with what comes first",
+        "examples",
+        "number in wrong)\n    more",
+        "0)\n    more",
+        "test_demo.py",
+    ),
+    Mutant(
+        "a bar that is wider than the terminal",
+        "Tracker._fitting",
+        "names.pop()",
+        "break",
+        "test_tracking.py",
+    ),
+    Mutant(
         "one writer gets the metrics of all",
         "Tracker.log",
         "for writer in self._writers:",

@@ -84,6 +84,32 @@ def shown(tracker, capsys):
     return capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("width", "beside"),
+    [
+        (60, "loss 1.5, tokens/s 12,346 -"),
+        (80, "loss 1.5, tokens/s 12,346, best validation 1.75 -"),
+        (140, "loss 1.5, tokens/s 12,346, best validation 1.75, bleu 12.5 -"),
+    ],
+)
+def test_a_narrow_terminal_shows_steps_and_time_and_what_fits(
+    tmp_path, monkeypatch, capsys, width, beside
+):
+    from rich.console import Console
+
+    terminal = lambda **options: Console(force_terminal=True, width=width, **options)  # noqa: E731
+    monkeypatch.setattr(tracking, "Console", terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with Tracker(tmp_path, 20_000) as tracker:
+        tracker.log(9, "validation", {"loss": 1.75, "bleu": 12.5})
+        tracker.log(10, "train", numbers(1.5))
+        tracker.advance(10)
+        last = shown(tracker, capsys).splitlines()[-1]
+    assert "step    10/20000" in last
+    assert f"{beside}:--:-- left" in last
+    assert "…" not in last
+
+
 def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
     from rich.console import Console
 
