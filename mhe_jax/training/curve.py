@@ -94,11 +94,19 @@ def spread_out(axes: Any, values: Sequence[float]) -> None:
     if low <= 0 or high <= WIDE * low:
         return
     axes.set_yscale("log")
+    label_plainly(axes.yaxis, values)
+
+
+def label_plainly(axis: Any, values: Sequence[float]) -> None:
+    """Of a logarithmic axis of values above 0: ticks such as 0.5, 1, 2, 5 around them."""
+    low, high = min(values), max(values)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [digit * 10.0**power for power in decades for digit in (1, 2, 5)]
-    axes.set_yticks([tick for tick in ticks if low / 2 <= tick <= high * 2])
-    axes.set_yticks([], minor=True)
-    axes.yaxis.set_major_formatter("{x:g}")
+    below = max((tick for tick in ticks if tick <= low), default=ticks[0])
+    above = min((tick for tick in ticks if tick >= high), default=ticks[-1])
+    axis.set_ticks([tick for tick in ticks if below <= tick <= above])
+    axis.set_ticks([], minor=True)
+    axis.set_major_formatter("{x:g}")
 
 
 def plain(name: str) -> str:

@@ -81,6 +81,20 @@ WATCHING = (
         "test_tracking.py",
     ),
     Mutant(
+        "published marks beside any translation",
+        "benchmark_of",
+        "return WMT14 if",
+        "return WMT14 if True or",
+        "test_report.py",
+    ),
+    Mutant(
+        "published scores beside losses",
+        "published_for",
+        " or lower_is_better(section.metric)",
+        "",
+        "test_report.py",
+    ),
+    Mutant(
         "one writer gets the metrics of all",
         "Tracker.log",
         "for writer in self._writers:",
