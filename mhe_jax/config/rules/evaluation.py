@@ -15,6 +15,11 @@ def _has_spans(config: Config) -> bool:
 def check_evaluation(config: Config) -> None:
     """Fields that go with the task, and with one another."""
     evaluation = config.evaluation
+    if sample := config.train.eval_translate:
+        if config.task != "translation":
+            raise refuse("train.eval_translate", sample, f"translation only, not {config.task}")
+        if not config.data.validation:
+            raise refuse("train.eval_translate", sample, "needs data.validation")
     name = evaluation.checkpoint
     if name not in ("best", "last") and not (name.isascii() and name.isdigit()):
         raise refuse("evaluation.checkpoint", name, "takes best, last or a step number")
