@@ -25,7 +25,7 @@ PLACES = {
     "mhe_add": (10, 22, "start"),
     "sha": (-9, 5, "end"),
     "mhe_add, num_groups=2": (9, 14, "start"),
-    "mhe_add, score_groups=2": (4, -12, "start"),
+    "mhe_add, score_groups=2": (4, -22, "start"),
     "mha": (-10, -8, "end"),
 }
 ABOUT = "Multi30k, English to German: BLEU against attention parameters"

@@ -86,7 +86,7 @@ def test_commands_of_the_pages_say_where_ones_own_files_lie():
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     commands = text.replace("\\\n", " ").splitlines()
     own = [line for line in commands if line.startswith("python train.py") and ".train " in line]
-    assert len(own) == 7
+    assert len(own) == 6
     for line in own:
         for field in ("directory", "validation", "test"):
             assert f"--data.{field} " in line

@@ -45,7 +45,8 @@ def test_every_place_within_a_page_is_there(name):
 
 def test_every_page_is_in_the_navigation_once():
     found = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").glob("**/*.md")}
-    assert sorted(NAVIGATION) == sorted(found | {*pages.PAGES.values()})
+    made = {*pages.PAGES.values(), *pages.NOTEBOOKS.values()}
+    assert sorted(NAVIGATION) == sorted(found | made)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,12 @@ def test_every_page_is_in_the_navigation_once():
         ("index.md", "[a](benchmarks/RESULTS.md)", "[a](benchmarks.md)"),
         ("benchmarks.md", "in [records](records)", "in records"),
         ("pods.md", "[a](../docker/tpu.Dockerfile)", "[a](files/docker/tpu.Dockerfile)"),
+        (
+            "your_model.md",
+            "[a](notebooks/swap_attention.ipynb)",
+            "[a](notebooks/swap_attention.md)",
+        ),
+        ("notebooks/swap_attention.md", "[a](../fit.md)", None),
         ("launch/index.md", "[a](../../README.md#the-kinds)", "[a](../index.md#the-kinds)"),
         ("fit.md", "[a](runs.md) [b](#here) [c](https://x.org/y.md)", None),
         ("fit.md", "[a](../setup.py)", "[a](../setup.py)"),  # MkDocs refuses it
@@ -62,6 +69,13 @@ def test_every_page_is_in_the_navigation_once():
 )
 def test_a_link_leads_to_the_same_page_of_the_site(page, link, there):
     assert pages.linked(link, page) == (there or link)
+
+
+def test_a_notebook_becomes_a_page():
+    text = '{"cells": [{"cell_type": "markdown", "source": ["# A\\n", "b"]}, ' + (
+        '{"cell_type": "code", "source": ["x = 1\\n", "x"]}]}'
+    )
+    assert pages.notebook(text) == "# A\nb\n\n```python\nx = 1\nx\n```\n"
 
 
 def test_the_picture_of_readme_is_what_the_records_give():
