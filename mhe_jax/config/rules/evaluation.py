@@ -4,6 +4,7 @@ from mhe_jax.config import (
     FACTS,
     Config,
 )
+from mhe_jax.config.places import SOURCES, check_scheme
 from mhe_jax.config.rules.ranges import refuse
 
 
@@ -15,6 +16,8 @@ def _has_spans(config: Config) -> bool:
 def check_evaluation(config: Config) -> None:
     """Fields that go with the task, and with one another."""
     evaluation = config.evaluation
+    for name in evaluation.sources:
+        check_scheme("evaluation.sources", name, SOURCES)
     name = evaluation.checkpoint
     if name not in ("best", "last") and not (name.isascii() and name.isdigit()):
         raise refuse("evaluation.checkpoint", name, "takes best, last or a step number")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.places import RUNS, check_scheme
 
 
 def refuse(name: str, value: Any, allowed: str) -> InputError:
@@ -124,6 +125,7 @@ def check_ranges(config: Config) -> None:
     _check_products(config)
     if not config.workdir:
         raise InputError("workdir is empty: takes a directory")
+    check_scheme("workdir", config.workdir, RUNS)
 
 
 def _check_products(config: Config) -> None:
