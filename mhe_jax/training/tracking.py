@@ -6,6 +6,7 @@ Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `sp
 
 import contextlib
 import importlib.util
+import io
 import json
 import math
 import sys
@@ -19,6 +20,7 @@ from rich.table import Column
 
 from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.files import METRICS, publish, write_whole
+from mhe_jax.config.places import Bucket, path_of
 
 PICTURE = "learning_curve.png"
 # What the bar calls the lowest validation loss of this process.
@@ -48,7 +50,7 @@ class Tracker:
         tensorboard: bool = False,
         writes: bool = True,
     ):
-        self.workdir, self.loss_unit, self.writes = Path(workdir), loss_unit, writes
+        self.workdir, self.loss_unit, self.writes = path_of(workdir), loss_unit, writes
         # Without emoji `train:` stays a word, and is no tram.
         self._console = Console(stderr=True, emoji=False)
         self._shown: dict[str, float] = {}  # beside the bar
@@ -58,7 +60,7 @@ class Tracker:
         if tensorboard:
             self._events = _event_writer(self.workdir / "tensorboard", start_step)
         truncate(self.workdir / METRICS, start_step)
-        self._file = (self.workdir / METRICS).open("a", encoding="utf-8")
+        self._file = _open_log(self.workdir / METRICS)
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),
@@ -106,6 +108,15 @@ class Tracker:
                 self._shown[BEST] = loss
         self._progress.update(self._task, metrics=_readable(self._shown))
 
+    def upload(self) -> None:
+        """Before a checkpoint: the log of all steps until it must be there when it is.
+
+        Raises:
+          InputError: it cannot be written.
+        """
+        if self._file is not None and isinstance(self.workdir, Bucket):
+            write_whole(self.workdir / METRICS, self._file.getvalue())
+
     def note(self, line: str) -> None:
         """One line for people."""
         if self.writes:
@@ -116,11 +127,14 @@ class Tracker:
 
     def draw(self) -> None:
         """The learning curve of the whole run, from metrics.jsonl."""
+        self.upload()
         if self.writes:
             self.note(learning_curve(self.workdir, self.loss_unit))
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Leave the terminal as it was, and the log whole."""
+        with contextlib.suppress(InputError):  # why the run ended comes first
+            self.upload()
         for part in (self._progress and self._progress.stop, self._file and self._file.close):
             if part:
                 part()
@@ -133,6 +147,15 @@ class Tracker:
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
+
+
+def _open_log(path: Path) -> Any:
+    """To append to; of a bucket, which takes only whole files, in memory. See `upload`."""
+    if not isinstance(path, Bucket):
+        return path.open("a", encoding="utf-8")
+    log = io.StringIO(path.read_text() if path.exists() else "")
+    log.seek(0, io.SEEK_END)
+    return log
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

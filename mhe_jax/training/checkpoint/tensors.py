@@ -14,6 +14,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhe_jax.config import InputError
 from mhe_jax.config.errors import not_installed
+from mhe_jax.config.files import cache_directory
+from mhe_jax.data.remote import local_copy
 from mhe_jax.model import unroll_layers
 from mhe_jax.training.checkpoint.store import attempt
 
@@ -48,6 +50,7 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
       InputError: it cannot be read, or the library is not installed.
     """
     library = _library(path)
+    name, path = path, local_copy(path, cache_directory())
 
     def read() -> tuple[dict[str, np.ndarray], dict[str, str]]:
         with library.safe_open(path, "numpy") as file:
@@ -55,7 +58,7 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
     found, reason = attempt(read)
     if found is None:
-        raise InputError(f"{path}: cannot be read: {reason}")
+        raise InputError(f"{name}: cannot be read: {reason}")
     return found
 
 
