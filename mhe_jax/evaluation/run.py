@@ -26,6 +26,7 @@ from mhe_jax.config import FACTS, Config, EvaluationConfig, InputError, TaskName
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import TOKENIZER, write_whole
 from mhe_jax.config.loading import config_of
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check, check_files
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
 from mhe_jax.evaluation.encoding import Pooling, TextEncoder
@@ -257,7 +258,7 @@ def load(
     Raises:
       InputError: no such run, checkpoint or setting, or its files do not belong together.
     """
-    workdir = Path(path)
+    workdir = path_of(path)
     config = config_of(workdir)
     own = config.evaluation.checkpoint
     if checkpoint is None:

@@ -17,6 +17,7 @@ import jax
 from mhe_jax.analysis.memory import layer_memory
 from mhe_jax.config import Comparison, InputError
 from mhe_jax.config.files import publish
+from mhe_jax.config.places import check_scheme
 from mhe_jax.model.layers import attention_module
 from mhe_jax.report import plots
 from mhe_jax.report.comparison import (
@@ -41,6 +42,7 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     Raises:
       InputError: no runs, a metric that none has, or an `out` that holds something else.
     """
+    check_scheme("out", settings.out, ())
     out = Path(settings.out)
     _check_out(out)
     runs = read_runs(paths, settings.split)

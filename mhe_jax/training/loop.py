@@ -20,6 +20,7 @@ from mhe_jax.attention import recording
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, RESULT, write_whole
+from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.config.rules import check
 from mhe_jax.data import AnyTokenizer
 from mhe_jax.tasks.sums import criterion
@@ -89,7 +90,7 @@ def _train(
     check_writers(config)
     if config.train.eval_translate and sample is None:
         raise InputError("train.eval_translate: takes train(config, sample=TranslatedSample)")
-    workdir = Path(config.workdir)
+    workdir = path_of(config.workdir)
     check_path(workdir)
     _check_writable(workdir)
     writes = jax.process_index() == 0
@@ -111,7 +112,7 @@ def _train_alone(
     lock: Lock | None,
     signals: Signals,
 ) -> dict[str, Any]:
-    workdir, writes = Path(config.workdir), lock is not None
+    workdir, writes = path_of(config.workdir), lock is not None
     share, shares = sharding.share_of_rows(mesh)
 
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
@@ -193,6 +194,7 @@ def _train_alone(
                 best = checkpoints.best_meta()
                 if writes:
                     best_step = (best or {}).get("validated_step")
+                    tracker.upload()
                     tracker.note(learning_curve(workdir, task, best_step))
             except (NotFinite, OSError) as error:
                 tracker.note(reason := _reason(error, checkpoints, workdir))
@@ -233,7 +235,7 @@ def _check_writable(workdir: Path) -> None:
         raise InputError(f"workdir={workdir}: is a file, takes a directory") from None
     except OSError as error:
         raise InputError(f"workdir={workdir}: {error.strerror}") from None
-    if not os.access(workdir, os.W_OK | os.X_OK):
+    if not (isinstance(workdir, Bucket) or os.access(workdir, os.W_OK | os.X_OK)):
         raise InputError(f"workdir={workdir}: not writable")
 
 
@@ -290,7 +292,7 @@ class _Loop:
             self._stop(stop, start)
         c, last = self.config.train, self.config.train.num_steps
         meter = self._meter()
-        profile = Profile(Path(self.config.workdir), c.profile_steps)
+        profile = Profile(path_of(self.config.workdir), c.profile_steps)
         with (
             batches.iterate(start, last) as rows,
             contextlib.closing(sharding.feed(rows, self._on_devices)) as fed,
@@ -310,6 +312,7 @@ class _Loop:
                 meter.idle()
                 if stop or saves:
                     self._check_lock()
+                    self.tracker.upload()
                     self.checkpoints.save(state, step, copy.deepcopy(self.meta))
                 if stop:
                     self._stop(stop, step)

@@ -10,6 +10,7 @@ from typing import Protocol
 from mhe_jax.config import Config, InputError, not_installed
 from mhe_jax.config.fields import to_dict
 from mhe_jax.config.files import write_whole
+from mhe_jax.config.places import scheme_of
 
 
 class MetricWriter(Protocol):
@@ -25,10 +26,17 @@ NEEDS = {"tensorboard": ("tensorboardX", "report"), "wandb": ("wandb", "wandb")}
 
 
 def check_writers(config: Config) -> None:
-    """Raises InputError where the library of a writer that is asked for is not installed."""
+    """Raises InputError where a writer that is asked for has no library or no local files."""
     for field, (library, extra) in NEEDS.items():
-        if getattr(config.train, field) and importlib.util.find_spec(library) is None:
+        if not getattr(config.train, field):
+            continue
+        if importlib.util.find_spec(library) is None:
             raise not_installed(f"train.{field}=True needs {library}", extra)
+        if scheme_of(config.workdir) is not None:
+            raise InputError(
+                f"train.{field}=True: {library} writes files of its own, and --workdir "
+                f"{config.workdir} is not local"
+            )
 
 
 def make_writers(config: Config, start_step: int) -> list[MetricWriter]:

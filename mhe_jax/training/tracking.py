@@ -5,6 +5,7 @@ Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `sp
 """
 
 import contextlib
+import io
 import json
 import math
 import sys
@@ -16,7 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from mhe_jax.config import InputError
 from mhe_jax.config.files import METRICS, write_whole
+from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.training.metric_writers import MetricWriter
 
 # What the bar calls the lowest validation loss of this process.
@@ -44,7 +47,7 @@ class Tracker:
         writers: Sequence[MetricWriter] = (),
         writes: bool = True,
     ):
-        self.workdir, self.writes = Path(workdir), writes
+        self.workdir, self.writes = path_of(workdir), writes
         # Without emoji `train:` stays a word, and is no tram.
         self._console = Console(stderr=True, emoji=False)
         self._shown: dict[str, float] = {}  # beside the bar
@@ -53,7 +56,7 @@ class Tracker:
         if not writes:
             return
         truncate(self.workdir / METRICS, start_step)
-        self._file = (self.workdir / METRICS).open("a", encoding="utf-8")
+        self._file = _open_log(self.workdir / METRICS)
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step"),
@@ -116,6 +119,15 @@ class Tracker:
             names.pop()
         return _readable(self._shown, names)
 
+    def upload(self) -> None:
+        """Before a checkpoint: the log of all steps until it must be there when it is.
+
+        Raises:
+          InputError: it cannot be written.
+        """
+        if self._file is not None and isinstance(self.workdir, Bucket):
+            write_whole(self.workdir / METRICS, self._file.getvalue())
+
     def note(self, line: str) -> None:
         """One line for people."""
         if self.writes:
@@ -125,7 +137,9 @@ class Tracker:
                 print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Leave the terminal as it was, and the log whole."""
+        with contextlib.suppress(InputError):  # why the run ended comes first
+            self.upload()
         for part in (self._progress and self._progress.stop, self._file and self._file.close):
             if part:
                 part()
@@ -138,6 +152,15 @@ class Tracker:
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
+
+
+def _open_log(path: Path) -> Any:
+    """To append to; of a bucket, which takes only whole files, in memory. See `upload`."""
+    if not isinstance(path, Bucket):
+        return path.open("a", encoding="utf-8")
+    log = io.StringIO(path.read_text() if path.exists() else "")
+    log.seek(0, io.SEEK_END)
+    return log
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.places import RUNS, check_scheme, scheme_of
 
 
 def refuse(name: str, value: Any, allowed: str) -> InputError:
@@ -125,6 +126,10 @@ def check_ranges(config: Config) -> None:
     _check_products(config)
     if not config.workdir:
         raise InputError("workdir is empty: takes a directory")
+    check_scheme("workdir", config.workdir, RUNS)
+    for field in ("tensorboard", "profile_steps"):
+        if scheme_of(config.workdir) and (value := getattr(config.train, field)):
+            raise refuse(f"train.{field}", value, f"not with workdir={config.workdir}")
 
 
 def _check_products(config: Config) -> None:
