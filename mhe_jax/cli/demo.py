@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     phrases = pairs("test")
     if scores.get("sources") != ["demo:test"] or len(lines) != len(phrases):
         raise InputError(f"{run}: was not evaluated on demo:test")
-    output(examples(phrases, lines))
+    output("\n" + examples(phrases, lines))
     output(
         f"\n{scores['bleu']:.1f} BLEU and {scores['exact_match']:.1f} % exact match on what is not "
         f"in training (at least {wanted.bleu:g} and {wanted.exact_match:g} are asked for)\n"
