@@ -287,6 +287,22 @@ def test_a_stop_of_a_walk_is_there(file, name):
         )
 
 
+# Code of attention, which needs no run
+
+
+@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/your_model.md", 3)])
+def test_the_code_of_attention_runs(name, count):
+    """One piece after the other, in the same names."""
+    pieces = re.findall(r"^```python\n(.*?)^```", text_of(name), re.MULTILINE | re.DOTALL)
+    pieces = [
+        piece for piece in pieces if "mhe_jax.attention" in piece or "make_attention" in piece
+    ]
+    assert len(pieces) == count
+    names: dict = {}
+    for piece in pieces:
+        exec(compile(piece, name, "exec"), names)
+
+
 # What they do
 
 # Added to a command of `train`: two steps of a small model, which leave one checkpoint.
