@@ -24,6 +24,7 @@ os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
 
 import importlib.util  # noqa: E402
 
+import emulators  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
@@ -62,6 +63,21 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MHE_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def gs():
+    """`gs://bucket` of an emulator, which this process and those that it starts use."""
+    for library in ("gcsfs", "google.cloud.storage"):
+        pytest.importorskip(library, reason=f"needs {library}: the extra `cloud`")
+    yield from emulators.gs()
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """`s3://bucket` of an emulator."""
+    pytest.importorskip("s3fs", reason="needs s3fs: the extra `cloud`")
+    yield from emulators.s3()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
 from mhe_jax.cli.process import called
@@ -23,6 +22,7 @@ from mhe_jax.config import (
 from mhe_jax.config.fields import allowed_values, hints_of, unknown_field
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.loading import about_config, config_of, load_config, shipped_configs
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
     default = load_config(name)
     config = parse(default)
     if config.train.init_from is not None:
-        begun = (Path(config.workdir) / CONFIG).is_file()
+        begun = (path_of(config.workdir) / CONFIG).is_file()
         config = parse(_shaped_as(config.workdir if begun else config.train.init_from, default))
     check(config)
     return config

@@ -14,6 +14,7 @@ from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError, Kind
 from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.config.places import path_of
 
 USAGE = "{command} RUN NEW --kind KIND [--num_kv_heads N] [--rows N] ..."
 HELP = """\
@@ -77,5 +78,5 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ConversionConfig]:
         if name_of(option) == "kind" and len(value) == 1 and value[0] not in kinds:
             near = did_you_mean(nearest(value[0], kinds))
             raise InputError(f"--kind is {value[0]!r}: takes one of {', '.join(kinds)}{near}")
-    prog = f"{command} RUN NEW"
-    return Path(run), Path(new), parse_fields(ConversionConfig, ConversionConfig(), options, prog)
+    given = parse_fields(ConversionConfig, ConversionConfig(), options, f"{command} RUN NEW")
+    return path_of(run), path_of(new), given

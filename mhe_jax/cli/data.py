@@ -8,6 +8,7 @@ from pathlib import Path
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.config.places import check_scheme
 
 HELP = """\
 Without arguments, lists what there is. With a name, checks the files of a text in DIR (data/NAME
@@ -60,6 +61,7 @@ def _get(name: str, directory: str | None) -> None:
     if name in PUBLISHED:
         from mhe_jax.data import fetching
 
+        check_scheme("--directory", directory or "", ())
         place = Path(directory or f"data/{name}").expanduser()
         files = fetching.get(name, place, lambda line: print(line, file=sys.stderr))
         found = {"directory": str(place), "files": [file.name for file in files]}

@@ -19,6 +19,7 @@ from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.loading import config_of
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check, check_files
 
 ARGUMENTS = "RUN [--field value ...] [--translate | --generate | --predict]"
@@ -95,7 +96,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {usage}")
-    run = Path(name)
+    run = path_of(name)
     config = config_of(run)
     default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
     parsed = parse_fields(_EvaluationArguments, default, rest, f"{program} {name}", bare_flags=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from mhe_jax.cli.arguments import parse_fields
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError
+from mhe_jax.config.places import path_of
 from mhe_jax.interchange import FORMATS, export
 
 USAGE = "{command} RUN OUT --to FORMAT [--checkpoint best]"
@@ -67,4 +68,4 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ExportArguments]:
     given = parse_fields(ExportArguments, ExportArguments(), options, f"{command} RUN OUT")
     if not given.to:
         raise InputError(f"no format is given: takes --to {' or '.join(FORMATS)}")
-    return Path(run), Path(out), given
+    return path_of(run), path_of(out), given

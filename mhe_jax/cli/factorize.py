@@ -8,6 +8,7 @@ from pathlib import Path
 from mhe_jax.cli.arguments import parse_fields
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError, KroneckerConfig
+from mhe_jax.config.places import path_of
 
 USAGE = "{command} RUN NEW [--attention N] [--mlp N] [--embedding N]"
 HELP = """\
@@ -48,5 +49,5 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, KroneckerConfig]:
     if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
         raise InputError(f"two directories come first; usage: {usage}")
     run, new, *options = arguments
-    prog = f"{command} RUN NEW"
-    return Path(run), Path(new), parse_fields(KroneckerConfig, KroneckerConfig(), options, prog)
+    given = parse_fields(KroneckerConfig, KroneckerConfig(), options, f"{command} RUN NEW")
+    return path_of(run), path_of(new), given

@@ -16,6 +16,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import write_whole
+from mhe_jax.config.places import path_of
 
 T = TypeVar("T")
 # Far above what we write.
@@ -175,7 +176,7 @@ def from_dict(values: dict[str, Any]) -> Config:
 
 def save_json(config: Config, path: str | Path) -> None:
     """Writes the config as JSON; the file appears whole or not at all."""
-    write_whole(Path(path), json.dumps(to_dict(config), indent=2) + "\n")
+    write_whole(path_of(path), json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def parse_json(path: Path) -> Any:
@@ -210,7 +211,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 def load_json(path: str | Path) -> Config:
     """Reads what `save_json` wrote."""
-    path = Path(path)
+    path = path_of(path)
     try:
         values = parse_json(path)
     except OSError as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mhe_jax.config import InputError
+from mhe_jax.config.places import Bucket, check_scheme, source_path
 
 # In the working directory of a run.
 CONFIG, RESULT = "config.json", "result.json"
@@ -22,6 +23,7 @@ def cache_directory(configured: str | None = None) -> Path:
       InputError: it cannot be made or written.
     """
     given = configured or os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax"
+    check_scheme("data.cache_directory", given, ())
     path = Path(os.path.expanduser(given))
     if path.parts[0].startswith("~"):
         raise InputError(f"data.cache_directory={path}: there is no such home")
@@ -37,6 +39,8 @@ def cache_directory(configured: str | None = None) -> Path:
 def files_of(directory: str, name: str) -> list[str]:
     """The files that the name of a source means, relative to `directory` as it is.
 
+    Those in a bucket have whole names.
+
     A file is itself, and so is what is not there. A directory is all its files, without hidden ones
     and those that begin with `_`; that of a data set that `datasets` has saved is its Arrow files.
     Else a pattern (`*`, `?`, `[..]`, `**` for any depth) is all files that match.
@@ -44,10 +48,13 @@ def files_of(directory: str, name: str) -> list[str]:
     Raises:
       InputError: a directory or pattern that holds no file.
     """
+    place = source_path(directory, name)
+    if isinstance(place, Bucket):
+        return _files_in_bucket(place)
     directory = os.path.expanduser(directory)
     path = str(Path(directory, os.path.expanduser(name)))
     if os.path.isdir(path):
-        found = [os.path.join(name, file) for file in _files_in(path)]
+        found = [os.path.join(name, file) for file in _files_in(path, _entries(path))]
     elif glob.has_magic(name) and not os.path.lexists(path):
         matches = glob.iglob(os.path.expanduser(name), root_dir=directory, recursive=True)
         found = sorted(match for match in matches if _is_file(os.path.join(directory, match)))
@@ -63,15 +70,34 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) or not os.path.exists(path)
 
 
-def _files_in(directory: str) -> list[str]:
+def _entries(directory: str) -> dict[str, bool]:
+    """The names in a directory, and whether each is a file."""
     try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+        return {entry.name: _is_file(entry.path) for entry in os.scandir(directory)}
     except OSError as error:
         raise InputError(f"{directory}: {error.strerror}") from None
-    entries = [entry for entry in entries if not entry.name.startswith((".", "_"))]
-    files = [entry.name for entry in entries if _is_file(entry.path)]
+
+
+def _files_in_bucket(place: Bucket) -> list[str]:
+    try:
+        if place.is_dir():
+            there = {path.name: path.is_file() for path in place.iterdir()}
+            return [str(place / name) for name in _files_in(str(place), there)]
+        if not glob.has_magic(str(place)) or place.is_file():
+            return [str(place)]
+        found = [str(path) for path in place.matches()]
+    except OSError as error:
+        raise InputError(f"{place}: {error.strerror}") from None
+    if not found:
+        raise InputError(f"{place}: no file matches")
+    return found
+
+
+def _files_in(directory: str, entries: dict[str, bool]) -> list[str]:
+    names = sorted(name for name in entries if not name.startswith((".", "_")))
+    files = [name for name in names if entries[name]]
     if "dataset_dict.json" in files:
-        has = ", ".join(entry.path for entry in entries if entry.is_dir())
+        has = ", ".join(os.path.join(directory, name) for name in names if not entries[name])
         raise InputError(f"{directory}: holds several splits: name one of {has}")
     if "state.json" in files and "dataset_info.json" in files:
         files = [file for file in files if file.endswith(".arrow")]
@@ -86,11 +112,20 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
 
     Nobody ever sees half a file, and of two processes that build the same one, both are right. What
     it holds is on the disk before its name is: else a machine that loses power may keep the name of
-    an empty file. With `with_size` the name ends in `.` and the size.
+    an empty file. With `with_size` the name ends in `.` and the size. What is for a bucket lies in
+    a local directory until then.
 
     Raises:
       InputError: it cannot be written.
     """
+    if isinstance(path, Bucket):
+        with tempfile.TemporaryDirectory() as drafts:
+            yield (draft := Path(drafts, path.name))
+            try:
+                path.write_bytes(draft.read_bytes())
+            except OSError as error:
+                raise InputError(f"cannot write {path}: {error.strerror}") from error
+        return
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,6 +157,7 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
 
 def check_new(path: Path, source: Path | None = None) -> None:
     """Raises InputError if something is at `path`, be it a broken link, or it is in `source`."""
+    check_scheme("", str(path), ())
     if os.path.lexists(path):
         raise InputError(f"{path} is there already: takes a new directory")
     if source is not None and path.resolve().is_relative_to(source.resolve()):

@@ -11,6 +11,7 @@ from typing import Any
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import did_you_mean, from_dict, load_json, nearest
 from mhe_jax.config.files import CONFIG
+from mhe_jax.config.places import path_of
 
 
 def load_config(name: str) -> Config:
@@ -110,7 +111,7 @@ def config_of(run: str | Path, field: str = "") -> Config:
     Raises:
       InputError: there is no run, or its config is not one.
     """
-    run = Path(run)
+    run = path_of(run)
     if not (run / CONFIG).is_file():
         hint = f": it has no {CONFIG}" if run.is_dir() else neighbours(run, f"*/{CONFIG}")
         raise InputError(f"{f'{field}: ' if field else ''}no run at {run}{hint}")

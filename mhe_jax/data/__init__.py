@@ -13,6 +13,7 @@ from pathlib import Path
 from mhe_jax.config import Config
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import TOKENIZER
+from mhe_jax.config.places import path_of
 from mhe_jax.data.batches import (
     Batches,
     EvaluationBatches,
@@ -63,7 +64,7 @@ def tokenizer_file(config: Config) -> Path | None:
     if not config.model.has_pieces:
         return None
     if config.train.init_from is not None:
-        return Path(config.train.init_from) / TOKENIZER
+        return path_of(config.train.init_from) / TOKENIZER
     if config.data.tokenizer is not None:
         return file_path(config.data.directory, config.data.tokenizer)
     return None

@@ -35,7 +35,7 @@ def open_columns(path: Path, fields: Sequence[str], cache: Path) -> list[LineFil
 
 
 def _column(path: Path, read: "Reader", field: str, whole: bool, cache: Path) -> LineFile:
-    name, path = str(path), real_file(path)
+    name, path = str(path), real_file(path, cache)
     try:
         known = identity(path)
         key = key_of(VERSION, "column", *known, field, whole)

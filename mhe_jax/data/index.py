@@ -25,8 +25,10 @@ from typing import BinaryIO
 import numpy as np
 
 from mhe_jax.config import InputError
+from mhe_jax.config.places import source_path
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 from mhe_jax.data.published import hint
+from mhe_jax.data.remote import local_copy
 
 CHUNK = 8 << 20
 PACKED = (".gz", ".xz")
@@ -76,7 +78,7 @@ def file_path(directory: str, name: str) -> Path:
     Raises:
       InputError: the name is not UTF-8; no log or table could show it.
     """
-    path = Path(os.path.expanduser(directory)) / os.path.expanduser(name)
+    path = source_path(directory, name)
     if is_broken(str(path)):
         raise InputError(f"{str(path)!r}: the name of this file is not UTF-8")
     return path
@@ -90,7 +92,7 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     """
     # A link's own name says what a file is: that of a blob in a content-addressed store does not.
     name, packed = str(path), path.suffix if path.suffix in PACKED else ""
-    path = real_file(path)
+    path = real_file(path, cache)
     try:
         known = identity(path)
         if packed:
@@ -109,12 +111,13 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
     return LineFile(name, path, numbers[:-DIGEST], key_of(content, rule.columns, rule.fields))
 
 
-def real_file(path: Path) -> Path:
-    """The file that a path leads to, which is there and holds something.
+def real_file(path: Path, cache: Path) -> Path:
+    """The file that a path leads to, which is there and holds something; of a bucket, its copy.
 
     Raises:
       InputError: it is not there, is a directory, or is empty.
     """
+    name, path = path, local_copy(path, cache)
     try:
         # Path.resolve makes another error of links that go round in circles.
         real = Path(os.path.realpath(path, strict=True))
@@ -122,11 +125,11 @@ def real_file(path: Path) -> Path:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         reason = f"no such file{hint(path)}" if missing else error.strerror
-        raise InputError(f"{path}: {reason}") from None
+        raise InputError(f"{name}: {reason}") from None
     if real.is_dir():
-        raise InputError(f"{path}: is a directory, not a file")
+        raise InputError(f"{name}: is a directory, not a file")
     if size == 0:
-        raise InputError(f"{path}: is empty")
+        raise InputError(f"{name}: is empty")
     return real
 
 

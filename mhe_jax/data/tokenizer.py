@@ -22,6 +22,7 @@ import sentencepiece
 from mhe_jax.config import InputError
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import publish
+from mhe_jax.config.places import path_of
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.pieces import PIECE
 from mhe_jax.data.sources import Source, stream
@@ -62,7 +63,7 @@ class Pieces:
     def load(cls, path: str | Path) -> Self:
         """Reads a model file."""
         try:
-            return cls(Path(path).read_bytes(), str(path))
+            return cls(path_of(path).read_bytes(), str(path))
         except FileNotFoundError:
             raise InputError(f"{path}: no such file") from None
         except OSError as error:
@@ -70,7 +71,7 @@ class Pieces:
 
     def save(self, path: str | Path) -> None:
         """Writes the model file; it is whole or not there."""
-        with publish(Path(path)) as temporary:
+        with publish(path_of(path)) as temporary:
             temporary.write_bytes(self.model)
 
     @property

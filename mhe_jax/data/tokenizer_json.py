@@ -13,6 +13,7 @@ import numpy as np
 
 from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
+from mhe_jax.config.places import path_of
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.tokenizer import SPECIAL_PIECES, Tokenizer
 
@@ -132,7 +133,7 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
       InputError: it cannot be read, or is neither.
     """
     try:
-        with Path(path).open("rb") as file:
+        with path_of(path).open("rb") as file:
             is_json = file.read(1) == b"{"
     except OSError:
         is_json = False  # the other says why

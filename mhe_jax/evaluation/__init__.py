@@ -22,6 +22,7 @@ from mhe_jax.attention import recording
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG, write_whole
+from mhe_jax.config.places import path_of
 from mhe_jax.evaluation.lines import generate, predict, translate
 from mhe_jax.evaluation.run import Run, load, name_of
 from mhe_jax.training.cluster import group
@@ -47,7 +48,7 @@ def evaluate(
     Raises:
       InputError: no such run, checkpoint or split, or something is wrong with the text.
     """
-    workdir = Path(workdir)
+    workdir = path_of(workdir)
     config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
     # The cache is the evaluator's own: a run from somebody else could name any directory.
     data = dataclasses.replace(config.data, cache_directory=None)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG
+from mhe_jax.config.places import path_of
 from mhe_jax.data import EOS
 from mhe_jax.evaluation.generation import Continuation, Generator
 from mhe_jax.evaluation.prediction import Prediction, Predictor
@@ -51,7 +52,7 @@ def translate(
     Raises:
       InputError: not a translation run, or no such checkpoint.
     """
-    run = _load(Path(workdir), evaluation, "translate", devices)
+    run = _load(path_of(workdir), evaluation, "translate", devices)
     translator = Translator(run)
     note = f"line {{}} is cut to {translator.max_length} tokens"
     number = truncated = 0
@@ -97,7 +98,7 @@ def generate(
     Raises:
       InputError: not a run of task `lm`, or no such checkpoint.
     """
-    run = _load(Path(workdir), evaluation, "generate", devices)
+    run = _load(path_of(workdir), evaluation, "generate", devices)
     generator = Generator(run)
     note = "of prompt {} only the end is read"
     number = truncated = tokens = ended = 0
@@ -152,7 +153,7 @@ def predict(
     Raises:
       InputError: not such a run, no such checkpoint, or a line that has not as many texts.
     """
-    run = _load(Path(workdir), evaluation, "predict", devices)
+    run = _load(path_of(workdir), evaluation, "predict", devices)
     predictor = Predictor(run, evaluation)
     several = len(row_of(run.config).texts) > 1
 

@@ -8,6 +8,7 @@ checkpoints, seconds, and which form and engine each attention kind ran as.
 """
 
 import bisect
+import dataclasses
 import functools
 import re
 import time
@@ -25,6 +26,7 @@ from mhe_jax.config import FACTS, Config, EvaluationConfig, InputError, TaskName
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import TOKENIZER, write_whole
 from mhe_jax.config.loading import config_of
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check, check_files
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
 from mhe_jax.evaluation.encoding import Pooling, TextEncoder
@@ -99,6 +101,12 @@ class Run:
     @functools.cached_property
     def _programs(self) -> Programs:
         return Programs(self.params, self.mesh)
+
+    def with_params(self, params: Any) -> "Run":
+        """This run with other parameters of the same shapes and places; nothing compiles again."""
+        other = dataclasses.replace(self, params=params)
+        vars(other)["_programs"] = self._programs.with_params(params)  # as if it were cached
+        return other
 
     @property
     def evaluation(self) -> EvaluationConfig:
@@ -250,7 +258,7 @@ def load(
     Raises:
       InputError: no such run, checkpoint or setting, or its files do not belong together.
     """
-    workdir = Path(path)
+    workdir = path_of(path)
     config = config_of(workdir)
     own = config.evaluation.checkpoint
     if checkpoint is None:

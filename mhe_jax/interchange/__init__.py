@@ -31,6 +31,7 @@ from mhe_jax.config.errors import not_installed
 from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.files import check_new, publish_directory
 from mhe_jax.config.loading import config_of
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check_files
 
 
@@ -89,7 +90,7 @@ def export(
       InputError: no such run, format or checkpoint; a run that the format has no home for; `out` is
         there already, lies in the run or cannot be written; an extra is not installed.
     """
-    run, out = Path(run), Path(out)
+    run, out = path_of(run), path_of(out)
     if to not in FORMATS:
         near = did_you_mean(nearest(to, list(FORMATS)))
         raise InputError(f"--to is {to!r}: takes one of {', '.join(FORMATS)}{near}")

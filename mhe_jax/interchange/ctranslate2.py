@@ -9,7 +9,6 @@ computes what the run computes. The vocabulary is the run's, so that its sentenc
 the input and reads the output.
 """
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     assert isinstance(tokenizer, Tokenizer)
     spec, result = convert(config, run.params, tokenizer.vocabulary)
     spec.save(str(directory))
-    shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
+    (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
     longest = config.model.max_length
     use = USES[config.task].format(length=longest)
     text = card(run, "ctranslate2", WHAT.format(length=longest), use)

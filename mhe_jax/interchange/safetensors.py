@@ -6,7 +6,6 @@ for bit those of the run.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,10 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     metadata = {"steps": json.dumps(run.steps), "tokenizer": run.tokenizer.key}
     write_tensors(directory / WEIGHTS, tensors, metadata)
     # As it is, so that the run of whoever trained it stays that.
-    shutil.copyfile(run.workdir / CONFIG, directory / CONFIG)
+    (directory / CONFIG).write_bytes((run.workdir / CONFIG).read_bytes())
     vocabulary = ""
     if run.config.model.has_pieces:
-        shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
+        (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
         is_json = isinstance(run.tokenizer, JsonTokenizer)
         vocabulary = TOKENIZER_JSON if is_json else SENTENCEPIECE
     search = tasks.of(run.config).search

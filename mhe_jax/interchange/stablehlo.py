@@ -14,7 +14,6 @@ and where rotary positions or `normalize_qk` leave nothing to fold, `materialize
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,8 +103,8 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
         )
         (directory / f"{name}.{SUFFIX}").write_bytes(exported.serialize())
     write_tensors(directory / WEIGHTS, params, {"steps": json.dumps(run.steps)})
-    shutil.copyfile(run.workdir / CONFIG, directory / CONFIG)
-    shutil.copyfile(run.workdir / TOKENIZER, directory / TOKENIZER)
+    (directory / CONFIG).write_bytes((run.workdir / CONFIG).read_bytes())
+    (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
     forms = {
         role: f"{kind} {config.model.attention_for(role).form or ''}".strip()
         for role, kind in config.kinds.items()

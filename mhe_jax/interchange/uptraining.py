@@ -18,6 +18,7 @@ from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError
 from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.files import TOKENIZER, check_new
 from mhe_jax.config.loading import config_of
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check, check_files
 from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.interchange.activations import Recorder, Sublayer, at, sublayers
@@ -44,7 +45,7 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
         tokenizer; `new` is there already; what is asked for is not allowed, or cannot be made of
         this run; its text cannot be read. Nothing has been written.
     """
-    run, new = Path(run), Path(new)
+    run, new = path_of(run), path_of(new)
     old = config_of(run)
     check_new(new, run)
     config = _converted(old, new, wanted)

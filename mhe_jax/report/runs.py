@@ -13,6 +13,7 @@ from typing import Any
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.config.fields import did_you_mean, leaves, load_json, nearest, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules.model import check_attention
 from mhe_jax.config.rules.ranges import check_ranges
 from mhe_jax.report.results import is_number, read_result, read_sweep
@@ -78,7 +79,7 @@ def read_runs(paths: Iterable[str | Path], split: str) -> list[RunRecord]:
       InputError: a path with no runs, or a file that is not what a run leaves.
     """
     found: dict[Path, RunRecord] = {}
-    for path in map(Path, paths):
+    for path in map(path_of, paths):
         here = {run.path.resolve(): run for run in _below(path, split)}
         if not here:
             near = did_you_mean(nearest(str(path), sorted(map(str, path.parent.glob("*")))))
@@ -129,8 +130,9 @@ def _read(path: Path, split: str) -> RunRecord:
     metrics = path / METRICS
     for line in tracking.read(metrics) if metrics.is_file() else ():
         step = line["step"]
-        if isinstance(line.get("loss"), float) and is_number(step) and isinstance(step, int):
-            curve.setdefault(str(line["split"]), []).append((step, line["loss"]))
+        loss = line.get("unsmoothed_loss", line.get("loss"))
+        if isinstance(loss, float) and is_number(step) and isinstance(step, int):
+            curve.setdefault(str(line["split"]), []).append((step, loss))
     if result.get("steps") == config.train.num_steps or (scores and not result):
         return RunRecord(path, config, "done", stale, result, scores, curve)
     done = max((step for points in curve.values() for step, _ in points), default=0)

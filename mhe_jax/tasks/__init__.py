@@ -20,6 +20,7 @@ from pathlib import Path
 
 from mhe_jax.config import Config, TaskName
 from mhe_jax.config.files import TOKENIZER
+from mhe_jax.config.places import path_of
 from mhe_jax.data import (
     AnyTokenizer,
     EvaluationBatches,
@@ -74,7 +75,7 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
     for split in splits:
         if split == "train" or getattr(config.data, split):
             of(config).check_split(config, split)
-    if (file := tokenizer_file(config)) and not (Path(config.workdir) / TOKENIZER).exists():
+    if (file := tokenizer_file(config)) and not (path_of(config.workdir) / TOKENIZER).exists():
         read_tokenizer(config, file)
 
 
@@ -89,7 +90,7 @@ def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
     Raises:
       InputError: it does not have `model.vocabulary_size` pieces, or cannot.
     """
-    path = Path(path)
+    path = path_of(path)
     if not path.exists() and config.model.has_pieces:
         if file := tokenizer_file(config):
             tokenizer = read_tokenizer(config, file)

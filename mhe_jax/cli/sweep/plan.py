@@ -19,6 +19,7 @@ from mhe_jax.config.fields import (
     unknown_field,
 )
 from mhe_jax.config.files import CONFIG, RESULT
+from mhe_jax.config.places import check_scheme, path_of
 from mhe_jax.report.results import read_result
 
 # What train.py takes from the data set of a labelled task, where it is not given.
@@ -36,7 +37,7 @@ class PlannedRun:
 
     @property
     def workdir(self) -> Path:
-        return Path(self.config.workdir)
+        return path_of(self.config.workdir)
 
     def result(self) -> dict[str, Any] | None:
         """Its result by train.py, None while it is not finished as its config says."""
@@ -80,6 +81,7 @@ def parse(arguments: Sequence[str]) -> Sweep:
     swept, seeds, kept = _take_out(options)
     base = parse_train_arguments([*config, *kept])
     given = any(option[0].partition("=")[0] == "--workdir" for option in options)
+    check_scheme("workdir", base.workdir, ())  # the log of each run grows line by line
     workdir = Path(base.workdir if given else f"{base.workdir}-sweep")
     if (workdir / CONFIG).exists():
         raise InputError(f"{workdir} holds a run: a sweep needs a --workdir of its own")

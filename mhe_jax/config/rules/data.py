@@ -7,6 +7,7 @@ from mhe_jax.config import (
     Config,
     InputError,
 )
+from mhe_jax.config.places import RUNS, SOURCES, check_scheme
 from mhe_jax.config.rules.ranges import refuse
 
 PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
@@ -15,6 +16,13 @@ PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
 def check_data(config: Config, trains: bool) -> None:
     """Sources, lengths and what goes with the task; a run that was imported has no text."""
     data, task, facts = config.data, config.task, config.facts
+    check_scheme("data.directory", data.directory, SOURCES)
+    check_scheme("data.tokenizer", data.tokenizer or "", SOURCES)
+    check_scheme("data.cache_directory", data.cache_directory or "", ())
+    check_scheme("train.init_from", config.train.init_from or "", RUNS)
+    for split in ("train", "validation", "test"):
+        for name in getattr(data, split):
+            check_scheme(f"data.{split}", name, SOURCES)
     if data.sequence_length > config.model.max_length:
         raise refuse(
             "data.sequence_length",

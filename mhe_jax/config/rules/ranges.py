@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.places import RUNS, check_scheme, scheme_of
 
 
 def refuse(name: str, value: Any, allowed: str) -> InputError:
@@ -75,6 +76,7 @@ RANGES: dict[str, Range] = {
     "train.seed": (SEED, None),
     "train.eval_every": (AT_LEAST_1, STEPS),
     "train.eval_batches": (AT_LEAST_1, STEPS),
+    "train.eval_translate": (AT_LEAST_0, STEPS),
     "train.checkpoint_every": (AT_LEAST_1, STEPS),
     "train.keep_checkpoints": (AT_LEAST_1, STEPS),
     "train.log_every": (AT_LEAST_1, STEPS),
@@ -124,6 +126,10 @@ def check_ranges(config: Config) -> None:
     _check_products(config)
     if not config.workdir:
         raise InputError("workdir is empty: takes a directory")
+    check_scheme("workdir", config.workdir, RUNS)
+    for field in ("tensorboard", "profile_steps"):
+        if scheme_of(config.workdir) and (value := getattr(config.train, field)):
+            raise refuse(f"train.{field}", value, f"not with workdir={config.workdir}")
 
 
 def _check_products(config: Config) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import CONFIG, cache_directory, files_of, write_whole
+from mhe_jax.config.places import Bucket, scheme_of, source_path
 
 # These name data sets of TFDS, which lie where its user keeps them, and what is built in.
 NOT_FILES = ("tfds:", "demo:")
@@ -39,6 +40,10 @@ def is_own(run: Path) -> bool:
         return False
 
 
+def _real(path: str) -> str:
+    return path if scheme_of(path) else os.path.realpath(path)
+
+
 def check_files(
     run: Path,
     directory: str,
@@ -58,19 +63,20 @@ def check_files(
       by_user: the command line gave the names, and not the run.
       python: the user gives `trusted` in Python, and not by the command line.
     """
-    roots = [os.path.realpath(place) for place in (run, *map(os.path.expanduser, trusted))]
+    # Objects have no links: their names are what they are.
+    roots = [_real(str(place)) for place in (run, *map(os.path.expanduser, trusted))]
 
     refused: list[str] = []
     missing: dict[str, None] = {}  # directories, in order
 
     def check(path: str, what: str) -> None:
-        real = os.path.realpath(path)
-        if any(os.path.commonpath([root, real]) == root for root in roots):
+        real = _real(path)
+        if any(f"{real}/".startswith(f"{root.rstrip('/')}/") for root in roots):
             return
         refused.append(f"{what} {real}")
         missing.setdefault(os.path.dirname(real))
 
-    for place, directories, files in os.walk(run):
+    for place, directories, files in () if isinstance(run, Bucket) else os.walk(run):
         for path in (os.path.join(place, name) for name in (*directories, *files)):
             try:
                 mode = os.lstat(path).st_mode
@@ -81,13 +87,12 @@ def check_files(
             elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise InputError(f"{path}: is neither a file nor a directory")
     for name in () if is_own(run) else names:
-        path = os.path.expanduser(name)
-        if not name.startswith(NOT_FILES) and not (by_user and os.path.isabs(path)):
-            check(place := os.path.join(os.path.expanduser(directory), path), f"{run} names")
+        whole = scheme_of(name) or os.path.isabs(os.path.expanduser(name))
+        if not name.startswith(NOT_FILES) and not (by_user and whole):
+            check(place := str(source_path(directory, name)), f"{run} names")
             if not refused:
                 for file in files_of(directory, name):
-                    path = os.path.join(os.path.expanduser(directory), os.path.expanduser(file))
-                    check(path, f"{place} leads to")
+                    check(str(source_path(directory, file)), f"{place} leads to")
     if refused:
         allowed = [*trusted, *missing]
         flags = f"trust={allowed}" if python else shlex.join(["--trust", *allowed])

@@ -14,6 +14,7 @@ from mhe_jax import tasks
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, ModelConfig, TaskName
 from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.config.places import check_scheme
 from mhe_jax.config.rules import check
 from mhe_jax.data import JsonTokenizer
 from mhe_jax.data.tokenizer_json import ABSENT
@@ -79,6 +80,7 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
       InputError: an architecture, field, tensor or token that our models have no place for; a file
         that is missing, cut, or of another model.
     """
+    check_scheme("", str(source), ())
     source = Path(source)
     fields = Fields(source)
     model_type, task, module = _architecture(fields)

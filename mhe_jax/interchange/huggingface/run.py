@@ -6,6 +6,7 @@ from typing import Any
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import CONFIG, check_new
+from mhe_jax.config.places import check_scheme, path_of
 from mhe_jax.config.rules.trust import remember
 from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.reading import read
@@ -35,7 +36,8 @@ def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
     Raises:
       InputError: as `read`; `new` is there already. Nothing has been written.
     """
-    source, new = Path(source), Path(new)
+    check_scheme("", str(source), ())
+    source, new = Path(source), path_of(new)
     check_new(new, source)
     config, params, tokenizer = read(source)
     config = dataclasses.replace(config, workdir=str(new))

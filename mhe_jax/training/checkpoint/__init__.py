@@ -21,7 +21,14 @@ store.py       calls of Orbax, and what it prints      checksums.py of the files
 """
 
 from mhe_jax.training.checkpoint.reading import restore_params
-from mhe_jax.training.checkpoint.store import Meta, NotSaved, check_path, check_tokenizer, reason_of
+from mhe_jax.training.checkpoint.store import (
+    Meta,
+    NotSaved,
+    check_path,
+    check_tokenizer,
+    has_steps,
+    reason_of,
+)
 from mhe_jax.training.checkpoint.writing import Checkpoints
 
 __all__ = [
@@ -30,6 +37,7 @@ __all__ = [
     "NotSaved",
     "check_path",
     "check_tokenizer",
+    "has_steps",
     "reason_of",
     "restore_params",
 ]

@@ -8,6 +8,8 @@ in Orbax's threads, before the step gets its name (or the file that stands for i
 either no step or one with checksums. The two files that Orbax writes after that, beside the items,
 hold the time and the kinds of the items, no numbers, and are not in the list.
 
+Of files in a bucket the store itself has the checksum, of what it took: nothing is read for it.
+
 Files that others put there, as file managers and network disks do, are no damage: nothing reads
 them. One that Orbax could take for its own is.
 
@@ -26,6 +28,8 @@ import google_crc32c
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
+
+from mhe_jax.config.places import Bucket, path_of
 
 NAME = "checksums"
 BLOCK = 1 << 18  # bytes at once: what a processor's cache holds
@@ -78,12 +82,12 @@ class Arrays(ocp.StandardCheckpointHandler):
         self._seal = seal
 
     async def async_save(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
-        self._seal.step = Path(directory).parent
+        self._seal.step = path_of(directory).parent
         futures = await super().async_save(directory, *args, **kwargs)
-        return [future.ChainedFuture(futures or [], partial(_write_part, Path(directory)))]
+        return [future.ChainedFuture(futures or [], partial(_write_part, path_of(directory)))]
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
-        verify(Path(directory).parent, [directory.name])
+        verify(path_of(directory).parent, [directory.name])
         return super().restore(directory, *args, **kwargs)
 
 
@@ -91,7 +95,7 @@ class Json(ocp.JsonCheckpointHandler):
     """Orbax's, which verifies before it reads."""
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
-        verify(Path(directory).parent, [directory.name])
+        verify(path_of(directory).parent, [directory.name])
         return super().restore(directory, *args, **kwargs)
 
 
@@ -164,6 +168,8 @@ def _sums_of(directory: Path, names: list[str]) -> Sums:
 
 
 def _sum_of(path: Path) -> tuple[int, int]:
+    if isinstance(path, Bucket):
+        return path.crc32c()
     crc = size = 0
     with open(path, "rb", buffering=0) as file:
         while block := file.read(BLOCK):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
+from mhe_jax.config.places import path_of
 from mhe_jax.data import AnyTokenizer
 from mhe_jax.training.checkpoint.checksums import items_of
 from mhe_jax.training.checkpoint.store import (
@@ -51,7 +52,7 @@ def restore_params(
     best = make_manager(workdir, "checkpoints_best", create=False)
     try:
         steps, best_step = sorted(last.all_steps()), best_of(best)
-        weights = Path(workdir) / WEIGHTS
+        weights = path_of(workdir) / WEIGHTS
         if not steps and best_step is None and weights.exists():
             return _restore_tensors(weights, which, abstract_params, average, tokenizer)
         there = ", ".join(map(str, steps)) or "none"
@@ -111,7 +112,7 @@ def _restore_tensors(
 
 def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_params: Any) -> Any:
     def restore() -> Any:
-        items = items_of(Path(manager.directory) / str(step))
+        items = items_of(path_of(manager.directory) / str(step))
         name = "ema_params" if "ema_params" in items else "params"
         args = {name: ocp.args.StandardRestore(abstract_params)}
         return manager.restore(step, args=ocp.args.Composite(**args))[name]

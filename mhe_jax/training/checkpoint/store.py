@@ -13,6 +13,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
+from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.data import AnyTokenizer
 from mhe_jax.tasks.sums import criterion
 from mhe_jax.training.checkpoint import checksums
@@ -74,14 +75,24 @@ def check_path(workdir: str | Path) -> None:
 
     Orbax puts together what the processes wrote, and takes the path to look there for a pattern.
     """
-    path = str(Path(workdir).absolute())
+    path = str(path_of(workdir).absolute())
     if set("*?[") & set(path):
         raise InputError(f"workdir={path}: takes a path without *, ? and [")
 
 
+def has_steps(workdir: str | Path, name: str) -> bool:
+    """Whether `name` of a run has a checkpoint, however good: but in a bucket, a whole one.
+
+    There a step has its own name from the start, and a file more at its end.
+    """
+    place = path_of(workdir)
+    whole = "/commit_success.txt" if isinstance(place, Bucket) else ""
+    return any(place.glob(f"{name}/[0-9]*{whole}"))
+
+
 def make_manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointManager:
     quiet_orbax()
-    path = Path(workdir).absolute() / name
+    path = path_of(workdir).absolute() / name
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: is a file, not a directory")
     seal, registry = checksums.Seal(), ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -93,7 +104,7 @@ def make_manager(workdir: str | Path, name: str, **options: Any) -> ocp.Checkpoi
     registry.add("meta", ocp.args.JsonSave, handler)
     registry.add("meta", ocp.args.JsonRestore, handler)
     return ocp.CheckpointManager(
-        path,
+        str(path),
         handler_registry=registry,
         options=ocp.CheckpointManagerOptions(
             async_options=ocp.AsyncOptions(post_finalization_callback=seal),

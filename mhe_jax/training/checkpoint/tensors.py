@@ -15,6 +15,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhe_jax.config import InputError
 from mhe_jax.config.errors import not_installed
+from mhe_jax.config.files import cache_directory
+from mhe_jax.data.remote import local_copy
 from mhe_jax.model import unroll_layers
 from mhe_jax.training.checkpoint.store import attempt
 
@@ -52,6 +54,7 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         library is not installed.
     """
     library = _library(path)
+    name, path = path, local_copy(path, cache_directory())
 
     def read() -> tuple[dict[str, np.ndarray], dict[str, str]]:
         with library.safe_open(path, "numpy") as file:
@@ -59,10 +62,10 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
     found, reason = attempt(read)
     if found is None:
-        raise InputError(f"{path}: cannot be read: {reason}")
+        raise InputError(f"{name}: cannot be read: {reason}")
     tensors, metadata = found
     if DIGEST in metadata and metadata[DIGEST] != _digest(tensors):
-        raise InputError(f"{path}: its numbers have changed since it was written (SHA-256)")
+        raise InputError(f"{name}: its numbers have changed since it was written (SHA-256)")
     return found
 
 

@@ -9,6 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from mhe_jax.config import InputError
+from mhe_jax.config.places import path_of
 from mhe_jax.tasks.sums import criterion
 from mhe_jax.training.checkpoint.checksums import items_of, verify
 from mhe_jax.training.checkpoint.store import (
@@ -68,7 +69,7 @@ class Checkpoints:
 
     def _verified_worth(self, step: int) -> float:
         # The parameters are verified too: evaluation reads them, too late to make another.
-        directory = Path(self._best.directory) / str(step)
+        directory = path_of(self._best.directory) / str(step)
         verify(directory, items_of(directory))
         return worth_of(self._best, step)
 
@@ -192,8 +193,8 @@ class Checkpoints:
     def _put_aside(
         self, manager: ocp.CheckpointManager, step: int, suffix: str, reason: str
     ) -> None:
-        old = Path(manager.directory) / str(step)
-        new = Path(f"{manager.directory}_{suffix}") / str(step)
+        old = path_of(manager.directory) / str(step)
+        new = path_of(f"{manager.directory}_{suffix}") / str(step)
         with group.first_one_first(f"put_aside/{old.parent.name}/{step}"):
             if jax.process_index() == 0:
                 while new.exists():

@@ -15,6 +15,7 @@ import jax
 from mhe_jax.config import Config, InputError, KroneckerConfig
 from mhe_jax.config.files import TOKENIZER, check_new
 from mhe_jax.config.loading import config_of
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.shapeshifter import factorize as parameters
@@ -36,7 +37,7 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
         tokenizer; `new` is there already; no rank is given, or one that is not allowed. Nothing has
         been written.
     """
-    run, new = Path(run), Path(new)
+    run, new = path_of(run), path_of(new)
     dense = config_of(run)
     check_new(new, run)
     config = _factorized(dense, new, kronecker)

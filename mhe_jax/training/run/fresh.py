@@ -1,6 +1,5 @@
 """A run that has not trained yet, of given parameters: as `factorize` and `convert` leave it."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ from mhe_jax import tasks
 from mhe_jax.config import Config
 from mhe_jax.config.fields import save_json
 from mhe_jax.config.files import CONFIG, TOKENIZER, publish_directory
+from mhe_jax.config.places import path_of
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
@@ -42,7 +42,7 @@ def write_run(config: Config, params: Any, mesh: Mesh, key: str, pieces: bytes |
     state = initialize(jax.random.key(config.train.seed)).replace(params=placed)
     if state.ema_params is not None:
         state = state.replace(ema_params=placed)
-    with publish_directory(Path(config.workdir)) as directory:
+    with publish_directory(path_of(config.workdir)) as directory:
         checkpoints = Checkpoints(directory)
         try:
             checkpoints.save(state, 0, {"tokenizer": key})

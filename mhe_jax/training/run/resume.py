@@ -9,8 +9,10 @@ from mhe_jax import data
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, load_json, save_json, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules.trust import remember
-from mhe_jax.training import tracking
+from mhe_jax.training.checkpoint import has_steps
+from mhe_jax.training.curve import PICTURE
 
 DRAFT = f".{TOKENIZER}.draft"
 
@@ -28,7 +30,7 @@ MAY_CHANGE = re.compile(
 
 def holds_run(config: Config) -> bool:
     """Whether `config.workdir` already holds a run."""
-    return (Path(config.workdir) / CONFIG).exists()
+    return (path_of(config.workdir) / CONFIG).exists()
 
 
 def changed_fields(config: Config) -> list[str]:
@@ -39,7 +41,7 @@ def changed_fields(config: Config) -> list[str]:
     """
     if not holds_run(config):
         return []
-    old, new = leaves(to_dict(load_json(Path(config.workdir) / CONFIG))), leaves(to_dict(config))
+    old, new = leaves(to_dict(load_json(path_of(config.workdir) / CONFIG))), leaves(to_dict(config))
     changed = []
     for name, value in new.items():
         if old[name] == value:
@@ -63,13 +65,13 @@ def check_files(config: Config) -> None:
     A run that has lost its tokenizer cannot go on: another would not mean the same. A new one does
     not write over what it finds under the names of its own files.
     """
-    workdir = Path(config.workdir)
+    workdir = path_of(config.workdir)
     tokenizer = workdir / TOKENIZER
     if holds_run(config):
         if not tokenizer.exists() and config.model.has_pieces:
             raise InputError(f"{tokenizer}: no such file")
-    elif not any(workdir.glob("checkpoints/[0-9]*")):
-        for name in (METRICS, tracking.PICTURE, RESULT):
+    elif not has_steps(workdir, "checkpoints"):
+        for name in (METRICS, PICTURE, RESULT):
             if (workdir / name).exists():
                 raise InputError(
                     f"{workdir / name} is there, but no {CONFIG}: give another --workdir"
@@ -89,7 +91,7 @@ def own_tokenizer(config: Config) -> tuple[Path, list[str]]:
     A new one is a draft until the run begins: a start that ends before may have wanted another
     than the next, and whatever lies under the name of the tokenizer itself is the user's.
     """
-    workdir = Path(config.workdir)
+    workdir = path_of(config.workdir)
     kept = workdir / TOKENIZER
     if not kept.exists() and not holds_run(config):
         return workdir / DRAFT, []
@@ -99,12 +101,12 @@ def own_tokenizer(config: Config) -> tuple[Path, list[str]]:
 
 def drop_draft(config: Config) -> None:
     """Deletes the tokenizer of a start that did not become a run."""
-    (Path(config.workdir) / DRAFT).unlink(missing_ok=True)
+    (path_of(config.workdir) / DRAFT).unlink(missing_ok=True)
 
 
 def begin(config: Config, tokenizer: Path) -> None:
     """From here on the working directory holds a run."""
-    workdir = Path(config.workdir)
+    workdir = path_of(config.workdir)
     if tokenizer.name == DRAFT and config.model.has_pieces:
         tokenizer.replace(workdir / TOKENIZER)
     save_json(config, workdir / CONFIG)

@@ -21,9 +21,10 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, to_dict
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
+from mhe_jax.config.places import path_of
 from mhe_jax.data import AnyTokenizer, load_tokenizer
 from mhe_jax.model.stack import stack_layers, unroll_layers
-from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.checkpoint import has_steps, restore_params
 from mhe_jax.training.state import TrainState, abstract_params
 
 ENCODER = ("embeddings", "encoder")
@@ -102,11 +103,9 @@ def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, Any
     Raises:
       InputError: as `read_start`.
     """
-    best, last = (
-        any(Path(run).glob(f"{name}/[0-9]*")) for name in ("checkpoints_best", "checkpoints")
-    )
+    best, last = (has_steps(run, name) for name in ("checkpoints_best", "checkpoints"))
     which = "best" if config.data.validation and (best or not last) else "last"
-    tokenizer = load_tokenizer(config, Path(run) / TOKENIZER)
+    tokenizer = load_tokenizer(config, path_of(run) / TOKENIZER)
     found, steps = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
     return found, max(steps, default=0), tokenizer
 

@@ -1,0 +1,261 @@
+"""Where files lie: `path_of` a name, be it a local one or `gs://bucket/name`.
+
+    name                 a run                          a source of data
+    runs/a, /data/a      a local directory              a local file
+    gs://bucket/a        objects whose names begin so   an object, fetched once into the cache
+    s3://bucket/a        refused                        likewise
+    any other x://       refused                        refused
+
+A place in a bucket has the methods of `pathlib.Path` that a run needs. A store of objects has no
+directories, no links, no append and no rename, but each write is whole or not at all.
+"""
+
+import base64
+import contextlib
+import errno
+import functools
+import io
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mhe_jax.config.errors import InputError, not_installed
+
+LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}
+RUNS, SOURCES = ("gs",), ("gs", "s3")
+
+
+def scheme_of(name: str | os.PathLike[str]) -> str | None:
+    """What stands before `://`, if anything does.
+
+    >>> scheme_of("gs://bucket/run"), scheme_of("runs/a"), scheme_of("tfds:glue/cola:train")
+    ('gs', None, None)
+    """
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", os.fspath(name))
+    return found and found[1]
+
+
+def check_scheme(field: str, name: str, allowed: tuple[str, ...]) -> None:
+    """Raises InputError where `name`, which `field` gives, has a scheme that is not allowed."""
+    scheme = scheme_of(name)
+    start = f"{field}={name}" if field else name
+    if scheme is not None and scheme not in allowed:
+        takes = "".join(f" or {one}://bucket/name" for one in allowed)
+        raise InputError(f"{start}: {scheme}:// is not taken here: takes a local name{takes}")
+    if scheme is not None and not re.match(r"[^/]+://[^/]+", name):
+        raise InputError(f"{start}: names no bucket: takes {scheme}://bucket/name")
+
+
+def path_of(name: str | os.PathLike[str]) -> Path:
+    """The place of a run, or of a file in one: local, or in a bucket of `gs://`.
+
+    Raises:
+      InputError: another scheme, or the extra `cloud` is not installed.
+    """
+    if isinstance(name, Path | Bucket):
+        return cast(Path, name)
+    return _place(os.fspath(name), RUNS)
+
+
+def source_path(directory: str, name: str) -> Path:
+    """The file that a source names, relative to `directory`; in both `~` is the user's home.
+
+    Raises:
+      InputError: as `path_of`, but for `s3://` too.
+    """
+    local = os.path.expanduser(name)
+    if scheme_of(name) is None and scheme_of(directory) and not os.path.isabs(local):
+        name = f"{directory.rstrip('/')}/{name}"
+    if scheme_of(name):
+        return _place(name, SOURCES)
+    return Path(os.path.expanduser(directory)) / local
+
+
+def _place(name: str, allowed: tuple[str, ...]) -> Path:
+    check_scheme("", name, allowed)
+    scheme = scheme_of(name)
+    if scheme is None:
+        return Path(name)
+    try:
+        _store(scheme)
+    except ImportError as error:
+        raise not_installed(f"{name} needs {LIBRARIES[scheme]} ({error.name})", "cloud") from None
+    return cast(Path, Bucket(name))  # by what it can do
+
+
+@functools.cache
+def _store(scheme: str) -> Any:
+    import fsspec
+
+    if scheme == "gs":
+        import google.cloud.storage  # noqa: F401  # Orbax lists steps by it
+
+    # Orbax asks through these libraries too; all must see at once what other processes write, and
+    # what is written past them.
+    os.environ.setdefault("EPATH_USE_TF", "0")
+    fsspec.config.conf.setdefault(LIBRARIES[scheme][:-2], {})["use_listings_cache"] = False
+    return fsspec.filesystem(scheme, use_listings_cache=False)
+
+
+class Bucket(PurePosixPath):
+    """A place in a bucket: an object, or all whose names go on with `/`.
+
+    What goes wrong is an OSError with the place and a reason, whatever library it came from.
+    """
+
+    def __str__(self) -> str:
+        return re.sub(r"^([a-z0-9]+):/", r"\1://", super().__str__())
+
+    @property
+    def _fs(self) -> Any:
+        return _store(self.parts[0].removesuffix(":"))
+
+    def _info(self) -> dict[str, Any] | None:
+        try:
+            with _telling(self):
+                return self._fs.info(str(self))
+        except FileNotFoundError:
+            return None
+
+    def _must(self) -> dict[str, Any]:
+        if (found := self._info()) is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(self))
+        return found
+
+    def _named(self, names: list[str]) -> list["Bucket"]:
+        """Places by the names that the libraries give, which have no scheme."""
+        found = {Bucket(f"{self.parts[0]}//{name}") for name in names}
+        return sorted(found - {self})
+
+    def exists(self) -> bool:
+        return self._info() is not None
+
+    def is_file(self) -> bool:
+        return (self._info() or {}).get("type") == "file"
+
+    def is_dir(self) -> bool:
+        return (self._info() or {}).get("type") == "directory"
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def absolute(self) -> "Bucket":
+        return self
+
+    def resolve(self) -> "Bucket":
+        return self
+
+    def stat(self) -> SimpleNamespace:
+        return SimpleNamespace(st_size=self._must()["size"])
+
+    def crc32c(self) -> tuple[int, int]:
+        """The checksum of an object, as the store has it, and its size: nothing is read."""
+        found = self._must()
+        return int.from_bytes(base64.b64decode(found["crc32c"]), "big"), found["size"]
+
+    def version(self) -> tuple[int, str]:
+        """Size and version of an object: another where it is written anew."""
+        found = self._must()
+        return found["size"], str(found.get("generation") or found["ETag"])
+
+    def iterdir(self) -> Iterator["Bucket"]:
+        with _telling(self):
+            names = self._fs.ls(str(self), detail=False)
+        yield from self._named(names)
+
+    def matches(self) -> list["Bucket"]:
+        """All objects whose names match this one, taken for a pattern."""
+        with _telling(self):
+            found = self._fs.glob(str(self), detail=True)
+        return self._named([name for name, about in found.items() if about["type"] == "file"])
+
+    def glob(self, pattern: str) -> Iterator["Bucket"]:
+        with _telling(self):
+            names = self._fs.glob(f"{self}/{pattern}")
+        yield from self._named(names)
+
+    def rglob(self, pattern: str) -> Iterator["Bucket"]:
+        """All objects below; takes no pattern but `*`."""
+        assert pattern == "*"
+        with _telling(self):
+            names = self._fs.find(str(self))
+        yield from self._named(names)
+
+    def open(
+        self,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+    ) -> Any:
+        """For reading only, of small files: it is read whole, as what is written is."""
+        assert mode in ("r", "rb"), mode
+        file = io.BytesIO(self.read_bytes())
+        return file if mode == "rb" else io.TextIOWrapper(file, encoding, errors)
+
+    def read_bytes(self) -> bytes:
+        with _telling(self):
+            return self._fs.cat_file(str(self))
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def fetch(self, file: Path) -> None:
+        """Copies an object to a local file."""
+        with _telling(self):
+            self._fs.get_file(str(self), str(file))
+
+    def write_bytes(self, data: bytes) -> None:
+        with _telling(self):
+            self._fs.pipe_file(str(self), data)
+
+    def create(self, data: bytes) -> bool:
+        """Writes an object where there is none; whether there was none."""
+        try:
+            with _telling(self):
+                self._fs.pipe_file(str(self), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            with _telling(self):
+                self._fs.rm_file(str(self))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def replace(self, target: "Bucket") -> None:
+        """Copies each object below, and deletes the old ones: not at once, as on a disk."""
+        with _telling(self):
+            for name in sorted(self._fs.find(str(self))):
+                end = f"{self.parts[0]}//{name}".removeprefix(str(self))
+                self._fs.cp_file(name, f"{target}{end}")
+            self._fs.rm(str(self), recursive=True)
+
+    rename = replace
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """There are no directories, but the bucket must be there."""
+        bucket = Bucket(f"{self.parts[0]}//{self.parts[1]}")
+        if bucket._info() is None:
+            raise FileNotFoundError(errno.ENOENT, f"there is no bucket {bucket}", str(self))
+
+
+@contextlib.contextmanager
+def _telling(place: Bucket) -> Iterator[None]:
+    """Each library on the way has errors of its own, and some have no words."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(place)) from None
+    except FileExistsError:
+        raise FileExistsError(errno.EEXIST, "is there already", str(place)) from None
+    except Exception as error:
+        words = " ".join(str(error).split())
+        words = re.sub(r"^\[Errno -?\d+\] ", "", words)[:300] or type(error).__name__
+        raise OSError(errno.EIO, words, str(place)) from error

@@ -1,0 +1,33 @@
+"""Objects of buckets as local files: fetched once into the cache, and anew where one has changed.
+
+A copy is kept under the object's URL, size and version (the generation of `gs://`, the etag of
+`s3://`), so that all that reads a file, its index and its memory map are as of any local one.
+"""
+
+import contextlib
+from pathlib import Path
+
+from mhe_jax.config import InputError
+from mhe_jax.config.places import Bucket
+from mhe_jax.data.cache import built_once, key_of
+
+
+def local_copy(path: Path, cache: Path) -> Path:
+    """The copy of an object; a local file is its own. Copies of what it held before are deleted.
+
+    Raises:
+      InputError: there is no such object, or it cannot be read.
+    """
+    if not isinstance(path, Bucket):
+        return path
+    try:
+        copies = cache / "fetched" / key_of(str(path))
+        copy = built_once(copies / key_of(*path.version()), path.fetch)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    for other in copies.iterdir():
+        # Drafts are of those who fetch now; who has an earlier copy open keeps it.
+        if other != copy and other.suffix != ".tmp":
+            with contextlib.suppress(OSError):
+                other.unlink()
+    return copy

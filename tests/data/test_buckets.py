@@ -1,0 +1,123 @@
+"""Sources in buckets, against stores on 127.0.0.1."""
+
+import gzip
+import lzma
+import uuid
+
+import fsspec
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from mhe_jax.config import InputError
+from mhe_jax.config.places import Bucket
+from mhe_jax.data import open_source
+
+LINES = "one\ntwo\nthree\n"
+
+
+@pytest.fixture(params=["gs", "s3"])
+def url(request):
+    """A directory that no other test uses."""
+    return f"{request.getfixturevalue(request.param)}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def put(url):
+    """`put(name, data)` makes an object, past the code that is tested."""
+
+    def write(name, data):
+        fsspec.filesystem(url.partition(":")[0]).pipe_file(f"{url}/{name}", data)
+
+    return write
+
+
+@pytest.fixture
+def read(tmp_path):
+    def open_it(*written, content="text", **options):
+        return open_source(written, content, cache=tmp_path / "cache", **options)
+
+    return open_it
+
+
+def test_every_form_is_read_as_a_local_one(url, put, read, tmp_path):
+    put("a.txt", LINES.encode())
+    put("a.txt.gz", gzip.compress(LINES.encode()))
+    put("a.txt.xz", lzma.compress(LINES.encode()))
+    put("a.jsonl", b'{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
+    parquet.write_table(pa.table({"text": LINES.split()}), tmp_path / "a.parquet")
+    put("a.parquet", (tmp_path / "a.parquet").read_bytes())
+    for name in ("a.txt", "a.txt.gz", "a.txt.xz", "a.jsonl", "a.parquet"):
+        assert list(read(f"{url}/{name}")) == ["one", "two", "three"], name
+    put("a.tsv", b"one\teins\ntwo\tzwei\n")
+    pairs = [("one", "eins"), ("two", "zwei")]
+    assert list(read(f"{url}/a.tsv", content="pair")) == pairs
+    put("p.en", b"one\ntwo\n")
+    put("p.de", b"eins\nzwei\n")
+    assert list(read("p.en", "p.de", content="pair", directory=url)) == pairs
+
+
+def test_its_key_is_that_of_the_same_text_on_a_disk(url, put, read, tmp_path):
+    put("a.txt", LINES.encode())
+    (tmp_path / "b.txt").write_text(LINES)
+    assert read(f"{url}/a.txt").key == read("b.txt", directory=str(tmp_path)).key
+
+
+def test_patterns_and_directories_are_sources_of_all_their_files(url, put, read):
+    put("c/2.txt", b"three\nfour\n")
+    put("c/1.txt", b"one\ntwo\n")
+    put("c/_about", b"no text\n")
+    put("c/deeper/3.txt", b"five\n")
+    assert list(read(f"{url}/c/*.txt")) == ["one", "two", "three", "four"]
+    assert list(read("c/?.txt", directory=url)) == ["one", "two", "three", "four"]
+    assert list(read(f"{url}/c/**/*.txt")) == ["one", "two", "three", "four", "five"]
+    assert list(read(f"{url}/c")) == ["one", "two", "three", "four"]
+    put("d/[a].txt", b"a name, no pattern\n")
+    assert list(read(f"{url}/d/[a].txt")) == ["a name, no pattern"]
+
+
+def test_it_is_fetched_once_and_anew_when_it_has_changed(url, put, read, tmp_path, monkeypatch):
+    fetched = []
+    fetch = Bucket.fetch
+    monkeypatch.setattr(Bucket, "fetch", lambda *args: fetched.append(args) or fetch(*args))
+    put("a.txt", b"one\n")
+    for _ in range(2):
+        assert list(read(f"{url}/a.txt")) == ["one"]
+    assert len(fetched) == 1
+    put("a.txt", b"two\n")  # of the same size
+    assert list(read(f"{url}/a.txt")) == ["two"]
+    assert len(fetched) == 2
+    (copy,) = (tmp_path / "cache" / "fetched").glob("*/*")
+    assert copy.read_bytes() == b"two\n"
+
+
+def test_what_is_wrong_is_told_with_the_url(url, put, read):
+    put("a.txt", b"\xff\n")
+    put("empty.txt", b"")
+    for name, reason in [
+        ("none.txt", "no such file"),
+        ("none*.txt", "no file matches"),
+        ("a.txt", "is not UTF-8"),
+        ("empty.txt", "is empty"),
+    ]:
+        with pytest.raises(InputError) as error:
+            read(f"{url}/{name}")
+        assert f"{url}/{name}" in str(error.value)
+        assert reason in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_bucket_that_is_not_there(url, read):
+    scheme = url.partition(":")[0]
+    with pytest.raises(InputError, match=f"{scheme}://no-such-bucket/a.txt: no such file"):
+        read(f"{scheme}://no-such-bucket/a.txt")
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Forbidden"), OSError("Forbidden: b/a")])
+def test_no_permission_and_no_network_are_one_line(gs, monkeypatch, read, error):
+    def info(*_, **__):
+        raise error
+
+    monkeypatch.setattr(Bucket(gs)._fs, "info", info)
+    with pytest.raises(InputError, match=r"^gs://bucket/a.txt: Forbidden[^\n]*$"):
+        read(f"{gs}/a.txt")

@@ -1,0 +1,79 @@
+"""Names of places: local ones, those in buckets, and those that are refused."""
+
+import builtins
+from pathlib import Path
+
+import pytest
+
+from mhe_jax.config import Config, DataConfig, InputError
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.files import cache_directory
+from mhe_jax.config.places import _store, path_of, source_path
+from mhe_jax.config.rules import check
+
+
+def test_local_names_stay_paths():
+    for name in ("runs/a", "/runs/a", "a:b", "gs:/a", "tfds:glue/cola:train"):
+        assert path_of(name) == Path(name)
+        assert type(path_of(name)) is type(Path())
+    assert source_path("data", "a.txt") == Path("data/a.txt")
+    assert source_path("~", "a.txt") == Path("~/a.txt").expanduser()
+
+
+def test_names_in_buckets_keep_their_scheme(gs, s3):
+    place = path_of(f"{gs}/runs") / "a" / "config.json"
+    assert str(place) == f"{place}" == f"{gs}/runs/a/config.json"
+    assert (place.name, str(place.parent.parent)) == ("config.json", f"{gs}/runs")
+    assert path_of(place) is place
+    for directory, name in [(s3, "a.txt"), (f"{s3}/", "a.txt"), ("data", f"{s3}/a.txt")]:
+        assert str(source_path(directory, name)) == f"{s3}/a.txt"
+    assert source_path(gs, "/local/a.txt") == Path("/local/a.txt")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("workdir", "s3://bucket/run", "a local name or gs://bucket/name"),
+        ("workdir", "http://host/run", "a local name or gs://bucket/name"),
+        ("workdir", "file:///run", "a local name or gs://bucket/name"),
+        ("train.init_from", "s3://bucket/run", "a local name or gs://bucket/name"),
+        ("data.train", ("hdfs://host/a",), "a local name or gs://bucket/name or s3://bucket/name"),
+        ("data.validation", ("GS://bucket/a",), "or s3://bucket/name"),
+        ("data.directory", "https://host/a", "or s3://bucket/name"),
+        ("data.cache_directory", "gs://bucket/a", "takes a local name"),
+        ("evaluation.sources", ("ftp://host/a",), "or s3://bucket/name"),
+    ],
+)
+def test_any_other_scheme_is_refused(field, value, allowed):
+    config = Config(task="lm", data=DataConfig(train=("a.txt",)))
+    name = value if isinstance(value, str) else value[0]
+    with pytest.raises(InputError) as error:
+        check(set_field(config, field, value))
+    scheme = name.partition(":")[0]
+    assert str(error.value).startswith(f"{field}={name}: {scheme}:// is not taken here: takes ")
+    assert str(error.value).endswith(allowed)
+
+
+def test_a_url_without_a_bucket_is_refused():
+    with pytest.raises(InputError, match="names no bucket: takes gs://bucket/name"):
+        path_of("gs:///run")
+
+
+def test_a_cache_is_local(monkeypatch):
+    monkeypatch.setenv("MHE_JAX_CACHE", "gs://bucket/cache")
+    with pytest.raises(InputError, match="gs:// is not taken here: takes a local name$"):
+        cache_directory()
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args):
+        if name.startswith("google.cloud"):
+            raise ModuleNotFoundError("gone", name=name)
+        return real(name, *args)
+
+    _store.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"^gs://bucket/run needs gcsfs .*\[cloud\]"):
+        path_of("gs://bucket/run")
