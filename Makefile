@@ -55,9 +55,10 @@ peers: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -e '.[huggingface]' -c constraints.txt
 	$(BIN)/python -m pytest -n 2 -m 'peers and $(FAST)'
 
+# Not --quiet: MkDocs counts only the warnings that it shows.
 site: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -e '.[docs]' -c constraints.txt
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 package: $(INSTALLED)
 	tests/package.sh $(CURDIR)/$(BIN)/python $(CURDIR)/dist
