@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.config.files import METRICS
+from mhe_jax.evaluation.sample import TranslatedSample
 from mhe_jax.training import loop, tracking
 
 pytestmark = pytest.mark.whole_run
@@ -82,6 +83,19 @@ def test_processes_compute_what_one_does(tiny, job, saved, tmp_path, count):
         strict=True,
     ):
         np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_processes_translate_the_sample_as_one(tiny, job, tmp_path):
+    config = tiny("translation", **{"train.eval_translate": 5, "train.num_steps": 3})
+    loop.train(config, jax.devices()[:1], sample=TranslatedSample)
+    together = tmp_path / "together"
+    assert_ended(job(config, together, 2))
+    one, two = (
+        [line["bleu"] for line in tracking.read(Path(place) / METRICS) if "bleu" in line]
+        for place in (config.workdir, together)
+    )
+    assert one == pytest.approx(two)
+    assert len(one) == 1
 
 
 @pytest.mark.slow

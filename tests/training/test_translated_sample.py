@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import jax
 import pytest
 
 from mhe_jax.config import InputError
@@ -71,18 +70,3 @@ def test_a_call_that_has_no_search_is_one_line(tiny):
     with pytest.raises(InputError, match=r"takes train\(config, sample=TranslatedSample\)"):
         train(config)
     assert not Path(config.workdir).exists()
-
-
-@pytest.mark.whole_run
-def test_processes_translate_as_one(tiny, job, tmp_path):
-    config = tiny("translation", **{"train.eval_translate": 5, "train.num_steps": 3})
-    train(config, jax.devices()[:1], sample=TranslatedSample)
-    together = tmp_path / "together"
-    found = job(config, together, 2)
-    assert [status for status, _, _ in found] == [0, 0], [err for _, _, err in found]
-    one, two = (
-        [line["bleu"] for line in tracking.read(Path(place) / METRICS) if "bleu" in line]
-        for place in (config.workdir, together)
-    )
-    assert one == pytest.approx(two)
-    assert len(one) == 1
