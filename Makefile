@@ -4,12 +4,13 @@
 # make ahead   install libtpu, run the tests that compile for TPUs that are not here
 # make peers   install transformers and torch, run the tests that compare with them
 # make package build sdist and wheel in dist/, and use them in an empty environment
+# make site    build the pages of docs/ into site/, strictly: a link that leads nowhere is an error
 # make images  run the steps of the Dockerfiles without Docker
 # make matrix  the tests of attention and models on the oldest and newest Python and JAX
 # make slow    the tests that take minutes, and all combinations of parameters
 # make mutants puts bugs in, and says which ones no test sees; takes long
 # make lint    ruff and pyright
-# make clean   remove .venv and the demo's runs
+# make clean   remove .venv, site and the demo's runs
 #
 # PYTHON=python3.12 picks the interpreter; it must be 3.11 or newer.
 
@@ -24,29 +25,14 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test runs ahead peers package images matrix slow mutants lint clean
+.PHONY: demo test runs ahead peers site package images matrix slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/python train.py configs/demo.py --workdir $(RUN) $(addprefix --train.num_steps ,$(DEMO_STEPS))
 	$(BIN)/python eval.py $(RUN)
-	@# Of the test too: none of these is in training.
-	@printf '%s\n' \
-	    "half past nine in the evening" \
-	    "until quarter to two at night" \
-	    "at one fifteen p.m." \
-	    "on Friday, the fourteenth of October, nineteen eighty-eight" \
-	    "room nine hundred and forty-six thousand, seven hundred and ninety-three" \
-	    > $(RUN)/english.txt
-	@$(BIN)/python eval.py $(RUN) --translate < $(RUN)/english.txt > $(RUN)/german.txt
-	@echo; paste -d '\n' $(RUN)/english.txt $(RUN)/german.txt | sed 'n; s/^/    /'
-	@$(BIN)/python -c 'import json, sys; \
-	score = json.load(open("$(RUN)/eval_test.json")); \
-	bleu, exact = score["bleu"], score["exact_match"]; \
-	print(f"\n{bleu:.1f} BLEU and {exact:.1f} % exact match on what is not in training", \
-	      "(at least $(DEMO_BLEU) and $(DEMO_EXACT) are asked for)"); \
-	print("learning curve: $(RUN)/learning_curve.png"); \
-	sys.exit(bleu < $(DEMO_BLEU) or exact < $(DEMO_EXACT))'
+	@$(BIN)/python -m mhe_jax demo $(RUN) --bleu $(DEMO_BLEU) --exact_match $(DEMO_EXACT)
+	@echo "learning curve: $(RUN)/learning_curve.png"
 
 FAST := not slow and not rest
 
@@ -68,6 +54,10 @@ $(LIBTPU)/libtpu/libtpu.so: $(INSTALLED)
 peers: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -e '.[huggingface]' -c constraints.txt
 	$(BIN)/python -m pytest -n 2 -m 'peers and $(FAST)'
+
+site: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -e '.[docs]' -c constraints.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 package: $(INSTALLED)
 	tests/package.sh $(CURDIR)/$(BIN)/python $(CURDIR)/dist
@@ -100,7 +90,7 @@ lint: $(INSTALLED)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf .venv runs/demo runs/demo-*
+	rm -rf .venv site runs/demo runs/demo-*
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -108,5 +98,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	        "$$($(PYTHON) --version 2>&1); try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
 	    exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -e '.[demo,report,dev,export]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[demo,report,wandb,dev,export]' -c constraints.txt
 	@touch $@

@@ -2,7 +2,7 @@
 
     python train.py configs/demo.py --workdir runs/demo
     python eval.py runs/demo
-    echo "half past nine in the evening" | python eval.py runs/demo --translate
+    echo "about twenty-five to nine in the evening" | python eval.py runs/demo --translate
 
 Nothing is downloaded: the phrases are made by num2words and babel (extra `demo`). No number, date
 or time of the test is in training. `make demo` does all of this.
@@ -60,7 +60,8 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
         ),
         train=TrainConfig(
             num_steps=100 if small else 800,
-            eval_every=50 if small else 200,
+            eval_every=50 if small else 100,
+            eval_translate=0 if small else 100,
             checkpoint_every=50 if small else 200,
             keep_checkpoints=1,
         ),

@@ -20,7 +20,7 @@ for file in "$@"; do
                 git -C "$root" ls-files -z | (cd "$root" && xargs -0 cp --parents -t "$place$to")
                 ;;
             RUN) (cd "$place" && PATH="$place/venv/bin:$PATH" bash -euc "${rest//\/opt\//$place/opt/}") ;;
-            ENTRYPOINT) entrypoint=$(sed 's/[]["]//g' <<< "$rest") ;;
+            ENTRYPOINT) entrypoint=$(tr -d '[]"' <<< "$rest") ;;
             *) echo "$file: $instruction is not known here" >&2; exit 1 ;;
         esac
     done < "$file"

@@ -41,6 +41,7 @@ from mutations.mutant import Mutant
 from mutations.python_mutants import PYTHON
 from mutations.run_mutants import RUN
 from mutations.training_mutants import TRAINING
+from mutations.watching_mutants import WATCHING
 
 MUTANTS = (
     *ATTENTION,
@@ -54,6 +55,7 @@ MUTANTS = (
     *PYTHON,
     *INTERCHANGE,
     *EXPORT,
+    *WATCHING,
 )
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mhe_jax"

@@ -14,15 +14,15 @@ wheel=$(ls "$dist"/mhe_jax-*.whl) sdist=$(ls "$dist"/mhe_jax-*.tar.gz)
 
 "$python" -m venv "$place/venv"
 bin=$place/venv/bin
-"$bin/python" -m pip install --quiet "$wheel[demo]" -c "$root/constraints.txt"
+"$bin/python" -m pip install --quiet "${wheel}[demo]" -c "$root/constraints.txt"
 cd "$place"
 "$bin/mhe-jax" configs | grep '^multi30k  *Multi30k' > /dev/null
 "$bin/mhe-jax" configs show demo > mine.py
 "$bin/mhe-jax" train mine.py --workdir run --train.num_steps 4 --train.eval_batches 1
 "$bin/mhe-jax" eval run --beam_size 1 | grep '"bleu"' > /dev/null
-echo "half past nine in the evening" | "$bin/mhe-jax" eval run --translate
+echo "about twenty-five to nine in the evening" | "$bin/mhe-jax" eval run --translate
 if "$bin/mhe-jax" train demo --workdir other --train.tensorboard True 2> "$place/said"; then exit 1; fi
-grep -qF "pip install '$wheel[report]'" "$place/said"
+grep -qF "pip install '${wheel}[report]'" "$place/said"
 
 # A type checker sees the types of what a user's project imports.
 cat > project.py <<'PY'

@@ -341,7 +341,7 @@ def test_every_command_has_its_name(capsys):
         commands.main(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for name in ("train", "eval", "compare", "paper", "convert", "factorize", "export"):
+    for name in commands.COMMANDS:
         assert f"\n  {name} " in text
 
 

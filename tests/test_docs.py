@@ -38,7 +38,13 @@ from mhe_jax.interchange import FORMATS
 from mhe_jax.training.cluster.distributed import take_flags
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+# In the order of the site, in which they are read.
+NAVIGATION = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}" for name in NAVIGATION if (ROOT / "docs" / name).exists()),
+]
 DOCSTRINGS = [f"configs/{path.name}" for path in CONFIGS]
 PROGRAM = re.compile(r"python (?:train\.py|eval\.py|-m mhe_jax)(?= )")
 TARGETS = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -279,6 +285,22 @@ def test_a_stop_of_a_walk_is_there(file, name):
             for node in ast.iter_child_nodes(scope)
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == part
         )
+
+
+# Code of attention, which needs no run
+
+
+@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/your_model.md", 3)])
+def test_the_code_of_attention_runs(name, count):
+    """One piece after the other, in the same names."""
+    pieces = re.findall(r"^```python\n(.*?)^```", text_of(name), re.MULTILINE | re.DOTALL)
+    pieces = [
+        piece for piece in pieces if "mhe_jax.attention" in piece or "make_attention" in piece
+    ]
+    assert len(pieces) == count
+    names: dict = {}
+    for piece in pieces:
+        exec(compile(piece, name, "exec"), names)
 
 
 # What they do

@@ -35,7 +35,7 @@ HOMES = {
     "babel": "data/phrases.py",
     "google_crc32c": ("data/tfrecord.py", "training/checkpoint"),  # their checksums, and ours
     "grain": "data/loader.py",
-    "matplotlib": "training/tracking.py",
+    "matplotlib": "training/curve.py",
     "num2words": "data/phrases.py",
     "orbax": "training/checkpoint",
     "rich": "training/tracking.py",
@@ -43,9 +43,10 @@ HOMES = {
     "scipy": "tasks/labelled/scores.py",
     "sentencepiece": "data/tokenizer.py",
     "sklearn": "tasks/labelled/scores.py",
-    "tensorboardX": "training/tracking.py",
+    "tensorboardX": "training/metric_writers.py",
     "tensorflow_datasets": "data/tfds_source.py",
     "tyro": "cli/arguments.py",
+    "wandb": "training/metric_writers.py",
 }
 
 # Names that say nothing about what is inside.

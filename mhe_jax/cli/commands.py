@@ -2,7 +2,18 @@
 
 from collections.abc import Sequence
 
-from mhe_jax.cli import compare, configs, convert, data, evaluate, export, factorize, paper, train
+from mhe_jax.cli import (
+    compare,
+    configs,
+    convert,
+    data,
+    demo,
+    evaluate,
+    export,
+    factorize,
+    paper,
+    train,
+)
 from mhe_jax.cli.process import called
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import did_you_mean, nearest
@@ -23,6 +34,7 @@ COMMANDS = {
         "a trained run with another attention, or a model of transformers, as a run",
     ),
     "factorize": (factorize.main, "a trained run with matrices of fewer parameters"),
+    "demo": (demo.main, "what a run of the demo translates, with a mark beside what is wrong"),
 }
 
 

@@ -50,9 +50,10 @@ def main(arguments: Sequence[str]) -> None:
         output(json.dumps(make_run(run, new)) + "\n")
         return
     result = convert(run, new, wanted)
-    for path, errors in result["errors"].items():
-        told = ("not measured" if e is None else f"{e:.6f}" for e in errors.values())
-        print(f"{' -> '.join(told)}  {path}", file=sys.stderr)
+    if not wanted.rows:
+        print("errors of the layers: not measured, by --rows 0", file=sys.stderr)
+    for path, errors in result["errors"].items() if wanted.rows else ():
+        print(f"{errors['before']:.6f} -> {errors['after']:.6f}  {path}", file=sys.stderr)
     output(json.dumps(result) + "\n")
 
 

@@ -41,8 +41,9 @@ def main(arguments: Sequence[str], command: Sequence[str] = AS_MODULE) -> None:
     processes, arguments = take_flags(arguments)
     config = parse_train_arguments(arguments)
     with joined(processes) as writes:
+        from mhe_jax.evaluation.sample import TranslatedSample
         from mhe_jax.training.loop import train
 
-        result = train(config)
+        result = train(config, sample=TranslatedSample)
         if writes:
             output(json.dumps(result) + "\n")

@@ -50,6 +50,9 @@ class TrainConfig:
     eval_every: int = 500
     # Batches of a validation; None reads the whole split.
     eval_batches: int | None = None
+    # Translation: BLEU of the first so many validation pairs, translated greedily at each
+    # validation; 0 for none.
+    eval_translate: int = 0
     # Steps between checkpoints; the last step is always saved.
     checkpoint_every: int = 500
     # Checkpoints kept, beside the best on the validation split.
@@ -62,6 +65,8 @@ class TrainConfig:
     profile_steps: tuple[int, ...] = ()
     # Also write TensorBoard event files (needs the extra `report`).
     tensorboard: bool = False
+    # Also log to Weights & Biases, going on with the same run of it (needs the extra `wandb`).
+    wandb: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ lines: from then on it is read as a text file is, and the library that reads the
 """
 
 import hashlib
+import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,7 +123,7 @@ def _parquet(name: str, path: Path, field: str) -> Iterator[Any]:
             if len(batch):
                 yield batch.column(0)
     except (ArrowException, OSError) as error:
-        raise _damaged(name, "a Parquet file", error) from None
+        raise _damaged(name, path, error) from None
 
 
 def _stream(name: str, path: Path, field: str) -> Iterator[Any]:
@@ -135,10 +137,50 @@ def _stream(name: str, path: Path, field: str) -> Iterator[Any]:
             if len(batch):
                 yield batch.column(batch.schema.get_field_index(field))
     except (ArrowException, OSError) as error:
-        raise _damaged(name, "an Arrow stream", error) from None
+        raise _damaged(name, path, error) from None
 
 
-def _damaged(name: str, form: str, error: Exception) -> InputError:
+def rows_of(path: Path, named: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each row stands, for messages, and its values by field, as those of JSON.
+
+    A class that `datasets` has stored as a number is that, or with `named` its name, and None where
+    it is -1, the mark of no label.
+
+    Raises:
+      InputError: it cannot be read.
+    """
+    from pyarrow import ArrowException, ipc, memory_map, parquet
+
+    try:
+        if path.suffix == ".parquet":
+            file = parquet.ParquetFile(path, buffer_size=1 << 20)
+            schema, batches = file.schema_arrow, file.iter_batches(ROWS, use_threads=False)
+        else:
+            batches = ipc.open_stream(memory_map(str(path)))
+            schema = batches.schema
+        classes = _classes(schema) if named else {}
+        numbers = itertools.count(1)
+        for batch in batches:
+            for values in batch.to_pylist():
+                for field in classes.keys() & values.keys():
+                    values[field] = classes[field].get(values[field])
+                yield f"{path}:row {next(numbers)}", values
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _damaged(str(path), path, error) from None
+
+
+def _classes(schema: Any) -> dict[str, dict[int, str]]:
+    """Names of classes by their numbers, of each field that `datasets` knows to have classes."""
+    try:
+        known = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = {name: of["names"] for name, of in known.items() if of.get("_type") == "ClassLabel"}
+        return {name: dict(enumerate(map(str, of))) for name, of in names.items()}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _damaged(name: str, path: Path, error: Exception) -> InputError:
+    form = "a Parquet file" if path.suffix == ".parquet" else "an Arrow stream"
     return InputError(
         f"{name}: is not {form}, or is damaged ({' '.join(str(error).split())[:200]})"
     )

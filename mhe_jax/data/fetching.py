@@ -4,7 +4,6 @@ import hashlib
 import http.client
 import io
 import lzma
-import shutil
 import urllib.request
 import zipfile
 import zlib
@@ -17,6 +16,7 @@ from mhe_jax.data.index import CHUNK, unpacked_parts
 from mhe_jax.data.published import PUBLISHED, Published, Text
 
 SECONDS = 60  # without an answer
+MOST = 2**30  # bytes of a file; all that are published are smaller
 
 
 def get(name: str, directory: Path, tell: Callable[[str], None]) -> list[Path]:
@@ -75,9 +75,12 @@ def _fetched(data: Published, files: list[str]) -> Iterator[tuple[str, bytes]]:
 def _fetch(url: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=SECONDS) as answer:
-            out = io.BytesIO()
-            shutil.copyfileobj(answer, out, CHUNK)
-            return out.getvalue()
+            found = bytearray()
+            while part := answer.read(CHUNK):
+                found += part
+                if len(found) > MOST:
+                    raise InputError(f"{url}: gives more than {MOST:,} bytes: is not the file")
+            return bytes(found)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise InputError(f"cannot fetch {url}: {reason}") from None

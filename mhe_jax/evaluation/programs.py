@@ -62,6 +62,12 @@ class Programs:
         self._params, self._mesh = params, mesh
         self._compiled: dict[Hashable, Any] = {}
 
+    def with_params(self, params: Any) -> "Programs":
+        """The same programs, with other parameters of the same shapes and places."""
+        other = Programs(params, self._mesh)
+        other._compiled = self._compiled
+        return other
+
     def __call__(
         self, name: Hashable, function: Callable[..., Any], *arrays: Any
     ) -> Callable[[], Any]:

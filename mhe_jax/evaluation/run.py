@@ -8,6 +8,7 @@ checkpoints, seconds, and which form and engine each attention kind ran as.
 """
 
 import bisect
+import dataclasses
 import functools
 import re
 import time
@@ -100,6 +101,12 @@ class Run:
     @functools.cached_property
     def _programs(self) -> Programs:
         return Programs(self.params, self.mesh)
+
+    def with_params(self, params: Any) -> "Run":
+        """This run with other parameters of the same shapes and places; nothing compiles again."""
+        other = dataclasses.replace(self, params=params)
+        vars(other)["_programs"] = self._programs.with_params(params)  # as if it were cached
+        return other
 
     @property
     def evaluation(self) -> EvaluationConfig:

@@ -1,6 +1,7 @@
 """The README.md of an export: what the model is, where it comes from, and how it is used."""
 
 import json
+import shlex
 from typing import Any
 
 from mhe_jax import tasks
@@ -13,34 +14,41 @@ from mhe_jax.model import count_parameters
 SCORES = ("loss", "accuracy", "chrf", "exact_match", "beam_size", "length_penalty", "stride")
 
 
-def card(run: Run, what: str, use: str) -> str:
+HEADS = "each head is `softmax(Q_h K_hᵀ/√D) V_h` unless an equation of O says else; W_o joins them"
+
+
+def card(run: Run, to: str, what: str, use: str) -> str:
     """The text of a card, in Markdown.
 
     Args:
       run: whose model it is.
+      to: the format.
       what: sentences on the files, and on what is not as in the run.
       use: lines of code or a command that use them, fenced, and what there is to say of it.
     """
     config, counts = run.config, count_parameters(run.params, run.config.model)
-    model = config.model
+    model, scores = config.model, scores_of(run)
     layers = f"{model.num_layers} layers"
     if "cross" in config.facts.roles:
         layers = f"{model.num_layers} + {model.num_decoder_layers or model.num_layers} layers"
     kinds = {kind: role for role, kind in reversed(config.kinds.items())}
-    equations = [f"- `{kind}`: {equation(kind)}" for kind in kinds]
     pieces = f"a vocabulary of {model.vocabulary_size:,}"
     facts = [
         f"- task `{config.task}`, {layers} of width {model.features}, {pieces}",
         f"- {counts['total']:,} parameters, {counts['attention']:,} of them in attention",
-        *equations,
+        *(f"- `{kind}`: {equation(kind)}" for kind in kinds),
+        f"- {HEADS}",
         *([f"- trained on {', '.join(config.data.train)}"] if config.data.train else []),
         f"- checkpoint of step {', '.join(map(str, run.steps))}"
         + (" (their mean)" if len(run.steps) > 1 else ""),
-        *(f"- {split}: {scores}" for split, scores in scores_of(run).items()),
+        *(f"- {split}: {numbers}" for split, numbers in scores.items()),
     ]
-    return "\n".join(
-        [f"# {run.workdir.resolve().name}", "", what, "", use, "", "## The model", "", *facts, ""]
-    )
+    source = shlex.quote(str(run.workdir))
+    made = [f"python -m mhe_jax export {source} OUT --to {to}"]
+    if scores:
+        made = [f"python eval.py {source}", *made]
+    model_and_origin = ["## The model", "", *facts, "", "Made by", "", "```", *made, "```", ""]
+    return "\n".join([f"# {run.workdir.resolve().name}", "", what, "", use, "", *model_and_origin])
 
 
 def equation(kind: str) -> str:

@@ -88,7 +88,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
     longest = config.model.max_length
     use = USES[config.task].format(length=longest)
-    text = card(run, WHAT.format(length=longest), use)
+    text = card(run, "ctranslate2", WHAT.format(length=longest), use)
     (directory / "README.md").write_text(text, encoding="utf-8")
     return result
 

@@ -43,6 +43,6 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
         vocabulary = TOKENIZER_JSON if is_json else SENTENCEPIECE
     search = tasks.of(run.config).search
     what = WHAT.format(vocabulary=vocabulary)
-    text = card(run, what, USE.format(search=SEARCHES.get(search or "", "")))
+    text = card(run, "safetensors", what, USE.format(search=SEARCHES.get(search or "", "")))
     (directory / "README.md").write_text(text, encoding="utf-8")
     return {"tensors": len(tensors), "parameters": sum(array.size for array in tensors.values())}

@@ -119,7 +119,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     lines = LINES["encode" if first == "encode" else config.task]
     types = ", 0 * tokens" if "token_types" in found[first].arguments else ""
     use = USE.format(name=first, lines=lines.replace("{types}", types))
-    (directory / "README.md").write_text(card(run, what, use), encoding="utf-8")
+    (directory / "README.md").write_text(card(run, "stablehlo", what, use), encoding="utf-8")
     return {"functions": list(found), "platforms": list(PLATFORMS), "form": forms}
 
 

@@ -32,6 +32,7 @@ SAME_BELOW = (
     "train.keep",
     "train.profile_steps",
     "train.tensorboard",
+    "train.wandb",
     "model.remat",
     "model.kronecker.apply",
 )

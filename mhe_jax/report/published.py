@@ -4,7 +4,11 @@
 Attention", Findings of EMNLP 2023, arXiv 2310.07911.
 """
 
+import re
 from typing import NamedTuple
+
+from mhe_jax.config import Config
+from mhe_jax.tasks.labelled.table import TABLE
 
 # Attention parameters of the encoder in millions, as printed: 12 layers, M = 768, H = 12.
 ENCODER_LAYERS, ENCODER_FEATURES, ENCODER_HEADS = 12, 768, 12
@@ -28,6 +32,7 @@ class Entry(NamedTuple):
 
 
 BENCHMARKS = ("GLUE", "SuperGLUE", "SQuAD v1.1", "SQuAD v2.0")
+WMT14 = "WMT14 English to German"
 # Kind -> an entry for each of `BENCHMARKS`. GLUE and SuperGLUE are mean accuracies.
 ENCODER_SCORES = {
     "sha": (
@@ -73,6 +78,18 @@ ENCODER_SCORES = {
         Entry("72.3", "93.9", "22.25"),
     ),
 }
+
+
+def benchmark_of(config: Config) -> str | None:
+    """What the paper calls the task of a run: one of `BENCHMARKS`, `WMT14`, or None for others."""
+    data = config.data
+    if config.task == "translation":
+        names = "/".join((data.directory, *data.train, *data.test)).lower()
+        return WMT14 if re.search(r"wmt_?14.*(?<![a-z])de(?![a-z])", names) else None
+    if not config.facts.labelled or data.dataset == "own":
+        return None
+    suite = {"glue": "GLUE", "superglue": "SuperGLUE"}.get(TABLE[data.dataset].suite)
+    return suite or {"squad": "SQuAD v1.1", "squad_v2": "SQuAD v2.0"}[data.dataset]
 
 
 class Translation(NamedTuple):

@@ -140,17 +140,22 @@ def _pictures(section: Section, memory: Memory) -> list[tuple[str, str]]:
     """(caption, SVG) of each plot."""
     pictures = [
         ("Learning curves: a line for each seed.", plots.learning_curves(section)),
-        (
-            "Score against attention parameters; bars are the spread over seeds. Hollow marks are "
-            "the published numbers, of other data, sizes and budgets: not comparable in absolute "
-            "terms.",
-            plots.score_against_parameters(section),
-        ),
+        (_caption(section), plots.score_against_parameters(section)),
     ]
     if memory["forward"]:
         caption = "Memory of one attention layer against the length T, one example."
         pictures.append((caption, plots.memory_figure(memory)))
     return [(caption, plots.svg(figure)) for caption, figure in pictures]
+
+
+def _caption(section: Section) -> str:
+    caption = "Score against attention parameters; bars are the spread over seeds."
+    if benchmark := plots.published_for(section):
+        caption += (
+            f" Hollow marks are the numbers published for {benchmark}, of other sizes and budgets: "
+            "not comparable in absolute terms."
+        )
+    return caption
 
 
 def _markdown(about: str, parts: Sequence[tuple[str, list[Table], Any]]) -> str:

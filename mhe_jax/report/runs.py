@@ -130,8 +130,9 @@ def _read(path: Path, split: str) -> RunRecord:
     metrics = path / METRICS
     for line in tracking.read(metrics) if metrics.is_file() else ():
         step = line["step"]
-        if isinstance(line.get("loss"), float) and is_number(step) and isinstance(step, int):
-            curve.setdefault(str(line["split"]), []).append((step, line["loss"]))
+        loss = line.get("unsmoothed_loss", line.get("loss"))
+        if isinstance(loss, float) and is_number(step) and isinstance(step, int):
+            curve.setdefault(str(line["split"]), []).append((step, loss))
     if result.get("steps") == config.train.num_steps or (scores and not result):
         return RunRecord(path, config, "done", stale, result, scores, curve)
     done = max((step for points in curve.values() for step, _ in points), default=0)

@@ -4,6 +4,7 @@
     nats = Σ w · -log p(label)
     correct = Σ w · [label is the most probable]
     count = Σ w
+    unsmoothed_loss = nats            where ε > 0: what compares with a loss of validation
 
 so perplexity is exp(nats / count). All float32, whatever the model computes in. The loss of numbers
 is Σ w · (prediction - label)².
@@ -21,7 +22,10 @@ import numpy as np
 def label_sums(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
 ) -> dict[str, jax.Array]:
-    """loss, nats, correct and count of logits [..., V], labels [...] and weights [...]."""
+    """loss, nats, correct and count of logits [..., V], labels [...] and weights [...].
+
+    Where there is label smoothing, also unsmoothed_loss.
+    """
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
     nats, label_logits, normalizer = label_nats(logits, labels)
@@ -35,12 +39,13 @@ def label_sums(
         spread = normalizer - total / jnp.sum(exists, axis=-1)
         smooth = (1 - label_smoothing) * nats + label_smoothing * spread
     correct = _is_highest(logits, labels, label_logits)
-    return {
+    found = {
         "loss": jnp.sum(smooth * weights),
         "nats": jnp.sum(nats * weights),
         "correct": jnp.sum(correct * weights),
         "count": jnp.sum(weights),
     }
+    return found | ({"unsmoothed_loss": found["nats"]} if label_smoothing else {})
 
 
 def label_nats(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -68,15 +73,17 @@ def squared_error_sums(
 
 
 def ratios(sums: dict[str, float]) -> dict[str, float]:
-    """Loss, accuracy and perplexity of sums; the loss with smoothing where it is used.
+    """Losses, accuracy and perplexity of sums; the loss with smoothing where it is used.
 
-    Accuracy and perplexity only where their sums are there.
+    Unsmoothed loss, accuracy and perplexity only where their sums are there.
 
     >>> ratios({"loss": 4.0, "nats": 2.0, "correct": 1.0, "count": 2.0})
     {'loss': 2.0, 'accuracy': 0.5, 'perplexity': 2.718281828459045}
     """
     count = max(sums["count"], 1.0)
     found = {"loss": sums["loss"] / count}
+    if "unsmoothed_loss" in sums:
+        found["unsmoothed_loss"] = sums["unsmoothed_loss"] / count
     if "correct" in sums:
         found["accuracy"] = sums["correct"] / count
     if "nats" in sums:

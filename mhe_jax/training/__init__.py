@@ -5,7 +5,7 @@
 - `state`: what a step changes
 - `step`: one update, one evaluation
 - `checkpoint/`: on disk, whole or not at all
-- `tracking`: metrics.jsonl, progress, TensorBoard, the picture
+- `tracking`: metrics.jsonl and progress; `metric_writers`: TensorBoard, W&B; `curve`: the picture
 - `meter`, `profile`: metrics of steps, their speed, and a trace
 - `summary`: a run in one line before it, and in one JSON object after it
 - `run/`: the working directory: `lock`, `resume`, and runs made from another (`warm_start`,

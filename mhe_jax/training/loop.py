@@ -6,7 +6,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,8 +22,9 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, RESULT, write_whole
 from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.config.rules import check
+from mhe_jax.data import AnyTokenizer
 from mhe_jax.tasks.sums import criterion
-from mhe_jax.training import sharding, summary, tracking
+from mhe_jax.training import sharding, summary
 from mhe_jax.training.checkpoint import (
     Checkpoints,
     Meta,
@@ -34,7 +35,9 @@ from mhe_jax.training.checkpoint import (
 )
 from mhe_jax.training.cluster import group
 from mhe_jax.training.cluster.signals import Signals, Stopped
+from mhe_jax.training.curve import learning_curve
 from mhe_jax.training.meter import PEAK, Meter, NotFinite
+from mhe_jax.training.metric_writers import check_writers, make_writers
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.profile import Profile
 from mhe_jax.training.run import resume, warm_start
@@ -43,8 +46,16 @@ from mhe_jax.training.state import TrainState, initializer_of
 from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
 
+# Metrics of parameters, beside those of the validation batches.
+Measure = Callable[[Any], dict[str, Any]]
 
-def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any]:
+
+def train(
+    config: Config,
+    devices: Sequence[Any] | None = None,
+    *,
+    sample: Callable[[Config, Mesh, AnyTokenizer, nn.Module], Measure] | None = None,
+) -> dict[str, Any]:
     """Train, or go on where the run in `config.workdir` stopped; returns its result.
 
     A run that is complete gives its result again without training.
@@ -52,6 +63,8 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     Args:
       config: the experiment.
       devices: to train on; all there are by default.
+      sample: makes what `train.eval_translate` measures at each validation, which is for
+        `evaluation.sample.TranslatedSample`: searches lie above this room.
 
     Raises:
       InputError: something in the config, the text or the working directory is wrong.
@@ -60,10 +73,12 @@ def train(config: Config, devices: Sequence[Any] | None = None) -> dict[str, Any
     """
     check(config)
     with Signals() as signals, recording():
-        return _train(tasks.resolve(config), devices, signals)
+        return _train(tasks.resolve(config), devices, sample, signals)
 
 
-def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> dict[str, Any]:
+def _train(
+    config: Config, devices: Sequence[Any] | None, sample: Any, signals: Signals
+) -> dict[str, Any]:
     # 1. What can be wrong is found before anything is written.
     group.check()
     changed = resume.changed_fields(config)
@@ -72,8 +87,9 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
     if not resume.holds_run(config):
         warm_start.check_init_from(config)
     tasks.check_sources(config)
-    if config.train.tensorboard:
-        tracking.check_tensorboard()
+    check_writers(config)
+    if config.train.eval_translate and sample is None:
+        raise InputError("train.eval_translate: takes train(config, sample=TranslatedSample)")
     workdir = path_of(config.workdir)
     check_path(workdir)
     _check_writable(workdir)
@@ -82,14 +98,19 @@ def _train(config: Config, devices: Sequence[Any] | None, signals: Signals) -> d
         if resume.changed_fields(config) != changed:
             raise InputError(f"{workdir}: another process has just begun a run here")
         try:
-            return _train_alone(config, mesh, changed, lock, signals)
+            return _train_alone(config, mesh, changed, sample, lock, signals)
         finally:
             if writes:
                 resume.drop_draft(config)
 
 
 def _train_alone(
-    config: Config, mesh: Mesh, changed: list[str], lock: Lock | None, signals: Signals
+    config: Config,
+    mesh: Mesh,
+    changed: list[str],
+    sample: Any,
+    lock: Lock | None,
+    signals: Signals,
 ) -> dict[str, Any]:
     workdir, writes = path_of(config.workdir), lock is not None
     share, shares = sharding.share_of_rows(mesh)
@@ -114,6 +135,7 @@ def _train_alone(
     # 3. The state comes from the newest checkpoint, or from the seed.
     task = tasks.of(config)
     model, optimizer = task.model(config.model), make_optimizer(config)
+    measure = sample(config, mesh, tokenizer, model) if config.train.eval_translate else None
     initialize, abstract = initializer_of(config, model, optimizer, mesh)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
     try:
@@ -143,8 +165,7 @@ def _train_alone(
             workdir,
             c.num_steps,
             start,
-            loss_unit=task.loss_unit,
-            tensorboard=c.tensorboard,
+            writers=make_writers(config, start) if writes else (),
             writes=writes,
         ) as tracker:
             about = summary.about(config, mesh, abstract.params)
@@ -154,20 +175,34 @@ def _train_alone(
             if start:
                 tracker.note(f"{start} of {c.num_steps} steps are done")
             loop = _Loop(
-                config, mesh, model, optimizer, abstract, checkpoints, meta, lock, tracker, signals
+                config,
+                mesh,
+                model,
+                optimizer,
+                abstract,
+                measure,
+                checkpoints,
+                meta,
+                lock,
+                tracker,
+                signals,
             )
             signals.stepping = True
             try:
                 loop.run(state, start, batches, validation)
                 checkpoints.wait()
-                tracker.draw()
+                best = checkpoints.best_meta()
+                if writes:
+                    best_step = (best or {}).get("validated_step")
+                    tracker.upload()
+                    tracker.note(learning_curve(workdir, task, best_step))
             except (NotFinite, OSError) as error:
                 tracker.note(reason := _reason(error, checkpoints, workdir))
                 raise Stopped(1, reason) from error
             except Stopped as stopped:
                 tracker.note(stopped.reason)
                 raise
-        result = summary.result(config, mesh, abstract.params, meta, checkpoints.best_meta())
+        result = summary.result(config, mesh, abstract.params, meta, best)
         if lock is not None:
             lock.check()
             write_whole(workdir / RESULT, json.dumps(result, indent=2) + "\n")
@@ -225,6 +260,7 @@ class _Loop:
         model: nn.Module,
         optimizer: optax.GradientTransformation,
         abstract: TrainState,
+        measure: Measure | None,
         checkpoints: Checkpoints,
         meta: Meta,
         lock: Lock | None,
@@ -233,7 +269,7 @@ class _Loop:
     ):
         self.config, self.mesh, self.checkpoints, self.meta = config, mesh, checkpoints, meta
         self.lock, self.tracker, self.signals = lock, tracker, signals
-        self.task = tasks.of(config)
+        self.task, self.measure = tasks.of(config), measure
         shardings = sharding.shardings_of(abstract)
         self.train_step = train_step_of(config, model, optimizer, mesh, shardings)
         evaluated = self.task.sums(model, outputs=True)
@@ -314,6 +350,7 @@ class _Loop:
 
         Returns the signal that cut it short, 0 for none.
         """
+        self.tracker.doing("validating")
         params, found = _evaluated(state), []
         with validation.iterate(0, self.config.train.eval_batches) as iterator:
             for rows in iterator:
@@ -323,6 +360,8 @@ class _Loop:
         metrics = self.task.measure(jax.device_get(found), validation)
         if not math.isfinite(metrics["loss"]):
             raise NotFinite(step, "validation loss")
+        if self.measure is not None:
+            metrics |= self.measure(params)
         self.meta |= {"validated_step": step, "validation": metrics}
         self.tracker.log(step, "validation", metrics)
         self._keep_if_best(state, step)

@@ -86,6 +86,7 @@ class Meter:
         if compiles:
             self._seen[key] = self._flops(shapes) if self._flops else 0.0
             self._lap(stepping=True)
+            self.tracker.doing("compiling")
         state, metrics = train_step(state, batch)
         if compiles:
             self._lap(stepping=False)

@@ -51,8 +51,8 @@ def result(
         "best_step": best.get("validated_step"),
         "best_validation_loss": best_metrics.get("loss"),
         "best_validation_perplexity": best_metrics.get("perplexity"),
-        # The official metrics of labelled examples; how well moved words are told.
-        **({"best_validation": best_metrics} if {"score", "auc"} & {*best_metrics} else {}),
+        # Official metrics of labelled examples; how well moved words are told; BLEU of a sample.
+        **({"best_validation": best_metrics} if {"score", "auc", "bleu"} & {*best_metrics} else {}),
         "training_seconds": round(meta["seconds"], 1),
         # Source and target without padding; without compilation, validation and checkpoints.
         "tokens_per_second": round(meta["tokens"] / max(meta["stepping_seconds"], 1e-9), 1),

@@ -1,4 +1,4 @@
-"""The NNX model of docs/python.md: it trains, and decodes over the cache what it learned."""
+"""The NNX model of docs/your_model.md: it trains, and decodes over the cache what it learned."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+PAGE = Path(__file__).parents[2] / "docs" / "your_model.md"
 
 
 def test_the_model_of_the_page_trains_and_decodes():

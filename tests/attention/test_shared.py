@@ -515,3 +515,20 @@ def test_denominators_of_one_product_are_finer_than_its_type():
     _, _, found = one_product.forward(static, q, k, values, b, seen)
     w = np.exp(f64(b) - f64(b).max(1, keepdims=True)).sum(1)
     np.testing.assert_allclose(f64(found), np.broadcast_to(w[:, None], found.shape), rtol=1e-5)
+
+
+def test_gradients_of_denominators_of_one_product_are_finer_than_its_type():
+    """Values of 1 and weights of powers of two: the output is 1 and the bias has no gradient."""
+    static, seen = blocks.Static(1.0, 1.0, None), blocks.Seen(Mask())
+    q, k = jnp.zeros((B, T, D), jnp.bfloat16), jnp.ones((B, S, D), jnp.bfloat16)
+    v = jnp.ones((B, S, R, E), jnp.bfloat16)
+    powers = np.random.default_rng(4).integers(-5, 1, (B, S, R))
+    b = jnp.asarray(powers * np.log(2), jnp.float32)
+    values = factored.values_of(q, v, b, seen)
+    _, output, denominator = one_product.forward(static, q, k, values, b, seen)
+    cotangent = jnp.asarray(normal(5, B, T, R * E).reshape(output.shape), jnp.float32)
+    *_, db = one_product.gradient(static, q, k, values, b, seen, output, denominator, cotangent)
+    # All that cancels: a third part of bfloat16 is under the rounding of float32, a second is not.
+    w = np.exp(f64(b))
+    size = np.abs(f64(cotangent)).sum((1, 3))[:, None] * w / w.sum(1, keepdims=True)
+    assert (np.abs(f64(db)) < 2.0**-26 * size).all()

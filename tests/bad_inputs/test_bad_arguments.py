@@ -95,6 +95,19 @@ def test_a_field(refused, field, entry):
             r"runs/mlm/tokenizer\.model: has 300 pieces, model\.vocabulary_size is 400; they",
         ),
         (
+            f"{TRAIN} --train.eval_translate 5",
+            r"train\.eval_translate is 5: translation only, not lm$",
+        ),
+        (
+            "train.py tiny.py:translation --workdir runs/new --train.eval_translate -1",
+            r"train\.eval_translate is -1: takes 0 or more$",
+        ),
+        (
+            "train.py tiny.py:translation --workdir runs/new --train.eval_translate 5"
+            " --data.validation",
+            r"train\.eval_translate is 5: needs data\.validation$",
+        ),
+        (
             f"{TRAIN} --train.profile_steps 3 1",
             r"train\.profile_steps is \(3, 1\): takes a first and",
         ),

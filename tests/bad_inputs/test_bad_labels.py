@@ -25,7 +25,11 @@ FAULTS = {
     "header alone": ("x.tsv", HEAD, ": no examples"),
     "empty": ("x.tsv", "", ": is empty"),
     "no such file": ("x.tsv", None, ": no such file"),
-    "another format": ("x.txt", HEAD, ": takes .tsv, .csv, .jsonl (also as .gz or .xz) or tfds:"),
+    "another format": (
+        "x.txt",
+        HEAD,
+        ": takes .tsv, .csv, .jsonl (also as .gz or .xz), .parquet, .arrow or tfds:",
+    ),
     "open quote": ("x.csv", 'text,label\n"one,a\nred,b\n', ":3: is not CSV ("),
     "half an object": ("x.jsonl", '{"text": "one", "label": "a"}\n{"te\n', ":2: is not JSON ("),
     "no object": ("x.jsonl", '[["one", "a"]]\n', ":1: is not a JSON object"),

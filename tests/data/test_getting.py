@@ -15,7 +15,7 @@ from text_for_tests import REAL_DATA
 
 from mhe_jax.cli import commands
 from mhe_jax.config import InputError
-from mhe_jax.data import open_source, published
+from mhe_jax.data import fetching, open_source, published
 from mhe_jax.data.published import PUBLISHED, Published, Text
 
 TEXTS = {"a.en": b"one\ntwo\n", "a.de": b"eins\nzwei\n"}
@@ -133,6 +133,15 @@ def test_archives_that_are_others(archive, served, tmp_path, capsys):
         (directory / "tiny.zip").write_bytes(wrong)
         with pytest.raises(InputError, match=rf"{url}tiny.zip: is not the archive that it was \("):
             get(capsys, "--directory", str(tmp_path / "x"))
+
+
+def test_an_answer_without_end(files, served, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(fetching, "MOST", 20)
+    monkeypatch.setattr(fetching, "CHUNK", 8)
+    _, url, _ = served
+    with pytest.raises(InputError, match=rf"{url}a.en.gz: gives more than 20 bytes"):
+        get(capsys, "--directory", str(tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_damaged_archive(archive, served, tmp_path, capsys):

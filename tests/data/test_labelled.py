@@ -6,8 +6,10 @@ import gzip
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from labelled_files import CONTEXT, FILES, QUOTED, write
+from pyarrow import parquet
 
 from mhe_jax.config import Config, DataConfig, InputError, ModelConfig
 from mhe_jax.config.data import BOS, EOS, PAD
@@ -283,6 +285,57 @@ def test_tfds_numbers_become_names(config, monkeypatch):
     assert (example.texts, example.index, example.label) == (("p", "q a"), (1, 2, 3), 1)
 
 
+def classes(names, numbers):
+    """A column of classes and what `datasets` writes of it."""
+    feature = {"names": names, "_type": "ClassLabel"}
+    return pa.array(numbers, pa.int64()), {"info": {"features": {"label": feature}}}
+
+
+def write_rows(path, about=None, **fields):
+    table = pa.table(fields)
+    if about is not None:
+        table = table.replace_schema_metadata({"huggingface": json.dumps(about)})
+    parquet.write_table(table, path)
+
+
+def test_columns_of_published_data_sets_are_those_of_tfds(config, tmp_path):
+    label, about = classes(["entailment", "neutral", "contradiction"], [2, -1])
+    texts = {"premise": ["a", "c"], "hypothesis": ["b", "d"], "idx": [7, 8]}
+    given = config("mnli", train=("a.parquet",), test=("a.parquet",))
+    write_rows(tmp_path / "mnli" / "a.parquet", about, label=label, **texts)
+    found = read_examples(given, "test")
+    assert [(e.texts, e.label, e.index) for e in found] == [
+        (("a", "b"), 2, 7),
+        (("c", "d"), None, 8),
+    ]
+    with pytest.raises(InputError, match="a.parquet:row 2: label is -1: takes 0 to 2"):
+        read_examples(given, "train")
+    answers = [{"text": ["Rollo"], "answer_start": [CONTEXT.index("Rollo")]}]
+    asked = {"id": ["5"], "question": ["Who?"], "context": [CONTEXT], "answers": answers}
+    given = config("squad", train=("squad.parquet",))
+    write_rows(tmp_path / "squad" / "squad.parquet", **asked)
+    assert read_questions(given, "train")[0].answers == (("Rollo", CONTEXT.index("Rollo")),)
+
+
+def test_columns_of_own_examples(config, tmp_path):
+    """The name of a class where its number has one, in one file or several."""
+    label, about = classes(["bad", "good"], [1, 0])
+    many = tmp_path / "own" / "many"
+    many.mkdir(parents=True)
+    write_rows(many / "0.parquet", about, text=["fine", "poor"], label=label)
+    write_rows(many / "1.parquet", text=["well"], label=["good"])
+    given = resolve(config("own", train=("many",)))
+    assert given.data.labels == ("bad", "good")
+    assert [(e.texts, e.label) for e in read_examples(given, "train")] == [
+        (("fine",), 1),
+        (("poor",), 0),
+        (("well",), 1),
+    ]
+    (many / "1.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="1.parquet: is not a Parquet file, or is damaged"):
+        read_examples(given, "train")
+
+
 def changed(record, **values):
     return json.dumps(json.loads(record.splitlines()[0]) | values) + "\n"
 
@@ -380,7 +433,11 @@ def test_bad_files_are_one_line(config, tmp_path, case):
             "data.dataset is 'rte': takes task classification, not reg",
         ),
         ("rte", {"fields": ("a",)}, "data.fields is set: data.dataset rte names its own"),
-        ("rte", {"train": ("a.txt",)}, r"a.txt: takes .tsv, .csv, .jsonl \(also as .gz or .xz\)"),
+        (
+            "rte",
+            {"train": ("a.txt",)},
+            r"a.txt: takes .tsv, .csv, .jsonl \(also as .gz or .xz\), .parquet, .arrow",
+        ),
         ("rte", {"train": ("gone.tsv",)}, r"gone.tsv: no such file"),
         ("rte", {"labels": ("a", "b")}, r"data.labels is \('a', 'b'\): data.dataset rte has"),
         ("squad", {"train": ("a.tsv",)}, r"a.tsv: takes .json"),

@@ -315,6 +315,50 @@ def test_other_text_is_another_section(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("changes", "benchmark"),
+    [
+        ({}, None),
+        ({"task": "mlm"}, None),
+        ({"task": "translation", "data.train": ("demo:train",)}, None),
+        (
+            {"task": "translation", "data.directory": "multi30k", "data.train": ("a.en", "a.de")},
+            None,
+        ),
+        ({"task": "translation", "data.train": ("tfds:wmt14_translate/fr-en:train",)}, None),
+        (
+            {"task": "translation", "data.train": ("tfds:wmt14_translate/de-en:train",)},
+            "WMT14 English to German",
+        ),
+        (
+            {"task": "translation", "data.directory": "WMT14", "data.train": ("a.en", "a.de")},
+            "WMT14 English to German",
+        ),
+        ({"task": "classification"}, None),
+        ({"task": "classification", "data.dataset": "cola"}, "GLUE"),
+        ({"task": "classification", "data.dataset": "cb"}, "SuperGLUE"),
+        ({"task": "span", "data.dataset": "squad"}, "SQuAD v1.1"),
+        ({"task": "span", "data.dataset": "squad_v2"}, "SQuAD v2.0"),
+    ],
+)
+@pytest.mark.parametrize("scored", [True, False])
+def test_published_marks_only_where_the_task_is_of_the_paper(tmp_path, changes, benchmark, scored):
+    pytest.importorskip("matplotlib")
+    config = LM
+    for name, value in changes.items():
+        config = set_field(config, name, value)
+    metric = "bleu" if config.task == "translation" else "score"
+    leave(tmp_path / "runs", config, scores={metric: 30.0} if scored else None)
+    (section,) = sections(read_runs([tmp_path / "runs"], "test"), None)
+    expected = benchmark if scored and section.metric == metric else None
+    figure = plots.score_against_parameters(section)
+    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    hollow = [name for name in names if "published" in name]
+    assert all(name.endswith(f" on {expected}") for name in hollow)
+    assert len(hollow) == {None: 0, "WMT14 English to German": 2}.get(expected, 7)
+    assert ("Hollow" in report._caption(section)) == (expected is not None)
+
+
+@pytest.mark.parametrize(
     ("task", "unit"), [("lm", "nats a token"), ("regression", "squared error")]
 )
 def test_curves_name_the_unit_of_the_task(tmp_path, task, unit):
@@ -515,6 +559,7 @@ ALIKE = {
     "data.tokenizer": "x",
     "train.profile_steps": (2, 3),
     "train.tensorboard": True,
+    "train.wandb": True,
     "model.remat": True,
     "model.kronecker.apply": "factored",
     "model.attention.engine": "xla",

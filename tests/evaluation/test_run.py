@@ -121,7 +121,7 @@ def test_an_endless_iterator_is_read_a_little_ahead(translating, generating):
 def test_lines_before_a_bad_one_come_out(translating):
     found = translating.translate(iter(["the cat", "a dog", 3]))
     assert [next(found), next(found)] == translating.translate(["the cat", "a dog"])
-    with pytest.raises(InputError, match=r"texts\[2\] is a int: takes a text"):
+    with pytest.raises(InputError, match=r"texts\[2\] is of type int: takes a text"):
         next(found)
 
 
@@ -202,8 +202,8 @@ def test_a_run_without_validation_has_its_last_checkpoint(translation_run, tmp_p
         (lambda run: run.translate("a text"), "takes a list of texts, or an iterator of them, not"),
         (lambda run: run.translate({"a": 1}), "takes a list of texts, .*, not a dict"),
         (lambda run: run.translate(None), "takes a list of texts, .*, not a NoneType"),
-        (lambda run: run.translate([b"a"]), r"texts\[0\] is a bytes: takes a text"),
-        (lambda run: run.translate(["a", None]), r"texts\[1\] is a NoneType: takes a text"),
+        (lambda run: run.translate([b"a"]), r"texts\[0\] is of type bytes: takes a text"),
+        (lambda run: run.translate(["a", None]), r"texts\[1\] is of type NoneType: takes a text"),
         (lambda run: run.translate(["\ud800"]), r"texts\[0\] has half a surrogate pair"),
         (lambda run: run.translate(["a"], beam=1), "translate has no setting beam: takes beam_siz"),
         (lambda run: run.translate(["a"], seed=1), "translate has no setting seed: takes beam_siz"),

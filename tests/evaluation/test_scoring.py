@@ -127,10 +127,10 @@ def test_the_same_shapes_compile_nothing_again(lm, compiled):
     ("of_pairs", "items", "says"),
     [
         (False, "a", "takes a list of texts, or an iterator of them, not one text"),
-        (False, [("a", "b")], r"texts\[0\] is a tuple: takes a text"),
+        (False, [("a", "b")], r"texts\[0\] is of type tuple: takes a text"),
         (True, ["ab"], r"texts\[0\] is no pair: takes \(source, target\)"),
         (True, [("a", "b", "c")], r"texts\[0\] is no pair: takes \(source, target\)"),
-        (True, [("a", "b"), ("a", 3)], r"texts\[1\] is a int: takes a text"),
+        (True, [("a", "b"), ("a", 3)], r"texts\[1\] is of type int: takes a text"),
         (True, [("a", LONG)], r"texts\[0\] has \d+ tokens with eos: takes at most model.max_len"),
         (True, [(LONG, "a")], r"texts\[0\] has \d+ tokens with eos: takes at most model.max_len"),
     ],

@@ -142,7 +142,9 @@ def test_the_card_says_what_the_model_is(run_of, tmp_path):
     score = json.loads((run / "eval_test.json").read_text())["perplexity_per_word"]
     for part in (
         "task `lm`, 2 layers of width 24",
-        "- `mhe_mul`: ψ(A, e) = A ⊙ (1 + e).",
+        "- `mhe_mul`: `Q_h = X W_q ⊙ (1 + e_q[h])`, and so `K_h`",
+        "softmax(Q_h K_hᵀ/√D) V_h",
+        f"```\npython eval.py {run}\npython -m mhe_jax export {run} OUT --to safetensors\n```",
         "lines.txt",
         "checkpoint of step 7",
         f"test: perplexity_per_word {score:.4f}"[:-2],
@@ -162,6 +164,7 @@ def test_the_card_of_a_model_that_came_in(run_of, tmp_path):
     assert "`tokenizer.model` is a `tokenizer.json` of the library `tokenizers`." in card
     assert "sentencepiece" not in card
     assert "trained on" not in card
+    assert "python eval.py" not in card.partition("## The model")[2]  # nobody scored it
 
 
 def test_of_a_run_with_links_to_elsewhere(run_of, tmp_path, monkeypatch):
@@ -239,6 +242,17 @@ def test_a_file_that_is_cut(exported, load, tmp_path, size):
     with pytest.raises(InputError, match="out/model.safetensors: cannot be read: .*") as error:
         load(out)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", [-1, -5000])
+def test_a_bit_that_has_flipped(exported, load, tmp_path, place):
+    out = tmp_path / "out"
+    shutil.copytree(exported, out)
+    content = bytearray((exported / WEIGHTS).read_bytes())
+    content[place] ^= 1
+    (out / WEIGHTS).write_bytes(content)
+    with pytest.raises(InputError, match="out/model.safetensors: its numbers have changed"):
+        load(out)
 
 
 def test_which_checkpoint(exported, load):

@@ -502,6 +502,13 @@ ATTENTION = (
         "test_shared.py::test_output_and_gradients",
     ),
     Mutant(
+        "the gradient of denominators has two parts",
+        "gradient",
+        "parts(of_d, OF_GRADIENTS) * OF_WEIGHTS",
+        "[*parts(of_d, 2), 0 * of_d] * OF_WEIGHTS",
+        "test_shared.py::test_gradients_of_denominators_of_one_product_are_finer_than_its_type",
+    ),
+    Mutant(
         "the first block on a GPU is computed twice",
         "over_blocks",
         "jax.lax.fori_loop(int(on_gpu), turns, turn, carry)",

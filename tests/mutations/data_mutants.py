@@ -204,4 +204,18 @@ DATA = (
         "_WORD.findall(text)",
         "test_hashing.py::test_split",
     ),
+    Mutant(
+        "classes of own examples stay numbers",
+        "_records_of",
+        "named=not published",
+        "named=False",
+        "test_labelled.py::test_columns_of_own_examples",
+    ),
+    Mutant(
+        "columns of published data sets are those of their files",
+        "_records_of",
+        "from_tfds=published",
+        "from_tfds=False",
+        "test_labelled.py::test_columns_of_published_data_sets_are_those_of_tfds",
+    ),
 )

@@ -177,4 +177,25 @@ INTERCHANGE = (
         "drawn",
         "test_warm_start.py::test_positions_are_cut_or_drawn",
     ),
+    Mutant(
+        "parameters by name are not checked",
+        "read_tensors",
+        "if DIGEST in metadata and",
+        "if DIGEST not in metadata and",
+        "test_safetensors.py::test_a_bit_that_has_flipped",
+    ),
+    Mutant(
+        "the checksum leaves out the numbers",
+        "_digest",
+        "found.update(array.tobytes())",
+        "pass",
+        "test_safetensors.py::test_a_bit_that_has_flipped",
+    ),
+    Mutant(
+        "a file that is fetched may be of any size",
+        "_fetch",
+        "if len(found) > MOST:",
+        "if len(part) > MOST:",
+        "test_getting.py::test_an_answer_without_end",
+    ),
 )

@@ -31,7 +31,7 @@ RUN = (
     Mutant(
         "a picture of somebody else is written over",
         "check_files",
-        "tracking.PICTURE, RESULT",
+        "PICTURE, RESULT",
         "RESULT",
         "test_loop.py test_resume.py",
     ),

@@ -302,15 +302,6 @@ def test_a_signal_in_the_validation_that_was_left_over_is_heard(tiny, monkeypatc
     )
 
 
-def test_without_tensorboard_no_run_is_begun(tiny, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    config = tiny("lm", **{"train.tensorboard": True})
-    with pytest.raises(InputError, match="needs tensorboardX"):
-        train(config)
-    assert not (Path(config.workdir) / "config.json").exists()
-    assert not (Path(config.workdir) / "checkpoints").exists()
-
-
 def test_a_hang_up_that_is_ignored_stays_so():
     """As under nohup."""
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -19,7 +19,7 @@ from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.files import METRICS, RESULT
 from mhe_jax.tasks import make_tokenizer
 from mhe_jax.tasks.task import Task
-from mhe_jax.training import loop, profile, tracking
+from mhe_jax.training import curve, loop, profile, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.run import resume
@@ -65,11 +65,11 @@ def interrupt(monkeypatch, step, *signals):
 
 @pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
 def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
-    drawn, draw = [], tracking.learning_curve
-    monkeypatch.setattr(tracking, "learning_curve", lambda *a: drawn.append(a) or draw(*a))
+    drawn, draw = [], curve.learning_curve
+    monkeypatch.setattr(loop, "learning_curve", lambda *a: drawn.append(a) or draw(*a))
     config = tiny(task, **{"optimizer.ema_decay": 0.9, "optimizer.label_smoothing": 0.1})
     result = train(config)
-    assert set(drawn) == {(Path(config.workdir), "nats a token")}
+    assert drawn == [(Path(config.workdir), tasks.TASKS[task], result["best_step"])]
     assert json.loads(json.dumps(result)) == result
     assert result["task"] == task
     assert result["kind"] == "mhe_mul"
@@ -85,7 +85,7 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
         "checkpoints",
         "checkpoints_best",
         "config.json",
-        tracking.PICTURE,
+        curve.PICTURE,
         METRICS,
         RESULT,
         "tokenizer.model",

@@ -21,10 +21,13 @@ class Lines:
     """A tracker that keeps."""
 
     def __init__(self):
-        self.logged, self.notes = [], []
+        self.logged, self.notes, self.did = [], [], ""
 
     def advance(self, step):
-        pass
+        self.did = ""
+
+    def doing(self, what):
+        self.did = what
 
     def note(self, line):
         self.notes.append(line)
@@ -79,6 +82,20 @@ def run_steps(clock, totals, faults, **options):
         meter.run(stepper(clock, lines, 1.0, tokens=7.0, **changed), None, batch_of(5), step)
     meter.flush()
     return lines
+
+
+def test_it_says_when_it_compiles(clock):
+    lines, said = Lines(), []
+
+    def step(state, batch):
+        said.append(lines.did)
+        return stepper(clock, lines, 1.0)(state, batch)
+
+    meter = Meter(lines, 1, {})
+    for number, length in enumerate((5, 5, 7, 5, 7), 1):
+        meter.run(step, None, batch_of(length), number)
+    # The first step is read while the second runs.
+    assert said == ["compiling", "compiling", "compiling", "", ""]
 
 
 def test_steps_that_are_left_out_count_no_tokens_and_say_what_was_wrong(clock):

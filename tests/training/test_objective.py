@@ -25,6 +25,8 @@ def test_label_sums(smoothing, dtype):
     assert all(value.dtype == jnp.float32 for value in sums.values())
     np.testing.assert_allclose(sums["loss"], (loss * weights).sum(), rtol=1e-6)
     np.testing.assert_allclose(sums["nats"], (nats * weights).sum(), rtol=1e-6)
+    assert ("unsmoothed_loss" in sums) == (smoothing > 0)
+    assert sums.get("unsmoothed_loss", sums["loss"]) == sums["nats"]
     np.testing.assert_allclose(sums["correct"], ((exact.argmax(-1) == labels) * weights).sum())
     assert sums["count"] == weights.sum()
 
@@ -72,6 +74,8 @@ def test_ratios_are_over_what_counts():
     assert found == pytest.approx({"loss": 1.4, "accuracy": 0.6, "perplexity": np.exp(1.2)})
     assert ratios({"loss": 7.0, "count": 5.0, "tokens": 11.0}) == {"loss": 1.4}
     assert ratios({"loss": 0.0, "count": 0.0}) == {"loss": 0.0}
+    smoothed = {"loss": 7.0, "unsmoothed_loss": 6.0, "count": 5.0}
+    assert ratios(smoothed) == pytest.approx({"loss": 1.4, "unsmoothed_loss": 1.2})
 
 
 class Recorder(nn.Module):

@@ -1,13 +1,10 @@
 """What is written down, what is shown, and what is drawn."""
 
 import json
-import sys
 
 import pytest
 
-from mhe_jax.config import InputError
 from mhe_jax.config.files import METRICS
-from mhe_jax.tasks import TASKS
 from mhe_jax.training import tracking
 from mhe_jax.training.tracking import Tracker
 
@@ -21,7 +18,7 @@ def numbers(loss):
 
 
 def test_lines_are_written_and_shown(tmp_path, capsys):
-    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
+    with Tracker(tmp_path, 10) as tracker:
         tracker.log(2, "train", numbers(1.23456789))
         tracker.log(2, "validation", {"loss": 2.0})
         tracker.note("a note")
@@ -39,12 +36,12 @@ def test_lines_are_written_and_shown(tmp_path, capsys):
 
 
 def test_what_comes_again_is_dropped(tmp_path):
-    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
+    with Tracker(tmp_path, 10) as tracker:
         for step in range(1, 7):
             tracker.log(step, "train", numbers(float(step)))
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"step": 4, "spl')  # as kill -9 leaves it
-    with Tracker(tmp_path, 10, start_step=4, loss_unit="nats") as tracker:
+    with Tracker(tmp_path, 10, start_step=4) as tracker:
         tracker.log(5, "train", numbers(50.0))
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [
         (1, 1.0),
@@ -68,16 +65,15 @@ def test_a_line_whose_step_is_no_number_is_left_out(tmp_path, step):
 def test_a_step_of_thousands_of_digits_is_no_step(tmp_path):
     damaged = f'{{"step": {"1" * 5000}, "split": "train"}}\n'
     (tmp_path / METRICS).write_text('{"step": 1, "split": "train"}\n' + damaged)
-    Tracker(tmp_path, 10, start_step=4, loss_unit="nats").close()
+    Tracker(tmp_path, 10, start_step=4).close()
     assert lines(tmp_path) == [{"step": 1, "split": "train"}]
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
-    with Tracker(tmp_path, 10, loss_unit="nats", writes=False, tensorboard=True) as tracker:
+    with Tracker(tmp_path, 10, writes=False) as tracker:
         tracker.log(1, "train", numbers(1.0))
         tracker.advance(1)
         tracker.note("a note")
-        tracker.draw()
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr() == ("", "")
 
@@ -88,94 +84,52 @@ def shown(tracker, capsys):
     return capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("width", "beside"),
+    [
+        (60, "loss 1.5, tokens/s 12,346 -"),
+        (80, "loss 1.5, tokens/s 12,346, best validation 1.75 -"),
+        (140, "loss 1.5, tokens/s 12,346, best validation 1.75, bleu 12.5 -"),
+    ],
+)
+def test_a_narrow_terminal_shows_steps_and_time_and_what_fits(
+    tmp_path, monkeypatch, capsys, width, beside
+):
+    from rich.console import Console
+
+    terminal = lambda **options: Console(force_terminal=True, width=width, **options)  # noqa: E731
+    monkeypatch.setattr(tracking, "Console", terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with Tracker(tmp_path, 20_000) as tracker:
+        tracker.log(9, "validation", {"loss": 1.75, "bleu": 12.5})
+        tracker.log(10, "train", numbers(1.5))
+        tracker.advance(10)
+        last = shown(tracker, capsys).splitlines()[-1]
+    assert "step    10/20000" in last
+    assert f"{beside}:--:-- left" in last
+    assert "…" not in last
+
+
 def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
     from rich.console import Console
 
     terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
     monkeypatch.setattr(tracking, "Console", terminal)
-    with Tracker(tmp_path, 10, start_step=3, loss_unit="nats") as tracker:
+    with Tracker(tmp_path, 10, start_step=3) as tracker:
+        assert "compiling" in shown(tracker, capsys)
+        tracker.advance(4)
+        assert "compiling" not in shown(tracker, capsys)
+        tracker.doing("compiling")
         assert "compiling" in shown(tracker, capsys)
         tracker.advance(4)
         assert "compiling" not in shown(tracker, capsys)
         tracker.log(4, "train", numbers(1.5))
         tracker.log(4, "validation", {"loss": 1.75})
         assert "step 4 validation: loss 1.75" in shown(tracker, capsys)
-        tracker.log(5, "validation", {"loss": 1.8})
+        tracker.log(5, "validation", {"loss": 1.8, "bleu": 12.5})
         tracker.log(5, "train", numbers(1.5))
         tracker.note("demo:train:0:10")  # two names of emoji, if one is not careful
         last = shown(tracker, capsys)
     assert "4/10" in last
-    assert "loss 1.5, tokens/s 12,346, best validation 1.75" in last
+    assert "loss 1.5, tokens/s 12,346, best validation 1.75, bleu 12.5" in last
     assert "demo:train:0:10" in last
-
-
-def test_picture(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
-        for step in range(1, 5):
-            tracker.log(step, "train", numbers(5.0 / step))
-        tracker.log(4, "validation", {"loss": 2.0})
-        tracker.draw()
-    assert (tmp_path / tracking.PICTURE).read_bytes().startswith(b"\x89PNG")
-    assert tracking.PICTURE in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == [tracking.PICTURE, METRICS]
-
-
-def test_a_picture_that_fails_leaves_nothing(tmp_path, monkeypatch, capsys):
-    figure = pytest.importorskip("matplotlib.figure").Figure
-
-    def fails(self, path, **options):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(figure, "savefig", fails)
-    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
-        tracker.draw()
-    told = f"no {tracking.PICTURE}: cannot write {tmp_path / tracking.PICTURE}: No space left on de"
-    assert told in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
-
-
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [
-        ("translation", "loss (nats a token)"),
-        ("classification", "loss (nats an example)"),
-        ("span", "loss (nats a start or end)"),
-        ("regression", "loss (squared error)"),
-    ],
-)
-def test_the_picture_names_the_unit_of_the_task(tmp_path, monkeypatch, task, name):
-    figures, new_figure = [], pytest.importorskip("matplotlib.figure").Figure
-
-    def noted(**options):
-        figures.append(new_figure(**options))
-        return figures[-1]
-
-    monkeypatch.setattr(tracking, "new_figure", noted)
-    with Tracker(tmp_path, 10, loss_unit=TASKS[task].loss_unit) as tracker:
-        tracker.draw()
-    assert figures[0].axes[0].get_ylabel() == name
-
-
-def test_without_matplotlib_a_line_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with Tracker(tmp_path, 10, loss_unit="nats") as tracker:
-        tracker.draw()
-    assert "needs matplotlib" in capsys.readouterr().err
-    assert not (tmp_path / tracking.PICTURE).exists()
-
-
-def test_tensorboard_by_choice(tmp_path):
-    pytest.importorskip("tensorboardX")
-    with Tracker(tmp_path, 10, loss_unit="nats", tensorboard=True) as tracker:
-        tracker.log(1, "train", numbers(1.0))
-    events = list((tmp_path / "tensorboard").iterdir())
-    assert len(events) == 1
-    assert b"train/loss" in events[0].read_bytes()
-
-
-def test_tensorboard_that_is_not_there_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(InputError, match=r"-e .*\[report\]"):
-        Tracker(tmp_path, 10, loss_unit="nats", tensorboard=True)

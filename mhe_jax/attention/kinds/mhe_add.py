@@ -16,7 +16,9 @@ from mhe_jax.config import FORMS_OF_KINDS
 
 
 class MHEAddAttention(MultipleHeadEmbeddingAttention):
-    """MHE-Add: ψ(A, e) = A + e.
+    """MHE-Add: `Q_h = X W_q + e_q[h]`, `K_h = X W_k + e_k[h]`, `V_h = X W_v + e_v[h]`.
+
+    ψ(A, e) = A + e.
 
     Folded: `q·(k_j + e_k)` adds to all keys j of a query the same number, which softmax cancels, so
     e_k drops out and its gradient is 0; the weights sum to one, so e_v is added to the head's

@@ -12,7 +12,9 @@ from mhe_jax.config import FORMS_OF_KINDS
 
 
 class MHEMulAttention(MultipleHeadEmbeddingAttention):
-    """MHE-Mul: ψ(A, e) = A ⊙ (1 + e).
+    """MHE-Mul: `Q_h = X W_q ⊙ (1 + e_q[h])`, and so `K_h` and `V_h` with W_k, e_k, W_v and e_v.
+
+    ψ(A, e) = A ⊙ (1 + e).
 
     Folded: `(q ⊙ (1+e_q))·(k ⊙ (1+e_k)) = (q ⊙ (1+e_q) ⊙ (1+e_k))·k`, and (1 + e_v) multiplies the
     head's output: multi-query attention. The paper prints the product only; the "1 +" makes small

@@ -19,7 +19,8 @@ LOG = "log.txt"
 # Fields that no tokenizer depends on.
 NOT_OF_TOKENIZER = re.compile(
     r"workdir|model\.(?!vocabulary_size|hashing).*|optimizer\..*|mesh\..*|evaluation\..*"
-    r"|train\.(seed|num_steps|eval_every|eval_batches|checkpoint_every|keep_checkpoints|log_every)"
+    r"|train\.(seed|num_steps|eval_(every|batches|translate)|checkpoint_every|keep_checkpoints"
+    r"|log_every)"
 )
 
 

@@ -16,6 +16,11 @@ def _has_spans(config: Config) -> bool:
 def check_evaluation(config: Config) -> None:
     """Fields that go with the task, and with one another."""
     evaluation = config.evaluation
+    if sample := config.train.eval_translate:
+        if config.task != "translation":
+            raise refuse("train.eval_translate", sample, f"translation only, not {config.task}")
+        if not config.data.validation:
+            raise refuse("train.eval_translate", sample, "needs data.validation")
     for name in evaluation.sources:
         check_scheme("evaluation.sources", name, SOURCES)
     name = evaluation.checkpoint

@@ -76,6 +76,7 @@ RANGES: dict[str, Range] = {
     "train.seed": (SEED, None),
     "train.eval_every": (AT_LEAST_1, STEPS),
     "train.eval_batches": (AT_LEAST_1, STEPS),
+    "train.eval_translate": (AT_LEAST_0, STEPS),
     "train.checkpoint_every": (AT_LEAST_1, STEPS),
     "train.keep_checkpoints": (AT_LEAST_1, STEPS),
     "train.log_every": (AT_LEAST_1, STEPS),

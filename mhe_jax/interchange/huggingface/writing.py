@@ -51,7 +51,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     if config.task in ("lm", "translation"):
         write_json(directory / "generation_config.json", _generation(config, values, special))
     architecture = values["architectures"][0]
-    text = card(run, WHAT, USE.format(architecture=architecture))
+    text = card(run, "huggingface", WHAT, USE.format(architecture=architecture))
     (directory / "README.md").write_text(text, encoding="utf-8")
     return {"architecture": architecture, "parameters": count}
 

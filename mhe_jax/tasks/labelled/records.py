@@ -5,10 +5,11 @@
     .csv        a row, quoted as spreadsheets do
     .jsonl      a JSON object a line
     .json       a question of a file in SQuAD's format
+    .parquet    a row; so is one of the `.arrow` files that `datasets` saves
     tfds:...    an example of a prepared data set
 
-Files may also be `.gz` or `.xz`. A file without a header has the columns that its data set's row
-in `table.py` says.
+A pattern or a directory is all its files. Text may also be `.gz` or `.xz`. A file without a header
+has the columns that its data set's row in `table.py` says.
 """
 
 import csv
@@ -22,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import InputError
+from mhe_jax.config.files import files_of
+from mhe_jax.data import columns
 from mhe_jax.data.index import (
     LONGEST,
     LineFile,
@@ -34,12 +37,16 @@ from mhe_jax.data.index import (
 from mhe_jax.data.sources import TextLines
 from mhe_jax.tasks.labelled.table import DatasetRow
 
-FORMATS = (".tsv", ".csv", ".jsonl", ".json")
+FORMATS = (".tsv", ".csv", ".jsonl")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Names and values, and `where` they stand, for messages."""
+    """Names and values, and `where` they stand, for messages.
+
+    `from_tfds`: fields have the names, and classes the numbers, that TFDS and the hub of `datasets`
+    give those of published data sets.
+    """
 
     where: str
     values: dict[str, Any]
@@ -84,11 +91,23 @@ def read_records(
             where = f"{written}: example {number}"
             yield Record(where, _plain(example, where), from_tfds=True)
         return
-    path = file_path(directory, written)
+    for name in files_of(directory, written):
+        yield from _records_of(file_path(directory, name), row, cache, left_out)
+
+
+def _records_of(path: Path, row: DatasetRow, cache: Path, left_out: list[str]) -> Iterator[Record]:
     suffix = file_format(path)
-    allowed = (".json",) if row.suite == "squad" else FORMATS[:-1]
-    if suffix not in allowed:
-        raise InputError(f"{path}: takes {', '.join(allowed)} (also as .gz or .xz) or tfds:")
+    allowed = (".json",) if row.suite == "squad" else FORMATS
+    if suffix not in (*allowed, *columns.SUFFIXES):
+        raise InputError(
+            f"{path}: takes {', '.join(allowed)} (also as .gz or .xz), "
+            f"{', '.join(columns.SUFFIXES)} or tfds:"
+        )
+    if suffix in columns.SUFFIXES:
+        published = row.suite != "own"
+        for where, values in columns.rows_of(path, named=not published):
+            yield Record(where, values, from_tfds=published)
+        return
     file = open_lines(path, Rule(whole=suffix != ".json"), cache)
     if suffix == ".json":
         yield from _questions(file)

@@ -37,9 +37,10 @@ class LabelledTask(Task):
         return (*super().batch_names, "index")
 
     def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
-        """`loss` and `count` alone: what the examples are worth is their official score."""
+        """The losses and `count` alone: what examples are worth is their official score."""
         found = super().losses(logits, batch, label_smoothing)
-        return {name: found[name] for name in ("loss", "count")}
+        names = ("loss", "unsmoothed_loss", "count")
+        return {name: found[name] for name in names if name in found}
 
     def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
         """The outputs of the model, and the numbers of the examples."""

@@ -4,6 +4,7 @@ A name is the path of a parameter with dots between its parts, and layers are un
 `encoder.layer_0.mlp.up.kernel`. The extra `export` has the library.
 """
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,8 @@ from mhe_jax.model import unroll_layers
 from mhe_jax.training.checkpoint.store import attempt
 
 WEIGHTS = "model.safetensors"
+# What the metadata have the SHA-256 of all tensors under, as the format itself has none.
+DIGEST = "mhe_jax_sha256"
 # The name of scanned layers, and of each that is not, in a path.
 STACKED, LAYER = "layers", "layer_{}"
 
@@ -32,7 +35,7 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
 def write_tensors(
     path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes a safetensors file.
+    """Writes a safetensors file, and in its metadata the SHA-256 of the tensors.
 
     Raises:
       InputError: the library is not installed.
@@ -40,14 +43,15 @@ def write_tensors(
     """
     save_file = _library(path).numpy.save_file
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    save_file(arrays, path, dict(metadata or {}))
+    save_file(arrays, path, {**(metadata or {}), DIGEST: _digest(arrays)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors of a safetensors file by name, and its metadata.
 
     Raises:
-      InputError: it cannot be read, or the library is not installed.
+      InputError: it cannot be read, its numbers are not those that `write_tensors` wrote, or the
+        library is not installed.
     """
     library = _library(path)
     name, path = path, local_copy(path, cache_directory())
@@ -59,6 +63,9 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     found, reason = attempt(read)
     if found is None:
         raise InputError(f"{name}: cannot be read: {reason}")
+    tensors, metadata = found
+    if DIGEST in metadata and metadata[DIGEST] != _digest(tensors):
+        raise InputError(f"{name}: its numbers have changed since it was written (SHA-256)")
     return found
 
 
@@ -101,6 +108,15 @@ def read_params(path: Path, abstract_params: Any) -> tuple[Any, dict[str, str]]:
     for name in tensors:
         raise InputError(f"{path}: has a tensor {name}, which the config's model does not have")
     return unflatten_dict(placed), metadata
+
+
+def _digest(tensors: Mapping[str, np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        array = tensors[name]
+        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 def _library(path: Path) -> Any:

@@ -11,8 +11,8 @@ from mhe_jax.config.fields import leaves, load_json, save_json, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules.trust import remember
-from mhe_jax.training import tracking
 from mhe_jax.training.checkpoint import has_steps
+from mhe_jax.training.curve import PICTURE
 
 DRAFT = f".{TOKENIZER}.draft"
 
@@ -71,7 +71,7 @@ def check_files(config: Config) -> None:
         if not tokenizer.exists() and config.model.has_pieces:
             raise InputError(f"{tokenizer}: no such file")
     elif not has_steps(workdir, "checkpoints"):
-        for name in (METRICS, tracking.PICTURE, RESULT):
+        for name in (METRICS, PICTURE, RESULT):
             if (workdir / name).exists():
                 raise InputError(
                     f"{workdir / name} is there, but no {CONFIG}: give another --workdir"

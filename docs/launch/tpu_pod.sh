@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Trains on every host of a TPU pod slice, from bare machines. Run it in a clone on your own machine:
+#
+#     gcloud compute tpus tpu-vm create NAME --zone ZONE --accelerator-type v5litepod-64 \
+#         --version v2-alpha-tpuv5-lite
+#     SHARE=10.0.0.2:/share docs/launch/tpu_pod.sh NAME ZONE --train.seed 1
+#
+# SHARE is an NFS share that all hosts reach, such as one of Filestore: text and run lie there. What
+# follows ZONE are fields of the config. The script copies what is committed to all hosts, installs
+# it, mounts the share, has host 0 prepare the text (wiki40b/en), and starts training,
+# which goes on when this terminal is closed. The same call goes on from the newest checkpoint.
+set -euo pipefail
+
+if [ $# -lt 2 ] || [ -z "${SHARE:-}" ]; then
+    echo "usage: SHARE=HOST:/PATH $0 NAME ZONE [--FIELD VALUE ...]" >&2
+    exit 2
+fi
+name=$1 zone=$2
+shift 2
+data=${DATA:-wiki40b/en}          # what `python -m mhe_jax data` prepares
+config=${CONFIG:-configs/bert_base.py}
+workdir=${WORKDIR:-/mnt/share/bert}
+# Who knows it may take part in the job.
+token=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+
+on() { # WORKERS COMMAND
+    gcloud compute tpus tpu-vm ssh "$name" --zone "$zone" --worker "$1" --command "$2"
+}
+
+archive=$(mktemp -d)/mhe_jax.tar.gz
+git archive --output "$archive" HEAD
+gcloud compute tpus tpu-vm scp "$archive" "$name:" --zone "$zone" --worker all
+
+on all "set -eu
+mkdir -p mhe_jax
+tar -xzf mhe_jax.tar.gz -C mhe_jax
+cd mhe_jax
+sudo apt-get -qq update
+sudo apt-get -qq install -y python3.11-venv nfs-common
+[ -x .venv/bin/python ] || python3.11 -m venv .venv
+.venv/bin/python -m pip install --quiet -e '.[tpu]' -c constraints.txt
+sudo mkdir -p /mnt/share
+mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$SHARE") /mnt/share"
+
+on 0 "cd mhe_jax
+TFDS_DATA_DIR=/mnt/share/tensorflow_datasets .venv/bin/python -m mhe_jax data $(printf %q "$data")"
+
+# A session of its own: the end of ssh ends nothing.
+on all "cd mhe_jax
+export TFDS_DATA_DIR=/mnt/share/tensorflow_datasets MHE_JAX_TOKEN=$token
+setsid .venv/bin/python train.py $(printf '%q ' "$config" --workdir "$workdir" --mesh.fsdp 8 "$@") \
+    --distributed auto > train.log 2>&1 < /dev/null &
+echo \$! > train.pid"
+
+cat << END
+It trains. To watch it, and to save and stop it:
+    gcloud compute tpus tpu-vm ssh $name --zone $zone --worker 0 --command 'tail -f mhe_jax/train.log'
+    gcloud compute tpus tpu-vm ssh $name --zone $zone --worker 0 --command 'kill \$(cat mhe_jax/train.pid)'
+END

@@ -1,0 +1,111 @@
+"""Where metrics go beside metrics.jsonl, by choice: TensorBoard, and Weights & Biases."""
+
+import importlib.util
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from mhe_jax.config import Config, InputError, not_installed
+from mhe_jax.config.fields import to_dict
+from mhe_jax.config.files import write_whole
+from mhe_jax.config.places import scheme_of
+
+
+class MetricWriter(Protocol):
+    """Takes metrics by step; what an earlier process of the run wrote stays with them."""
+
+    def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# Field of `train`: the library it needs, and the extra that has it.
+NEEDS = {"tensorboard": ("tensorboardX", "report"), "wandb": ("wandb", "wandb")}
+
+
+def check_writers(config: Config) -> None:
+    """Raises InputError where a writer that is asked for has no library or no local files."""
+    for field, (library, extra) in NEEDS.items():
+        if not getattr(config.train, field):
+            continue
+        if importlib.util.find_spec(library) is None:
+            raise not_installed(f"train.{field}=True needs {library}", extra)
+        if scheme_of(config.workdir) is not None:
+            raise InputError(
+                f"train.{field}=True: {library} writes files of its own, and --workdir "
+                f"{config.workdir} is not local"
+            )
+
+
+def make_writers(config: Config, start_step: int) -> list[MetricWriter]:
+    """The writers that `config.train` asks for; training goes on from `start_step`.
+
+    Raises:
+      InputError: a library is not installed, or Weights & Biases refuses the run.
+    """
+    check_writers(config)
+    workdir, writers = Path(config.workdir), list[MetricWriter]()
+    if config.train.tensorboard:
+        writers.append(TensorBoard(workdir, start_step))
+    if config.train.wandb:
+        writers.append(WeightsAndBiases(config))
+    return writers
+
+
+class TensorBoard:
+    """Event files in WORKDIR/tensorboard; the steps after `start_step` come again."""
+
+    def __init__(self, workdir: Path, start_step: int):
+        from tensorboardX import SummaryWriter
+
+        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
+
+    def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._events.add_scalar(f"{split}/{name}", value, step)
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, the same one whenever training goes on.
+
+    Its id lies in WORKDIR/wandb/run_id, with its local files. WANDB_PROJECT (`mhe_jax` without it),
+    WANDB_ENTITY, WANDB_MODE and the other variables of the library say where it goes.
+
+    Raises:
+      InputError: what the library says against it, such as that nobody is logged in.
+    """
+
+    def __init__(self, config: Config):
+        import wandb
+
+        workdir = Path(config.workdir)
+        file = workdir / "wandb" / "run_id"
+        if not file.exists():
+            write_whole(file, uuid.uuid4().hex[:10])
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or "mhe_jax",
+                name=workdir.name,
+                id=file.read_text(encoding="utf-8").strip(),
+                resume="allow",
+                dir=str(workdir),
+                config=to_dict(config),
+                allow_val_change=True,  # the number of steps, for example
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.Error as error:
+            raise InputError(f"train.wandb=True: {' '.join(str(error).split())}") from error
+        # Its own count of steps never goes back, as that of a run does after a crash.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        named = {f"{split}/{name}": value for name, value in metrics.items()}
+        self._run.log({"step": step, **named})
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,208 @@
+"""The launch scripts of docs/launch do what they say, with programs that stand for the cluster's.
+
+`gcloud`, `srun` and the others are scripts that note how they were called and run what they are
+given, here. That shows order, quoting and arguments, not that a cluster takes them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mhe_jax.cli.arguments import parse_target, parse_train_arguments
+from mhe_jax.training.cluster.distributed import take_flags
+
+ROOT = Path(__file__).parents[1]
+LAUNCH = ROOT / "docs" / "launch"
+SCRIPTS = [*LAUNCH.glob("*.sh"), *(ROOT / "tests").glob("*.sh"), ROOT / ".ci" / "run"]
+
+NOTE = 'printf "%s\\n" "$(basename "$0") $(printf "%q " "$@")" >> "$CALLS"\n'
+PYTHON = (
+    NOTE + 'echo "$TFDS_DATA_DIR $MHE_JAX_TOKEN" >> "$CALLS.environment"\n'
+    'case "$1" in *train.py) exit "${TRAIN_STATUS:-0}";; esac\n'
+)
+PROGRAMS = {
+    "git": NOTE + 'tar -czf "$3" -T /dev/null\n',
+    "gcloud": NOTE
+    + 'cd "$HOSTS"; case "$4" in scp) cp "$5" .;; ssh) bash -c "${!#}";; *) exit 9;; esac\n',
+    "sudo": NOTE,
+    "mountpoint": "exit 1\n",
+    "python3.11": NOTE + 'mkdir -p "$3/bin"; cp "$CLUSTER/venv-python" "$3/bin/python"\n',
+    "venv-python": PYTHON.replace("basename", "echo python; :"),
+    "sbatch": NOTE + 'SLURM_JOB_ID=7 bash "$@"\n',
+    "srun": NOTE + '"$@"\n',
+    "scontrol": NOTE,
+}
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Programs that note their calls; gives a clone of nothing but `train.py`."""
+    programs, clone, hosts = (tmp_path / name for name in ("programs", "clone", "hosts"))
+    for place in (programs, clone, hosts):
+        place.mkdir()
+    for name, text in PROGRAMS.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{text}", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    (clone / "train.py").touch()
+    for name, value in {"CALLS": "calls", "HOSTS": "hosts", "CLUSTER": "programs"}.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("TFDS_DATA_DIR", "")
+    monkeypatch.setenv("MHE_JAX_TOKEN", "")
+    return clone
+
+
+def launch(script: str, *arguments: str, clone: Path, **environment: str):
+    return subprocess.run(
+        ["bash", str(LAUNCH / script), *arguments],
+        cwd=clone,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def calls(clone: Path, wanted: str = "") -> list[str]:
+    """What was called, in order; waits for one that begins with `wanted`, as it may be detached."""
+    path = clone.parent / "calls"
+    for _ in range(200):
+        found = path.read_text(encoding="utf-8").splitlines()
+        if any(line.startswith(wanted) for line in found):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"nothing called {wanted}: {found}")
+
+
+def config_of(call: str):
+    """The config of a noted command, and what it says of the other processes."""
+    words = subprocess.run(
+        ["bash", "-c", f"for word in {call}; do printf '%s\\n' \"$word\"; done"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    arguments = words[[Path(word).name for word in words].index("train.py") + 1 :]
+    return parsed(arguments)
+
+
+def parsed(arguments: list[str]):
+    processes, rest = take_flags(arguments)
+    target, rest = parse_target(rest)
+    assert target is None
+    return parse_train_arguments(rest), processes
+
+
+def order(found: list[str], *wanted: str) -> bool:
+    """Whether calls with these words come in this order."""
+    lines = iter(found)
+    return all(any(word in line for line in lines) for word in wanted)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script):
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program, "install the extra `dev`"
+    done = subprocess.run([program, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_a_pod_installs_prepares_and_starts_in_this_order(cluster, here):
+    fields = ("--data.directory", "my data", "--train.seed", "3")
+    done = launch("tpu_pod.sh", "pod", "zone-a", *fields, clone=cluster, SHARE="10.0.0.2:/a share")
+    assert done.returncode == 0, done.stderr
+    found = calls(cluster, "python train.py")
+    assert order(
+        found, "scp", "--worker all", "pip install", "mount -t nfs", "--worker 0", "mhe_jax data",
+        "--worker all",
+    )  # fmt: skip
+    assert "10.0.0.2:/a\\ share /mnt/share" in "\n".join(found)
+    (train,) = [line for line in found if line.startswith("python train.py")]
+    config, processes = config_of(train)
+    assert processes is not None
+    assert (config.workdir, config.mesh.fsdp) == ("/mnt/share/bert", 8)
+    assert (config.data.directory, config.train.seed) == ("my data", 3)
+    pids = (cluster.parent / "hosts" / "mhe_jax" / "train.pid").read_text()
+    assert pids.strip().isdecimal()
+    *_, (directory, token) = environment(cluster)
+    assert directory == "/mnt/share/tensorflow_datasets"
+    assert len(token) == 32
+
+
+def test_a_pod_without_a_share_is_told_the_usage(cluster):
+    done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, SHARE="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: SHARE=HOST:/PATH")
+    assert not (cluster.parent / "calls").exists()
+
+
+@pytest.mark.parametrize(("status", "again"), [(143, True), (0, False), (1, False)])
+def test_slurm_queues_again_what_was_stopped_in_time(cluster, here, status, again):
+    fields = ("--data.directory", "my data")
+    done = launch("slurm.sh", *fields, clone=cluster, TRAIN_STATUS=str(status))
+    assert done.returncode == status, done.stderr
+    found = calls(cluster)
+    assert order(found, "-m venv", "pip install", "mhe_jax data", "sbatch", "srun", "train.py")
+    assert any(line.startswith("scontrol requeue 7") for line in found) == again
+    (train,) = [line for line in found if line.startswith("python train.py")]
+    config, processes = config_of(train)
+    assert processes is not None
+    assert (config.workdir, config.data.directory) == ("runs/bert", "my data")
+    *_, (directory, token) = environment(cluster)
+    assert directory == f"{cluster}/data/tensorflow_datasets"
+    assert len(token) == 32
+
+
+def test_slurm_starts_at_the_top_of_a_clone(cluster):
+    (cluster / "train.py").unlink()
+    done = launch("slurm.sh", clone=cluster)
+    assert done.returncode == 2
+    assert "start it at the top of the clone" in done.stderr
+
+
+def test_the_manifest_of_gke_fits_together(here):
+    share, service, data, train = yaml.safe_load_all((LAUNCH / "gke.yaml").read_text())
+    pod, spec = train["spec"]["template"]["spec"], train["spec"]
+    (container,) = pod["containers"]
+    rows, columns = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+    chips = container["resources"]["limits"]["google.com/tpu"]
+    assert spec["completions"] == spec["parallelism"] == int(rows) * int(columns) / chips
+    assert container["resources"]["requests"]["google.com/tpu"] == chips
+    # The pods have names of the service.
+    assert service["metadata"]["name"] == pod["subdomain"]
+    label = service["spec"]["selector"]["batch.kubernetes.io/job-name"]
+    assert label == train["metadata"]["name"]
+    # One place for text, prepared by one job and awaited by the other.
+    (maker,) = data["spec"]["template"]["spec"]["containers"]
+    (waiting,) = pod["initContainers"]
+    ready = maker["args"][0].rpartition("touch ")[2]
+    assert ready in waiting["args"][0]
+    assert maker["env"][0] in container["env"]
+    for each in (data["spec"]["template"]["spec"], pod):
+        (volume,) = each["volumes"]
+        assert volume["persistentVolumeClaim"]["claimName"] == share["metadata"]["name"]
+        for one in [*each["containers"], *each.get("initContainers", [])]:
+            assert one["image"] == "IMAGE"
+            assert one["volumeMounts"] == [{"name": volume["name"], "mountPath": "/share"}]
+    assert container["args"][0] == "train"
+    config, processes = parsed(container["args"][1:])
+    assert processes is not None
+    assert config.mesh.fsdp == 8
+    assert f"tfds:{maker['args'][0].split()[2]}:train" in config.data.train
+
+
+def environment(clone: Path) -> list[list[str]]:
+    """TFDS_DATA_DIR and MHE_JAX_TOKEN of each call of Python in an environment."""
+    text = (clone.parent / "calls.environment").read_text(encoding="utf-8")
+    return [line.split() for line in text.splitlines()]

@@ -1,0 +1,60 @@
+"""The notebooks of docs/notebooks run from their first cell to the last, and hold no outputs.
+
+Their code cells run as one script, in an empty directory: no kernel has to be installed for that.
+A line that begins with `!` goes to a shell, as in a notebook.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def cells(path: Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def script(path: Path) -> str:
+    code = ("".join(cell["source"]) for cell in cells(path) if cell["cell_type"] == "code")
+    lines = "\n\n".join(code).splitlines()
+    return "\n".join(
+        re.sub(r"^!(.*)$", lambda found: f"subprocess.run({found[1]!r}, shell=True, check=True)", s)
+        for s in lines
+    )
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path):
+    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert 'find_spec("mhe_jax") is None' in "".join(code[0]["source"])
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path):
+    (tmp_path / "cells.py").write_text(script(path), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "MPLBACKEND": "agg",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    done = subprocess.run(
+        [sys.executable, "cells.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    if path.stem == "train_translate_export":
+        told = re.findall(r"^(True|False) \w", done.stdout, re.MULTILINE)
+        assert told == ["True"] * 3

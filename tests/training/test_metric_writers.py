@@ -1,0 +1,149 @@
+"""TensorBoard and Weights & Biases get what metrics.jsonl gets, from one run to its end."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.files import METRICS
+from mhe_jax.training import tracking
+from mhe_jax.training.loop import train
+from mhe_jax.training.metric_writers import NEEDS, make_writers
+from mhe_jax.training.tracking import Tracker
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    """Weights & Biases without a network, and without an account."""
+    pytest.importorskip("wandb", reason="needs wandb (extra `wandb`)")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("WANDB_PROJECT", "WANDB_ENTITY", "WANDB_API_KEY", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def records(data):
+    """Of a log of LevelDB: blocks of 32 KiB, each of parts with checksum, length and type."""
+    record, place = b"", 7  # after the name of the format
+    while place + 7 <= len(data):
+        if (left := -place % (1 << 15)) < 7:
+            place += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield record
+            record = b""
+
+
+def logged(file):
+    """The metrics of each call of `log`, as the library wrote them down."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    found = []
+    for data in records(file.read_bytes()):
+        items = Record.FromString(data).history.item
+        values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+        found.append({key: v for key, v in values.items() if not key.startswith("_")})
+    return [values for values in found if values]
+
+
+def parts(config):
+    """The local files of each process that went on with the run of Weights & Biases, in order."""
+
+    return sorted(
+        Path(config.workdir).glob("wandb/*run-*/*.wandb"), key=lambda p: p.stat().st_mtime
+    )
+
+
+def test_every_writer_gets_the_metrics_and_is_closed(tmp_path):
+    class Kept:
+        def __init__(self):
+            self.found, self.closed = [], False
+
+        def log(self, step, split, metrics):
+            self.found.append((step, split, dict(metrics)))
+
+        def close(self):
+            self.closed = True
+
+    writers = [Kept(), Kept()]
+    with Tracker(tmp_path, 10, writers=writers) as tracker:
+        tracker.log(2, "train", {"loss": 1.5})
+        tracker.log(3, "validation", {"loss": 2.5})
+    for writer in writers:
+        assert writer.found == [(2, "train", {"loss": 1.5}), (3, "validation", {"loss": 2.5})]
+        assert writer.closed
+    assert (tmp_path / METRICS).exists()
+
+
+def test_none_is_made_unless_asked_for(tiny):
+    assert make_writers(tiny("lm"), 0) == []
+
+
+def test_tensorboard(tiny, tmp_path):
+    pytest.importorskip("tensorboardX")
+    config = tiny("lm", **{"train.tensorboard": True, "workdir": str(tmp_path)})
+    (writer,) = make_writers(config, 0)
+    writer.log(1, "train", {"loss": 1.5})
+    writer.close()
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"train/loss" in events.read_bytes()
+
+
+def test_a_run_that_goes_on_is_one_run_of_wandb(tiny, offline):
+    config = tiny("lm", **{"train.wandb": True, "train.num_steps": 4})
+    train(config)
+    train(set_field(config, "train.num_steps", 6))
+    first, second = parts(config)
+    assert first.name == second.name  # run-ID.wandb
+    assert [
+        (line["step"], sorted({key.split("/")[0] for key in line})) for line in logged(first)
+    ] == [
+        (2, ["step", "train"]),
+        (3, ["step", "validation"]),
+        (4, ["step", "train"]),
+        (4, ["step", "validation"]),
+    ]
+    assert [line["step"] for line in logged(second)] == [6, 6]
+    written = tracking.read(Path(config.workdir, METRICS))
+    for line, sent in zip(written, logged(first) + logged(second), strict=True):
+        assert sent[f"{line['split']}/loss"] == pytest.approx(line["loss"], rel=1e-6)
+
+
+def test_other_runs_are_others_of_wandb(tiny, offline, tmp_path):
+    names = set()
+    for name in ("a", "b"):
+        config = tiny("lm", **{"train.wandb": True, "workdir": str(tmp_path / name)})
+        (writer,) = make_writers(config, 0)
+        writer.close()
+        (part,) = parts(config)
+        names.add(part.name)
+    assert len(names) == 2
+
+
+def test_what_wandb_refuses_is_one_line(tiny, offline, monkeypatch):
+    import wandb
+
+    def refuses(**settings):
+        raise wandb.errors.UsageError("No API key configured.\n Use `wandb login`.")
+
+    monkeypatch.setattr(wandb, "init", refuses)
+    refused = "^train.wandb=True: No API key configured. Use `wandb login`.$"
+    with pytest.raises(InputError, match=refused):
+        make_writers(tiny("lm", **{"train.wandb": True}), 0)
+
+
+@pytest.mark.parametrize("field", NEEDS)
+def test_without_its_library_no_run_is_begun(tiny, tmp_path, monkeypatch, field):
+    library, extra = NEEDS[field]
+    monkeypatch.setitem(sys.modules, library, None)
+    config = tiny("lm", **{f"train.{field}": True})
+    with pytest.raises(InputError, match=rf"train.{field}=True needs {library}.*\[{extra}\]"):
+        train(config)
+    assert not (tmp_path / "run").exists()

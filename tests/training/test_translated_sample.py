@@ -1,0 +1,88 @@
+"""BLEU of a sample while training: of the right parameters, compiled once, by all processes."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from mhe_jax.config import InputError
+from mhe_jax.config.files import METRICS
+from mhe_jax.data import open_split
+from mhe_jax.evaluation import load, programs, sample
+from mhe_jax.evaluation.sample import TranslatedSample
+from mhe_jax.training import tracking
+from mhe_jax.training.loop import train
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """What was translated each time, and its references; a score that tells the times apart."""
+    found = []
+
+    def score(hypotheses, references):
+        found.append((hypotheses, references))
+        return {"bleu": 10.0 * len(found)}
+
+    monkeypatch.setattr(sample, "translation_scores", score)
+    return found
+
+
+def test_it_is_what_eval_translates_with_these_parameters(tiny, scored, capsys):
+    changes = {"train.eval_translate": 5, "train.num_steps": 12}
+    changes |= {"optimizer.ema_decay": 0.9, "optimizer.learning_rate": 0.03}
+    config = tiny("translation", **changes)
+    result = train(config, sample=TranslatedSample)
+    assert [len(hypotheses) for hypotheses, _ in scored] == [5] * 4
+    source = open_split(config, "validation")
+    texts, references = zip(*(source[number] for number in range(5)), strict=True)
+    run = load(config.workdir, checkpoint="last", trust=("/",), beam_size=1)
+    assert scored[-1] == (run.translate(list(texts)), list(references))
+    assert scored[-1][0] != scored[-2][0]
+    lines = [
+        line
+        for line in tracking.read(Path(config.workdir) / METRICS)
+        if line["split"] == "validation"
+    ]
+    assert [(line["step"], line["bleu"]) for line in lines] == [
+        (step, step * 10 / 3) for step in (3, 6, 9, 12)
+    ]
+    assert result["best_validation"]["bleu"] in (10.0, 20.0, 30.0, 40.0)
+    assert "bleu 40" in capsys.readouterr().err
+
+
+def test_more_than_there_is_takes_all_and_compiles_once(tiny, scored, monkeypatch):
+    compiled, check = [], programs.check_fits
+    monkeypatch.setattr(
+        programs, "check_fits", lambda *a: compiled.append(len(scored)) or check(*a)
+    )
+    train(tiny("translation", **{"train.eval_translate": 99}), sample=TranslatedSample)
+    assert [len(hypotheses) for hypotheses, _ in scored] == [24, 24]
+    assert set(compiled) == {0}  # before the first score
+
+
+def test_without_it_nothing_is_translated(tiny, scored):
+    result = train(tiny("translation", **{"train.num_steps": 2}), sample=TranslatedSample)
+    assert not scored
+    assert "best_validation" not in result
+
+
+def test_a_call_that_has_no_search_is_one_line(tiny):
+    config = tiny("translation", **{"train.eval_translate": 5})
+    with pytest.raises(InputError, match=r"takes train\(config, sample=TranslatedSample\)"):
+        train(config)
+    assert not Path(config.workdir).exists()
+
+
+@pytest.mark.whole_run
+def test_processes_translate_as_one(tiny, job, tmp_path):
+    config = tiny("translation", **{"train.eval_translate": 5, "train.num_steps": 3})
+    train(config, jax.devices()[:1], sample=TranslatedSample)
+    together = tmp_path / "together"
+    found = job(config, together, 2)
+    assert [status for status, _, _ in found] == [0, 0], [err for _, _, err in found]
+    one, two = (
+        [line["bleu"] for line in tracking.read(Path(place) / METRICS) if "bleu" in line]
+        for place in (config.workdir, together)
+    )
+    assert one == pytest.approx(two)
+    assert len(one) == 1
