@@ -89,6 +89,7 @@ def _place(name: str, allowed: tuple[str, ...]) -> Path:
 @functools.cache
 def _store(scheme: str) -> Any:
     import fsspec
+    from fsspec.config import conf
 
     if scheme == "gs":
         import google.cloud.storage  # noqa: F401  # Orbax lists steps by it
@@ -96,7 +97,7 @@ def _store(scheme: str) -> Any:
     # Orbax asks through these libraries too; all must see at once what other processes write, and
     # what is written past them.
     os.environ.setdefault("EPATH_USE_TF", "0")
-    fsspec.config.conf.setdefault(LIBRARIES[scheme][:-2], {})["use_listings_cache"] = False
+    conf.setdefault(LIBRARIES[scheme][:-2], {})["use_listings_cache"] = False
     return fsspec.filesystem(scheme, use_listings_cache=False)
 
 
@@ -173,7 +174,8 @@ class Bucket(PurePosixPath):
         return self._named([name for name, about in found.items() if about["type"] == "file"])
 
     def glob(self, pattern: str) -> Iterator["Bucket"]:
-        with _telling(self):
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError), _telling(self):
             names = self._fs.glob(f"{self}/{pattern}")
         yield from self._named(names)
 

@@ -139,7 +139,7 @@ def launch(tmp_path, tmp_path_factory):
             JAX_PLATFORMS="cpu",
             XLA_FLAGS=f"--xla_force_host_platform_device_count={devices} "
             "--xla_cpu_use_fusion_emitters=false",
-            PYTHONPATH=str(ROOT),
+            PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(":"),
             JAX_DISABLE_MOST_OPTIMIZATIONS="1",
             JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.getbasetemp() / "programs"),
             JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",

@@ -1,0 +1,234 @@
+"""Runs under gs://, against a store on 127.0.0.1: to the bit those of a disk."""
+
+import json
+import os
+import uuid
+
+import jax
+import numpy as np
+import pytest
+
+import mhe_jax
+from mhe_jax.config import Comparison, EvaluationConfig, InputError
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER, check_new, write_whole
+from mhe_jax.config.places import Bucket, path_of
+from mhe_jax.evaluation import evaluate
+from mhe_jax.interchange import export
+from mhe_jax.report import report
+from mhe_jax.training import loop, tracking
+from mhe_jax.training.checkpoint import has_steps
+from mhe_jax.training.run import lock as locks
+
+# A kill -9 of its own when all files of step 4 are written but for the last one.
+KILL_IN_SAVE = """
+import os
+from mhe_jax.training.checkpoint import checksums
+
+seal = checksums.Seal.__call__
+
+def killing(self):
+    if self.step.parent.name == "checkpoints" and self.step.name == "4":
+        os.kill(os.getpid(), 9)
+    seal(self)
+
+checksums.Seal.__call__ = killing
+"""
+CHANGES = {"optimizer.ema_decay": 0.9, "train.num_steps": 6}
+
+
+@pytest.fixture
+def bucket(gs):
+    """A directory that no other test uses."""
+    return f"{gs}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def one_device():
+    return jax.devices()[:1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_local(tmp_path, monkeypatch):
+    """Where the test is at work, nothing is left behind."""
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    yield
+    assert not os.listdir(place)
+
+
+def numbers_of(workdir):
+    """The log, without what depends on the clock."""
+    return [
+        {k: v for k, v in line.items() if "second" not in k and k != "goodput"}
+        for line in tracking.read(path_of(workdir) / METRICS)
+    ]
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.whole_run
+def test_a_run_and_all_that_is_done_with_it(tiny, saved, bucket, tmp_path, one_device):
+    config = tiny("lm", **CHANGES)
+    there = set_field(config, "workdir", f"{bucket}/runs/a")
+    results = [loop.train(c, one_device) for c in (config, there)]
+    assert results[0]["best_validation_loss"] == results[1]["best_validation_loss"]
+    assert_same(saved(config), saved(there))
+    assert numbers_of(config.workdir) == numbers_of(there.workdir) != []
+    names = {path.name for path in path_of(there.workdir).iterdir()}
+    assert {CONFIG, METRICS, RESULT, TOKENIZER, "checkpoints", "checkpoints_best"} <= names
+    assert locks.FILE not in names  # it is given back
+
+    assert loop.train(there, one_device) == results[1]  # complete: the same again
+    longer = set_field(there, "train.num_steps", 7)
+    assert loop.train(longer, one_device)["steps"] == 7
+
+    scores = evaluate(there.workdir, EvaluationConfig(split="validation"), devices=one_device)
+    file = path_of(there.workdir) / "eval_validation.json"
+    assert json.loads(file.read_text()) == json.loads(json.dumps(scores))
+    run = mhe_jax.load(there.workdir, devices=one_device)
+    exported = export(there.workdir, tmp_path / "export", "safetensors")
+    assert exported["steps"] == run.steps
+    out = tmp_path / "report"
+    found = report.compare([f"{bucket}/runs"], Comparison(out=str(out), split="validation"))
+    assert found["runs"]["done"] == 1
+
+    # Copied there by hand, as people do; and what starts from it.
+    for path in (tmp_path / "export").iterdir():
+        path_of(f"{bucket}/export/{path.name}").write_bytes(path.read_bytes())
+    copied = mhe_jax.load(f"{bucket}/export", devices=one_device)
+    assert_same(jax.device_get(copied.params), jax.device_get(run.params))
+    tuned = tiny("lm", workdir=f"{bucket}/runs/b", **{"train.init_from": there.workdir})
+    assert loop.train(tuned, one_device)["steps"] == 6
+
+
+@pytest.mark.whole_run
+def test_a_kill_in_the_middle_of_a_save_costs_that_one(
+    tiny, launch, finish, saved, bucket, tmp_path
+):
+    config = tiny("lm", **CHANGES)
+    code, _, err = finish(launch(config, tmp_path / "whole"))
+    assert code == 0, err
+    killed, _, err = finish(launch(config, f"{bucket}/run", KILL_IN_SAVE))
+    assert killed == -9, err
+    steps = path_of(f"{bucket}/run/checkpoints")
+    assert (steps / "4" / "params" / "manifest.ocdbt").exists()
+    assert not (steps / "4" / "commit_success.txt").exists()
+    code, _, err = finish(launch(config, f"{bucket}/run"))
+    assert code == 0, err
+    assert "2 of 6 steps are done" in err
+    assert_same(saved(config, tmp_path / "whole"), saved(config, f"{bucket}/run"))
+    assert numbers_of(tmp_path / "whole") == numbers_of(f"{bucket}/run")
+
+
+@pytest.mark.slow
+def test_two_processes_and_a_kill_in_the_middle_of_a_save(tiny, job, saved, bucket, tmp_path):
+    config = tiny("lm", **CHANGES)
+    for code, _, err in job(config, tmp_path / "whole", 2):
+        assert code == 0, err
+    found = job(config, f"{bucket}/run", 2, before={0: KILL_IN_SAVE}, timeout=60)
+    assert found[0][0] == -9
+    for code, _, err in job(config, f"{bucket}/run", 2):
+        assert code == 0, err
+    assert_same(saved(config, tmp_path / "whole"), saved(config, f"{bucket}/run"))
+    assert numbers_of(tmp_path / "whole") == numbers_of(f"{bucket}/run")
+
+
+@pytest.mark.whole_run
+def test_a_checkpoint_with_other_bytes_is_put_aside(tiny, bucket, capsys, one_device):
+    config = tiny("lm", workdir=f"{bucket}/run", **{"train.num_steps": 4})
+    loop.train(config, one_device)
+    place = path_of(config.workdir)
+    data = next(path for path in (place / "checkpoints/4/params").rglob("*") if "/d/" in str(path))
+    data.write_bytes(data.read_bytes()[::-1])
+    capsys.readouterr()
+    loop.train(config, one_device)
+    told = capsys.readouterr().err
+    assert f"warning: {place}/checkpoints/4 cannot be read (" in told
+    assert "has another checksum than when it was written" in told
+    assert (place / "checkpoints_unreadable" / "4" / "params" / "manifest.ocdbt").exists()
+    assert "2 of 4 steps are done" in told
+
+
+def test_a_bucket_that_is_not_there(tiny, gs, one_device):
+    config = tiny("lm", workdir="gs://no-such-bucket/run")
+    with pytest.raises(InputError, match="there is no bucket gs://no-such-bucket$"):
+        loop.train(config, one_device)
+    with pytest.raises(InputError, match="no run at gs://no-such-bucket/run"):
+        mhe_jax.load("gs://no-such-bucket/run")
+
+
+def test_a_step_that_was_never_whole_is_none(bucket):
+    place = path_of(bucket)
+    (place / "checkpoints" / "4" / "params").write_bytes(b"")
+    assert not has_steps(bucket, "checkpoints")
+    (place / "checkpoints" / "4" / "commit_success.txt").write_bytes(b"")
+    assert has_steps(bucket, "checkpoints")
+
+
+@pytest.mark.parametrize("field", ["tensorboard", "profile_steps"])
+def test_what_grows_where_it_lies_is_refused(tiny, field, gs):
+    value = True if field == "tensorboard" else (1, 2)
+    config = tiny("lm", workdir=f"{gs}/run", **{f"train.{field}": value})
+    with pytest.raises(InputError, match=f"train.{field} is .*: not with workdir={gs}/run"):
+        loop.train(config)
+
+
+def test_the_log_is_there_before_the_checkpoint(bucket):
+    workdir = path_of(bucket)
+    with tracking.Tracker(bucket, 4, loss_unit="nats") as tracker:
+        tracker.log(1, "train", {"loss": 1.0})
+        assert not (workdir / METRICS).exists()
+        tracker.upload()
+        assert [line["step"] for line in tracking.read(workdir / METRICS)] == [1]
+        tracker.log(2, "train", {"loss": 0.5})
+    assert [line["step"] for line in tracking.read(workdir / METRICS)] == [1, 2]
+    with tracking.Tracker(bucket, 4, 1, loss_unit="nats") as tracker:  # what came after is dropped
+        tracker.log(2, "train", {"loss": 0.25})
+    assert [line["loss"] for line in tracking.read(workdir / METRICS)] == [1.0, 0.25]
+
+
+def test_one_at_a_time_holds_the_lock(bucket):
+    workdir = path_of(bucket)
+    with locks.locked(workdir):
+        with pytest.raises(InputError, match=f"{bucket}: process {os.getpid()} on .* trains here"):
+            locks.Lock(workdir / locks.FILE)
+        assert (workdir / locks.FILE).exists()
+    assert not (workdir / locks.FILE).exists()
+
+
+def test_a_lock_is_renewed_and_one_of_a_dead_process_replaced(bucket, monkeypatch):
+    monkeypatch.setattr(locks, "RENEWAL", 0.1)
+    monkeypatch.setattr(locks, "LEASE", 3.0)
+    workdir, changed = path_of(bucket), 0
+    dead = locks.Owner("another host", 7, "yesterday", None, None, "abc")
+    (workdir / locks.FILE).write_bytes(locks._bytes(dead))
+    with locks.locked(workdir):
+        before = locks._read(workdir / locks.FILE)
+        assert before.token != "abc"
+        changed = locks._changes(workdir / locks.FILE, before)
+    assert changed
+    assert [*workdir.rglob("*")] == []
+
+
+def test_of_two_that_make_the_lock_one_does(bucket):
+    path, owners = path_of(bucket) / locks.FILE, [locks._myself(), locks._myself()]
+    assert [locks._create(path, owner) for owner in owners] == [True, False]
+    assert locks._create(path, owners[0])  # as where a network repeats what was done
+
+
+def test_a_write_that_fails_is_one_line(gs, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("Forbidden: o\nno storage.objects.create")
+
+    monkeypatch.setattr(Bucket(gs)._fs, "pipe_file", refuse)
+    with pytest.raises(InputError, match=r"^cannot write gs://bucket/a: Forbidden: o no storage"):
+        write_whole(path_of(f"{gs}/a"), "text")
+
+
+def test_what_must_be_local_says_so(gs):
+    with pytest.raises(InputError, match="^gs://bucket/out: gs:// is not taken here: takes a lo"):
+        check_new(path_of(f"{gs}/out"))
