@@ -13,11 +13,15 @@ once to warm up (and to compile) and then all sentences when it is its turn, onc
     BLEU          of these sentences, by sacreBLEU as eval.py takes it
     same          sentences that are letter for letter those of run.translate
     memory        the largest resident set of the process, with Python and the libraries
+
+Before them, a fresh process --rounds times: from its start to the first translation of one short
+sentence by `run.translate`, with Python, imports, loading and compiling, and the time of a second.
 """
 
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,6 +36,7 @@ from benchmarks import timing
 from mhe_jax.config import InputError
 
 OURS = "mhe_jax float32"
+SENTENCE = "A man rides a bicycle."
 CASES = (OURS, "CTranslate2 float32", "CTranslate2 int8")
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "case": lambda row: row["case"],
@@ -90,6 +95,7 @@ def measured(args, config, exported: Path, arguments: list[str] | None) -> dict[
     pairs = [source[number] for number in range(min(args.sentences, len(source)))]
     texts, references = map(list, zip(*pairs, strict=True))
     longest = config.model.max_length
+    start = started(args.run, args.rounds)
     workers = [Worker(case, args, exported, texts, longest) for case in CASES]
     try:
         order = random.Random(0)
@@ -122,8 +128,49 @@ def measured(args, config, exported: Path, arguments: list[str] | None) -> dict[
         f"{kinds}; {len(texts)} sentences, beam {args.beam}, {args.threads} threads, batches of "
         f"{args.batch_size}, {args.rounds} rounds\n"
     )
-    print(timing.table(COLUMNS, results))
-    return {"header": about, "kinds": config.kinds, "results": results}
+    print(timing.table(COLUMNS, results), end="\n\n")
+    print(told(start))
+    return {"header": about, "kinds": config.kinds, "results": results, "start": start}
+
+
+def started(run: Path, rounds: int) -> dict[str, list[float]]:
+    """Of each fresh process, seconds to the first translation, and of a second one."""
+    found: dict[str, list[float]] = {"first_s": [], "second_s": []}
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        with subprocess.Popen(
+            [sys.executable, __file__, "--first", run], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            first_seconds = time.perf_counter() - begin
+            rest = process.stdout.readline()
+        if not rest:
+            raise SystemExit(f"{run}: the first translation failed")
+        found["first_s"].append(first_seconds)
+        found["second_s"].append(float(rest))
+    return found
+
+
+def told(start: dict[str, list[float]]) -> str:
+    """The line for people."""
+    first, second = (statistics.median(start[name]) for name in ("first_s", "second_s"))
+    return (
+        f"A fresh process has its first translation of one sentence after {first:.1f} s, and takes "
+        f"{1e3 * second:.0f} ms for a second."
+    )
+
+
+def first(name: str) -> None:
+    """The other side of `started`: a line after the first translation, and the second's seconds."""
+    import mhe_jax
+
+    run = mhe_jax.load(name)
+    run.translate([SENTENCE])
+    print("first", flush=True)
+    begin = time.perf_counter()
+    run.translate([SENTENCE])
+    print(time.perf_counter() - begin, flush=True)
 
 
 class Worker:
@@ -226,4 +273,6 @@ def served(given: dict[str, Any]) -> Callable[[list[str]], list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(work() if sys.argv[1:] == ["--worker"] else main())
+    if sys.argv[1:] == ["--worker"]:
+        sys.exit(work())
+    sys.exit(first(sys.argv[2]) if sys.argv[1:2] == ["--first"] else main())

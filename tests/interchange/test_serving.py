@@ -20,7 +20,11 @@ def test_what_it_measures(run_of, tmp_path):
     done = subprocess.run(
         [*COMMAND, run, *flags, "--out", out], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    rows = json.loads(out.read_text())["results"]
+    found = json.loads(out.read_text())
+    rows, start = found["results"], found["start"]
+    assert len(start["first_s"]) == len(start["second_s"]) == 2
+    assert 0 < max(start["second_s"]) < min(start["first_s"])
+    assert "A fresh process has its first translation of one sentence after" in done.stdout
     assert {row["case"] for row in rows} == {
         "mhe_jax float32", "CTranslate2 float32", "CTranslate2 int8",
     }  # fmt: skip
