@@ -216,6 +216,9 @@ class Noted:
     def log(self, step, split, metrics):
         pass
 
+    def doing(self, what):
+        pass
+
 
 @pytest.mark.parametrize(("average", "counts"), [("average", "average"), (None, "parameters")])
 @pytest.mark.parametrize(("loss", "is_best"), [(1.5, True), (2.0, False), (2.5, False)])
@@ -232,12 +235,14 @@ def test_what_is_validated_and_kept(tiny, average, counts, loss, is_best):
         return {"loss": 3 * loss, "count": 3.0}
 
     steps.eval_step = score
+    steps.measure = lambda params: asked.append(params) or {"bleu": 7.0}
     validation = types.SimpleNamespace(iterate=lambda *_: contextlib.nullcontext([{}, {}]))
     state = types.SimpleNamespace(params="parameters", ema_params=average)
     assert steps._validate(state, 5, validation) == 0
-    assert asked == [counts, counts]
+    assert asked == [counts, counts, counts]  # two batches, and the sample
     assert noted.kept == ([(counts, 5, loss)] if is_best else [])
     assert steps.meta["validated_step"] == 5
+    assert steps.meta["validation"]["bleu"] == 7.0
 
 
 @pytest.mark.parametrize(("validation", "wanted"), [(("validation.en",), [3, 5]), ((), [])])
