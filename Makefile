@@ -99,5 +99,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	        "$$($(PYTHON) --version 2>&1); try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
 	    exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -e '.[demo,report,wandb,dev,export]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[demo,report,wandb,cloud,dev,export]' -c constraints.txt
 	@touch $@

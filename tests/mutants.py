@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mutations.attention_mutants import ATTENTION
+from mutations.cloud_mutants import CLOUD
 from mutations.data_mutants import DATA
 from mutations.evaluation_mutants import EVALUATION
 from mutations.export_mutants import EXPORT
@@ -56,6 +57,7 @@ MUTANTS = (
     *INTERCHANGE,
     *EXPORT,
     *WATCHING,
+    *CLOUD,
 )
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mhe_jax"

@@ -33,6 +33,7 @@ ROOMS = [
 # Libraries that one file, or one package of files, imports; where it cannot be one, each of them.
 HOMES = {
     "babel": "data/phrases.py",
+    "fsspec": "config/places.py",
     "google_crc32c": ("data/tfrecord.py", "training/checkpoint"),  # their checksums, and ours
     "grain": "data/loader.py",
     "matplotlib": "training/curve.py",

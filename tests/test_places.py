@@ -59,6 +59,12 @@ def test_a_url_without_a_bucket_is_refused():
         path_of("gs:///run")
 
 
+def test_a_url_does_not_go_up():
+    for directory, name in [("", "gs://bucket/a/../b"), ("s3://bucket/a", "../b")]:
+        with pytest.raises(InputError, match=r"/a/\.\./b: takes a name without \.\.$"):
+            source_path(directory, name)
+
+
 def test_a_cache_is_local(monkeypatch):
     monkeypatch.setenv("MHE_JAX_CACHE", "gs://bucket/cache")
     with pytest.raises(InputError, match="gs:// is not taken here: takes a local name$"):

@@ -8,6 +8,7 @@ jax.
 experiment.py  the whole         model.py  data.py  training.py  evaluation.py  its parts
 tasks.py       the tasks by name, and which fields go with each
 fields.py      dotted names, JSON      loading.py  config files      files.py  names, the cache
+places.py      local names and buckets
 rules/         which values are allowed, alone and together
 """
 

@@ -47,6 +47,8 @@ def check_scheme(field: str, name: str, allowed: tuple[str, ...]) -> None:
         raise InputError(f"{start}: {scheme}:// is not taken here: takes a local name{takes}")
     if scheme is not None and not re.match(r"[^/]+://[^/]+", name):
         raise InputError(f"{start}: names no bucket: takes {scheme}://bucket/name")
+    if scheme is not None and ".." in name.split("/"):
+        raise InputError(f"{start}: takes a name without ..")  # some libraries would go up
 
 
 def path_of(name: str | os.PathLike[str]) -> Path:

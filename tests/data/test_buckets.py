@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from mhe_jax.config import InputError
 from mhe_jax.config.places import Bucket
+from mhe_jax.config.rules import check_files
 from mhe_jax.data import open_source
 
 LINES = "one\ntwo\nthree\n"
@@ -111,6 +112,21 @@ def test_a_bucket_that_is_not_there(url, read):
     scheme = url.partition(":")[0]
     with pytest.raises(InputError, match=f"{scheme}://no-such-bucket/a.txt: no such file"):
         read(f"{scheme}://no-such-bucket/a.txt")
+
+
+def test_a_run_of_somebody_else_reads_no_object_that_is_not_trusted(url, put, tmp_path):
+    put("c/a.txt", b"one\n")
+    (tmp_path / "config.json").write_text("{}")
+
+    def check(name, *trusted, by_user=False):
+        check_files(tmp_path, ".", (f"{url}/{name}",), trusted, by_user=by_user)
+
+    for trusted in ((), (".",), (f"{url}/c/a",), (f"{url}/other",)):
+        with pytest.raises(InputError, match=f"names {url}/c/a.txt: not in the run, .*{url}/c"):
+            check("c/a.txt", *trusted)
+    check("c/a.txt", f"{url}/c")
+    check("c/*.txt", f"{url}/")
+    check("c/a.txt", by_user=True)
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Forbidden"), OSError("Forbidden: b/a")])

@@ -127,9 +127,8 @@ def check_ranges(config: Config) -> None:
     if not config.workdir:
         raise InputError("workdir is empty: takes a directory")
     check_scheme("workdir", config.workdir, RUNS)
-    for field in ("tensorboard", "profile_steps"):
-        if scheme_of(config.workdir) and (value := getattr(config.train, field)):
-            raise refuse(f"train.{field}", value, f"not with workdir={config.workdir}")
+    if steps and scheme_of(config.workdir):
+        raise refuse("train.profile_steps", steps, f"not with workdir={config.workdir}")
 
 
 def _check_products(config: Config) -> None:

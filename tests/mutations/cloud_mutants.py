@@ -1,0 +1,41 @@
+"""Bugs of places in buckets."""
+
+from mutations.mutant import Mutant
+
+CLOUD = (
+    Mutant(
+        "an object that has changed is not fetched again",
+        "local_copy",
+        "copies / key_of(*path.version())",
+        'copies / key_of("one")',
+        "test_buckets.py",
+    ),
+    Mutant(
+        "a lock is written over another",
+        "Bucket.create",
+        ', mode="create"',
+        "",
+        "test_bucket_runs.py::test_of_two_that_make_the_lock_one_does",
+    ),
+    Mutant(
+        "a step that was never whole counts",
+        "has_steps",
+        '"/commit_success.txt" if isinstance(place, Bucket) else ""',
+        '""',
+        "test_bucket_runs.py::test_a_step_that_was_never_whole_is_none",
+    ),
+    Mutant(
+        "the log of a bucket is not uploaded",
+        "Tracker.upload",
+        "self._file is not None and",
+        "self._file is None and",
+        "test_bucket_runs.py::test_the_log_is_there_before_the_checkpoint",
+    ),
+    Mutant(
+        "what goes wrong counts as nothing there",
+        "Bucket._info",
+        "except FileNotFoundError:",
+        "except OSError:",
+        "test_buckets.py",
+    ),
+)
