@@ -1,6 +1,6 @@
 """Names of places: local ones, those in buckets, and those that are refused."""
 
-import builtins
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,14 +72,7 @@ def test_a_cache_is_local(monkeypatch):
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args):
-        if name.startswith("google.cloud"):
-            raise ModuleNotFoundError("gone", name=name)
-        return real(name, *args)
-
     _store.cache_clear()
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     with pytest.raises(InputError, match=r"^gs://bucket/run needs gcsfs .*\[cloud\]"):
         path_of("gs://bucket/run")

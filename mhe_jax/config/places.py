@@ -14,6 +14,7 @@ import base64
 import contextlib
 import errno
 import functools
+import importlib
 import io
 import os
 import re
@@ -94,7 +95,7 @@ def _store(scheme: str) -> Any:
     from fsspec.config import conf
 
     if scheme == "gs":
-        import google.cloud.storage  # noqa: F401  # Orbax lists steps by it
+        importlib.import_module("google.cloud.storage")  # Orbax lists steps by it
 
     # Orbax asks through these libraries too; all must see at once what other processes write, and
     # what is written past them.
