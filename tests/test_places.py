@@ -8,7 +8,7 @@ import pytest
 from mhe_jax.config import Config, DataConfig, InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import cache_directory
-from mhe_jax.config.places import _store, path_of, source_path
+from mhe_jax.config.places import path_of, source_path
 from mhe_jax.config.rules import check
 
 
@@ -72,7 +72,8 @@ def test_a_cache_is_local(monkeypatch):
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):
-    _store.cache_clear()
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
-    with pytest.raises(InputError, match=r"^gs://bucket/run needs gcsfs .*\[cloud\]"):
+    with pytest.raises(
+        InputError, match=r"^gs://bucket/run needs google.cloud.storage: .*\[cloud\]"
+    ):
         path_of("gs://bucket/run")

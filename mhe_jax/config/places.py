@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from mhe_jax.config.errors import InputError, not_installed
 
-LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}
+LIBRARIES = {"gs": ("gcsfs", "google.cloud.storage"), "s3": ("s3fs",)}  # Orbax needs the second
 RUNS, SOURCES = ("gs",), ("gs", "s3")
 
 
@@ -82,10 +82,11 @@ def _place(name: str, allowed: tuple[str, ...]) -> Path:
     scheme = scheme_of(name)
     if scheme is None:
         return Path(name)
-    try:
-        _store(scheme)
-    except ImportError as error:
-        raise not_installed(f"{name} needs {LIBRARIES[scheme]} ({error.name})", "cloud") from None
+    for library in LIBRARIES[scheme]:
+        try:
+            importlib.import_module(library)
+        except ImportError:
+            raise not_installed(f"{name} needs {library}", "cloud") from None
     return cast(Path, Bucket(name))  # by what it can do
 
 
@@ -94,13 +95,10 @@ def _store(scheme: str) -> Any:
     import fsspec
     from fsspec.config import conf
 
-    if scheme == "gs":
-        importlib.import_module("google.cloud.storage")  # Orbax lists steps by it
-
     # Orbax asks through these libraries too; all must see at once what other processes write, and
     # what is written past them.
     os.environ.setdefault("EPATH_USE_TF", "0")
-    conf.setdefault(LIBRARIES[scheme][:-2], {})["use_listings_cache"] = False
+    conf.setdefault({"gs": "gcs"}.get(scheme, scheme), {})["use_listings_cache"] = False
     return fsspec.filesystem(scheme, use_listings_cache=False)
 
 
