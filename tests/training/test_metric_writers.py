@@ -96,6 +96,7 @@ def test_tensorboard(tiny, tmp_path):
     assert b"train/loss" in events.read_bytes()
 
 
+@pytest.mark.whole_run
 def test_a_run_that_goes_on_is_one_run_of_wandb(tiny, offline):
     config = tiny("lm", **{"train.wandb": True, "train.num_steps": 4})
     train(config)

@@ -26,6 +26,7 @@ def scored(monkeypatch):
     return found
 
 
+@pytest.mark.whole_run
 def test_it_is_what_eval_translates_with_these_parameters(tiny, scored, capsys):
     changes = {"train.eval_translate": 5, "train.num_steps": 12}
     changes |= {"optimizer.ema_decay": 0.9, "optimizer.learning_rate": 0.03}
@@ -49,6 +50,7 @@ def test_it_is_what_eval_translates_with_these_parameters(tiny, scored, capsys):
     assert "bleu 40" in capsys.readouterr().err
 
 
+@pytest.mark.whole_run
 def test_more_than_there_is_takes_all_and_compiles_once(tiny, scored, monkeypatch):
     compiled, check = [], programs.check_fits
     monkeypatch.setattr(
