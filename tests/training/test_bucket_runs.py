@@ -137,7 +137,7 @@ def test_two_processes_and_a_kill_in_the_middle_of_a_save(tiny, job, saved, buck
     assert numbers_of(tmp_path / "whole") == numbers_of(f"{bucket}/run")
 
 
-@pytest.mark.whole_run
+@pytest.mark.slow
 def test_a_checkpoint_with_other_bytes_is_put_aside(tiny, bucket, capsys, one_device):
     config = tiny("lm", workdir=f"{bucket}/run", **{"train.num_steps": 4})
     loop.train(config, one_device)
