@@ -174,5 +174,9 @@ def _line_of(error: BaseException) -> str:
 
 def _tell(what: str) -> None:
     """One line for people, as far as there are any."""
-    with contextlib.suppress(OSError):
+    try:
         print(f"error: {' '.join(what.split())}", file=sys.stderr, flush=True)
+    except OSError:
+        # What is left in the buffer would fail once more at the end, and be the exit status.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -90,14 +90,14 @@ def test_no_standard_error(typed):
     assert typed("eval.py runs/none", before="exec 2>&-; ") == (2, "", "")
 
 
-def test_standard_error_without_a_reader(place):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_standard_error_without_a_reader(place, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     with open(writer, "wb") as closed:
         command = [sys.executable, str(ROOT / "eval.py"), "runs/none"]
-        found = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=closed, timeout=300
-        )
+        found = subprocess.run(command, env=environment, stderr=closed, timeout=300)
     assert found.returncode == 2
 
 
