@@ -4,10 +4,11 @@ A column is copied once into the cache, its texts one after the other, with an i
 lines: from then on it is read as a text file is, and the library that reads the file is not needed.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,13 @@ def open_columns(path: Path, fields: Sequence[str], cache: Path) -> list[LineFil
     Raises:
       InputError: one line that names the file, field and row where there is one, and the reason.
     """
-    # A link's own name says what a file is: that of a blob in a content-addressed store does not.
-    read = _parquet if path.suffix == ".parquet" else _stream
     whole = len(fields) > 1
-    return [_column(path, read, field, whole, cache) for field in fields]
+    return [_column(path, field, whole, cache) for field in fields]
 
 
-def _column(path: Path, read: "Reader", field: str, whole: bool, cache: Path) -> LineFile:
-    name, path = str(path), real_file(path, cache)
+def _column(path: Path, field: str, whole: bool, cache: Path) -> LineFile:
+    # A link's own name says what a file is: that of a blob in a content-addressed store does not.
+    name, form, path = str(path), path.suffix, real_file(path, cache)
     try:
         known = identity(path)
         key = key_of(VERSION, "column", *known, field, whole)
@@ -43,7 +43,7 @@ def _column(path: Path, read: "Reader", field: str, whole: bool, cache: Path) ->
         index = cache / "index" / f"{key}.int64"
         while True:
             built = built_once(
-                index, lambda draft: _copy(name, path, read, field, whole, copy, draft)
+                index, lambda draft: _copy(name, path, form, field, whole, copy, draft)
             )
             numbers = np.memmap(built, np.int64, "r")
             texts = copy.with_name(f"{copy.name}.{numbers[-DIGEST - 1]}")
@@ -60,12 +60,12 @@ def _column(path: Path, read: "Reader", field: str, whole: bool, cache: Path) ->
 
 
 def _copy(
-    name: str, path: Path, read: "Reader", field: str, whole: bool, copy: Path, index: Path
+    name: str, path: Path, form: str, field: str, whole: bool, copy: Path, index: Path
 ) -> None:
     """Writes the texts to `copy`, and to `index` where each begins and the SHA-256 of all."""
     digest, end, rows, blank = hashlib.sha256(), 0, 0, True
     with publish(copy, with_size=True) as draft, draft.open("wb") as out, index.open("wb") as at:
-        for array in read(name, path, field):
+        for array in _column_parts(name, path, form, field):
             starts, data = _texts(f"{name}:row ", field, array, rows)
             if whole and (long := np.flatnonzero(np.diff(starts) > LONGEST)).size:
                 raise InputError(
@@ -109,64 +109,58 @@ def _texts(where: str, field: str, array: Any, rows: int) -> tuple[np.ndarray, m
     return starts - starts[0], data[starts[0] : starts[-1]]
 
 
-Reader = Callable[[str, Path, str], Iterator[Any]]
-
-
-def _parquet(name: str, path: Path, field: str) -> Iterator[Any]:
-    """A column of a Parquet file, in parts; its pages are read one after the other."""
-    from pyarrow import ArrowException, parquet
-
-    try:
-        file = parquet.ParquetFile(path, buffer_size=1 << 20)
-        _check_field(name, field, file.schema_arrow)
-        for batch in file.iter_batches(ROWS, columns=[field], use_threads=False):
-            if len(batch):
-                yield batch.column(0)
-    except (ArrowException, OSError) as error:
-        raise _damaged(name, path, error) from None
-
-
-def _stream(name: str, path: Path, field: str) -> Iterator[Any]:
-    """A column of an Arrow stream, in parts; the file is mapped, not loaded."""
-    from pyarrow import ArrowException, ipc, memory_map
-
-    try:
-        batches = ipc.open_stream(memory_map(str(path)))
-        _check_field(name, field, batches.schema)
+def _column_parts(name: str, path: Path, form: str, field: str) -> Iterator[Any]:
+    """A column as Arrow arrays, one after the other."""
+    with _told(name, form):
+        schema, batches = _opened(path, form, [field])
+        _check_field(name, field, schema)
         for batch in batches:
             if len(batch):
                 yield batch.column(batch.schema.get_field_index(field))
-    except (ArrowException, OSError) as error:
-        raise _damaged(name, path, error) from None
 
 
-def rows_of(path: Path, named: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _opened(path: Path, form: str, fields: list[str] | None = None) -> tuple[Any, Any]:
+    """The schema, and the batches one by one; of a Parquet file only `fields` are read."""
+    from pyarrow import ipc, memory_map, parquet
+
+    if form == ".parquet":
+        file = parquet.ParquetFile(path, buffer_size=1 << 20)
+        return file.schema_arrow, file.iter_batches(ROWS, columns=fields, use_threads=False)
+    stream = ipc.open_stream(memory_map(str(path)))
+    return stream.schema, stream
+
+
+@contextlib.contextmanager
+def _told(name: str, form: str) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        what = "a Parquet file" if form == ".parquet" else "an Arrow stream"
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{name}: is not {what}, or is damaged ({reason})") from None
+
+
+def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each row stands, for messages, and its values by field, as those of JSON.
 
     A class that `datasets` has stored as a number is that, or with `named` its name, and None where
     it is -1, the mark of no label.
 
     Raises:
-      InputError: it cannot be read.
+      InputError: it is not there or cannot be read.
     """
-    from pyarrow import ArrowException, ipc, memory_map, parquet
-
-    try:
-        if path.suffix == ".parquet":
-            file = parquet.ParquetFile(path, buffer_size=1 << 20)
-            schema, batches = file.schema_arrow, file.iter_batches(ROWS, use_threads=False)
-        else:
-            batches = ipc.open_stream(memory_map(str(path)))
-            schema = batches.schema
+    name, form, path = str(path), path.suffix, real_file(path, cache)
+    with _told(name, form):
+        schema, batches = _opened(path, form)
         classes = _classes(schema) if named else {}
         numbers = itertools.count(1)
         for batch in batches:
             for values in batch.to_pylist():
                 for field in classes.keys() & values.keys():
                     values[field] = classes[field].get(values[field])
-                yield f"{path}:row {next(numbers)}", values
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
-        raise _damaged(str(path), path, error) from None
+                yield f"{name}:row {next(numbers)}", values
 
 
 def _classes(schema: Any) -> dict[str, dict[int, str]]:
@@ -177,13 +171,6 @@ def _classes(schema: Any) -> dict[str, dict[int, str]]:
         return {name: dict(enumerate(map(str, of))) for name, of in names.items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _damaged(name: str, path: Path, error: Exception) -> InputError:
-    form = "a Parquet file" if path.suffix == ".parquet" else "an Arrow stream"
-    return InputError(
-        f"{name}: is not {form}, or is damaged ({' '.join(str(error).split())[:200]})"
-    )
 
 
 def _check_field(name: str, field: str, schema: Any) -> None:

@@ -13,6 +13,8 @@ from mhe_jax.config import InputError
 from mhe_jax.config.places import Bucket
 from mhe_jax.config.rules import check_files
 from mhe_jax.data import open_source
+from mhe_jax.tasks.labelled.records import read_records
+from mhe_jax.tasks.labelled.table import DatasetRow
 
 LINES = "one\ntwo\nthree\n"
 
@@ -41,6 +43,12 @@ def read(tmp_path):
     return open_it
 
 
+def rows_of(url, name, tmp_path):
+    """The records that labelled examples are made of."""
+    own = DatasetRow("classification", "own", ("text",))
+    return [record.values for record in read_records(name, own, url, tmp_path / "cache", [])]
+
+
 def test_every_form_is_read_as_a_local_one(url, put, read, tmp_path):
     put("a.txt", LINES.encode())
     put("a.txt.gz", gzip.compress(LINES.encode()))
@@ -50,6 +58,7 @@ def test_every_form_is_read_as_a_local_one(url, put, read, tmp_path):
     put("a.parquet", (tmp_path / "a.parquet").read_bytes())
     for name in ("a.txt", "a.txt.gz", "a.txt.xz", "a.jsonl", "a.parquet"):
         assert list(read(f"{url}/{name}")) == ["one", "two", "three"], name
+    assert rows_of(url, "a.parquet", tmp_path) == [{"text": text} for text in LINES.split()]
     put("a.tsv", b"one\teins\ntwo\tzwei\n")
     pairs = [("one", "eins"), ("two", "zwei")]
     assert list(read(f"{url}/a.tsv", content="pair")) == pairs

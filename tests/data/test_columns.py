@@ -66,7 +66,7 @@ def test_a_file_is_copied_once(read, tmp_path, monkeypatch):
     write(tmp_path / "a.parquet", text=TEXTS)
     assert list(read("a.parquet")) == TEXTS
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "_parquet", lambda *_: pytest.fail("read again"))
+        patch.setattr(columns, "_column_parts", lambda *_: pytest.fail("read again"))
         assert list(read("a.parquet")) == TEXTS
     (copy,) = (tmp_path / "cache" / "unpacked").glob("*/*")
     copy.unlink()
@@ -143,14 +143,14 @@ def test_damaged_files(read, tmp_path, form):
 def test_a_file_that_changes_while_it_is_read(read, tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     write(path, text=["one", "two"])
-    arrays = columns._parquet
+    arrays = columns._column_parts
 
     def meddle(*arguments):
         yield from arrays(*arguments)
         write(path, text=["six", "ten"])
 
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "_parquet", meddle)
+        patch.setattr(columns, "_column_parts", meddle)
         with pytest.raises(InputError, match=r"a.parquet: has changed while it was read$"):
             read("a.parquet")
     assert list(read("a.parquet")) == ["six", "ten"]

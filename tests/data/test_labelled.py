@@ -331,8 +331,15 @@ def test_columns_of_own_examples(config, tmp_path):
         (("poor",), 0),
         (("well",), 1),
     ]
+    (many / "1.parquet").write_bytes(b"")
+    with pytest.raises(InputError, match="1.parquet: is empty"):
+        read_examples(given, "train")
     (many / "1.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match="1.parquet: is not a Parquet file, or is damaged"):
+        read_examples(given, "train")
+    (many / "1.parquet").unlink()
+    (many / "1.parquet").symlink_to(tmp_path / "gone.parquet")
+    with pytest.raises(InputError, match="1.parquet: no such file"):
         read_examples(given, "train")
 
 
