@@ -48,13 +48,14 @@ from mhe_jax.training.tracking import Tracker
 
 # Metrics of parameters, beside those of the validation batches.
 Measure = Callable[[Any], dict[str, Any]]
+MakeMeasure = Callable[[Config, Mesh, AnyTokenizer, nn.Module], Measure]
 
 
 def train(
     config: Config,
     devices: Sequence[Any] | None = None,
     *,
-    sample: Callable[[Config, Mesh, AnyTokenizer, nn.Module], Measure] | None = None,
+    sample: MakeMeasure | None = None,
 ) -> dict[str, Any]:
     """Train, or go on where the run in `config.workdir` stopped; returns its result.
 
@@ -77,7 +78,10 @@ def train(
 
 
 def _train(
-    config: Config, devices: Sequence[Any] | None, sample: Any, signals: Signals
+    config: Config,
+    devices: Sequence[Any] | None,
+    sample: MakeMeasure | None,
+    signals: Signals,
 ) -> dict[str, Any]:
     # 1. What can be wrong is found before anything is written.
     group.check()
@@ -108,7 +112,7 @@ def _train_alone(
     config: Config,
     mesh: Mesh,
     changed: list[str],
-    sample: Any,
+    sample: MakeMeasure | None,
     lock: Lock | None,
     signals: Signals,
 ) -> dict[str, Any]:
@@ -135,7 +139,8 @@ def _train_alone(
     # 3. The state comes from the newest checkpoint, or from the seed.
     task = tasks.of(config)
     model, optimizer = task.model(config.model), make_optimizer(config)
-    measure = sample(config, mesh, tokenizer, model) if config.train.eval_translate else None
+    wanted = sample if config.train.eval_translate else None
+    measure = wanted and wanted(config, mesh, tokenizer, model)
     initialize, abstract = initializer_of(config, model, optimizer, mesh)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
     try:
