@@ -93,8 +93,7 @@ class Workplace:
         self.interrupted = False
         self.environment = dict(os.environ)
         if jobs > 1:
-            flags = os.environ.get("XLA_FLAGS", ""), "--xla_cpu_multi_thread_eigen=false"
-            self.environment["XLA_FLAGS"] = " ".join(flags).strip()
+            self.environment["NPROC"] = "1"  # threads of XLA on a CPU
 
     def train(self, name: str, config: str, data: str, *flags: str) -> Path:
         """The finished run `name` of configs/`config` with the data in `data`."""

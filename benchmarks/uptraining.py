@@ -11,14 +11,17 @@ nothing with 25 % of the steps, and the control: `mha` itself, continued for as 
 for each number of steps, the learning rate of three with the lowest validation loss of seed 0.
 
 A run that is done is not repeated, one that was interrupted goes on. WORKDIR/uptraining/TASK.json
-gets every number, with version and device; the table goes to standard output, with the scores of
-the whole runs of docs/records where there are any. Two cases at a time, one core each.
+gets every number, with version and device, and is written when a kind is done; with it alone, and
+without the runs, the kinds that it has are not repeated either. The table goes to standard output,
+with the scores of the whole runs of docs/records where there are any. Two cases at a time, one core
+each.
 """
 
 import argparse
 import json
 import statistics
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +39,7 @@ from mhe_jax.report.tables import Column, Table
 SHARES = (0.05, 0.1, 0.25)
 RATES = ("5e-4", "1e-3", "2e-3")
 RECORDS = Path(__file__).parents[1] / "docs" / "records" / "translation"
-NAMES = ("gqa", "mqa", "mhe_mul", "mhe_add", "mhe_add-2-groups", "mva")
+NAMES = ("gqa", "mva", "mhe_mul", "mhe_add", "mhe_add-2-groups", "mqa")
 
 
 @dataclass(frozen=True)
@@ -191,34 +194,61 @@ def _mean(scores: list[float]) -> str:
     return f"{statistics.fmean(scores):.2f}{spread}"
 
 
+class Record:
+    """WORKDIR/uptraining/TASK.json: the lines of each kind that is done."""
+
+    def __init__(self, work: Uptraining):
+        self.path = work.at.directory / f"uptraining/{work.task}.json"
+        self.about = {"task": work.task, "steps": work.steps, "seeds": len(work.seeds)}
+        self.lines: dict[str, list[dict[str, Any]]] = {}
+        self.lock = threading.Lock()
+        if not self.path.exists():
+            return
+        found = json.loads(self.path.read_text())
+        if self.about.items() <= found.items():
+            for line in found["lines"]:
+                self.lines.setdefault(line["attention"], []).append(line)
+        else:
+            raise InputError(f"{self.path} is not of {self.about}: move it away to measure anew")
+
+    def add(self, name: str, lines: list[dict[str, Any]]) -> None:
+        with self.lock:
+            self.lines[name] = lines
+            record = self.about | {"lines": self.all()}
+            write_whole(self.path, json.dumps(record, indent=1) + "\n")
+
+    def all(self) -> list[dict[str, Any]]:
+        return [line for name in ("mha", *NAMES) for line in self.lines.get(name, ())]
+
+
 def main() -> None:
     args = parse()
     at = Workplace(args.workdir, args.directory, args.jobs)
     work = Uptraining(at, args.task, args.steps, args.seeds)
     failed = []
 
-    def case(name: str) -> list[dict[str, Any]]:
+    def case(name: str) -> None:
         try:
-            return work.case(name)
+            record.add(name, work.case(name))
         except (Failed, InputError) as error:
             note(f"error: {error}")
             failed.append(name)
-            return []
 
     try:
-        for seed in work.seeds:  # all others need them
-            work.trained(seed)
+        record = Record(work)
+        # The control last, which is no news.
+        missing = [name for name in (*NAMES, "mha") if name not in record.lines]
         with ThreadPoolExecutor(args.jobs) as pool:
-            lines = [line for part in pool.map(case, ("mha", *NAMES)) for line in part]
+            if missing:
+                list(pool.map(work.trained, work.seeds))  # all others need them
+            list(pool.map(case, missing))
     except KeyboardInterrupt:
         note("stopped; the same command goes on")
         sys.exit(130)
     except (Failed, InputError) as error:
         note(f"error: {error}")
         sys.exit(1)
-    record = {"task": args.task, "steps": work.steps, "lines": lines}
-    write_whole(at.directory / f"uptraining/{args.task}.json", json.dumps(record, indent=1) + "\n")
-    print(table(lines, work.source.score).markdown())
+    print(table(record.all(), work.source.score).markdown())
     sys.exit(bool(failed))
 
 

@@ -1,6 +1,7 @@
 """What benchmarks/uptraining.py runs, by a stand-in for train.py, eval.py and convert."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -98,6 +99,30 @@ def test_every_share_has_its_rate_and_all_seeds(calls, tmp_path, monkeypatch, ca
     done = len(calls)
     assert not run(tmp_path, monkeypatch, "--jobs", "1")
     assert len(calls) == done
+
+
+def test_kinds_that_a_record_has_are_not_repeated_without_the_runs(
+    calls, tmp_path, monkeypatch, capsys
+):
+    assert not run(tmp_path, monkeypatch)
+    first = capsys.readouterr().out
+    shutil.rmtree(tmp_path / "uptraining" / "translation")
+    done = len(calls)
+    assert not run(tmp_path, monkeypatch)
+    assert len(calls) == done
+    assert capsys.readouterr().out == first
+    monkeypatch.setattr(uptraining, "NAMES", ("gqa", "mqa"))
+    assert not run(tmp_path, monkeypatch)
+    new = {name for _, name in calls[done:]}
+    assert {name.split(",")[0] for name in new} == {"mha", "mqa"}
+    assert {name for name in new if name.startswith("mha")} == {f"mha,seed={i}" for i in range(3)}
+
+
+def test_a_record_of_other_steps_is_refused(calls, tmp_path, monkeypatch, capsys):
+    assert not run(tmp_path, monkeypatch)
+    capsys.readouterr()
+    assert run(tmp_path, monkeypatch, "--seeds", "2") == 1
+    assert "translation.json is not of" in capsys.readouterr().err
 
 
 def test_a_trial_has_few_steps_and_seeds(calls, tmp_path, monkeypatch):
