@@ -19,15 +19,12 @@ class AttentionInForms(Attention):
         mhe_add from 32 queries on, has reverse mode only: `jax.jvp`, `jax.jacfwd` and
         `jax.linearize` of it raise TypeError. `jax.grad` works, and so does each mode of a gradient
         (`jax.hessian`). 'folded' and 'materialized' have all of them.
-      num_groups: G shared query and key projections, H/G heads on each; 1 is one for all heads.
 
     Raises:
-      ValueError: a form that the kind does not have or that refuses the call; a number of groups
-        that does not divide the heads.
+      ValueError: a form that the kind does not have or that refuses the call.
     """
 
     form: str = "auto"
-    num_groups: int = 1
 
     # What `config.FORMS_OF_KINDS` says of the kind: from fast to slow; the last takes every call.
     forms: ClassVar[tuple[str, ...]]
@@ -41,8 +38,6 @@ class AttentionInForms(Attention):
         return None
 
     def start(self, call: Call) -> Call:
-        if self.num_groups < 1 or self.num_heads % self.num_groups:
-            raise ValueError(f"num_groups={self.num_groups} must divide num_heads={self.num_heads}")
         return dataclasses.replace(call, form=self.resolve(call))
 
     def resolve(self, call: Call) -> str:
@@ -62,6 +57,24 @@ class AttentionInForms(Attention):
             if not too_short and not elsewhere and self.refusal_of(form, call) is None:
                 return form
         raise InputError(f"no form of {self.kind} can do this call")
+
+
+class AttentionInGroups(AttentionInForms):
+    """Attention of groups of heads, each group with one query and key projection.
+
+    Attributes beyond `AttentionInForms`:
+      num_groups: G shared query and key projections, H/G heads on each; 1 is one for all heads.
+
+    Raises:
+      ValueError: a number of groups that does not divide the heads.
+    """
+
+    num_groups: int = 1
+
+    def start(self, call: Call) -> Call:
+        if self.num_groups < 1 or self.num_heads % self.num_groups:
+            raise ValueError(f"num_groups={self.num_groups} must divide num_heads={self.num_heads}")
+        return super().start(call)
 
     def project_groups(self, name: str, x: jax.Array, width: int) -> jax.Array:
         """`x W` with a kernel [M, width], or [M, G, width] for several groups: [B, T, G, width]."""

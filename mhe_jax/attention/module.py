@@ -52,9 +52,10 @@ class Attention(nn.Module):
 
     A kind overrides what differs: how inputs become queries (`queries`), what the key/value cache
     holds of a key token (`memory`), how that becomes keys and values (`expand`), how heads become
-    the output (`merge`), the bias of the scores (`key_bias`), what a call decides first (`start`),
-    how many key and value heads are projected (`kv_heads`), which parameters cannot change the
-    output (`untrained`), and what it costs (`widths`).
+    the output (`merge`), the bias of the scores (`key_bias`) and their factor (`scale`), what
+    rotation turns (`turned`, `turned_features`), what a call decides first (`start`), how many key
+    and value heads are projected (`kv_heads`), which parameters cannot change the output
+    (`untrained`), and what it costs (`widths`).
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash', 'pallas' or
@@ -99,9 +100,9 @@ class Attention(nn.Module):
     kind: ClassVar[str]
     # Keys and values are one array unless `inputs_v` is given; a cache then takes `inputs_k` only.
     one_source: ClassVar[bool] = False
-    # "key" of `memory` is what `expand` gives to the engine, so that it is rotated once and cached;
-    # else keys are rotated each time that they are made of the cache.
-    caches_keys: ClassVar[bool] = True
+    # The array of `memory` that `rotary` turns once, before it is cached; None: keys are turned
+    # each time that `expand` has made them of the cache.
+    turned: ClassVar[str | None] = "key"
 
     def __post_init__(self):
         for field, reason in _REFUSED.items():
@@ -153,6 +154,14 @@ class Attention(nn.Module):
     def start(self, call: Call) -> Call:
         """`call` with what the kind decides before anything is computed."""
         return call
+
+    def turned_features(self, width: int, call: Call) -> int:
+        """How many of the `width` features of a query `rotary` turns: the last ones."""
+        return width
+
+    def scale(self, call: Call) -> float | None:
+        """The factor of the scores; None for 1/√ of the width of queries."""
+        return None
 
     def untrained(self) -> tuple[str, ...]:
         """Names of parameters that cannot change the output, and get no update in training."""
@@ -306,18 +315,20 @@ class Attention(nn.Module):
         )
         call = self.start(call)
         positions = self._positions(positions, batch, inputs_q.shape[-2], inputs_k.shape[-2])
-        query = self._rotated(self.queries(_flatten(inputs_q), call), positions)
+        query = self.queries(_flatten(inputs_q), call)
+        still = query.shape[-1] - self.turned_features(query.shape[-1], call)
+        query = self._rotated(query, positions, still)
         overflow = None
         if self.decode and cache.is_filled_once(self):
             memory = cache.read(self)
         else:
             memory = self.memory(inputs_k, inputs_v, call)
-            if self.caches_keys:
-                memory["key"] = self._rotated(memory["key"], positions)
+            if self.turned is not None:
+                memory[self.turned] = self._rotated(memory[self.turned], positions)
             if self.decode:
                 memory, mask, overflow = cache.extend(self, memory, mask)
         key, value = self.expand(memory, call)
-        if not self.caches_keys:
+        if self.turned is None:
             of_cache = jnp.arange(key.shape[1])[None]
             key = self._rotated(key, of_cache if self.decode else positions)
         bias = self.key_bias(memory, key, call)
@@ -328,12 +339,12 @@ class Attention(nn.Module):
         if call.form == "shared":
             assert bias is not None
             heads, weight_sum, engine = engines.attend_shared(
-                query, key, value, bias, mask, options, self.engine
+                query, key, value, bias, mask, options, self.engine, scale=self.scale(call)
             )
         else:
             query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
             heads, weight_sum, engine = engines.attend(
-                query, key, value, bias, mask, options, self.engine
+                query, key, value, bias, mask, options, self.engine, scale=self.scale(call)
             )
         engines.record_choice(self.kind, f"{call.form} on {engine}" if call.form else engine)
         output = self.merge(heads, weight_sum, call)
@@ -364,10 +375,12 @@ class Attention(nn.Module):
             )
         return positions.reshape(-1, queries)
 
-    def _rotated(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
+    def _rotated(self, x: jax.Array, positions: jax.Array | None, still: int = 0) -> jax.Array:
+        """`x` with its features turned, all but the first `still`."""
         if self.rotary is None or positions is None:
             return x
-        return rotate(x, positions, self.rotary)
+        turned = rotate(x[..., still:], positions, self.rotary)
+        return jnp.concatenate([x[..., :still], turned], -1) if still else turned
 
     def _width(self, features: int, fill: bool) -> int:
         """H·D of a call whose input is `features` wide."""

@@ -25,7 +25,7 @@ class ELAttention(Attention):
 
     kind: ClassVar[str] = "el"
     one_source: ClassVar[bool] = True
-    caches_keys: ClassVar[bool] = False
+    turned: ClassVar[str | None] = None
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
         memory = {"hidden": self._slices(inputs_k, call)}

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
-from mhe_jax.attention.forms import AttentionInForms
+from mhe_jax.attention.forms import AttentionInGroups
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.projection import named
 
 
-class MultipleHeadEmbeddingAttention(AttentionInForms):
+class MultipleHeadEmbeddingAttention(AttentionInGroups):
     """MHE: `Q_h = ψ(X W_q, e_q[h])`, `K_h = ψ(X W_k, e_k[h])`, `V_h = ψ(X W_v, e_v[h])`.
 
     W_q, W_k, W_v [M, D] for all heads, e_q, e_k, e_v [H, D], W_o [H, D, M]. Parameters
@@ -24,7 +24,7 @@ class MultipleHeadEmbeddingAttention(AttentionInForms):
     not have, W_q, W_k, W_v are [M, G, D] and head h reads those of group ⌊hG/H⌋: 3GMD instead of
     3MD parameters, and 2GD cached numbers.
 
-    Attributes beyond `AttentionInForms`:
+    Attributes beyond `AttentionInGroups`:
       form: 'materialized' computes the equations as they stand, H key and value heads in memory;
         'folded' moves the embeddings of keys and values to queries and outputs, so that one key and
         one value head serve all heads of a group; 'shared', of MHE-Add, computes one score matrix
@@ -40,7 +40,7 @@ class MultipleHeadEmbeddingAttention(AttentionInForms):
     head_embedding_init: Callable = nn.initializers.normal(0.02)
 
     # Head embeddings are laid over what is read, and rotation comes after them.
-    caches_keys: ClassVar[bool] = False
+    turned: ClassVar[str | None] = None
     # Why keys that are rotated do not fold.
     not_rotated: ClassVar[str]
 

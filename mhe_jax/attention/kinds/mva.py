@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
-from mhe_jax.attention.forms import AttentionInForms
+from mhe_jax.attention.forms import AttentionInGroups
 from mhe_jax.attention.module import Call
 from mhe_jax.config import FORMS_OF_KINDS
 
 
-class MultiValueAttention(AttentionInForms):
+class MultiValueAttention(AttentionInGroups):
     """MVA: `O_h = softmax(X W_q (X W_k)ᵀ / √D_s + 1·(X U)[:, h]ᵀ) X W_v[h]`.
 
     W_q, W_k [M, D_s] for all heads, with D_s = `score_features`; W_v [M, H, D]; U [M, H] a bias of
@@ -36,7 +36,7 @@ class MultiValueAttention(AttentionInForms):
     Parameters 2·G·M·D_s + 2·M² + MH. Cached numbers a token G·D_s + H·D + H: half of MHA's, and
     far more than MHE's 2D.
 
-    Attributes beyond `AttentionInForms`:
+    Attributes beyond `AttentionInGroups`:
       form: 'shared' (see `mhe_jax.attention.engines.shared.xla`), or 'materialized': H query and
         key heads, and the bias added to their scores.
       score_features: D_s; None for D.

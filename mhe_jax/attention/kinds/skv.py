@@ -21,7 +21,7 @@ class SharedKeyValueAttention(Attention):
 
     kind: ClassVar[str] = "skv"
     one_source: ClassVar[bool] = True
-    caches_keys: ClassVar[bool] = False
+    turned: ClassVar[str | None] = None
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
         if inputs_v is None:
