@@ -10,9 +10,8 @@
 
 Random tokens without padding, one device, the configs' own optimizer, clipping and dropout. Beside
 our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and where PyTorch
-and transformers are installed Hugging Face's BERT (it computes the logits of all tokens, not only
-of the masked ones) or Marian, a transformer of the same making, both with SDPA, eager, autocast to
---dtype. Cases take turns, a step a round; each holds its train state all the while, 12 bytes a
+and transformers are installed Hugging Face's BERT, its head at the masked tokens alone, or Marian,
+a transformer of the same making, both with SDPA, eager, autocast to --dtype. Cases take turns, a step a round; each holds its train state all the while, 12 bytes a
 parameter: --kinds and --forms make it fewer.
 
     tokens/s      input tokens of a step (translation: source and target) / the median
@@ -253,7 +252,7 @@ def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
     device = torch.device("cuda" if on_gpu else "cpu")
     m, o = config.model, config.optimizer
     make = bert if config.task == "mlm" else marian
-    model, inputs, labels = make(config, random_batch(config, rows))
+    model, logits_of, inputs, labels = make(config, random_batch(config, rows))
     model = model.to(device).train()
     inputs = {name: torch.from_numpy(x).long().to(device) for name, x in inputs.items()}
     labels = torch.from_numpy(labels).long().to(device).flatten()
@@ -269,7 +268,7 @@ def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
 
     def call():
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            logits = model(**inputs).logits.flatten(0, 1)
+            logits = logits_of(model, **inputs).flatten(0, 1)
             loss = torch.nn.functional.cross_entropy(
                 logits, labels, label_smoothing=o.label_smoothing
             )
@@ -296,7 +295,7 @@ def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
 
 
 def bert(config: Config, batch: dict[str, np.ndarray]):
-    """The model, its inputs, and its labels, -100 where none is asked for."""
+    """The model, what makes its logits of its inputs, the inputs, and the labels."""
     import transformers  # pyright: ignore[reportMissingImports]
 
     m = config.model
@@ -311,10 +310,15 @@ def bert(config: Config, batch: dict[str, np.ndarray]):
         attention_probs_dropout_prob=m.attention.dropout_rate,
         layer_norm_eps=m.layer_norm_epsilon,
     )
-    labels = np.full(batch["tokens"].shape, -100, np.int64)
-    np.put_along_axis(labels, batch["positions"].astype(np.int64), batch["labels"], axis=1)
     model = transformers.AutoModelForMaskedLM.from_config(shape, attn_implementation="sdpa")
-    return model, {"input_ids": batch["tokens"]}, labels
+    inputs = {"tokens": batch["tokens"], "positions": batch["positions"]}
+    return model, masked_logits, inputs, batch["labels"]
+
+
+def masked_logits(model, tokens, positions):
+    """Head and vocabulary at the masked tokens alone, as ours: the call of the model has all."""
+    hidden = model.bert(tokens).last_hidden_state
+    return model.cls(hidden.take_along_dim(positions[..., None], 1))
 
 
 def marian(config: Config, batch: dict[str, np.ndarray]):
@@ -348,6 +352,7 @@ def marian(config: Config, batch: dict[str, np.ndarray]):
     model = transformers.AutoModelForSeq2SeqLM.from_config(shape, attn_implementation="sdpa")
     return (
         model,
+        lambda model, **inputs: model(**inputs).logits,
         {"input_ids": batch["source"], "decoder_input_ids": batch["target"]},
         batch["labels"],
     )

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import attention, decode, fit, memory, peers, quality, timing, train_step
 from mhe_jax.attention import KINDS
+from mhe_jax.config import AttentionConfig, Config, DataConfig, ModelConfig
 
 pytestmark = pytest.mark.whole_run
 
@@ -174,6 +175,29 @@ def test_train_step(capsys, tmp_path):
         (peer,) = (row for row in rows if row["case"] == flax)
         assert peer["parameters"]["attention"] == 4 * 12**2 * sublayers
     assert "FLOPs of a step" in found["text"]
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+def test_the_head_of_hugging_face_works_at_masked_tokens_alone():
+    torch = pytest.importorskip("torch", reason="needs torch and transformers: see `make peers`")
+    pytest.importorskip("transformers", reason="needs torch and transformers: see `make peers`")
+    model = ModelConfig(
+        vocabulary_size=50,
+        features=12,
+        mlp_features=20,
+        num_layers=1,
+        attention=AttentionConfig(num_heads=3),
+    )
+    config = Config(task="mlm", model=model, data=DataConfig(sequence_length=8, mask_rate=0.4))
+    made, logits_of, inputs, labels = train_step.bert(config, train_step.random_batch(config, 2))
+    inputs = {name: torch.from_numpy(x).long() for name, x in inputs.items()}
+    with torch.no_grad():
+        some = logits_of(made.eval(), **inputs)
+        all_of_them = made(inputs["tokens"]).logits
+    assert some.shape == (*labels.shape, 50)
+    for row, places in enumerate(inputs["positions"]):
+        torch.testing.assert_close(some[row], all_of_them[row, places])
 
 
 def test_decode(capsys, tmp_path):
