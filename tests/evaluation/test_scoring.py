@@ -36,7 +36,7 @@ def test_each_token_by_hand(lm):
         logits = lm.model.apply({"params": lm.params}, jnp.array([[2, *tokens[:-1]]]))[0]
         expected = np.asarray(jax.nn.log_softmax(logits))[range(len(tokens)), tokens]
         assert found.tokens == tokens
-        np.testing.assert_allclose(found.log_probs, expected, atol=2e-6)
+        np.testing.assert_allclose(found.log_probs, expected, rtol=1e-6, atol=2e-6)
         assert found.total == pytest.approx(expected.sum(), abs=1e-5)
         assert found.log_probs.dtype == np.float32
     assert lm.log_probs(["the cat"])[0].pieces[-1] == "</s>"
@@ -51,7 +51,7 @@ def test_each_token_of_a_target_by_hand(translating):
         logits = translating.model.apply({"params": translating.params}, sources, targets)[0]
         expected = np.asarray(jax.nn.log_softmax(logits))[range(len(tokens)), tokens]
         assert found.tokens == tokens
-        np.testing.assert_allclose(found.log_probs, expected, atol=2e-6)
+        np.testing.assert_allclose(found.log_probs, expected, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("stride", [None, 5])
@@ -71,7 +71,7 @@ def test_the_mean_is_the_loss_of_a_file_of_one_line(lm, tmp_path, text, stride):
 def test_windows_see_more(lm):
     blocks, windows = lm.log_probs([LONG])[0], lm.log_probs([LONG], stride=3)[0]
     assert blocks.tokens == windows.tokens
-    np.testing.assert_allclose(blocks.log_probs[:16], windows.log_probs[:16], atol=2e-6)
+    np.testing.assert_allclose(blocks.log_probs[:16], windows.log_probs[:16], rtol=1e-6, atol=2e-6)
     assert np.abs(blocks.log_probs - windows.log_probs)[16:].max() > 0.01
 
 
@@ -103,9 +103,9 @@ def test_one_by_one_is_all_together(lm, translating):
     for run, items in ((lm, [*TEXTS, LONG]), (translating, PAIRS)):
         together = run.log_probs(items)
         for item, one in zip(items, together, strict=True):
-            np.testing.assert_allclose(run.log_probs([item])[0].log_probs, one.log_probs, atol=2e-6)
+            np.testing.assert_allclose(run.log_probs([item])[0].log_probs, one.log_probs, rtol=1e-6, atol=2e-6)
         for one, two in zip(together, run.log_probs(items, batch_size=2), strict=True):
-            np.testing.assert_allclose(one.log_probs, two.log_probs, atol=2e-6)
+            np.testing.assert_allclose(one.log_probs, two.log_probs, rtol=1e-6, atol=2e-6)
         assert run.log_probs([]) == []
 
 
