@@ -1,5 +1,6 @@
 """What benchmarks/experiments.py runs, by a stand-in for train.py and eval.py."""
 
+import functools
 import json
 import lzma
 import sys
@@ -20,6 +21,12 @@ from mhe_jax.evaluation.run import name_of
 
 NAMES = ("mhe_mul", "sha", "mqa")
 LOSSES = {1e-3: 2.5, 2e-3: 2.0, 4e-3: 3.0}
+
+
+@functools.cache
+def parsed(arguments: tuple[str, ...]):
+    """Once: the plan and the stand-in both parse them, and that is most of the time here."""
+    return parse_train_arguments(list(arguments))
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
         run.mkdir(parents=True, exist_ok=True)
         if name == "train":
             with experiments.PARSING:
-                config = parse_train_arguments(arguments)
+                config = parsed(tuple(arguments))
             save_json(config, run / CONFIG)
             loss = LOSSES.get(config.optimizer.learning_rate)
             done = {"steps": config.train.num_steps, "best_validation_loss": loss}
@@ -58,6 +65,7 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
         return 0
 
     monkeypatch.setattr(experiments.subprocess, "call", stand_in)
+    monkeypatch.setattr(experiments, "parse_train_arguments", lambda given: parsed(tuple(given)))
     monkeypatch.setattr(experiments, "pieces", lambda at: at.directory / "tokenizer.model")
     for experiment, count in (("encoders", 1), ("hashes", 1), ("matrices", 5)):
         monkeypatch.setitem(experiments.CASES, experiment, experiments.CASES[experiment][:count])

@@ -103,7 +103,9 @@ def test_one_by_one_is_all_together(lm, translating):
     for run, items in ((lm, [*TEXTS, LONG]), (translating, PAIRS)):
         together = run.log_probs(items)
         for item, one in zip(items, together, strict=True):
-            np.testing.assert_allclose(run.log_probs([item])[0].log_probs, one.log_probs, rtol=1e-6, atol=2e-6)
+            np.testing.assert_allclose(
+                run.log_probs([item])[0].log_probs, one.log_probs, rtol=1e-6, atol=2e-6
+            )
         for one, two in zip(together, run.log_probs(items, batch_size=2), strict=True):
             np.testing.assert_allclose(one.log_probs, two.log_probs, rtol=1e-6, atol=2e-6)
         assert run.log_probs([]) == []
