@@ -1,5 +1,7 @@
 """Small models of ours with random parameters, none of which is 0 or 1 by its beginning."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +72,11 @@ def tokens_of(config, shape, seed=1, first=5):
     return generator.integers(first, config.model.vocabulary_size, shape).astype(np.int32)
 
 
-def apply(config, params, *args, **kwargs):
+def apply(config, params, *args):
     """What the model of a config gives, as NumPy arrays."""
-    model = tasks.of(config).model(config.model)
-    return np.asarray(model.apply({"params": jax.tree.map(jnp.asarray, params)}, *args, **kwargs))
+    return np.asarray(_compiled(config)({"params": jax.tree.map(jnp.asarray, params)}, *args))
+
+
+@functools.lru_cache(4)
+def _compiled(config):
+    return jax.jit(tasks.of(config).model(config.model).apply)
