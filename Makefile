@@ -39,21 +39,25 @@ FAST := not slow and not rest
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST) and not whole_run'
 
+# The files that name a mark: to collect all others takes a minute.
+NAMING = $$(grep -rl --include='test_*.py' $(1) tests)
+
 runs: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST) and whole_run'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST) and whole_run' $(call NAMING,whole_run)
 
 # In a place of its own: where libtpu is installed, each use of JAX looks for a TPU first.
 LIBTPU := .venv/libtpu
 
 ahead: $(LIBTPU)/libtpu/libtpu.so
-	PYTHONPATH=$(CURDIR)/$(LIBTPU) JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -m 'libtpu and $(FAST)'
+	PYTHONPATH=$(CURDIR)/$(LIBTPU) JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -m 'libtpu and $(FAST)' \
+	    $(call NAMING,libtpu)
 
 $(LIBTPU)/libtpu/libtpu.so: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(LIBTPU) libtpu -c constraints.txt
 
 peers: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -e '.[huggingface]' -c constraints.txt
-	$(BIN)/python -m pytest -n 2 -m 'peers and $(FAST)'
+	$(BIN)/python -m pytest -n 2 -m 'peers and $(FAST)' $(call NAMING,peers)
 
 # Not --quiet: MkDocs counts only the warnings that it shows.
 site: $(INSTALLED)

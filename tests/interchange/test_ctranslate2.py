@@ -126,7 +126,15 @@ def end_soon(params):
     table["position"] = table["position"] + steps * eos[None]
 
 
-@pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mva"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("mha", marks=pytest.mark.rest),
+        "mqa",
+        pytest.param("mhe_mul", marks=pytest.mark.rest),
+        "mva",
+    ],
+)
 def test_a_search_finds_the_same(load, texts, tmp_path, kind):
     """With beam 5 and no length penalty, as no sentence is cut off."""
     fields = of_kind(kind) | {

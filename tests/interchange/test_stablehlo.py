@@ -95,7 +95,7 @@ def test_language_models(run_of, load, tmp_path, kind, fields, form):
         same(logits, expected[:, t : t + 1])
 
 
-@pytest.mark.parametrize("kind", ["mqa", "mva"])
+@pytest.mark.parametrize("kind", ["mqa", pytest.param("mva", marks=pytest.mark.rest)])
 def test_translation(run_of, load, tmp_path, kind):
     run = run_of("translation", **{"model.attention.kind": kind, "model.scan_layers": True})
     functions, result = exported(run, tmp_path / "out")

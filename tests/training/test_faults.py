@@ -62,7 +62,15 @@ def no_parameters(step):
     shutil.rmtree(step / "params")
 
 
-@pytest.mark.parametrize("harm", [empty_files, cut_data, no_metadata, no_parameters])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param(empty_files, marks=pytest.mark.rest),
+        cut_data,
+        pytest.param(no_metadata, marks=pytest.mark.rest),
+        no_parameters,
+    ],
+)
 def test_a_broken_newest_checkpoint_costs_one_and_is_told(tiny, saved, capsys, harm):
     config = tiny("lm", **{"train.num_steps": 4})
     train(config)

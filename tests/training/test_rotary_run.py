@@ -45,7 +45,7 @@ def loaded(config):
     return mhe_jax.load(config.workdir, devices=jax.devices()[:1])
 
 
-@pytest.mark.parametrize("kind", ["mhe_add", "skv"])
+@pytest.mark.parametrize("kind", ["mhe_add", pytest.param("skv", marks=pytest.mark.rest)])
 def test_a_language_model_is_scored_and_goes_on(rotary, kind):
     """Token by token over the cache as by the whole text, at positions from 0 in each."""
     config = rotary("lm", kind, **{"data.packing": True})
@@ -99,7 +99,7 @@ def test_a_translator_searches_over_its_cache(rotary):
     assert together == [run.translate([text], beam_size=3, extra_length=4)[0] for text in texts]
 
 
-@pytest.mark.parametrize("task", ["lm", "mlm"])
+@pytest.mark.parametrize("task", ["lm", pytest.param("mlm", marks=pytest.mark.rest)])
 def test_a_mesh_trains_what_one_device_does(rotary, tmp_path, task):
     """On packed rows, whose positions differ from row to row."""
     changes = {

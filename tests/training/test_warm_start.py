@@ -251,7 +251,14 @@ def test_a_run_of_another_task_has_nothing_to_give(tuned, tiny, tmp_path, task, 
 STILL = {"train.num_steps": 1, "optimizer.learning_rate": 1e-30, "optimizer.weight_decay": 0.0}
 
 
-@pytest.mark.parametrize("task", ["lm", "translation", "mlm"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "lm",
+        pytest.param("translation", marks=pytest.mark.rest),
+        pytest.param("mlm", marks=pytest.mark.rest),
+    ],
+)
 def test_a_run_of_the_same_task_is_taken_whole(tiny, one, tmp_path, task):
     """Also with layers scanned."""
     first = tiny(task, **{"workdir": str(tmp_path / "first"), "model.num_layers": 2})
@@ -297,7 +304,14 @@ def test_positions_are_cut_or_drawn(tiny, one, tmp_path, length):
     assert ours.shape == (length, 16)
 
 
-@pytest.mark.parametrize("labels", [("down", "up"), ("up", "down"), ("down", "sideways", "up")])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param(("down", "up"), marks=pytest.mark.rest),
+        ("up", "down"),
+        ("down", "sideways", "up"),
+    ],
+)
 def test_other_labels_get_a_head_of_their_own(tuned, one, tmp_path, labels):
     first = tuned(**{"workdir": str(tmp_path / "first"), "train.num_steps": 2})
     train(first, one)
