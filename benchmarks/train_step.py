@@ -9,10 +9,11 @@
     translation   the transformer of configs/wmt14_base.py
 
 Random tokens without padding, one device, the configs' own optimizer, clipping and dropout. Beside
-our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and where PyTorch
-and transformers are installed Hugging Face's BERT, its head at the masked tokens alone, or Marian,
-a transformer of the same making, both with SDPA, eager, autocast to --dtype. Cases take turns, a step a round; each holds its train state all the while, 12 bytes a
-parameter: --kinds and --forms make it fewer.
+our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and where PyTorch and
+transformers are installed Hugging Face's BERT, its head at the masked tokens alone, or Marian, a
+transformer of the same making, both with SDPA, eager, autocast to --dtype. Cases take turns, a step
+a round; each holds its train state all the while, 12 bytes a parameter: --kinds and --forms make it
+fewer.
 
     tokens/s      input tokens of a step (translation: source and target) / the median
     speed         time of the Flax model / time of this row

@@ -181,7 +181,7 @@ def test_tables(tmp_path, monkeypatch, capsys):
 
 
 def test_a_page_has_the_tables_of_the_records():
-    """What is printed of runs is what the runs have left; memory, of no run, has a page of its own."""
+    """What is printed of runs is what they have left, but for memory, which is of no run."""
     page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     choose = ["optimizer.learning_rate"]
     (section,) = sections(read_runs([RECORDS / "translation"], "test"), "bleu", choose)
