@@ -142,9 +142,6 @@ def compare(results: list[dict]) -> None:
             row["speed"] = fastest and fastest["median_ms"] / row["median_ms"]
 
 
-# What is timed: forward, and with gradients.
-
-
 def attempt(left_out: timing.LeftOut, name: str, make: Callable[[], list]) -> list[timing.Case]:
     """The cases that `make` gives, or a line that says why there are none."""
     try:

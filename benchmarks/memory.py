@@ -11,31 +11,23 @@ one example; nothing is run. `of mha` is the share of what `mha` needs at the sa
 """
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from benchmarks import timing
 from mhe_jax.analysis.memory import layer_memory
+from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import make_attention, recording
+from mhe_jax.config import InputError
 
 LENGTHS = [128, 256, 512, 1024, 2048, 4096]
-# What libtpu asks of its surroundings when there is no TPU.
-WITHOUT_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5e-256",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 RUNS = {"forward": False, "with gradients": True}
 
 
@@ -50,6 +42,12 @@ def parse(arguments: list[str] | None):
     args = parser.parse_args(arguments)
     if args.plot and args.out is None:
         parser.error("--plot needs --out, beside which the picture goes")
+    args.chip = None
+    if args.topology:
+        try:
+            args.chip = describe_devices(args.topology)[0]
+        except InputError as error:
+            parser.error(str(error))
     return args
 
 
@@ -57,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
     about = timing.header(__file__, args.dtype, arguments)
     mesh = None
-    if args.topology:
-        mesh = chip(args.topology)
+    if args.chip is not None:
+        mesh = Mesh(np.array([args.chip]), "data")
         about |= {"device": f"one chip of {args.topology}, ahead of time", "backend": "tpu"}
     left_out = timing.LeftOut()
     results = measure(args, mesh, left_out)
@@ -86,23 +84,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def chip(topology: str) -> Mesh:
-    """One device of a TPU topology that is not here."""
-    for name, value in WITHOUT_TPU.items():
-        os.environ.setdefault(name, value)
-    from jax.experimental import topologies
-
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    return Mesh(np.array(devices[:1]), ("data",), axis_types=(AxisType.Auto,))
-
-
 def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str, Any]]:
     """One row for each kind, form, T and run, with the form that `auto` took."""
     features = args.heads * args.head_features
-    # Engines ask what the default backend is: ahead of time it is the one that is compiled for.
-    backend = mock.patch.object(jax, "default_backend", return_value="tpu")
+    # Engines ask the mesh that is set what they are compiled for.
+    context = contextlib.nullcontext()
+    if mesh is not None:
+        context = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
     results = []
-    with backend if mesh is not None else contextlib.nullcontext():
+    with context:
         for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():
             module = make_attention(
                 **fields,

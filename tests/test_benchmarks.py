@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -278,7 +279,7 @@ def test_a_page_has_the_tables_of_a_record(record: Path):
             assert memory.table(found["results"], run, lengths) in page
         return
     columns = importlib.import_module(f"benchmarks.{program}").COLUMNS
-    for table in tables(found["results"]):
+    for table in timing.tables(found["results"]):
         assert timing.table(columns, table) in page
 
 
@@ -294,10 +295,50 @@ def test_a_page_has_the_tables_of_what_fits():
         assert f"jax {cell['jax']}, libtpu {cell['libtpu']}, {cell['date']}" in page
 
 
-def tables(rows: list[dict]) -> list[list[dict]]:
-    """Rows that were measured in turn, fastest first, as the programs print them."""
-    of_one = ("part", "task", "length", "run", "search", "batch")
-    apart: dict[tuple, list[dict]] = {}
-    for row in rows:
-        apart.setdefault(tuple(row.get(field) for field in of_one), []).append(row)
-    return [sorted(table, key=lambda row: row.get("median_ms", 0)) for table in apart.values()]
+def test_pages_have_the_ratios_of_the_records():
+    """What is said of two rows of a table is their quotient."""
+
+    def read(name: str) -> list[dict]:
+        return json.loads((ROOT / f"benchmarks/records/{name}.json").read_text())["results"]
+
+    def page(name: str) -> str:
+        return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+    rows, ratios = [], {}
+    for length, run in itertools.product((512, 1024), ("forward", "with gradients")):
+        times = {
+            case: row["median_ms"]
+            for row in read("core_cpu")
+            if (row["length"], row["run"]) == (length, run)
+            for case in row["cases"]
+        }
+        shared = times["mhe_add shared xla"]
+        mha, sha = (
+            min(times[f"{kind} {e}"] for e in ("blocked", "xla")) for kind in ("mha", "sha")
+        )
+        peers = [times[name] for name in ("PyTorch SDPA", "plain XLA MHA", "jax.nn xla")]
+        found = [time / shared for time in (mha, *peers, sha)] + [peers[0] / mha]
+        rows.append(f"| T = {length}, {run} | " + " | ".join(f"{x:.2f}" for x in found) + " |")
+        ratios[length, run] = [f"{x:.2f}" for x in found]
+    assert " ".join(rows) in page("benchmarks/RESULTS.md")
+    for name in ("README.md", "docs/kinds.md"):
+        for run, says in (
+            ("forward", "times as long as"),
+            ("with gradients", "times as long with"),
+        ):
+            assert f"{ratios[1024, run][1]} {says}" in page(name)
+    sha = " and ".join(ratios[1024, run][4] for run in ("forward", "with gradients"))
+    assert f"{sha} of it" in page("README.md")
+    assert f"{sha} of it" in page("docs/kinds.md")
+
+    still = []
+    for record in ("cycles_v5e", "cycles_v5e_wide", "cycles_v6e", "cycles_v6e_wide"):
+        for _, own in itertools.groupby(read(record), key=lambda row: row["length"]):
+            fewer = {row["case"]: row["fewer"] for row in own}
+            still.append(fewer["sha splash"] / fewer["mhe_add shared"])
+    said = f"`sha` takes {min(still):.1f} to {max(still):.1f} times fewer cycles still"
+    assert said in page("docs/fit.md")
+
+    int8, *_, ours = sorted(read("serving_cpu"), key=lambda row: row["median_ms"])
+    assert f"{int8['speed']:.2f} times as many in int8" in page("docs/export.md")
+    assert f"with {ours['bleu'] - int8['bleu']:.2f} less" in page("docs/export.md")

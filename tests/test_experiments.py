@@ -18,7 +18,12 @@ from mhe_jax.config.fields import save_json
 from mhe_jax.config.loading import load_config
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.evaluation.run import name_of
+from mhe_jax.report.comparison import main_table
+from mhe_jax.report.groups import sections
+from mhe_jax.report.runs import read_runs
 
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs" / "records"
 NAMES = ("mhe_mul", "sha", "mqa")
 LOSSES = {1e-3: 2.5, 2e-3: 2.0, 4e-3: 3.0}
 
@@ -169,8 +174,7 @@ def test_tables(tmp_path, monkeypatch, capsys):
     ]:
         (tmp_path / run).mkdir(parents=True, exist_ok=True)
         (tmp_path / run / file).write_text(json.dumps(scores))
-    root = Path(__file__).parents[1]
-    hashformer = load_config(str(root / "configs/hashformer.py"))
+    hashformer = load_config(str(ROOT / "configs/hashformer.py"))
     save_json(hashformer, tmp_path / "hashes/md_proj" / CONFIG)
     monkeypatch.setattr(sys, "argv", ["experiment_tables.py", str(tmp_path)])
     experiment_tables.main()
@@ -182,3 +186,31 @@ def test_tables(tmp_path, monkeypatch, capsys):
     assert "| md_proj | 60.00 | 75.0 | - | 55.00 |" in rows
     assert "| pieces | 80.00 | 100.0 | - | - |" in rows
     assert "| 64 | 1,234 | 10.00 | - |" in rows
+
+
+def test_a_page_has_the_tables_of_the_records():
+    """What is printed of runs is what they have left, but for memory, which is of no run."""
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    choose = ["optimizer.learning_rate"]
+    (section,) = sections(read_runs([RECORDS / "translation"], "test"), "bleu", choose)
+    tables = [
+        main_table(section, {"forward": {}, "with gradients": {}}, "", "test"),
+        experiment_tables.encoders(RECORDS),
+        experiment_tables.pretraining(RECORDS),
+        *experiment_tables.tasks(RECORDS),
+        experiment_tables.warm(RECORDS),
+    ]
+    for table in tables:
+        rows = [line for line in table.markdown().splitlines() if line.startswith("|")]
+        assert "\n".join(rows) in page
+    for name in experiments.TRANSLATION:
+        runs = [RECORDS / f"translation/{name},{rate},seed=0" for rate in experiments.RATES]
+        losses = [f"{experiments.loss(run):.3f}" for run in runs]
+        assert f"| {' | '.join([name, *losses])} |" in page
+    scores = {group.name.split(", learning_rate")[0]: group for group in section.groups}
+    page = (ROOT / "docs" / "which_kind.md").read_text(encoding="utf-8")
+    for name in ("mha", "mva", "mhe_add, num_groups=2", "mhe_mul", "mhe_add", "sha"):
+        mean, spread = (scores[name].mean("bleu"), scores[name].spread("bleu"))
+        assert mean is not None
+        count = scores[name].parameters("attention")
+        assert f"| {count:,} | {mean:.2f} | {spread:.2f} |" in page

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import publish
-from mhe_jax.data.index import CHUNK, unpacked_parts
 from mhe_jax.data.published import PUBLISHED, Published, Text
+from mhe_jax.data.unpacking import CHUNK, unpacked_parts
 
 SECONDS = 60  # without an answer
 MOST = 2**30  # bytes of a file; all that are published are smaller

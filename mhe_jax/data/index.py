@@ -10,12 +10,9 @@ unpacked copy: a new one takes the place of the old.
 
 import codecs
 import contextlib
-import gzip
 import hashlib
 import json
-import lzma
 import os
-import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,16 +26,10 @@ from mhe_jax.config.places import source_path
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 from mhe_jax.data.published import hint
 from mhe_jax.data.remote import local_copy
+from mhe_jax.data.unpacking import CHUNK, PACKED, unpacked_parts
 
-CHUNK = 8 << 20
-PACKED = (".gz", ".xz")
-XZ = b"\xfd7zXZ\0"  # how each stream begins
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LONGEST = 16 << 20  # bytes of a line that is read whole; running text may have longer ones
-# Names the most bytes that a file may unpack to. Where it is not set, a file may unpack to `ALWAYS`
-# bytes and `RATIO` times its own, so that no file fills the disk: text packs to a fifth or a tenth.
-LIMIT = "MHE_JAX_UNPACKED_LIMIT"
-RATIO, ALWAYS = 100, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -165,66 +156,6 @@ def _unpack(name: str, path: Path, packed: str, unpacked: Path) -> None:
     with unpacked.open("wb") as out:
         for part in unpacked_parts(name, path, packed):
             out.write(part)
-
-
-def unpacked_parts(name: str, path: Path, packed: str) -> Iterator[bytes]:
-    """What a file of one of `PACKED` holds.
-
-    Raises:
-      InputError: it is none, is cut short, holds nothing, or far too much.
-    """
-    size = 0
-    with path.open("rb") as file:
-        try:
-            for part in _parts_of_gz(file) if packed == ".gz" else _parts_of_xz(file):
-                size += len(part)
-                _check_limit(name, size, file.tell())
-                yield part
-        except EOFError:
-            raise InputError(f"{name}: is cut short (the {packed} stream has no end)") from None
-        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-            raise InputError(f"{name}: is not a {packed} file ({error})") from None
-    if size == 0:
-        raise InputError(f"{name}: is empty once unpacked")
-
-
-def _parts_of_gz(file: BinaryIO) -> Iterator[bytes]:
-    unpacking = gzip.GzipFile(fileobj=file)
-    while part := unpacking.read(CHUNK):
-        yield part
-
-
-def _parts_of_xz(file: BinaryIO) -> Iterator[bytes]:
-    """All streams of a file; `lzma.open` takes a broken one after the first for the end."""
-    data = file.read(CHUNK)
-    while data:
-        if not XZ.startswith(data[: len(XZ)]):  # liblzma waits for more than there may be
-            raise lzma.LZMAError("no stream begins where one should")
-        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
-        while not stream.eof:
-            if stream.needs_input and not (data := data or file.read(CHUNK)):
-                raise EOFError
-            yield stream.decompress(data, CHUNK)
-            data = b""
-        data = stream.unused_data.lstrip(b"\0")  # streams may be padded
-        while not data and (data := file.read(CHUNK)):
-            data = data.lstrip(b"\0")
-
-
-def _check_limit(name: str, size: int, packed_size: int) -> None:
-    """Raises InputError where a file that unpacks to so much is no text but a trap."""
-    given = os.environ.get(LIMIT)
-    if given is None:
-        if size > ALWAYS + RATIO * packed_size:
-            raise InputError(
-                f"{name}: unpacks to more than {RATIO} times its size; if it should, set {LIMIT}, "
-                "the most bytes that a file may unpack to"
-            )
-        return
-    if not given.isdecimal():
-        raise InputError(f"{LIMIT} is {given!r}: takes a number of bytes")
-    if size > int(given):
-        raise InputError(f"{name}: unpacks to more than {int(given):,} bytes ({LIMIT})")
 
 
 def _scan_lines(

@@ -13,7 +13,7 @@ from text_for_tests import equal, experiment, sentences, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import publish, write_whole
-from mhe_jax.data import index, open_source
+from mhe_jax.data import index, open_source, unpacking
 from mhe_jax.data.cache import built_once
 from mhe_jax.data.pairs import token_lengths
 from mhe_jax.data.tokens import TokenFile
@@ -31,7 +31,8 @@ def in_cache(tmp_path, room):
 
 @pytest.fixture(params=[13, 1 << 20])
 def chunk(request, monkeypatch):
-    monkeypatch.setattr(index, "CHUNK", request.param)
+    for module in (index, unpacking):
+        monkeypatch.setattr(module, "CHUNK", request.param)
 
 
 @pytest.mark.parametrize("between", [b"", bytes(8)], ids=["", "padded"])
@@ -73,10 +74,10 @@ def test_damage_loses_no_line_silently(read, tmp_path, chunk, suffix, damage):
 @pytest.mark.parametrize("suffix", PACK)
 def test_a_trap_is_seen_early(read, tmp_path, monkeypatch, suffix):
     """What unpacks to a thousand times its size is no text; nearly nothing is written of it."""
-    monkeypatch.setattr(index, "ALWAYS", 1 << 20)
-    monkeypatch.setattr(index, "CHUNK", 1 << 16)
-    check, sizes = index._check_limit, []
-    monkeypatch.setattr(index, "_check_limit", lambda *a: sizes.append(a[1]) or check(*a))
+    monkeypatch.setattr(unpacking, "ALWAYS", 1 << 20)
+    monkeypatch.setattr(unpacking, "CHUNK", 1 << 16)
+    check, sizes = unpacking._check_limit, []
+    monkeypatch.setattr(unpacking, "_check_limit", lambda *a: sizes.append(a[1]) or check(*a))
     (tmp_path / f"a.txt{suffix}").write_bytes(PACK[suffix](bytes(1_000_000)) * 101)
     with pytest.raises(InputError, match=rf"a\.txt{suffix}: unpacks to more than 100 times its si"):
         read(f"a.txt{suffix}")
@@ -86,15 +87,15 @@ def test_a_trap_is_seen_early(read, tmp_path, monkeypatch, suffix):
 
 def test_the_limit_can_be_set(read, tmp_path, monkeypatch):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(ONE))
-    monkeypatch.setenv(index.LIMIT, str(len(ONE) - 1))
+    monkeypatch.setenv(unpacking.LIMIT, str(len(ONE) - 1))
     with pytest.raises(InputError, match=rf"a\.txt\.gz: unpacks to more than {len(ONE) - 1:,} byt"):
         read("a.txt.gz")
-    monkeypatch.setenv(index.LIMIT, "much")
-    with pytest.raises(InputError, match=rf"{index.LIMIT} is 'much': takes a number of bytes"):
+    monkeypatch.setenv(unpacking.LIMIT, "much")
+    with pytest.raises(InputError, match=rf"{unpacking.LIMIT} is 'much': takes a number of bytes"):
         read("a.txt.gz")
-    monkeypatch.setenv(index.LIMIT, str(len(ONE)))
-    monkeypatch.setattr(index, "ALWAYS", 0)
-    monkeypatch.setattr(index, "RATIO", 1)  # what is set stands in its place
+    monkeypatch.setenv(unpacking.LIMIT, str(len(ONE)))
+    monkeypatch.setattr(unpacking, "ALWAYS", 0)
+    monkeypatch.setattr(unpacking, "RATIO", 1)  # what is set stands in its place
     assert len(read("a.txt.gz")) == 501
 
 
@@ -102,7 +103,7 @@ def test_a_disk_may_say_that_nothing_is_free(read, tmp_path, monkeypatch):
     """Some network disks do; one that is full says so when it is written."""
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(ONE))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 0))
-    monkeypatch.setattr(index, "_parts_of_gz", full_disk)
+    monkeypatch.setattr(unpacking, "_parts_of_gz", full_disk)
     with pytest.raises(InputError, match=r"^cannot write .*/unpacked/\w+/\w+: No space left on de"):
         read("a.txt.gz")
     assert not in_cache(tmp_path, "unpacked")

@@ -11,7 +11,7 @@ import pytest
 from text_for_tests import REAL_DATA, sentences, write_lines
 
 from mhe_jax.config import InputError
-from mhe_jax.data import index, open_source
+from mhe_jax.data import index, open_source, unpacking
 from mhe_jax.data.pieces import PIECE, pieces
 from mhe_jax.data.sources import stream
 
@@ -19,7 +19,8 @@ from mhe_jax.data.sources import stream
 @pytest.fixture(params=[7, 64, 1 << 20])
 def chunk(request, monkeypatch):
     """Chunks that cut lines and characters anywhere."""
-    monkeypatch.setattr(index, "CHUNK", request.param)
+    for module in (index, unpacking):
+        monkeypatch.setattr(module, "CHUNK", request.param)
 
 
 LINES = ["ein Häuschen", "", "  two  spaces ", "tab\there", "😀 ja", "last"]

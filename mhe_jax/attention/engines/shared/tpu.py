@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, parts
 from mhe_jax.attention.engines.mesh import over_rows, platform
 from mhe_jax.attention.engines.shared import factored, head_by_head, kernels
-from mhe_jax.attention.engines.shared.kernels import Sizes
+from mhe_jax.attention.engines.shared.grid import Marks, Sizes
 from mhe_jax.attention.mask import Mask
 
 LANES = 128
@@ -211,7 +211,7 @@ def _inputs(static, sizes, q, k, values, b, seen):
     return w, columns, (_pad(scaled, T, D), _pad(k, S, D), _pad(laid, S), marks)
 
 
-def _marks(sizes, seen: Seen, queries: int) -> kernels.Marks:
+def _marks(sizes, seen: Seen, queries: int) -> Marks:
     """Mask and dropout, padded to whole blocks."""
     T, S = _up(queries, sizes.block_queries), _up(sizes.keys, sizes.block_keys)
 
@@ -224,7 +224,7 @@ def _marks(sizes, seen: Seen, queries: int) -> kernels.Marks:
         return _pad(x, S)[:, None]
 
     mask = seen.mask
-    marks = kernels.Marks()
+    marks = Marks()
     if mask.key_valid is not None:
         marks = marks._replace(key_valid=of_keys(mask.key_valid))
     if mask.segment_ids is not None:
