@@ -26,6 +26,9 @@ from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import initializer_of
 
+# The flag that quickens compiling, where this jaxlib has it: see tests/conftest.py.
+OLDER = [flag for flag in os.environ["XLA_FLAGS"].split() if "fusion_emitters" in flag]
+
 ROOT = Path(__file__).parents[2]
 WORDS = {
     "en": "one small dog runs over the green meadow and a man with red hat watches him",
@@ -137,8 +140,7 @@ def launch(tmp_path, tmp_path_factory):
         environment = dict(
             os.environ,
             JAX_PLATFORMS="cpu",
-            XLA_FLAGS=f"--xla_force_host_platform_device_count={devices} "
-            "--xla_cpu_use_fusion_emitters=false",
+            XLA_FLAGS=" ".join([f"--xla_force_host_platform_device_count={devices}", *OLDER]),
             PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(":"),
             JAX_DISABLE_MOST_OPTIMIZATIONS="1",
             JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.getbasetemp() / "programs"),
