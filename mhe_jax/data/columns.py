@@ -124,7 +124,8 @@ def _opened(path: Path, form: str, fields: list[str] | None = None) -> tuple[Any
     from pyarrow import ipc, memory_map, parquet
 
     if form == ".parquet":
-        file = parquet.ParquetFile(path, buffer_size=1 << 20)
+        # Not pre-buffered: that holds all of the file that has been read, until the end.
+        file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         return file.schema_arrow, file.iter_batches(ROWS, columns=fields, use_threads=False)
     stream = ipc.open_stream(memory_map(str(path)))
     return stream.schema, stream

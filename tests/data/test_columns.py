@@ -47,6 +47,18 @@ def test_texts_of_a_column(read, tmp_path, made, monkeypatch):
     assert [bytes(source.utf8(i)[0][:]) for i in range(6)] == [text.encode() for text in TEXTS]
 
 
+@pytest.mark.parametrize("fields", [["text"], None])
+def test_no_more_than_a_part_of_a_file_is_held(tmp_path, fields):
+    texts = [random.Random(i).randbytes(5000).hex() for i in range(800)]
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": texts}), path, row_group_size=20, compression="none")
+    before, most = pa.total_allocated_bytes(), 0
+    _, batches = columns._opened(path, ".parquet", fields)
+    for _ in batches:
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 0 < most < path.stat().st_size / 8
+
+
 def test_fields_are_one_text_or_a_pair(read, tmp_path):
     write(tmp_path / "a.parquet", en=["one", "two"], de=["eins", "zwei"])
     assert list(read("a.parquet", fields=("de",))) == ["eins", "zwei"]
