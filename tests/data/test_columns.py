@@ -48,7 +48,8 @@ def test_texts_of_a_column(read, tmp_path, made, monkeypatch):
 
 
 @pytest.mark.parametrize("fields", [["text"], None])
-def test_no_more_than_a_part_of_a_file_is_held(tmp_path, fields):
+def test_no_more_than_a_part_of_a_file_is_held(tmp_path, fields, monkeypatch):
+    monkeypatch.setattr(columns, "ROWS", 10)
     texts = [random.Random(i).randbytes(5000).hex() for i in range(800)]
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": texts}), path, row_group_size=20, compression="none")
