@@ -20,6 +20,7 @@ class Widths:
     tables: int = 0  # numbers in head embeddings and the like
     unbiased: int = 0  # made by a projection that never has a bias
     inner: int = 0  # in matrices between the projections: a multiply-add of each token for each
+    again: int = 0  # multiply-adds of a token with matrices that each head meets, but the first
 
 
 class Costed(Protocol):
@@ -37,7 +38,7 @@ class Costed(Protocol):
 def parameters(module: Costed, features: int) -> int:
     """Parameters of one sublayer: projections, their biases if any, and head embeddings.
 
-    The scales of `normalize_qk` are left out.
+    The scales of norms are left out.
 
     >>> from mhe_jax.attention import make_attention
     >>> parameters(make_attention("mhe_mul", num_heads=12, use_bias=False), features=768)
@@ -76,7 +77,7 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     row = module.widths(D)
     projected = row.query + row.key + row.value + row.unbiased
     out = module.num_heads * D
-    return 2 * ((projected + out) * features + row.inner + keys * (row.scored + row.weighted))
+    return 2 * ((projected + out) * features + row.inner + row.again + keys * (row.scored + row.weighted))
 
 
 def _head_features(module: Costed, features: int) -> int:

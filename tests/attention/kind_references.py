@@ -8,7 +8,8 @@ papers; nothing here calls `mhe_jax` or jax.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from reference import add, multiply, projected, sliced
+import numpy as np
+from reference import add, layer_norm, multiply, projected, rms_norm, sliced, within
 
 ROLES = ("query", "key", "value")
 
@@ -22,6 +23,7 @@ class Kind(NamedTuple):
     cases: list[dict]  # fields of `attention_cases.Case`; () for none
     tables: Callable[[Any], dict[str, Any]] = lambda case: {}  # shapes of other parameters
     unbiased: tuple[str, ...] = ()  # projections that never have a bias
+    turned: Callable[[Any], int | None] = lambda case: None  # last features that turn; None: all
 
 
 def own_heads(params, grads, x, h, heads):
@@ -68,6 +70,66 @@ def head_embeddings(psi):
     return head
 
 
+def mixed(params, grads, x, h, heads):
+    """X W_q ⊙ m[h], m = 1 + e, against X W_k and X W_v[h]."""
+    query, key, value = one_projection(params, grads, x, h, heads)
+    e, de = (tree["query_head_embedding"][h] for tree in (params, grads))
+    return multiply(*query, e, de), key, value
+
+
+def low_rank_queries(params, grads, x, h, heads):
+    """norm(X W_dq) W_uq[h] against one key and one value head, or values K + α ⊙ (K N)."""
+    c, pull_c = projected(params["query_down"], grads["query_down"], *x[0])
+    c, pull_c = rms_norm(c, pull_c, params["query_norm"], grads["query_norm"])
+    query = after(params["query"], grads["query"], c, pull_c, h)
+    key = projected(params["key"], grads["key"], *x[1], 0)
+    if "value_scale" not in params:
+        return query, key, projected(params["value"], grads["value"], *x[2], 0)
+    k, pull_k = projected(params["key"], grads["key"], *x[2], 0)
+    rest, pull_rest = after(params["key_to_value"], grads["key_to_value"], k, pull_k)
+    alpha, d_alpha = params["value_scale"], grads["value_scale"]
+
+    def pull(dv):
+        pull_k(dv)
+        d_alpha[...] += (dv * rest).sum(0)
+        pull_rest(dv * alpha)
+
+    return query, key, (k + alpha * rest, pull)
+
+
+def after(p, grad, x, pull_x, head=None):
+    """`projected` of something that was itself computed."""
+    dx = np.zeros_like(x)
+    y, pull_y = projected(p, grad, x, dx, head)
+
+    def pull(dy):
+        dx[...] = 0
+        pull_y(dy)
+        pull_x(dx)
+
+    return y, pull
+
+
+def half_tied(params, grads, x, h, heads):
+    """[first half of X W[g], X W_r] against X W[g]; a norm of each half."""
+    both, of_both = params["key_value"], grads["key_value"]
+    g = h // (heads // both["kernel"].shape[1])
+    u, pull_u = projected(both, of_both, *x[1], g)
+    r, pull_r = projected(params["key"], grads["key"], *x[1])
+    half = r.shape[-1]
+
+    def pull(dk):
+        pull_u(np.pad(dk[:, :half], [(0, 0), (0, half)]))
+        pull_r(dk[:, half:])
+
+    key = np.concatenate([u[:, :half], r], -1), pull
+    if "tied_ln" in params:
+        for name, part in (("tied_ln", slice(half)), ("rotary_ln", slice(half, None))):
+            key = within(*key, part, layer_norm, params[name], grads[name])
+    query = projected(params["query"], grads["query"], *x[0], h)
+    return query, key, projected(both, of_both, *x[2], g)
+
+
 def _group(p, h, heads):
     """Which of G projections head h reads; None where there is one for all."""
     kernel = p["kernel"]
@@ -81,6 +143,18 @@ def _heads(case, number, *names):
 def _shared(case, width, *names):
     groups = (case.groups,) if case.groups else ()
     return {name: (case.width, *groups, width) for name in names}
+
+
+def _of_low_rank(case):
+    rank, C = _more(case, "query_rank") or case.head_features, case.head_features
+    own = {"query_down": (case.width, rank), "query": (rank, case.heads, C)}
+    if _more(case, "reuse_keys"):
+        return own | _heads(case, 1, "key") | {"key_to_value": (C, C)}
+    return own | _heads(case, 1, "key", "value")
+
+
+def _more(case, name):
+    return dict(case.more).get(name)
 
 
 def _tables(case):
@@ -164,5 +238,43 @@ KINDS = {
             {"form": "materialized", "heads": 6, "groups": 2},
         ],
         unbiased=("key_bias",),  # it would move all scores of a head alike
+    ),
+    "collaborative": Kind(
+        mixed,
+        lambda c: (
+            _shared(c, c.score_features or c.head_features, "query", "key")
+            | _heads(c, c.heads, "value")
+            | {"key_bias": (c.width, c.heads)}
+        ),
+        lambda c: (c.groups or 1) * (c.score_features or c.head_features) + c.width + c.heads,
+        [{"score_features": 13}, {"heads": 6, "groups": 2}],
+        lambda c: {"query_head_embedding": (c.heads, c.score_features or c.head_features)},
+        unbiased=("key_bias",),
+    ),
+    "mfa": Kind(
+        low_rank_queries,
+        _of_low_rank,
+        lambda c: (1 if _more(c, "reuse_keys") else 2) * c.head_features,
+        [{"more": (("query_rank", 14),)}, {"more": (("reuse_keys", True),)}],
+        lambda c: (
+            {"query_norm": {"scale": (_more(c, "query_rank") or c.head_features,)}}
+            | ({"value_scale": (c.head_features,)} if _more(c, "reuse_keys") else {})
+        ),
+        unbiased=("query", "key_to_value"),
+    ),
+    "gta": Kind(
+        half_tied,
+        lambda c: (
+            _heads(c, c.heads, "query")
+            | _heads(c, c.kv_heads, "key_value")
+            | {"key": (c.width, c.head_features // 2)}
+        ),
+        lambda c: c.kv_heads * c.head_features + c.head_features // 2,
+        [
+            {"heads": 6, "kv_heads": 2, "head_features": 14},
+            {"kv_heads": 1, "head_features": 14},
+            {"heads": 6, "kv_heads": 3, "head_features": 14},
+        ],
+        turned=lambda c: c.head_features // 2,
     ),
 }

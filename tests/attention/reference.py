@@ -33,6 +33,7 @@ def run(
     kept=None,
     rotary=None,
     positions=None,
+    turned=None,
 ):
     """Output, weights, and the function from the output's gradient to all gradients.
 
@@ -42,6 +43,7 @@ def run(
       mask: booleans [B, H, T, S].
       kept: what dropout multiplies the weights by [B, H, T, S]: 0 or 1/(1-rate).
       rotary: base, pairs and scaling of `rotated`, for tokens at `positions` [B, T].
+      turned: how many features of queries and keys that turns, the last ones; None: all.
     """
     grads = _zeros(params), *(np.zeros_like(x) for x in (inputs_q, inputs_k, inputs_v))
     d_params, *d_inputs = grads
@@ -60,11 +62,13 @@ def run(
                 bias, pull_bias = projected(params["key_bias"], d_params["key_bias"], *x[1], one)
                 bias = bias[:, 0]
             if "query_ln" in params:
-                q, pull_q = _layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
-                k, pull_k = _layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
+                q, pull_q = layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
+            if "key_ln" in params:
+                k, pull_k = layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
             if rotary is not None:
-                q, pull_q = rotated(q, pull_q, positions[b], *rotary)
-                k, pull_k = rotated(k, pull_k, positions[b], *rotary)
+                last = slice(-turned if turned else None, None)
+                q, pull_q = within(q, pull_q, last, rotated, positions[b], *rotary)
+                k, pull_k = within(k, pull_k, last, rotated, positions[b], *rotary)
             scale = 1 / np.sqrt(q.shape[-1])
             p = _softmax(q @ k.T * scale + bias, mask[b, h])
             times = 1.0 if kept is None else kept[b, h]
@@ -147,6 +151,25 @@ def multiply(x, pull_x, e, de):
     return x * (1 + e), pull
 
 
+def within(x, pull_x, features, step, *how):
+    """`step` of some features; the others stay as they are."""
+
+    def pull_features(dy):
+        dx = np.zeros_like(x)
+        dx[:, features] = dy
+        pull_x(dx)
+
+    y, others = x.copy(), np.ones(x.shape[-1])
+    y[:, features], pull_step = step(x[:, features], pull_features, *how)
+    others[features] = 0
+
+    def pull(dy):
+        pull_x(dy * others)
+        pull_step(dy[:, features])
+
+    return y, pull
+
+
 def rotated(x, pull_x, positions, base, pairs, scaling):
     """Two features as one complex number, times e^{i p ω}, ω = base^(-2i/D) of pair i."""
     D = x.shape[-1]
@@ -166,7 +189,7 @@ def rotated(x, pull_x, positions, base, pairs, scaling):
     return times(x, turn), pull
 
 
-def _layer_norm(x, pull_x, p, grad):
+def layer_norm(x, pull_x, p, grad):
     centred = x - x.mean(-1, keepdims=True)
     deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
     z = centred / deviation
@@ -176,6 +199,19 @@ def _layer_norm(x, pull_x, p, grad):
         dz = dy * p["scale"]
         dz = dz - dz.mean(-1, keepdims=True) - z * (dz * z).mean(-1, keepdims=True)
         pull_x(dz / deviation)
+
+    return z * p["scale"], pull
+
+
+def rms_norm(x, pull_x, p, grad):
+    """x / √(mean x² + ε) ⊙ scale."""
+    size = np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
+    z = x / size
+
+    def pull(dy):
+        grad["scale"] += (dy * z).sum(0)
+        dz = dy * p["scale"]
+        pull_x((dz - z * (dz * z).mean(-1, keepdims=True)) / size)
 
     return z * p["scale"], pull
 

@@ -109,6 +109,13 @@ def test_no_decay_on_the_embeddings_of_groups(tiny):
     assert {"query_group_embedding", "query_head_embedding"} <= kept
 
 
+def test_no_decay_on_the_scales_of_mfa(tiny):
+    kind = {"model.attention.kind": "mfa", "model.attention.reuse_keys": True}
+    kept = {"/".join(name.split("/")[-2:]) for name in names(decayed(shapes_of(tiny("lm", **kind))), False)}
+    assert {"query_norm/scale", "self_attention/value_scale"} <= kept
+    assert "value/kernel" not in kept
+
+
 def test_decay_moves_only_what_decays(tiny):
     config = tiny("lm", **{"optimizer.weight_decay": 0.1, "optimizer.warmup_steps": 0})
     params = params_of(config)

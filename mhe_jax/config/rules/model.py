@@ -73,10 +73,14 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
         if value is not None and kind not in kinds:
             noun = "kind" if len(kinds) == 1 else "kinds"
             raise refuse(named(field), value, f"{noun} {', '.join(kinds)} only, not {kind}")
-    if kind == "gqa" and attention.num_kv_heads is None:
+    if kind in FIELDS_OF_KINDS["num_kv_heads"] and attention.num_kv_heads is None:
         raise InputError(
-            f"{named('num_kv_heads')} is not set: kind gqa needs a divisor of "
+            f"{named('num_kv_heads')} is not set: kind {kind} needs a divisor of "
             f"{named('num_heads')}={heads}"
+        )
+    if kind == "gta" and (width // heads) % 2:
+        raise refuse(
+            named("num_heads"), heads, f"kind gta takes heads of an even width, not {width // heads}"
         )
     for field in ("num_kv_heads", "num_groups", "score_groups"):
         value = getattr(attention, field)
@@ -108,6 +112,8 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
     width = (attention.qkv_features or features) // heads
     if attention.score_features is not None:
         width, field = attention.score_features, "score_features"
+    if attention.kind == "gta":
+        width //= 2  # the other half of a key is part of its value
     if width % 2:
         raise refuse(
             named(field),
