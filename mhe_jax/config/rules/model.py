@@ -79,9 +79,8 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
             f"{named('num_heads')}={heads}"
         )
     if kind == "gta" and (width // heads) % 2:
-        raise refuse(
-            named("num_heads"), heads, f"kind gta takes heads of an even width, not {width // heads}"
-        )
+        allowed = f"kind gta takes heads of an even width, not {width // heads}"
+        raise refuse(named("num_heads"), heads, allowed)
     for field in ("num_kv_heads", "num_groups", "score_groups"):
         value = getattr(attention, field)
         if value is not None and heads % value:
