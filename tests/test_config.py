@@ -345,8 +345,8 @@ def test_accepted(config):
         ),
         (
             rotary(with_attention(kind="gta", num_kv_heads=4, qkv_features=48)),
-            "model.attention.num_heads is 8: model.positions rotary takes queries and keys of an "
-            "even width, not 3",
+            "model.attention.num_heads is 8: model.positions rotary takes halves of queries and "
+            "keys of an even width, not 3",
         ),
         (
             rotary(with_attention(kind="mva", score_features=13)),

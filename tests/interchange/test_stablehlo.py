@@ -42,6 +42,9 @@ def same(found, expected):
     assert np.abs(np.asarray(expected)).max() > 0.1
 
 
+GTA = {"model.attention.num_kv_heads": 2, "model.attention.qkv_features": 16}
+
+
 @pytest.mark.parametrize(
     ("task", "kind", "form"),
     [
@@ -80,7 +83,7 @@ def test_encoders(run_of, load, tmp_path, task, kind, form):
         ("mhe_add", {"model.positions": "rotary"}, "materialized"),
         ("mhe_add", {"model.attention.normalize_qk": True}, "materialized"),
         ("mfa", {"model.attention.reuse_keys": True}, ""),
-        ("gta", {"model.attention.num_kv_heads": 2, "model.positions": "rotary"}, ""),
+        ("gta", GTA | {"model.positions": "rotary"}, ""),
     ],
 )
 def test_language_models(run_of, load, tmp_path, kind, fields, form):

@@ -111,13 +111,14 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
     width = (attention.qkv_features or features) // heads
     if attention.score_features is not None:
         width, field = attention.score_features, "score_features"
-    if attention.kind == "gta":
-        width //= 2  # the other half of a key is part of its value
+    what = "queries and keys"
+    if attention.kind == "gta":  # the other half of a key is part of its value
+        what, width = "halves of queries and keys", width // 2
     if width % 2:
         raise refuse(
             named(field),
             getattr(attention, field),
-            f"model.positions rotary takes queries and keys of an even width, not {width}",
+            f"model.positions rotary takes {what} of an even width, not {width}",
         )
     if attention.kind in MHE_KINDS and attention.form not in (None, "auto", "materialized"):
         do_not = "cancel" if attention.kind == "mhe_add" else "fold into queries"
