@@ -76,7 +76,8 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     D = _head_features(module, features)
     row = module.widths(D)
     projected = row.query + row.key + row.value + row.unbiased
-    of_token = (projected + module.num_heads * D) * features + row.inner + row.again
+    out = module.num_heads * D
+    of_token = (projected + out) * features + row.inner + row.again
     return 2 * (of_token + keys * (row.scored + row.weighted))
 
 
