@@ -17,10 +17,10 @@ class Widths:
     cached: int  # held of a token by the cache
     scored: int  # multiply-adds for the scores of one query and one key
     weighted: int  # multiply-adds for one query's sums over one key's values
-    tables: int = 0  # numbers in head embeddings and the like
+    tables: int = 0  # numbers in head embeddings, in the norms of latents and the like
     unbiased: int = 0  # made by a projection that never has a bias
     inner: int = 0  # in matrices between the projections: a multiply-add of each token for each
-    again: int = 0  # multiply-adds of a token with matrices that each head meets, but the first
+    mixed: int = 0  # multiply-adds of each token beside one for each parameter
 
 
 class Costed(Protocol):
@@ -36,9 +36,9 @@ class Costed(Protocol):
 
 
 def parameters(module: Costed, features: int) -> int:
-    """Parameters of one sublayer: projections, their biases if any, and head embeddings.
+    """Parameters of one sublayer: projections, their biases if any, tables and scales.
 
-    The scales of norms are left out.
+    The scales of `normalize_qk` are left out.
 
     >>> from mhe_jax.attention import make_attention
     >>> parameters(make_attention("mhe_mul", num_heads=12, use_bias=False), features=768)
@@ -77,7 +77,7 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     row = module.widths(D)
     projected = row.query + row.key + row.value + row.unbiased
     out = module.num_heads * D
-    of_token = (projected + out) * features + row.inner + row.again
+    of_token = (projected + out) * features + row.inner + row.mixed
     return 2 * (of_token + keys * (row.scored + row.weighted))
 
 

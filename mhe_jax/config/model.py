@@ -75,10 +75,6 @@ class AttentionConfig:
     # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul and
     # collaborative.
     head_embedding_stddev: float | None = None
-    # Width of what queries are made of; `mfa` only; None is the width of a head.
-    query_rank: int | None = None
-    # Values are made of keys, which alone are cached (MFA-KR); `mfa` only; None is False.
-    reuse_keys: bool | None = None
     # What computes the softmax; `auto` takes the fastest that can do the call.
     engine: Engine = "auto"
     # Dropout on the attention weights, one mask per example shared over its heads.
@@ -87,6 +83,10 @@ class AttentionConfig:
     use_bias: bool = False
     # LayerNorm over each head's queries and keys.
     normalize_qk: bool = False
+    # Width of what queries are made of; `mfa` only; None is the width of a head.
+    query_rank: int | None = None
+    # Values are made of keys, which alone are cached (MFA-KR); `mfa` only; None is False.
+    reuse_keys: bool | None = None
 
 
 if typing.TYPE_CHECKING:

@@ -8,8 +8,18 @@ papers; nothing here calls `mhe_jax` or jax.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-from reference import add, layer_norm, multiply, projected, rms_norm, sliced, within
+from reference import (
+    add,
+    joined,
+    layer_norm,
+    mapped,
+    multiply,
+    part,
+    partly,
+    projected,
+    rms_norm,
+    sliced,
+)
 
 ROLES = ("query", "key", "value")
 
@@ -70,7 +80,7 @@ def head_embeddings(psi):
     return head
 
 
-def mixed(params, grads, x, h, heads):
+def mixed_queries(params, grads, x, h, heads):
     """X W_q ⊙ m[h], m = 1 + e, against X W_k and X W_v[h]."""
     query, key, value = one_projection(params, grads, x, h, heads)
     e, de = (tree["query_head_embedding"][h] for tree in (params, grads))
@@ -79,55 +89,41 @@ def mixed(params, grads, x, h, heads):
 
 def low_rank_queries(params, grads, x, h, heads):
     """norm(X W_dq) W_uq[h] against one key and one value head, or values K + α ⊙ (K N)."""
-    c, pull_c = projected(params["query_down"], grads["query_down"], *x[0])
-    c, pull_c = rms_norm(c, pull_c, params["query_norm"], grads["query_norm"])
-    query = after(params["query"], grads["query"], c, pull_c, h)
-    key = projected(params["key"], grads["key"], *x[1], 0)
+
+    def of(name):
+        return params[name], grads[name]
+
+    scale, d_scale = (tree["query_latent_norm"]["scale"] for tree in (params, grads))
+    latent = rms_norm(*projected(*of("query_latent"), *x[0]), scale, d_scale)
+    query, key = mapped(*of("query"), *latent, h), projected(*of("key"), *x[1], 0)
     if "value_scale" not in params:
-        return query, key, projected(params["value"], grads["value"], *x[2], 0)
-    k, pull_k = projected(params["key"], grads["key"], *x[2], 0)
-    rest, pull_rest = after(params["key_to_value"], grads["key_to_value"], k, pull_k)
-    alpha, d_alpha = params["value_scale"], grads["value_scale"]
+        return query, key, projected(*of("value"), *x[2], 0)
+    k, pull_k = projected(*of("key"), *x[2], 0)
+    rest, pull_rest = mapped(*of("key_to_value"), k, pull_k)
+    alpha, d_alpha = of("value_scale")
 
     def pull(dv):
         pull_k(dv)
-        d_alpha[...] += (dv * rest).sum(0)
         pull_rest(dv * alpha)
+        d_alpha[...] += (dv * rest).sum(0)
 
     return query, key, (k + alpha * rest, pull)
 
 
-def after(p, grad, x, pull_x, head=None):
-    """`projected` of something that was itself computed."""
-    dx = np.zeros_like(x)
-    y, pull_y = projected(p, grad, x, dx, head)
-
-    def pull(dy):
-        dx[...] = 0
-        pull_y(dy)
-        pull_x(dx)
-
-    return y, pull
-
-
 def half_tied(params, grads, x, h, heads):
     """[first half of X W[g], X W_r] against X W[g]; a norm of each half."""
-    both, of_both = params["key_value"], grads["key_value"]
-    g = h // (heads // both["kernel"].shape[1])
-    u, pull_u = projected(both, of_both, *x[1], g)
-    r, pull_r = projected(params["key"], grads["key"], *x[1])
-    half = r.shape[-1]
 
-    def pull(dk):
-        pull_u(np.pad(dk[:, :half], [(0, 0), (0, half)]))
-        pull_r(dk[:, half:])
+    def of(name):
+        return params[name], grads[name]
 
-    key = np.concatenate([u[:, :half], r], -1), pull
+    g = h // (heads // params["key_value"]["kernel"].shape[1])
+    half = params["key"]["kernel"].shape[1]
+    tied = part(*projected(*of("key_value"), *x[1], g), slice(half))
+    key = joined(*tied, *projected(*of("key"), *x[1]))
     if "tied_ln" in params:
-        for name, part in (("tied_ln", slice(half)), ("rotary_ln", slice(half, None))):
-            key = within(*key, part, layer_norm, params[name], grads[name])
-    query = projected(params["query"], grads["query"], *x[0], h)
-    return query, key, projected(both, of_both, *x[2], g)
+        key = partly(layer_norm, slice(half), *key, *of("tied_ln"))
+        key = partly(layer_norm, slice(half, None), *key, *of("rotary_ln"))
+    return projected(*of("query"), *x[0], h), key, projected(*of("key_value"), *x[2], g)
 
 
 def _group(p, h, heads):
@@ -147,7 +143,7 @@ def _shared(case, width, *names):
 
 def _of_low_rank(case):
     rank, C = _more(case, "query_rank") or case.head_features, case.head_features
-    own = {"query_down": (case.width, rank), "query": (rank, case.heads, C)}
+    own = {"query_latent": (case.width, rank), "query": (rank, case.heads, C)}
     if _more(case, "reuse_keys"):
         return own | _heads(case, 1, "key") | {"key_to_value": (C, C)}
     return own | _heads(case, 1, "key", "value")
@@ -240,7 +236,7 @@ KINDS = {
         unbiased=("key_bias",),  # it would move all scores of a head alike
     ),
     "collaborative": Kind(
-        mixed,
+        mixed_queries,
         lambda c: (
             _shared(c, c.score_features or c.head_features, "query", "key")
             | _heads(c, c.heads, "value")
@@ -257,7 +253,7 @@ KINDS = {
         lambda c: (1 if _more(c, "reuse_keys") else 2) * c.head_features,
         [{"more": (("query_rank", 14),)}, {"more": (("reuse_keys", True),)}],
         lambda c: (
-            {"query_norm": {"scale": (_more(c, "query_rank") or c.head_features,)}}
+            {"query_latent_norm": {"scale": (_more(c, "query_rank") or c.head_features,)}}
             | ({"value_scale": (c.head_features,)} if _more(c, "reuse_keys") else {})
         ),
         unbiased=("query", "key_to_value"),

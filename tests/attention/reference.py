@@ -67,8 +67,8 @@ def run(
                 k, pull_k = layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
             if rotary is not None:
                 last = slice(-turned if turned else None, None)
-                q, pull_q = within(q, pull_q, last, rotated, positions[b], *rotary)
-                k, pull_k = within(k, pull_k, last, rotated, positions[b], *rotary)
+                q, pull_q = partly(rotated, last, q, pull_q, positions[b], *rotary)
+                k, pull_k = partly(rotated, last, k, pull_k, positions[b], *rotary)
             scale = 1 / np.sqrt(q.shape[-1])
             p = _softmax(q @ k.T * scale + bias, mask[b, h])
             times = 1.0 if kept is None else kept[b, h]
@@ -105,6 +105,15 @@ def run(
 
 def projected(p, grad, x, dx, head=None):
     """x W (+ b), with the kernel of one head where there are several."""
+
+    def pull_x(d):
+        dx[...] += d
+
+    return mapped(p, grad, x, pull_x, head)
+
+
+def mapped(p, grad, x, pull_x, head=None):
+    """`projected`, of an x that is made of something else."""
     at = (slice(None),) if head is None else (slice(None), head)
     w = p["kernel"][at]
     y = x @ w
@@ -113,11 +122,61 @@ def projected(p, grad, x, dx, head=None):
 
     def pull(dy):
         grad["kernel"][at] += x.T @ dy
-        dx[...] += dy @ w.T
+        pull_x(dy @ w.T)
         if "bias" in p:
             grad["bias"][at[1:]] += dy.sum(0)
 
     return y, pull
+
+
+def partly(step, cut, x, pull_x, *args):
+    """`step` of the features `cut` of x; the others stay."""
+    of_cut = []
+    part, pull_part = step(x[:, cut], of_cut.append, *args)
+    y = x.copy()
+    y[:, cut] = part
+
+    def pull(dy):
+        pull_part(dy[:, cut])
+        dx = dy.copy()
+        dx[:, cut] = of_cut.pop()
+        pull_x(dx)
+
+    return y, pull
+
+
+def part(x, pull_x, cut):
+    """The features `cut` of x."""
+
+    def pull(dy):
+        dx = np.zeros_like(x)
+        dx[:, cut] = dy
+        pull_x(dx)
+
+    return x[:, cut], pull
+
+
+def joined(x, pull_x, y, pull_y):
+    """[x, y]."""
+
+    def pull(dz):
+        pull_x(dz[:, : x.shape[-1]])
+        pull_y(dz[:, x.shape[-1] :])
+
+    return np.concatenate([x, y], -1), pull
+
+
+def rms_norm(x, pull_x, scale, d_scale):
+    """x over the root of its mean square, times the scale."""
+    size = np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
+    z = x / size
+
+    def pull(dy):
+        d_scale[...] += (dy * z).sum(0)
+        dz = dy * scale
+        pull_x((dz - z * (dz * z).mean(-1, keepdims=True)) / size)
+
+    return z * scale, pull
 
 
 def sliced(x, dx, h, heads):
@@ -151,25 +210,6 @@ def multiply(x, pull_x, e, de):
     return x * (1 + e), pull
 
 
-def within(x, pull_x, features, step, *how):
-    """`step` of some features; the others stay as they are."""
-
-    def pull_features(dy):
-        dx = np.zeros_like(x)
-        dx[:, features] = dy
-        pull_x(dx)
-
-    y, others = x.copy(), np.ones(x.shape[-1])
-    y[:, features], pull_step = step(x[:, features], pull_features, *how)
-    others[features] = 0
-
-    def pull(dy):
-        pull_x(dy * others)
-        pull_step(dy[:, features])
-
-    return y, pull
-
-
 def rotated(x, pull_x, positions, base, pairs, scaling):
     """Two features as one complex number, times e^{i p ω}, ω = base^(-2i/D) of pair i."""
     D = x.shape[-1]
@@ -199,19 +239,6 @@ def layer_norm(x, pull_x, p, grad):
         dz = dy * p["scale"]
         dz = dz - dz.mean(-1, keepdims=True) - z * (dz * z).mean(-1, keepdims=True)
         pull_x(dz / deviation)
-
-    return z * p["scale"], pull
-
-
-def rms_norm(x, pull_x, p, grad):
-    """x / √(mean x² + ε) ⊙ scale."""
-    size = np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
-    z = x / size
-
-    def pull(dy):
-        grad["scale"] += (dy * z).sum(0)
-        dz = dy * p["scale"]
-        pull_x((dz - z * (dz * z).mean(-1, keepdims=True)) / size)
 
     return z * p["scale"], pull
 

@@ -54,8 +54,8 @@ def test_mfa_of_a_full_rank_is_mqa():
     M = q.shape[-1]
     case = Case("mfa", more=(("query_rank", M),))
     params = random_parameters(case.module(use_bias=False), q, k)
-    params["query_down"] = {"kernel": jnp.eye(M)}
-    params["query_norm"] = {"scale": jnp.ones(M)}
+    params["query_latent"] = {"kernel": jnp.eye(M)}
+    params["query_latent_norm"] = {"scale": jnp.ones(M)}
     mqa = {name: params[name] for name in ("query", "key", "value", "out")}
     normed = q / np.sqrt((q**2).mean(-1, keepdims=True) + 1e-6)
     wanted = Case("mqa").module(use_bias=False).apply({"params": mqa}, normed, k)
@@ -66,8 +66,12 @@ def test_key_reuse_starts_from_values_that_are_keys_and_leaves_them():
     module, (q, k) = KEY_REUSE.module(use_bias=False), inputs(KEY_REUSE)
     params = module.init(jax.random.key(0), q, k)["params"]
     mqa = {name: params[name] for name in ("key", "out")}
-    mqa |= {"query": params["query"], "value": params["key"], "query_down": params["query_down"]}
-    mqa["query_norm"] = params["query_norm"]
+    mqa |= {
+        "query": params["query"],
+        "value": params["key"],
+        "query_latent": params["query_latent"],
+    }
+    mqa["query_latent_norm"] = params["query_latent_norm"]
     wanted = Case("mfa").module(use_bias=False).apply({"params": mqa}, q, k)
     assert_close(module.apply({"params": params}, q, k), wanted)
 

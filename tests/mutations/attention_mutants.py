@@ -332,8 +332,8 @@ ATTENTION = (
     Mutant(
         "mfa keys that never become other values",
         "MultiMatrixFactorizationAttention.merge",
-        "init = named(ones, ",
-        "init = named(zeros, ",
+        "named(nn.initializers.ones_init(), ",
+        "named(zeros, ",
         "test_neighbours.py::test_key_reuse_starts_from_values_that_are_keys_and_leaves_them",
     ),
     Mutant(
@@ -346,7 +346,7 @@ ATTENTION = (
     Mutant(
         "gta turns all of a query",
         "GroupedTiedAttention.turned_features",
-        "return _half(width)",
+        "return _half(call.head_features)",
         "return width",
         "test_rotary.py::test_positions_matter_by_their_differences[gta-6over2]",
     ),

@@ -51,6 +51,7 @@ def experiment(tiny):
                 "model.attention.num_heads": 8,
                 "model.attention.dropout_rate": 0.1,
                 **({"model.attention.num_kv_heads": 4} if kind in GROUPED else {}),
+                **({"model.attention.query_rank": 16} if kind == "mfa" else {}),
                 **changes,
             },
         )

@@ -113,7 +113,7 @@ def test_no_decay_on_the_scales_of_mfa(tiny):
     kind = {"model.attention.kind": "mfa", "model.attention.reuse_keys": True}
     attention = "encoder/layer_0/self_attention/"
     kept = names(decayed(shapes_of(tiny("mlm", **kind))), False)
-    assert {f"{attention}query_norm/scale", f"{attention}value_scale"} <= kept
+    assert {f"{attention}query_latent_norm/scale", f"{attention}value_scale"} <= kept
     assert f"{attention}key_to_value/kernel" not in kept
 
 

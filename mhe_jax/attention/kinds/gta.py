@@ -47,7 +47,7 @@ class GroupedTiedAttention(GroupedQueryAttention):
         return key, memory.get("value", state)
 
     def turned_features(self, width: int, call: Call) -> int:
-        return _half(width)
+        return _half(call.head_features)
 
     def widths(self, head_features: int) -> Widths:
         half = _half(head_features)

@@ -15,10 +15,10 @@ from mhe_jax.attention.projection import named
 class MultiMatrixFactorizationAttention(MultiQueryAttention):
     """MFA: `Q_h = norm(X W_dq) W_uq[h]`, `K = X W_k`, `V = X W_v`, one key and one value head.
 
-    W_dq [M, r], `query_down`, r = `query_rank`; norm is RMSNorm, `query_norm`; W_uq [r, H, C],
-    `query`; W_k, W_v [M, 1, C]; W_o [H, C, M]. C is the width of a head, `qkv_features` / H:
-    heads are meant to be many and wide, H·C above M. Biases, where there are any, are those of
-    W_dq, W_k, W_v and W_o.
+    W_dq [M, r], `query_latent`, r = `query_rank`; norm is RMSNorm with a scale [r],
+    `query_latent_norm`; W_uq [r, H, C], `query`; W_k, W_v [M, 1, C]; W_o [H, C, M]. C is the width
+    of a head, `qkv_features` / H: heads are meant to be many and wide, H·C above M. `use_bias` is
+    for W_dq, W_k, W_v and W_o; what makes heads has none.
 
     MFA-KR, with `reuse_keys`: `V = K + α ⊙ (K N)`, N [C, C], `key_to_value`, α [C], `value_scale`.
     Keys alone are cached. The sum of weights over values is linear in them, so that α and N are
@@ -28,8 +28,8 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
     both, it is refused. With `normalize_qk` and `rotary` values are made of keys without the norm
     and the turn, so that keys get both as they are read from the cache.
 
-    Parameters M(r + 2C) + rHC + HCM, of MFA-KR M(r + C) + C² + C + rHC + HCM; the norm's scale of r
-    is left out, as elsewhere. Cached numbers a token 2C, of MFA-KR C.
+    Parameters M(r + 2C) + rHC + HCM, of MFA-KR M(r + C) + C² + C + rHC + HCM, without biases and
+    scales. Cached numbers a token 2C, of MFA-KR C.
 
     Source: Hu et al. 2024, "Multi-matrix Factorization Attention", arXiv 2412.19255.
 
@@ -52,10 +52,10 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
         return None if self.reuse_keys else "key"
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
-        down = self._projection("query_down")
-        latent = down(x, (self.query_rank or call.head_features,), ("embed", "head_features"))
+        rank = self.query_rank or call.head_features
+        latent = self._projection("query_latent")(x, (rank,), ("embed", None))
         latent = nn.RMSNorm(
-            name="query_norm",
+            name="query_latent_norm",
             dtype=self.dtype,
             param_dtype=self.param_dtype,
             scale_init=named(nn.initializers.ones_init(), ("norm",)),
@@ -77,13 +77,12 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
 
     def merge(self, heads: jax.Array, weight_sum: jax.Array, call: Call) -> jax.Array:
         if self.reuse_keys:
-            width, ones = call.head_features, nn.initializers.ones_init()
-            zeros = nn.initializers.zeros_init()
-            of_keys = self._projection("key_to_value", kernel_init=zeros, use_bias=False)
-            init = named(ones, ("head_features",))
-            alpha = self.param("value_scale", init, (width,), self.param_dtype)
-            rest = of_keys(heads, (width,), (None, "head_features"))
-            heads = heads + alpha.astype(rest.dtype)[None, None, None] * rest
+            zeros, width = nn.initializers.zeros_init(), (call.head_features,)
+            to_value = self._projection("key_to_value", kernel_init=zeros, use_bias=False)
+            rest = to_value(heads, width, (None, "head_features"))
+            init = named(nn.initializers.ones_init(), ("head_features",))
+            alpha = self.param("value_scale", init, width, self.param_dtype)
+            heads = heads + rest * alpha.astype(rest.dtype)[None, None, None]
         return self.project_out(heads, call)
 
     def widths(self, head_features: int) -> Widths:
@@ -97,7 +96,7 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
             cached=C if self.reuse_keys else 2 * C,
             scored=H * C,
             weighted=H * C,
-            tables=C if self.reuse_keys else 0,
+            tables=rank + (C if self.reuse_keys else 0),
             inner=rank * H * C + N,
-            again=(H - 1) * N,
+            mixed=(H - 1) * N,  # N meets the output of each head
         )

@@ -103,8 +103,8 @@ ATTENTION_RANGES: dict[str, Range] = {
     "score_features": (AT_LEAST_1, WIDTH),
     "qkv_features": (AT_LEAST_1, WIDTH),
     "head_embedding_stddev": (NOT_NEGATIVE, None),
-    "query_rank": (AT_LEAST_1, WIDTH),
     "dropout_rate": (SHARE, None),
+    "query_rank": (AT_LEAST_1, WIDTH),
 }
 
 
