@@ -33,6 +33,8 @@ from mhe_jax.config import Form
 # are more entries of its list.
 VARIANTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
     "gqa": lambda heads: [{"num_kv_heads": _divisor(heads, at_most=heads // 3)}],
+    "mfa": lambda heads: [{}, {"reuse_keys": True}],
+    "gta": lambda heads: [{"num_kv_heads": _divisor(heads, at_most=heads // 4)}],
 }
 PEERS = ("torch", "transformers")
 PEAK_SIZE = {"cpu": 2048}

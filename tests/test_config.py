@@ -209,6 +209,10 @@ ACCEPTED = [
     with_attention(kind="gqa", num_kv_heads=4),
     with_attention(kind="mhe_mul", form="folded", head_embedding_stddev=0.5),
     with_attention(kind="mha", num_heads=3, qkv_features=33),
+    with_attention(kind="collaborative", score_features=13, head_embedding_stddev=0.1),
+    with_attention(kind="mfa", query_rank=13, reuse_keys=True),
+    with_attention(kind="gta", num_kv_heads=4),
+    rotary(with_attention(kind="gta", num_kv_heads=4)),
     with_role(LM, "decoder", kind="gqa", num_kv_heads=2),
     with_role(PAIRS, "cross", kind="mhe_add", form="materialized"),
     changed(PAIRS, data__length_buckets=(16, 128)),
@@ -245,10 +249,31 @@ def test_accepted(config):
             with_attention(kind="gqa", num_kv_heads=3),
             "model.attention.num_kv_heads is 3: must divide model.attention.num_heads=8",
         ),
-        (with_attention(kind="mqa", num_kv_heads=1), "num_kv_heads is 1: kind gqa only, not mqa"),
+        (
+            with_attention(kind="mqa", num_kv_heads=1),
+            "num_kv_heads is 1: kinds gqa, gta only, not mqa",
+        ),
+        (with_attention(kind="gta"), "model.attention.num_kv_heads is not set: kind gta needs"),
+        (
+            with_attention(kind="gta", num_kv_heads=4, qkv_features=24),
+            "model.attention.num_heads is 8: kind gta takes heads of an even width, not 3",
+        ),
+        (
+            with_attention(kind="mqa", query_rank=8),
+            "model.attention.query_rank is 8: kind mfa only, not mqa",
+        ),
+        (with_attention(kind="mfa", query_rank=0), "query_rank is 0: takes 1 or more"),
+        (
+            with_attention(kind="gta", num_kv_heads=4, reuse_keys=True),
+            "model.attention.reuse_keys is True: kind mfa only, not gta",
+        ),
+        (
+            with_attention(kind="collaborative", form="shared"),
+            "form is 'shared': kind collaborative takes auto, materialized",
+        ),
         (
             with_attention(form="folded"),
-            "form is 'folded': kinds mhe_add, mhe_mul, mva only, not mha",
+            "form is 'folded': kinds mhe_add, mhe_mul, mva, collaborative only, not mha",
         ),
         (
             with_attention(kind="mhe_mul", form="shared"),
@@ -264,7 +289,7 @@ def test_accepted(config):
         ),
         (
             with_attention(kind="sha", head_embedding_stddev=0.1),
-            "head_embedding_stddev is 0.1: kinds mhe_add, mhe_mul only, not sha",
+            "head_embedding_stddev is 0.1: kinds mhe_add, mhe_mul, collaborative only, not sha",
         ),
         (
             with_attention(kind="mhe_add", form="folded", normalize_qk=True),
@@ -317,6 +342,11 @@ def test_accepted(config):
             rotary(model__features=24),
             "model.attention.num_heads is 8: model.positions rotary takes queries and keys of an "
             "even width, not 3",
+        ),
+        (
+            rotary(with_attention(kind="gta", num_kv_heads=4, qkv_features=48)),
+            "model.attention.num_heads is 8: model.positions rotary takes halves of queries and "
+            "keys of an even width, not 3",
         ),
         (
             rotary(with_attention(kind="mva", score_features=13)),

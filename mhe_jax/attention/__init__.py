@@ -16,8 +16,11 @@ import dataclasses
 from mhe_jax.attention.conversion import Activations, convert
 from mhe_jax.attention.engines import choices, recording
 from mhe_jax.attention.kinds import KINDS
+from mhe_jax.attention.kinds.collaborative import CollaborativeAttention
 from mhe_jax.attention.kinds.el import ELAttention
 from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
+from mhe_jax.attention.kinds.gta import GroupedTiedAttention
+from mhe_jax.attention.kinds.mfa import MultiMatrixFactorizationAttention
 from mhe_jax.attention.kinds.mha import MultiHeadAttention
 from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
 from mhe_jax.attention.kinds.mhe_add import MHEAddAttention
@@ -34,12 +37,15 @@ __all__ = [
     "KINDS",
     "Activations",
     "Attention",
+    "CollaborativeAttention",
     "ELAttention",
     "GroupedQueryAttention",
+    "GroupedTiedAttention",
     "MHEAddAttention",
     "MHEMulAttention",
     "Mask",
     "MultiHeadAttention",
+    "MultiMatrixFactorizationAttention",
     "MultiQueryAttention",
     "MultiValueAttention",
     "MultipleHeadEmbeddingAttention",

@@ -17,9 +17,10 @@ class Widths:
     cached: int  # held of a token by the cache
     scored: int  # multiply-adds for the scores of one query and one key
     weighted: int  # multiply-adds for one query's sums over one key's values
-    tables: int = 0  # numbers in head embeddings and the like
+    tables: int = 0  # numbers in head embeddings, in the norms of latents and the like
     unbiased: int = 0  # made by a projection that never has a bias
     inner: int = 0  # in matrices between the projections: a multiply-add of each token for each
+    mixed: int = 0  # multiply-adds of each token beside one for each parameter
 
 
 class Costed(Protocol):
@@ -35,7 +36,7 @@ class Costed(Protocol):
 
 
 def parameters(module: Costed, features: int) -> int:
-    """Parameters of one sublayer: projections, their biases if any, and head embeddings.
+    """Parameters of one sublayer: projections, their biases if any, tables and scales.
 
     The scales of `normalize_qk` are left out.
 
@@ -76,7 +77,8 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     row = module.widths(D)
     projected = row.query + row.key + row.value + row.unbiased
     out = module.num_heads * D
-    return 2 * ((projected + out) * features + row.inner + keys * (row.scored + row.weighted))
+    of_token = (projected + out) * features + row.inner + row.mixed
+    return 2 * (of_token + keys * (row.scored + row.weighted))
 
 
 def _head_features(module: Costed, features: int) -> int:

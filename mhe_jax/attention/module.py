@@ -186,6 +186,21 @@ class Attention(nn.Module):
         names = ("embed", axis, "head_features")
         return self._projection(name)(x, (heads, call.head_features), names)
 
+    def project_both(
+        self, name: str, inputs_k: jax.Array, inputs_v: jax.Array | None, heads: int, call: Call
+    ) -> cache.KeyValues:
+        """Keys and values by one `project_heads`: `name`, and 'value' where `inputs_v` is given."""
+        if inputs_v is None:
+            return {name: self.project_heads(name, inputs_k, heads, call)}
+        if inputs_v.shape[-1] != inputs_k.shape[-1]:
+            raise ValueError(
+                f"{self.kind} projects keys and values by one matrix: inputs_v is "
+                f"{inputs_v.shape[-1]} wide and must be as wide as inputs_k, {inputs_k.shape[-1]}"
+            )
+        both = jnp.concatenate([inputs_k, inputs_v], 1)
+        key, value = jnp.split(self.project_heads(name, both, heads, call), 2, 1)
+        return {name: key, "value": value}
+
     def project_out(self, heads: jax.Array, call: Call) -> jax.Array:
         """`concat_h(heads) W_o` with a kernel [H, D, M]."""
         names = ("heads", "head_features", "embed")

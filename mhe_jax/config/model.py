@@ -7,7 +7,20 @@ from typing import Literal
 
 from mhe_jax.config.tasks import Role
 
-Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
+Kind = Literal[
+    "mha",
+    "sha",
+    "mqa",
+    "gqa",
+    "skv",
+    "el",
+    "mhe_add",
+    "mhe_mul",
+    "mva",
+    "collaborative",
+    "mfa",
+    "gta",
+]
 Form = Literal["auto", "materialized", "folded", "shared"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas", "mosaic"]
@@ -22,15 +35,18 @@ FORMS_OF_KINDS: dict[Kind, tuple[Form, ...]] = {
     "mhe_add": ("shared", "folded", "materialized"),
     "mhe_mul": ("folded", "materialized"),
     "mva": ("shared", "materialized"),
+    "collaborative": ("materialized",),
 }
 # Fields of `AttentionConfig` that belong to some kinds only.
 FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
-    "num_kv_heads": ("gqa",),
+    "num_kv_heads": ("gqa", "gta"),
     "form": tuple(FORMS_OF_KINDS),
-    "num_groups": (*MHE_KINDS, "mva"),
+    "num_groups": (*MHE_KINDS, "mva", "collaborative"),
     "score_groups": ("mhe_add",),
-    "score_features": ("mva",),
-    "head_embedding_stddev": MHE_KINDS,
+    "score_features": ("mva", "collaborative"),
+    "head_embedding_stddev": (*MHE_KINDS, "collaborative"),
+    "query_rank": ("mfa",),
+    "reuse_keys": ("mfa",),
 }
 
 
@@ -42,21 +58,22 @@ class AttentionConfig:
     kind: Kind = "mha"
     # Number of query heads H.
     num_heads: int = 8
-    # Number of key and value heads K; `gqa` only, divides num_heads.
+    # Number of key and value heads K of `gqa`, of tied states G of `gta`; divides num_heads.
     num_kv_heads: int | None = None
     # Width of all heads together, H*D; None means the width of the model.
     qkv_features: int | None = None
     # How an MHE kind or `mva` is computed; None is `auto`: the fastest form that is exact for the
     # call.
     form: Form | None = None
-    # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva`; H/G
-    # heads on each; None is 1.
+    # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva` and
+    # `collaborative`; H/G heads on each; None is 1.
     num_groups: int | None = None
     # Groups of heads with a score matrix each; `mhe_add` only; None is 1.
     score_groups: int | None = None
-    # Width of queries and keys; `mva` only; None is the width of a head.
+    # Width of queries and keys; `mva` and `collaborative` only; None is the width of a head.
     score_features: int | None = None
-    # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul.
+    # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul and
+    # collaborative.
     head_embedding_stddev: float | None = None
     # What computes the softmax; `auto` takes the fastest that can do the call.
     engine: Engine = "auto"
@@ -66,6 +83,10 @@ class AttentionConfig:
     use_bias: bool = False
     # LayerNorm over each head's queries and keys.
     normalize_qk: bool = False
+    # Width of what queries are made of; `mfa` only; None is the width of a head.
+    query_rank: int | None = None
+    # Values are made of keys, which alone are cached (MFA-KR); `mfa` only; None is False.
+    reuse_keys: bool | None = None
 
 
 if typing.TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 Kinds that fold to one key and value head (`mqa`, `sha`, `mhe_mul`, `mhe_add`) become its
 multi-query attention, self- and cross-attention alike, and `gqa` its grouped one; the others have
-keys and values for each head. The key bias of `mva` becomes one more column of keys.
+keys and values for each head. The key bias of `mva` and `collaborative` becomes one more column of
+keys.
 
 The embeddings' √M, the table of positions, the norms' ε and the activation go along: the model
 computes what the run computes. The vocabulary is the run's, so that its sentencepiece model makes

@@ -73,11 +73,12 @@ class Heads(NamedTuple):
 def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) -> Heads:
     """The heads of one attention sublayer of a model that is `features` wide.
 
-    The key embedding of `mhe_add` is left out, since softmax cancels it. Of `mva` the bias of a key
-    becomes one more column of it, against which stands a 1 in the query.
+    The key embedding of `mhe_add` is left out, since softmax cancels it. Of `mva` and
+    `collaborative` the bias of a key becomes one more column of it, against which stands a 1 in the
+    query.
 
     Raises:
-      InputError: `normalize_qk`, for which others have no layer.
+      InputError: `normalize_qk`, for which others have no layer; a kind that has no such heads.
     """
     if config.normalize_qk:
         raise InputError(
@@ -87,7 +88,8 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
     M, H, kind = features, config.num_heads, config.kind
     D = (config.qkv_features or M) // H
     groups = config.num_groups or 1
-    S = (config.score_features or D) if kind == "mva" else D
+    S = config.score_features or D
+    has_key_bias = kind in ("mva", "collaborative")
     read = _Reader(params, M)
 
     if kind in ("mha", "mqa", "gqa", "skv", "el"):
@@ -99,12 +101,17 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
             both = kind == "skv"
             key = read("key_value" if both else "key", K, D)
             value = read("key_value" if both else "value", K, D)
+    elif kind not in ("sha", "mhe_add", "mhe_mul", "mva", "collaborative"):
+        raise InputError(
+            f"model.attention.kind is {kind!r}: its projections are no query heads over key and "
+            "value heads, which others have"
+        )
     else:
         # Shared by the heads of a group.
         kernel, bias = read("query", groups, S)
         query = np.repeat(kernel, H // groups, 1), np.repeat(bias, H // groups, 0)
         key = read("key", groups, S)
-        value = read("value", H if kind == "mva" else groups, D)
+        value = read("value", H if has_key_bias else groups, D)
     out, out_bias = read.out(H, D)
     heads = Heads(*query, *key, *value, out, out_bias)
     if kind == "mhe_add":
@@ -116,7 +123,10 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
             query_bias=heads.query_bias * (e_q * e_k),
             out=heads.out * e_v[:, :, None],
         )
-    if kind == "mva":
+    if kind == "collaborative":
+        m = 1 + params["query_head_embedding"]
+        heads = heads._replace(query=heads.query * m, query_bias=heads.query_bias * m)
+    if has_key_bias:
         bias, _ = read("key_bias", H, 1)
         heads = heads._replace(
             key=np.repeat(heads.key, H // groups, 1),

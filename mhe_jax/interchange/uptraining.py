@@ -109,6 +109,8 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
         )
     if old.model.kronecker.attention is not None:
         raise InputError(f"{old.workdir} is factorized: takes a run with dense attention")
+    for kind in (wanted.kind, *old.kinds.values()):
+        conversion.check_kind(kind)
     for role in old.facts.roles:
         if old.model.attention_for(role).normalize_qk:
             raise InputError(

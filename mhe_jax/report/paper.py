@@ -227,7 +227,7 @@ def _cost_table() -> str:
     lines = [
         "## One sublayer",
         "",
-        "M = 768, H = 12, D = 64 (gqa with 4 key and value heads), 512 keys, no biases",
+        "M = 768, H = 12, D = 64 (gqa and gta with 4 key and value heads), 512 keys, no biases",
         "",
         "| kind | parameters | cached numbers per token | forward FLOPs per token |",
         "|---|---:|---:|---:|",

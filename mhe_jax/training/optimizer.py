@@ -12,10 +12,9 @@ from mhe_jax.model.layers import attention_module
 from mhe_jax.model.stack import role_of
 from mhe_jax.training.sharding import path_parts
 
-# Last part of the name of a parameter without weight decay: biases, and scales of norms.
-NO_DECAY = ("bias", "vocabulary_bias", "scale")
-# Ends of the names of the embeddings of heads and of groups of heads, without weight decay too.
-HEAD_EMBEDDINGS = ("_head_embedding", "_group_embedding")
+# Ends of the names of parameters without weight decay: biases, scales, and the embeddings of heads
+# and of groups of heads.
+NO_DECAY = ("bias", "scale", "_head_embedding", "_group_embedding")
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> Callable[[Any], jax.Array]:
@@ -54,9 +53,9 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     Shazeer & Stern 2018; a scanned stack is one array there, and its steps differ from unrolled.
 
     Works by the names of parameters, so unrolled and scanned layers are treated alike. No weight
-    decay on biases, scales of norms and embeddings of heads and groups of heads; no update of any
-    kind for the key embeddings of `mhe_add`, which cannot matter (their gradient is left out of the
-    norm, too).
+    decay on biases, scales and embeddings of heads and groups of heads; no update of any kind for
+    the key embeddings of `mhe_add`, which cannot matter (their gradient is left out of the norm,
+    too).
     """
     c = config.optimizer
     schedule = make_schedule(c, config.train.num_steps)
@@ -83,9 +82,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
 def decayed(params: Any) -> Any:
     """True where weight decay applies."""
-    return _by_name(
-        params, lambda parts: parts[-1] not in NO_DECAY and not parts[-1].endswith(HEAD_EMBEDDINGS)
-    )
+    return _by_name(params, lambda parts: not parts[-1].endswith(NO_DECAY))
 
 
 def frozen(params: Any, config: Config) -> Any:

@@ -11,7 +11,6 @@ import pytest
 import reference
 from kind_references import KINDS
 
-from mhe_jax import attention
 from mhe_jax.attention import Mask, make_attention
 
 # All different and prime, so that a swapped axis cannot pass.
@@ -31,7 +30,7 @@ class Case:
     score_groups: int | None = None
     score_features: int | None = None
     head_features: int = D
-    more: tuple[tuple[str, int], ...] = ()  # other fields of the module
+    more: tuple[tuple[str, int | bool], ...] = ()  # other fields of the module
 
     def __str__(self):
         parts = [
@@ -40,6 +39,7 @@ class Case:
             self.kv_heads and f"{self.heads}over{self.kv_heads}",
             self.groups and f"{self.groups}groups",
             self.score_groups and f"{self.score_groups}scores",
+            *(f"{name}={value}" for name, value in self.more),
         ]
         return "-".join(p for p in parts if p)
 
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def one_source(self):
-        return attention.KINDS[self.kind].one_source
+        return self.module().one_source
 
     def module(self, **fields):
         given = {"num_heads": self.heads, "qkv_features": self.width}
@@ -76,14 +76,18 @@ class Case:
 
     def reference(self, params, q, k, v, mask, **more):
         given = self._given(params, q, k, v, mask)
-        return reference.attention(*given, heads=self.heads, **more)
+        return reference.attention(*given, **self._how, **more)
 
     def reference_gradients(self, params, q, k, v, mask, cotangent, **more):
         given = self._given(params, q, k, v, mask)
-        return reference.gradients(*given, np.float64(cotangent), heads=self.heads, **more)
+        return reference.gradients(*given, np.float64(cotangent), **self._how, **more)
 
     def _given(self, params, q, k, v, mask):
         return KINDS[self.kind].head, *f64((params, q, k, v)), np.asarray(mask)
+
+    @property
+    def _how(self):
+        return {"heads": self.heads, "turned": KINDS[self.kind].turned(self)}
 
 
 CASES = [Case(kind, **fields) for kind in KINDS for fields in KINDS[kind].cases]

@@ -8,7 +8,18 @@ papers; nothing here calls `mhe_jax` or jax.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from reference import add, multiply, projected, sliced
+from reference import (
+    add,
+    joined,
+    layer_norm,
+    mapped,
+    multiply,
+    part,
+    partly,
+    projected,
+    rms_norm,
+    sliced,
+)
 
 ROLES = ("query", "key", "value")
 
@@ -22,6 +33,7 @@ class Kind(NamedTuple):
     cases: list[dict]  # fields of `attention_cases.Case`; () for none
     tables: Callable[[Any], dict[str, Any]] = lambda case: {}  # shapes of other parameters
     unbiased: tuple[str, ...] = ()  # projections that never have a bias
+    turned: Callable[[Any], int | None] = lambda case: None  # last features that turn; None: all
 
 
 def own_heads(params, grads, x, h, heads):
@@ -68,6 +80,52 @@ def head_embeddings(psi):
     return head
 
 
+def mixed_queries(params, grads, x, h, heads):
+    """X W_q ⊙ m[h], m = 1 + e, against X W_k and X W_v[h]."""
+    query, key, value = one_projection(params, grads, x, h, heads)
+    e, de = (tree["query_head_embedding"][h] for tree in (params, grads))
+    return multiply(*query, e, de), key, value
+
+
+def low_rank_queries(params, grads, x, h, heads):
+    """norm(X W_dq) W_uq[h] against one key and one value head, or values K + α ⊙ (K N)."""
+
+    def of(name):
+        return params[name], grads[name]
+
+    scale, d_scale = (tree["query_latent_norm"]["scale"] for tree in (params, grads))
+    latent = rms_norm(*projected(*of("query_latent"), *x[0]), scale, d_scale)
+    query, key = mapped(*of("query"), *latent, h), projected(*of("key"), *x[1], 0)
+    if "value_scale" not in params:
+        return query, key, projected(*of("value"), *x[2], 0)
+    k, pull_k = projected(*of("key"), *x[2], 0)
+    rest, pull_rest = mapped(*of("key_to_value"), k, pull_k)
+    alpha, d_alpha = of("value_scale")
+
+    def pull(dv):
+        pull_k(dv)
+        pull_rest(dv * alpha)
+        d_alpha[...] += (dv * rest).sum(0)
+
+    return query, key, (k + alpha * rest, pull)
+
+
+def half_tied(params, grads, x, h, heads):
+    """[first half of X W[g], X W_r] against X W[g]; a norm of each half."""
+
+    def of(name):
+        return params[name], grads[name]
+
+    g = h // (heads // params["key_value"]["kernel"].shape[1])
+    half = params["key"]["kernel"].shape[1]
+    tied = part(*projected(*of("key_value"), *x[1], g), slice(half))
+    key = joined(*tied, *projected(*of("key"), *x[1]))
+    if "tied_ln" in params:
+        key = partly(layer_norm, slice(half), *key, *of("tied_ln"))
+        key = partly(layer_norm, slice(half, None), *key, *of("rotary_ln"))
+    return projected(*of("query"), *x[0], h), key, projected(*of("key_value"), *x[2], g)
+
+
 def _group(p, h, heads):
     """Which of G projections head h reads; None where there is one for all."""
     kernel = p["kernel"]
@@ -81,6 +139,18 @@ def _heads(case, number, *names):
 def _shared(case, width, *names):
     groups = (case.groups,) if case.groups else ()
     return {name: (case.width, *groups, width) for name in names}
+
+
+def _of_low_rank(case):
+    rank, C = _more(case, "query_rank") or case.head_features, case.head_features
+    own = {"query_latent": (case.width, rank), "query": (rank, case.heads, C)}
+    if _more(case, "reuse_keys"):
+        return own | _heads(case, 1, "key") | {"key_to_value": (C, C)}
+    return own | _heads(case, 1, "key", "value")
+
+
+def _more(case, name):
+    return dict(case.more).get(name)
 
 
 def _tables(case):
@@ -164,5 +234,43 @@ KINDS = {
             {"form": "materialized", "heads": 6, "groups": 2},
         ],
         unbiased=("key_bias",),  # it would move all scores of a head alike
+    ),
+    "collaborative": Kind(
+        mixed_queries,
+        lambda c: (
+            _shared(c, c.score_features or c.head_features, "query", "key")
+            | _heads(c, c.heads, "value")
+            | {"key_bias": (c.width, c.heads)}
+        ),
+        lambda c: (c.groups or 1) * (c.score_features or c.head_features) + c.width + c.heads,
+        [{"score_features": 13}, {"heads": 6, "groups": 2}],
+        lambda c: {"query_head_embedding": (c.heads, c.score_features or c.head_features)},
+        unbiased=("key_bias",),
+    ),
+    "mfa": Kind(
+        low_rank_queries,
+        _of_low_rank,
+        lambda c: (1 if _more(c, "reuse_keys") else 2) * c.head_features,
+        [{"more": (("query_rank", 14),)}, {"more": (("reuse_keys", True),)}],
+        lambda c: (
+            {"query_latent_norm": {"scale": (_more(c, "query_rank") or c.head_features,)}}
+            | ({"value_scale": (c.head_features,)} if _more(c, "reuse_keys") else {})
+        ),
+        unbiased=("query", "key_to_value"),
+    ),
+    "gta": Kind(
+        half_tied,
+        lambda c: (
+            _heads(c, c.heads, "query")
+            | _heads(c, c.kv_heads, "key_value")
+            | {"key": (c.width, c.head_features // 2)}
+        ),
+        lambda c: c.kv_heads * c.head_features + c.head_features // 2,
+        [
+            {"heads": 6, "kv_heads": 2, "head_features": 14},
+            {"kv_heads": 1, "head_features": 14},
+            {"heads": 6, "kv_heads": 3, "head_features": 14},
+        ],
+        turned=lambda c: c.head_features // 2,
     ),
 }

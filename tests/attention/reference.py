@@ -33,6 +33,7 @@ def run(
     kept=None,
     rotary=None,
     positions=None,
+    turned=None,
 ):
     """Output, weights, and the function from the output's gradient to all gradients.
 
@@ -42,6 +43,7 @@ def run(
       mask: booleans [B, H, T, S].
       kept: what dropout multiplies the weights by [B, H, T, S]: 0 or 1/(1-rate).
       rotary: base, pairs and scaling of `rotated`, for tokens at `positions` [B, T].
+      turned: how many features of queries and keys that turns, the last ones; None: all.
     """
     grads = _zeros(params), *(np.zeros_like(x) for x in (inputs_q, inputs_k, inputs_v))
     d_params, *d_inputs = grads
@@ -60,11 +62,13 @@ def run(
                 bias, pull_bias = projected(params["key_bias"], d_params["key_bias"], *x[1], one)
                 bias = bias[:, 0]
             if "query_ln" in params:
-                q, pull_q = _layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
-                k, pull_k = _layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
+                q, pull_q = layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
+            if "key_ln" in params:
+                k, pull_k = layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
             if rotary is not None:
-                q, pull_q = rotated(q, pull_q, positions[b], *rotary)
-                k, pull_k = rotated(k, pull_k, positions[b], *rotary)
+                last = slice(-turned if turned else None, None)
+                q, pull_q = partly(rotated, last, q, pull_q, positions[b], *rotary)
+                k, pull_k = partly(rotated, last, k, pull_k, positions[b], *rotary)
             scale = 1 / np.sqrt(q.shape[-1])
             p = _softmax(q @ k.T * scale + bias, mask[b, h])
             times = 1.0 if kept is None else kept[b, h]
@@ -101,6 +105,15 @@ def run(
 
 def projected(p, grad, x, dx, head=None):
     """x W (+ b), with the kernel of one head where there are several."""
+
+    def pull_x(d):
+        dx[...] += d
+
+    return mapped(p, grad, x, pull_x, head)
+
+
+def mapped(p, grad, x, pull_x, head=None):
+    """`projected`, of an x that is made of something else."""
     at = (slice(None),) if head is None else (slice(None), head)
     w = p["kernel"][at]
     y = x @ w
@@ -109,11 +122,61 @@ def projected(p, grad, x, dx, head=None):
 
     def pull(dy):
         grad["kernel"][at] += x.T @ dy
-        dx[...] += dy @ w.T
+        pull_x(dy @ w.T)
         if "bias" in p:
             grad["bias"][at[1:]] += dy.sum(0)
 
     return y, pull
+
+
+def partly(step, cut, x, pull_x, *args):
+    """`step` of the features `cut` of x; the others stay."""
+    of_cut = []
+    part, pull_part = step(x[:, cut], of_cut.append, *args)
+    y = x.copy()
+    y[:, cut] = part
+
+    def pull(dy):
+        pull_part(dy[:, cut])
+        dx = dy.copy()
+        dx[:, cut] = of_cut.pop()
+        pull_x(dx)
+
+    return y, pull
+
+
+def part(x, pull_x, cut):
+    """The features `cut` of x."""
+
+    def pull(dy):
+        dx = np.zeros_like(x)
+        dx[:, cut] = dy
+        pull_x(dx)
+
+    return x[:, cut], pull
+
+
+def joined(x, pull_x, y, pull_y):
+    """[x, y]."""
+
+    def pull(dz):
+        pull_x(dz[:, : x.shape[-1]])
+        pull_y(dz[:, x.shape[-1] :])
+
+    return np.concatenate([x, y], -1), pull
+
+
+def rms_norm(x, pull_x, scale, d_scale):
+    """x over the root of its mean square, times the scale."""
+    size = np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
+    z = x / size
+
+    def pull(dy):
+        d_scale[...] += (dy * z).sum(0)
+        dz = dy * scale
+        pull_x((dz - z * (dz * z).mean(-1, keepdims=True)) / size)
+
+    return z * scale, pull
 
 
 def sliced(x, dx, h, heads):
@@ -166,7 +229,7 @@ def rotated(x, pull_x, positions, base, pairs, scaling):
     return times(x, turn), pull
 
 
-def _layer_norm(x, pull_x, p, grad):
+def layer_norm(x, pull_x, p, grad):
     centred = x - x.mean(-1, keepdims=True)
     deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
     z = centred / deviation

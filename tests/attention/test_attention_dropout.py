@@ -9,7 +9,6 @@ from attention_cases import (
     MHE,
     B,
     Case,
-    D,
     S,
     T,
     assert_close,
@@ -80,7 +79,7 @@ def test_who_shares_a_mask(case, broadcast):
     )
     q, k = normal(1, 1, T, case.width).repeat(B, 0), normal(2, 1, S, case.width).repeat(B, 0)
     if case.kind == "el":
-        k = jnp.tile(k[..., :D], case.heads)
+        k = jnp.tile(k[..., : case.head_features], case.heads)
     if case.form == "shared" and broadcast is False:
         pytest.skip("refused: see test_dropout_equals_the_reference_with_the_same_mask")
     params = random_parameters(module, q, k)
@@ -91,7 +90,7 @@ def test_who_shares_a_mask(case, broadcast):
         if path[0].key == "out":
             if name == "bias":
                 return jnp.zeros_like(x)
-            return jnp.eye(case.width).reshape(case.heads, D, case.width)
+            return jnp.eye(case.width).reshape(x.shape)
         if name.endswith("head_embedding"):
             return x[:1].repeat(x.shape[0], 0)
         if path[0].key == "key_bias" or (name == "kernel" and x.ndim == 3):
@@ -100,7 +99,7 @@ def test_who_shares_a_mask(case, broadcast):
 
     params = jax.tree_util.tree_map_with_path(first_head, params)
     output = module.apply({"params": params}, q, k, dropout_rng=KEY)
-    heads = np.asarray(output).reshape(B, T, case.heads, D)
+    heads = np.asarray(output).reshape(B, T, case.heads, case.head_features)
     over_heads = np.abs(heads[:, :, 0] - heads[:, :, 1]).max()
     over_batch = np.abs(heads[0] - heads[1]).max()
     assert (over_heads < 1e-5) == (broadcast is not False or case.kind == "sha")
@@ -173,5 +172,6 @@ def test_deterministic_is_asked_for_once_as_in_flax(case):
 def test_every_case_is_covered():
     """Kinds that `every_kind` leaves out are other forms or groups of a kind that is there."""
     assert {c.kind for c in CASES} == {
-        "mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva",
+        "mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva", "collaborative",
+        "mfa", "gta",
     }  # fmt: skip

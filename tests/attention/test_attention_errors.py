@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import MHE, B, Case, H, S, T, every_case, every_kind, normal
+from attention_cases import BATTERY, MHE, B, Case, H, S, T, every_case, every_kind, normal
 
 from mhe_jax.attention import KINDS, Mask, make_attention
 
@@ -44,7 +44,7 @@ def test_an_unknown_kind_names_the_known_ones():
 
 
 def test_an_unknown_field_says_whose_it_is():
-    with pytest.raises(ValueError, match="mha has no field 'num_kv_heads'; it belongs to gqa"):
+    with pytest.raises(ValueError, match="mha has no field 'num_kv_heads'; it belongs to gqa, gta"):
         make_attention("mha", num_heads=H, num_kv_heads=1)
     with pytest.raises(ValueError, match="sha has no field 'form'; it belongs to mhe_add, mhe_mul"):
         make_attention("sha", num_heads=H, form="folded")
@@ -113,13 +113,14 @@ def test_el_needs_hidden_states_as_wide_as_its_heads():
         start(Case("el").module(), X, normal(2, B, S, 21))
 
 
-@pytest.mark.parametrize("kind", ["skv", "el"])
-def test_a_cache_of_one_array_takes_one_input(kind):
-    module = Case(kind).module(decode=True)
-    with pytest.raises(ValueError, match=f"{kind} keeps one array .* in its cache: leave inputs_v"):
-        start(module, X, X, X)
-    with pytest.raises(ValueError, match=f"{kind} keeps one array .* in its cache: leave inputs_v"):
-        start(module, Y, method="fill_cache", inputs_v=Y)
+@pytest.mark.parametrize("case", [c for c in BATTERY if c.one_source], ids=str)
+def test_a_cache_of_one_array_takes_one_input(case):
+    module, x = case.module(decode=True), normal(1, B, T, case.width)
+    message = f"{case.kind} keeps one array .* in its cache: leave inputs_v"
+    with pytest.raises(ValueError, match=message):
+        start(module, x, x, x)
+    with pytest.raises(ValueError, match=message):
+        start(module, x, method="fill_cache", inputs_v=x)
 
 
 def test_one_matrix_needs_one_width():

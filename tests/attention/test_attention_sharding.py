@@ -5,6 +5,7 @@ import functools
 
 import flax.linen as nn
 import jax
+import kind_references
 import numpy as np
 import pytest
 from attention_cases import CASES, Case, assert_close, normal
@@ -65,10 +66,10 @@ def test_names_of_the_parameters(case):
     assert jax.tree.structure(nn.meta.unbox(boxed)) == jax.tree.structure(plain)
     specs = nn.get_partition_spec(boxed)["params"]
     assert specs["out"]["kernel"] == PartitionSpec("heads", "head_features", "embed")
-    head = () if case.kind == "sha" or case.form else ("heads",)
-    head = ("groups",) if case.groups else head
+    axes = len(kind_references.KINDS[case.kind].kernels(case)["query"])
+    head = () if axes == 2 else ("groups",) if case.groups else ("heads",)
     assert specs["query"]["kernel"] == PartitionSpec("embed", *head, "head_features")
-    if case.kind.startswith("mhe_"):
+    if "query_head_embedding" in specs:
         assert specs["query_head_embedding"] == PartitionSpec("heads", "head_features")
 
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 from mhe_jax.attention import KINDS, Rotary, cost, make_attention
-from mhe_jax.config import Kind
+from mhe_jax.config import FIELDS_OF_KINDS, Kind
 from mhe_jax.report import published
 
 
 def module(kind, heads, num_kv_heads=None, **fields):
-    given = {"num_kv_heads": num_kv_heads} if kind == "gqa" else {}
+    given = {"num_kv_heads": num_kv_heads} if kind in FIELDS_OF_KINDS["num_kv_heads"] else {}
     return make_attention(kind, num_heads=heads, **({"use_bias": False} | given | fields))
 
 
@@ -24,10 +24,13 @@ def test_every_kind_is_registered_and_has_a_cost():
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_parameters_and_cache_of_real_modules(kind, use_bias):
-    M, H, K = 33, 3, 3
-    of_kind = module(kind, H, K, use_bias=use_bias, decode=True)
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [*((kind, {}) for kind in KINDS), ("mfa", {"query_rank": 5}), ("mfa", {"reuse_keys": True})],
+)
+def test_parameters_and_cache_of_real_modules(kind, fields, use_bias):
+    M, H, K = 42, 3, 3
+    of_kind = module(kind, H, K, use_bias=use_bias, decode=True, **fields)
     x = jnp.zeros((2, 5, M))
     shapes = jax.eval_shape(of_kind.init, jax.random.key(0), x)
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
@@ -55,6 +58,24 @@ def test_translation_counts_equal_the_printed_ones(kind, row):
     assert one * published.TRANSLATION_SUBLAYERS * row.layers == getattr(row, kind)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "parameters", "cached"),
+    [
+        ("collaborative", {}, 1_287_936, 64 + 768 + 12),
+        ("mfa", {}, 786_432, 128),
+        ("mfa", {"query_rank": 256}, 1_081_344, 128),
+        ("mfa", {"reuse_keys": True}, 786_432 - 768 * 64 + 64 * 64 + 64, 64),
+        ("gta", {"num_kv_heads": 3}, 1_351_680, 224),
+    ],
+)
+def test_counts_of_rivals(kind, fields, parameters, cached):
+    """M = 768, 12 heads of 64; the scale of mfa's norm is numbers too."""
+    of_kind = make_attention(kind, num_heads=12, use_bias=False, **fields)
+    scale = fields.get("query_rank", 64) if kind == "mfa" else 0
+    assert cost.parameters(of_kind, 768) == parameters + scale
+    assert cost.cached_numbers(of_kind, 768) == cached
+
+
 def test_flops_of_mhe_add_that_cannot_share_its_scores():
     """H score matrices where positions are rotary or keys have norms, one elsewhere."""
     M, H, T = 64, 4, 16
@@ -68,14 +89,22 @@ def test_flops_of_mhe_add_that_cannot_share_its_scores():
 def test_flops_count_the_matrix_products_of_the_compiled_module():
     """Against XLA's own count of a module, whose softmax and scaling are the only difference."""
     M, H, T = 64, 4, 16
-    for kind in ("mha", "mqa", "mhe_mul"):
-        of_kind = module(kind, H)
+    for kind, fields in (
+        ("mha", {}),
+        ("mqa", {}),
+        ("mhe_mul", {}),
+        ("collaborative", {"score_features": 24}),
+        ("mfa", {"query_rank": 24}),
+        ("mfa", {"reuse_keys": True}),
+        ("gta", {"num_kv_heads": 2}),
+    ):
+        of_kind = module(kind, H, **fields)
         x = jnp.zeros((1, T, M))
         variables = of_kind.init(jax.random.key(0), x)
         compiled = jax.jit(of_kind.apply).lower(variables, x).compile()
         counted = compiled.cost_analysis()["flops"]
         expected = T * cost.forward_flops(of_kind, M, keys=T)
-        assert expected <= counted <= 1.1 * expected, kind
+        assert expected <= counted <= 1.1 * expected, (kind, fields)
 
 
 def test_operations_of_shared_scores_for_each_key():

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from attention_cases import (
+    BATTERY,
     MHE,
     B,
     Case,
@@ -28,6 +29,7 @@ from attention_cases import (
 )
 
 from mhe_jax.attention import KINDS, Mask, MultiHeadAttention
+from mhe_jax.config import FIELDS_OF_KINDS
 
 MHA = Case("mha")
 Flax = nn.MultiHeadDotProductAttention
@@ -124,14 +126,14 @@ def test_initial_standard_deviations_are_those_of_flax(case):
     """1/√fan-in of the flattened kernel. A deviation of n numbers errs by 1/√(2n)."""
     heads, width, inputs = 8, 128, 128 if case.kind == "el" else 512
     x = jnp.zeros((1, 2, inputs))
-    kv = {"num_kv_heads": 2} if case.kind == "gqa" else {}
+    kv = {"num_kv_heads": 2} if case.kv_heads else {}
     module = KINDS[case.kind](num_heads=heads, qkv_features=width, **kv)
     params = module.init(jax.random.key(0), x)["params"]
     flax = Flax(num_heads=heads, qkv_features=width).init(jax.random.key(0), x)["params"]
     for name, leaves in params.items():
         if name.endswith("embedding"):
             assert leaves.shape == (heads, width // heads)
-            wanted = {"mhe_add": 0.02, "mhe_mul": 0.5}[case.kind]
+            wanted = {"mhe_add": 0.02, "mhe_mul": 0.5, "collaborative": 0.5}[case.kind]
             assert abs(leaves.std() / wanted - 1) < 5 / np.sqrt(2 * leaves.size)
             continue
         if "scale" in leaves:
@@ -244,7 +246,7 @@ def train_step(attention):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_takes_any_kind_by_one_name(kind):
     attention = KINDS[kind]
-    if kind == "gqa":
+    if kind in FIELDS_OF_KINDS["num_kv_heads"]:
         attention = functools.partial(attention, num_kv_heads=2)
     before, later, grads, params, after = train_step(attention)
     assert later < before
@@ -282,22 +284,27 @@ def test_a_kind_inside_remat(kind):
     assert_close(module.apply(params, x, x, x), Case(kind).module().apply(params, x))
 
 
-@pytest.mark.parametrize("kind", ["skv", "el"])
+@pytest.mark.parametrize("case", [c for c in BATTERY if c.one_source], ids=str)
 @pytest.mark.parametrize("lift", [nn.remat, nn.jit], ids=["remat", "jit"])
-def test_values_of_their_own_do_not_depend_on_identity(kind, lift):
+def test_values_of_their_own_do_not_depend_on_identity(case, lift):
     """The same array, an equal one and another one, as they are and through a lifted call."""
-    module = Case(kind).module()
-    lifted = lift(KINDS[kind])(num_heads=H, qkv_features=H * D)
-    q, k, v = normal(1, B, T, 33), normal(2, B, S, 33), normal(3, B, S, 33)
+    module = case.module()
+    lifted = lift(KINDS[case.kind])(**fields_of(module))
+    q, k, v = (normal(i, B, n, case.width) for i, n in ((1, T), (2, S), (3, S)))
     params = {"params": random_parameters(module, q)}
     alone = module.apply(params, q, k)
     for run in (module, lifted):
         assert_close(run.apply(params, q, k, k), alone)
         assert_close(run.apply(params, q, k, k * 1), alone)
         output = run.apply(params, q, k, v)
-        mask = np.ones((B, H, T, S), bool)
-        assert_close(output, Case(kind).reference(params["params"], q, k, v, mask)[0])
+        mask = np.ones((B, case.heads, T, S), bool)
+        assert_close(output, case.reference(params["params"], q, k, v, mask)[0])
         assert np.abs(output - alone).max() > 0.1
+
+
+def fields_of(module):
+    fields = {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init}
+    return {name: value for name, value in fields.items() if name not in ("parent", "name")}
 
 
 @every_kind
@@ -307,10 +314,8 @@ def test_what_a_decoding_call_means_does_not_depend_on_identity(case):
     module = case.module(decode=True)
     params = {"params": random_parameters(case.module(), x)}
     _, cache = module.apply(params, x, mutable=["cache"])
-    fields = {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init}
-    del fields["parent"], fields["name"]
     wanted = module.apply(params, x, mask=Mask.causal(), mutable=["cache"])[0]
-    lifted = [lift(KINDS[case.kind])(**fields) for lift in (nn.remat, nn.jit)]
+    lifted = [lift(KINDS[case.kind])(**fields_of(module)) for lift in (nn.remat, nn.jit)]
     for run, inputs in ((module, (x, x * 1)), *((m, (x, x)) for m in (module, *lifted))):
         output, after = run.apply(params | cache, *inputs, mutable=["cache"])
         assert_close(output, wanted)

@@ -8,6 +8,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from mhe_jax.attention import KINDS, make_attention
+from mhe_jax.config import FIELDS_OF_KINDS
 
 T, M = 33, 24
 
@@ -18,7 +19,7 @@ T, M = 33, 24
 )
 def test_output_and_gradients(kind, size):
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    fields = {"num_kv_heads": 2} if kind == "gqa" else {}
+    fields = {"num_kv_heads": 2} if kind in FIELDS_OF_KINDS["num_kv_heads"] else {}
     module = make_attention(kind, num_heads=4, use_bias=False, **fields)
     x = jax.random.normal(jax.random.key(1), (2, T, M))
     params = module.init(jax.random.key(0), x)

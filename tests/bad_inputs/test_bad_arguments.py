@@ -335,7 +335,11 @@ def test_sweeping(refused, flags, says):
         ),
         (
             "mhe_jax/__main__.py convert runs/lm new --kind mqa --num_groups 2",
-            r"model\.attention\.num_groups is 2: kinds mhe_add, mhe_mul, mva only, not mqa$",
+            r"model\.attention\.num_groups is 2: kinds mhe_add, .*, collaborative only, not mqa$",
+        ),
+        (
+            "mhe_jax/__main__.py convert runs/lm new --kind mfa",
+            r"kind 'mfa' is not one of mha, .*, mva, which are converted$",
         ),
         (
             "mhe_jax/__main__.py convert runs/lm new --kind mhe_mull",

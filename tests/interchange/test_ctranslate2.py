@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_runs import save_run, tiny_config
 
-from mhe_jax.config import InputError
+from mhe_jax.config import AttentionOverride, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.interchange import export
 
@@ -25,6 +25,7 @@ KINDS = {
     "mhe_add": (1, {}),
     "mhe_mul": (1, {}),
     "mva": (4, {"score_features": 3}),
+    "collaborative": (4, {"score_features": 3}),
 }
 LLAMA = {
     "model.positions": "rotary",
@@ -195,6 +196,16 @@ def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
             "lm",
             {"model.positions": "rotary", f"{ATTENTION}kind": "mhe_mul"},
             r"model\.attention\.kind is 'mhe_mul': CTranslate2 turns keys after their embeddings",
+        ),
+        (
+            "lm",
+            {f"{ATTENTION}kind": "mfa"},
+            r"model\.attention\.kind is 'mfa': its projections are no query heads over key and",
+        ),
+        (
+            "translation",
+            {"model.attention_by_role.cross": AttentionOverride(kind="gta", num_kv_heads=2)},
+            r"model\.attention\.kind is 'gta': its projections are no query heads over key and",
         ),
     ],
 )

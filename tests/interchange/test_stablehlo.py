@@ -42,6 +42,9 @@ def same(found, expected):
     assert np.abs(np.asarray(expected)).max() > 0.1
 
 
+GTA = {"model.attention.num_kv_heads": 2, "model.attention.qkv_features": 16}
+
+
 @pytest.mark.parametrize(
     ("task", "kind", "form"),
     [
@@ -79,12 +82,14 @@ def test_encoders(run_of, load, tmp_path, task, kind, form):
         ("mhe_mul", {}, "folded"),
         ("mhe_add", {"model.positions": "rotary"}, "materialized"),
         ("mhe_add", {"model.attention.normalize_qk": True}, "materialized"),
+        ("mfa", {"model.attention.reuse_keys": True}, ""),
+        ("gta", GTA | {"model.positions": "rotary"}, ""),
     ],
 )
 def test_language_models(run_of, load, tmp_path, kind, fields, form):
     run = run_of("lm", **{"model.attention.kind": kind, **fields})
     functions, result = exported(run, tmp_path / "out")
-    assert result["form"] == {"decoder": f"{kind} {form}"}
+    assert result["form"] == {"decoder": f"{kind} {form}".strip()}
     loaded, tokens = load(run), rows_of(3, 9, padded=False)
     expected = loaded.model.apply({"params": loaded.params}, jnp.asarray(tokens))
     places = np.broadcast_to(np.arange(9, dtype=np.int32), tokens.shape)

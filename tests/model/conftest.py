@@ -5,6 +5,7 @@ F=20, V=26. Parameters are drawn at random, biases and norms too: nothing is 0 o
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +31,15 @@ class Tiny:
 
     tasks = NAMES
     kinds = tuple(KINDS)
+    # Fields without which a kind cannot be made; `gta` takes no heads of width 3.
+    fields: ClassVar = {
+        "gqa": {"num_kv_heads": 2},
+        "gta": {"num_kv_heads": 2, "qkv_features": 16},
+    }
 
-    @staticmethod
-    def config(kind="mha", attention=None, **changes) -> ModelConfig:
-        fields = {"num_kv_heads": 2} if kind == "gqa" else {}
+    @classmethod
+    def config(cls, kind="mha", attention=None, **changes) -> ModelConfig:
+        fields = cls.fields.get(kind, {})
         of_attention = AttentionConfig(kind=kind, num_heads=4, **fields | (attention or {}))
         base = ModelConfig(
             vocabulary_size=26,

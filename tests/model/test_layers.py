@@ -10,7 +10,7 @@ import pytest
 import scipy.special
 
 from mhe_jax.attention import KINDS, Mask
-from mhe_jax.config import AttentionByRole, AttentionConfig, AttentionOverride
+from mhe_jax.config import FIELDS_OF_KINDS, AttentionByRole, AttentionConfig, AttentionOverride
 from mhe_jax.model.layers import MLP, DecoderLayer, EncoderLayer, attention_module, normalization
 from mhe_jax.model.stack import Encoder
 
@@ -180,12 +180,26 @@ def test_layer_norm_of_bfloat16_is_computed_in_float32(tiny):
     np.testing.assert_allclose(got.astype(jnp.float32), norm(x, p, 1e-6), atol=0.02)
 
 
+# Values of the fields that belong to some kinds only, but for that of the head embeddings.
+OF_KINDS = {
+    "num_kv_heads": 2,
+    "form": "materialized",
+    "num_groups": 2,
+    "score_groups": 4,
+    "score_features": 5,
+    "query_rank": 7,
+    "reuse_keys": True,
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
-    mhe = kind.startswith("mhe_")
+    assert OF_KINDS.keys() | {"head_embedding_stddev"} == FIELDS_OF_KINDS.keys()
+    mhe = kind in FIELDS_OF_KINDS["head_embedding_stddev"]
     # 16 is not the width 12 of the model; el cuts the hidden states and cannot have it.
     width = None if kind == "el" else 16
-    special = {"form": "materialized", "head_embedding_stddev": 0.5} if mhe else {}
+    special = {"head_embedding_stddev": 0.5} if mhe else {}
+    of_kind = {f: v for f, v in OF_KINDS.items() if kind in FIELDS_OF_KINDS[f]}
     of_config = tiny.config(
         kind,
         attention={
@@ -195,6 +209,7 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
             "use_bias": True,
             "normalize_qk": True,
             **special,
+            **of_kind,
         },
         dtype="bfloat16",
     )
@@ -205,9 +220,8 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
     assert module.dropout_rate == 0.25
     assert module.use_bias and module.normalize_qk and module.force_fp32_for_softmax  # noqa: PT018
     assert (module.dtype, module.decode, module.name) == ("bfloat16", True, "cross_attention")
-    assert getattr(module, "num_kv_heads", None) == (2 if kind == "gqa" else None)
+    assert {f: getattr(module, f) for f in OF_KINDS if hasattr(module, f)} == of_kind
     if mhe:
-        assert module.form == "materialized"
         table = module.head_embedding_init(jax.random.key(0), (100, 100), jnp.float32)
         np.testing.assert_allclose(table.std(), 0.5, rtol=0.05)
     default = attention_module(tiny.config(kind), "cross", "x")
@@ -218,7 +232,9 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
         assert default.head_embedding_init is KINDS[kind].head_embedding_init
 
 
-@pytest.mark.parametrize(("kind", "stddev"), [("mhe_add", 0.02), ("mhe_mul", 0.5)])
+@pytest.mark.parametrize(
+    ("kind", "stddev"), [("mhe_add", 0.02), ("mhe_mul", 0.5), ("collaborative", 0.5)]
+)
 def test_head_embeddings_start_as_large_as_their_kind_needs(tiny, kind, stddev):
     table = attention_module(tiny.config(kind), "encoder", "x").head_embedding_init(
         jax.random.key(0), (100, 100), jnp.float32

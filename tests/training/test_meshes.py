@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.attention import KINDS
-from mhe_jax.config import InputError
+from mhe_jax.config import FIELDS_OF_KINDS, InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import METRICS
 from mhe_jax.tasks import TASKS
@@ -31,6 +31,7 @@ LONG = [
     for sizes in (MESHES if kind in ("mha", "mhe_add", "mhe_mul") else THREE)
     if (kind, sizes) not in QUICK
 ]
+GROUPED = FIELDS_OF_KINDS["num_kv_heads"]
 STEPS = 5
 # What every kind splits over `tensor`; one projection for all heads stays whole.
 OVER_TENSOR = re.compile(r"token$|mlp/\w+/kernel$|out/kernel$|head_embedding")
@@ -49,7 +50,8 @@ def experiment(tiny):
                 "model.attention.kind": kind,
                 "model.attention.num_heads": 8,
                 "model.attention.dropout_rate": 0.1,
-                **({"model.attention.num_kv_heads": 4} if kind == "gqa" else {}),
+                **({"model.attention.num_kv_heads": 4} if kind in GROUPED else {}),
+                **({"model.attention.query_rank": 16} if kind == "mfa" else {}),
                 **changes,
             },
         )

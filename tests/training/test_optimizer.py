@@ -109,6 +109,14 @@ def test_no_decay_on_the_embeddings_of_groups(tiny):
     assert {"query_group_embedding", "query_head_embedding"} <= kept
 
 
+def test_no_decay_on_the_scales_of_mfa(tiny):
+    kind = {"model.attention.kind": "mfa", "model.attention.reuse_keys": True}
+    attention = "encoder/layer_0/self_attention/"
+    kept = names(decayed(shapes_of(tiny("mlm", **kind))), False)
+    assert {f"{attention}query_latent_norm/scale", f"{attention}value_scale"} <= kept
+    assert f"{attention}key_to_value/kernel" not in kept
+
+
 def test_decay_moves_only_what_decays(tiny):
     config = tiny("lm", **{"optimizer.weight_decay": 0.1, "optimizer.warmup_steps": 0})
     params = params_of(config)

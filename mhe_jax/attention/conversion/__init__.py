@@ -16,11 +16,12 @@ import numpy as np
 
 from mhe_jax.attention.conversion.fitting import Activations, error, fit_output, moments_of
 from mhe_jax.attention.conversion.heads import Heads, expand
-from mhe_jax.attention.conversion.kinds import Moments, Target, closest
+from mhe_jax.attention.conversion.kinds import TARGETS, Moments, Target, closest
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.module import Attention
+from mhe_jax.config import InputError
 
-__all__ = ["Activations", "convert", "error", "module_of"]
+__all__ = ["Activations", "check_kind", "convert", "error", "module_of"]
 
 # Kinds that have room for a bias of the queries without `use_bias`, and of the output.
 BIASED_QUERIES, BIASED_OUTPUT = ("mhe_add", "mva"), ("mhe_add",)
@@ -68,8 +69,9 @@ def convert(
     (2, 5, 32)
 
     Raises:
-      ValueError: an unknown kind; a field that the kind does not have, or that does not divide the
-        heads; a LayerNorm between projections and scores (`normalize_qk`).
+      ValueError: an unknown kind, or one that no conversion knows; a field that the kind does not
+        have, or that does not divide the heads; a LayerNorm between projections and scores
+        (`normalize_qk`).
     """
     given = module_of(params, source)
     made = _target_module(kind, given, fields)
@@ -91,10 +93,9 @@ def module_of(params: Mapping[str, Any], kind: str) -> Attention:
     """The module of `kind` that has these parameters, by their names and shapes.
 
     Raises:
-      ValueError: they are not of that kind.
+      ValueError: they are not of that kind, or no conversion knows it.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+    check_kind(kind)
     try:
         H, D, _ = np.shape(params["out"]["kernel"])
         query = np.shape(params["query"]["kernel"])
@@ -128,9 +129,14 @@ def module_of(params: Mapping[str, Any], kind: str) -> Attention:
     return module
 
 
+def check_kind(kind: str) -> None:
+    """Raises InputError where nothing is converted to or from `kind`."""
+    if kind not in TARGETS:
+        raise InputError(f"kind {kind!r} is not one of {', '.join(TARGETS)}, which are converted")
+
+
 def _target_module(kind: str, given: Attention, fields: Mapping[str, Any]) -> Attention:
-    if kind not in KINDS:
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+    check_kind(kind)
     allowed = {f.name for f in dataclasses.fields(Target)} - {"kind", "width", "use_bias"}
     theirs = set(KINDS[kind].__dataclass_fields__) & allowed
     for field in fields:

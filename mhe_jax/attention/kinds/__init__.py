@@ -1,7 +1,10 @@
 """The registry of attention kinds: a kind is a file here, and its line in `KINDS`."""
 
+from mhe_jax.attention.kinds.collaborative import CollaborativeAttention
 from mhe_jax.attention.kinds.el import ELAttention
 from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
+from mhe_jax.attention.kinds.gta import GroupedTiedAttention
+from mhe_jax.attention.kinds.mfa import MultiMatrixFactorizationAttention
 from mhe_jax.attention.kinds.mha import MultiHeadAttention
 from mhe_jax.attention.kinds.mhe_add import MHEAddAttention
 from mhe_jax.attention.kinds.mhe_mul import MHEMulAttention
@@ -23,5 +26,8 @@ KINDS: dict[str, type[Attention]] = {
         MHEAddAttention,
         MHEMulAttention,
         MultiValueAttention,
+        CollaborativeAttention,
+        MultiMatrixFactorizationAttention,
+        GroupedTiedAttention,
     )
 }

@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
@@ -24,17 +23,7 @@ class SharedKeyValueAttention(Attention):
     turned: ClassVar[str | None] = None
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
-        if inputs_v is None:
-            return {"key_value": self.project_heads("key_value", inputs_k, self.num_heads, call)}
-        if inputs_v.shape[-1] != inputs_k.shape[-1]:
-            raise ValueError(
-                f"skv projects keys and values by one matrix: inputs_v is {inputs_v.shape[-1]} "
-                f"wide and must be as wide as inputs_k, {inputs_k.shape[-1]}"
-            )
-        both = jnp.concatenate([inputs_k, inputs_v], 1)
-        both = self.project_heads("key_value", both, self.num_heads, call)
-        key, value = jnp.split(both, 2, 1)
-        return {"key_value": key, "value": value}
+        return self.project_both("key_value", inputs_k, inputs_v, self.num_heads, call)
 
     def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
         key = memory["key_value"]

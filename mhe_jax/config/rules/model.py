@@ -73,11 +73,14 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
         if value is not None and kind not in kinds:
             noun = "kind" if len(kinds) == 1 else "kinds"
             raise refuse(named(field), value, f"{noun} {', '.join(kinds)} only, not {kind}")
-    if kind == "gqa" and attention.num_kv_heads is None:
+    if kind in FIELDS_OF_KINDS["num_kv_heads"] and attention.num_kv_heads is None:
         raise InputError(
-            f"{named('num_kv_heads')} is not set: kind gqa needs a divisor of "
+            f"{named('num_kv_heads')} is not set: kind {kind} needs a divisor of "
             f"{named('num_heads')}={heads}"
         )
+    if kind == "gta" and (width // heads) % 2:
+        allowed = f"kind gta takes heads of an even width, not {width // heads}"
+        raise refuse(named("num_heads"), heads, allowed)
     for field in ("num_kv_heads", "num_groups", "score_groups"):
         value = getattr(attention, field)
         if value is not None and heads % value:
@@ -108,11 +111,14 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
     width = (attention.qkv_features or features) // heads
     if attention.score_features is not None:
         width, field = attention.score_features, "score_features"
+    what = "queries and keys"
+    if attention.kind == "gta":  # the other half of a key is part of its value
+        what, width = "halves of queries and keys", width // 2
     if width % 2:
         raise refuse(
             named(field),
             getattr(attention, field),
-            f"model.positions rotary takes queries and keys of an even width, not {width}",
+            f"model.positions rotary takes {what} of an even width, not {width}",
         )
     if attention.kind in MHE_KINDS and attention.form not in (None, "auto", "materialized"):
         do_not = "cancel" if attention.kind == "mhe_add" else "fold into queries"

@@ -104,6 +104,7 @@ ATTENTION_RANGES: dict[str, Range] = {
     "qkv_features": (AT_LEAST_1, WIDTH),
     "head_embedding_stddev": (NOT_NEGATIVE, None),
     "dropout_rate": (SHARE, None),
+    "query_rank": (AT_LEAST_1, WIDTH),
 }
 
 

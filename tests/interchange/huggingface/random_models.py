@@ -21,6 +21,7 @@ KINDS = {
     "mhe_add": {},
     "mhe_mul": {},
     "mva": {"score_features": 3},
+    "collaborative": {"score_features": 3},
 }
 
 

@@ -1,0 +1,61 @@
+"""GTA: grouped-tied attention, keys of half a value and half a rotary part."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention.cache import KeyValues
+from mhe_jax.attention.cost import Widths
+from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
+from mhe_jax.attention.module import Call
+
+
+class GroupedTiedAttention(GroupedQueryAttention):
+    """GTA: `V_g = X W[g]`, `K_g = [first half of V_g ; rope(X W_r)]`, g = ⌊hG/H⌋ for query head h.
+
+    W_q [M, H, D], W [M, G, D], `key_value`, of G = `num_kv_heads` groups, W_r [M, D/2], `key`, one
+    for all of them, W_o [H, D, M]. With `rotary` the last half of queries turns and that of keys,
+    which is cached turned; the tied halves do not. Without it the shapes are the same. With
+    `normalize_qk` the halves of a key have a norm each, `tied_ln` and `rotary_ln`, for they are
+    cached apart.
+
+    Parameters 2·M·HD + M·GD + MD/2, cached numbers a token GD + D/2. Where `inputs_v` is given,
+    values are its projection by the same W; with `decode`, whose cache has one array for them and
+    the tied halves, it is refused.
+
+    Source: Zadouri, Strauss and Dao 2025, "Hardware-Efficient Attention for Fast Decoding", arXiv
+    2505.21487.
+
+    Raises:
+      ValueError: D is odd, or as `GroupedQueryAttention`.
+    """
+
+    kind: ClassVar[str] = "gta"
+    one_source: ClassVar[bool] = True
+
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
+        half = _half(call.head_features)
+        tied = self.project_both("key_value", inputs_k, inputs_v, self.kv_heads, call)
+        key = self._projection("key")(inputs_k, (half,), ("embed", "head_features"))
+        return {**tied, "key": self.normalized("rotary_ln", key[:, :, None])}
+
+    def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
+        state, key = memory["key_value"], memory["key"]
+        tied = self.normalized("tied_ln", state[..., : key.shape[-1]])
+        key = jnp.concatenate([tied, jnp.broadcast_to(key, tied.shape)], -1)
+        return key, memory.get("value", state)
+
+    def turned_features(self, width: int, call: Call) -> int:
+        return _half(call.head_features)
+
+    def widths(self, head_features: int) -> Widths:
+        half = _half(head_features)
+        HD, GD = self.num_heads * head_features, self.kv_heads * head_features
+        return Widths(query=HD, key=half, value=GD, cached=GD + half, scored=HD, weighted=HD)
+
+
+def _half(width: int) -> int:
+    if width % 2:
+        raise ValueError(f"gta ties half of a key to its value: the width {width} is odd")
+    return width // 2

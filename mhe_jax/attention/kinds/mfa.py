@@ -1,0 +1,102 @@
+"""MFA: many wide query heads of one low-rank product, over one key and one value head."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+
+from mhe_jax.attention.cache import KeyValues
+from mhe_jax.attention.cost import Widths
+from mhe_jax.attention.kinds.mqa import MultiQueryAttention
+from mhe_jax.attention.module import Call
+from mhe_jax.attention.projection import named
+
+
+class MultiMatrixFactorizationAttention(MultiQueryAttention):
+    """MFA: `Q_h = norm(X W_dq) W_uq[h]`, `K = X W_k`, `V = X W_v`, one key and one value head.
+
+    W_dq [M, r], `query_latent`, r = `query_rank`; norm is RMSNorm with a scale [r],
+    `query_latent_norm`; W_uq [r, H, C], `query`; W_k, W_v [M, 1, C]; W_o [H, C, M]. C is the width
+    of a head, `qkv_features` / H: heads are meant to be many and wide, H·C above M. `use_bias` is
+    for W_dq, W_k, W_v and W_o; what makes heads has none.
+
+    MFA-KR, with `reuse_keys`: `V = K + α ⊙ (K N)`, N [C, C], `key_to_value`, α [C], `value_scale`.
+    Keys alone are cached. The sum of weights over values is linear in them, so that α and N are
+    laid over the output of each head, and values of the cache are never made. N starts at 0, where
+    values are the keys, and α at 1: were it 0 too, neither had a gradient. Where `inputs_v` is
+    given, values are made of its projection by W_k; with `decode`, whose cache has one array for
+    both, it is refused. With `normalize_qk` and `rotary` values are made of keys without the norm
+    and the turn, so that keys get both as they are read from the cache.
+
+    Parameters M(r + 2C) + rHC + HCM, of MFA-KR M(r + C) + C² + C + rHC + HCM, without biases and
+    scales. Cached numbers a token 2C, of MFA-KR C.
+
+    Source: Hu et al. 2024, "Multi-matrix Factorization Attention", arXiv 2412.19255.
+
+    Attributes beyond `Attention`:
+      query_rank: r; None for C.
+      reuse_keys: MFA-KR.
+    """
+
+    query_rank: int | None = None
+    reuse_keys: bool = False
+
+    kind: ClassVar[str] = "mfa"
+
+    @property
+    def one_source(self) -> bool:
+        return self.reuse_keys
+
+    @property
+    def turned(self) -> str | None:
+        return None if self.reuse_keys else "key"
+
+    def queries(self, x: jax.Array, call: Call) -> jax.Array:
+        rank = self.query_rank or call.head_features
+        latent = self._projection("query_latent")(x, (rank,), ("embed", None))
+        latent = nn.RMSNorm(
+            name="query_latent_norm",
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            scale_init=named(nn.initializers.ones_init(), ("norm",)),
+        )(latent)
+        names = ("embed", "heads", "head_features")
+        up = self._projection("query", use_bias=False)
+        return self.normalized("query_ln", up(latent, (self.num_heads, call.head_features), names))
+
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
+        if not self.reuse_keys:
+            return super().memory(inputs_k, inputs_v, call)
+        return self.project_both("key", inputs_k, inputs_v, 1, call)
+
+    def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
+        if not self.reuse_keys:
+            return super().expand(memory, call)
+        key = memory["key"]
+        return self.normalized("key_ln", key), memory.get("value", key)
+
+    def merge(self, heads: jax.Array, weight_sum: jax.Array, call: Call) -> jax.Array:
+        if self.reuse_keys:
+            zeros, width = nn.initializers.zeros_init(), (call.head_features,)
+            to_value = self._projection("key_to_value", kernel_init=zeros, use_bias=False)
+            rest = to_value(heads, width, (None, "head_features"))
+            init = named(nn.initializers.ones_init(), ("head_features",))
+            alpha = self.param("value_scale", init, width, self.param_dtype)
+            heads = heads + rest * alpha.astype(rest.dtype)[None, None, None]
+        return self.project_out(heads, call)
+
+    def widths(self, head_features: int) -> Widths:
+        H, C = self.num_heads, head_features
+        rank = self.query_rank or C
+        N = C * C if self.reuse_keys else 0
+        return Widths(
+            query=rank,
+            key=C,
+            value=0 if self.reuse_keys else C,
+            cached=C if self.reuse_keys else 2 * C,
+            scored=H * C,
+            weighted=H * C,
+            tables=rank + (C if self.reuse_keys else 0),
+            inner=rank * H * C + N,
+            mixed=(H - 1) * N,  # N meets the output of each head
+        )
