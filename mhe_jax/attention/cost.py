@@ -20,6 +20,7 @@ class Widths:
     tables: int = 0  # numbers in head embeddings and the like
     unbiased: int = 0  # made by a projection that never has a bias
     inner: int = 0  # in matrices between the projections: a multiply-add of each token for each
+    mixed: int = 0  # multiply-adds of each token that no parameter takes part in
 
 
 class Costed(Protocol):
@@ -35,7 +36,7 @@ class Costed(Protocol):
 
 
 def parameters(module: Costed, features: int) -> int:
-    """Parameters of one sublayer: projections, their biases if any, and head embeddings.
+    """Parameters of one sublayer: projections, their biases if any, head embeddings, latents' norms.
 
     The scales of `normalize_qk` are left out.
 
@@ -65,8 +66,8 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     """Operations of the forward pass for one token that attends to `keys` keys (mean, if masked).
 
     Two for each multiply-add of the projections, and of the core for each key, with `mva`, and
-    MHE-Add where it can, in the form `shared`. Rotation, next to nothing, is left out. The backward
-    pass is twice that.
+    MHE-Add where it can, in the form `shared`, and with `decode` `mla` and `tpa` in the form of one
+    query. Rotation, next to nothing, is left out. The backward pass is twice that.
 
     >>> from mhe_jax.attention import make_attention
     >>> forward_flops(make_attention("mha", num_heads=12), features=768, keys=512)
@@ -76,7 +77,8 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     row = module.widths(D)
     projected = row.query + row.key + row.value + row.unbiased
     out = module.num_heads * D
-    return 2 * ((projected + out) * features + row.inner + keys * (row.scored + row.weighted))
+    of_token = (projected + out) * features + row.inner + row.mixed
+    return 2 * (of_token + keys * (row.scored + row.weighted))
 
 
 def _head_features(module: Costed, features: int) -> int:

@@ -37,6 +37,12 @@ class AttentionInForms(Attention):
             return engines.shared_refusal(call.dtype, call.mask, call.options)
         return None
 
+    def is_slower(self, form: str, call: Call) -> bool:
+        """Whether 'auto' leaves a `call` that `form` can do to the forms after it."""
+        # An engine of 'shared' alone gives its own reason where it cannot do the call.
+        has_others = self.engine in ("auto", *engines.LADDER)
+        return form == "shared" and call.queries < self.shared_queries and has_others
+
     def start(self, call: Call) -> Call:
         return dataclasses.replace(call, form=self.resolve(call))
 
@@ -49,12 +55,11 @@ class AttentionInForms(Attention):
             return self.form
         if self.form != "auto":
             raise InputError(f"form={self.form!r} is not one of auto, {', '.join(self.forms)}")
-        # An engine of 'shared' alone gives its own reason where it cannot do the call.
-        has_others = self.engine in ("auto", *engines.LADDER)
         for form in self.forms:
-            too_short = form == "shared" and call.queries < self.shared_queries and has_others
-            elsewhere = form == "shared" and self.engine not in ("auto", *engines.SHARED)
-            if not too_short and not elsewhere and self.refusal_of(form, call) is None:
+            own = engines.OF_FORMS.get(form)
+            elsewhere = own is not None and self.engine not in ("auto", *own)
+            passed = elsewhere or self.is_slower(form, call)
+            if not passed and self.refusal_of(form, call) is None:
                 return form
         raise InputError(f"no form of {self.kind} can do this call")
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from mhe_jax.config.tasks import Role
 
-Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva"]
-Form = Literal["auto", "materialized", "folded", "shared"]
+Kind = Literal["mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva", "mla", "tpa"]
+Form = Literal["auto", "materialized", "folded", "shared", "absorbed", "factored"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas", "mosaic"]
 # A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
@@ -22,6 +22,8 @@ FORMS_OF_KINDS: dict[Kind, tuple[Form, ...]] = {
     "mhe_add": ("shared", "folded", "materialized"),
     "mhe_mul": ("folded", "materialized"),
     "mva": ("shared", "materialized"),
+    "mla": ("absorbed", "materialized"),
+    "tpa": ("factored", "materialized"),
 }
 # Fields of `AttentionConfig` that belong to some kinds only.
 FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
@@ -31,6 +33,12 @@ FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
     "score_groups": ("mhe_add",),
     "score_features": ("mva",),
     "head_embedding_stddev": MHE_KINDS,
+    "query_rank": ("mla", "tpa"),
+    "key_rank": ("tpa",),
+    "value_rank": ("tpa",),
+    "latent_features": ("mla",),
+    "latent_groups": ("mla",),
+    "rotary_features": ("mla",),
 }
 
 
@@ -46,8 +54,8 @@ class AttentionConfig:
     num_kv_heads: int | None = None
     # Width of all heads together, H*D; None means the width of the model.
     qkv_features: int | None = None
-    # How an MHE kind or `mva` is computed; None is `auto`: the fastest form that is exact for the
-    # call.
+    # How a kind that has several forms is computed; None is `auto`: the fastest form that is exact
+    # for the call.
     form: Form | None = None
     # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva`; H/G
     # heads on each; None is 1.
@@ -66,6 +74,19 @@ class AttentionConfig:
     use_bias: bool = False
     # LayerNorm over each head's queries and keys.
     normalize_qk: bool = False
+    # Rank of the map to queries: of `mla`, None is the full one, without a latent; products in the
+    # queries of `tpa`, None is 6.
+    query_rank: int | None = None
+    # Products in the keys of `tpa`; None is 2.
+    key_rank: int | None = None
+    # Products in the values of `tpa`; None is 2.
+    value_rank: int | None = None
+    # Width of the latent that `mla` makes keys and values of; None is 4 times the width of a head.
+    latent_features: int | None = None
+    # Latents of `mla`, each of its share of latent_features and of the heads; None is 1.
+    latent_groups: int | None = None
+    # Width of the rotary queries and keys of `mla`; None is half the width of a head.
+    rotary_features: int | None = None
 
 
 if typing.TYPE_CHECKING:

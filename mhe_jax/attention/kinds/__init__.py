@@ -5,10 +5,12 @@ from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
 from mhe_jax.attention.kinds.mha import MultiHeadAttention
 from mhe_jax.attention.kinds.mhe_add import MHEAddAttention
 from mhe_jax.attention.kinds.mhe_mul import MHEMulAttention
+from mhe_jax.attention.kinds.mla import MultiHeadLatentAttention
 from mhe_jax.attention.kinds.mqa import MultiQueryAttention
 from mhe_jax.attention.kinds.mva import MultiValueAttention
 from mhe_jax.attention.kinds.sha import SingleHeadAttention
 from mhe_jax.attention.kinds.skv import SharedKeyValueAttention
+from mhe_jax.attention.kinds.tpa import TensorProductAttention
 from mhe_jax.attention.module import Attention
 
 KINDS: dict[str, type[Attention]] = {
@@ -23,5 +25,7 @@ KINDS: dict[str, type[Attention]] = {
         MHEAddAttention,
         MHEMulAttention,
         MultiValueAttention,
+        MultiHeadLatentAttention,
+        TensorProductAttention,
     )
 }

@@ -54,6 +54,9 @@ def check_attention(config: Config) -> None:
         _check_one_attention(attention, model.features, named)
         if model.positions == "rotary" and role != "cross":
             _check_rotated(attention, model.features, named)
+        if model.positions != "rotary" and attention.rotary_features is not None:
+            complaint = f"model.positions rotary only, not {model.positions}"
+            raise refuse(named("rotary_features"), attention.rotary_features, complaint)
 
 
 def _check_one_attention(attention: AttentionConfig, features: int, named) -> None:
@@ -78,7 +81,7 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
             f"{named('num_kv_heads')} is not set: kind gqa needs a divisor of "
             f"{named('num_heads')}={heads}"
         )
-    for field in ("num_kv_heads", "num_groups", "score_groups"):
+    for field in ("num_kv_heads", "num_groups", "score_groups", "latent_groups"):
         value = getattr(attention, field)
         if value is not None and heads % value:
             raise refuse(named(field), value, f"must divide {named('num_heads')}={heads}")
@@ -88,6 +91,10 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
             attention.score_groups,
             f"not with {named('num_groups')}={attention.num_groups}",
         )
+    latent = attention.latent_features or 4 * (width // heads)
+    if attention.latent_groups is not None and latent % attention.latent_groups:
+        complaint = f"must divide {named('latent_features')}={latent}"
+        raise refuse(named("latent_groups"), attention.latent_groups, complaint)
     _check_form(attention, named)
 
 
@@ -98,7 +105,8 @@ def _check_form(attention: AttentionConfig, named) -> None:
     forms = FORMS_OF_KINDS[kind]
     if form not in forms:
         raise refuse(named("form"), form, f"kind {kind} takes auto, {', '.join(forms)}")
-    if form != "materialized" and kind in MHE_KINDS and attention.normalize_qk:
+    norms_heads = (*MHE_KINDS, "mla", "tpa")
+    if form != "materialized" and kind in norms_heads and attention.normalize_qk:
         raise refuse(named("form"), form, f"not with {named('normalize_qk')}")
 
 
@@ -108,6 +116,12 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
     width = (attention.qkv_features or features) // heads
     if attention.score_features is not None:
         width, field = attention.score_features, "score_features"
+    if attention.kind == "mla":
+        # Only these turn.
+        if attention.rotary_features is None:
+            width //= 2
+        else:
+            width, field = attention.rotary_features, "rotary_features"
     if width % 2:
         raise refuse(
             named(field),

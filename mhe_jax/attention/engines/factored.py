@@ -1,0 +1,45 @@
+"""Softmax attention of keys and values that are sums of products, in plain XLA.
+
+    k[s, h] = Σ_i a[s, h, i] b[s, i]        scale q[t, h]·k[s, h] = Σ_i a[s, h, i] (scale q[t, h]·b[s, i])
+    v[s, h] = Σ_i a'[s, h, i] b'[s, i]      Σ_s w[t, h, s] v[s, h] = Σ_i Σ_s (w[t, h, s] a'[s, h, i]) b'[s, i]
+
+So neither the keys nor the values of the heads are made: beside factors, R numbers stand in memory
+for each query, head and key. For a key each query of a head takes R(D + 1) multiply-adds for its
+score and as many for its sum; to make the heads' keys and values would take 2RD, once for all
+queries. It is for few queries over a cache.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from mhe_jax.attention.engines.blocks import KEPT
+from mhe_jax.attention.engines.xla import weigh
+from mhe_jax.attention.mask import Mask
+
+
+def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
+    """None: this engine takes every call."""
+    return None
+
+
+def attend(
+    query, key, value, key_bias, mask: Mask, options, *, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """See `engines.attend_factored`."""
+    (a, b), (of_value, basis) = key, value
+    B, T, H, D = query.shape
+    query = query / jnp.asarray(1 / scale, query.dtype)
+    rows = query.swapaxes(1, 2).reshape(B, H * T, D)
+    products = jnp.einsum("bnd,bsrd->bnsr", rows, b, precision=options.precision)
+    logits = (products.reshape(B, H, T, *b.shape[1:3]) * _of_heads(a)).sum(-1)
+    weights, total = weigh(checkpoint_name(logits, KEPT), key_bias, mask, options)
+    weights = weights[..., None] * _of_heads(of_value)
+    weights = weights.reshape(B, H * T, *basis.shape[1:3])
+    output = jnp.einsum("bnsr,bsre->bne", weights, basis, precision=options.precision)
+    return checkpoint_name(output, KEPT).reshape(B, H, T, -1).swapaxes(1, 2), total
+
+
+def _of_heads(a):
+    """[B, S, H, R] to [B, H, 1, S, R]."""
+    return a.swapaxes(1, 2)[:, :, None]
