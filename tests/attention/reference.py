@@ -59,12 +59,18 @@ def run(
                 one = slice(h, h + 1)
                 bias, pull_bias = projected(params["key_bias"], d_params["key_bias"], *x[1], one)
                 bias = bias[:, 0]
+            # Where a key has features that turn and others, the others have the norms.
+            turning = normed = slice(None)
+            if "rotary_key" in params:
+                still = q.shape[-1] - params["rotary_key"]["kernel"].shape[-1]
+                normed, turning = slice(still), slice(still, None)
             if "query_ln" in params:
-                q, pull_q = _layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
-                k, pull_k = _layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
+                of_q, of_k = ((params[name], d_params[name]) for name in ("query_ln", "key_ln"))
+                q, pull_q = partly(_layer_norm, normed, q, pull_q, *of_q)
+                k, pull_k = partly(_layer_norm, normed, k, pull_k, *of_k)
             if rotary is not None:
-                q, pull_q = rotated(q, pull_q, positions[b], *rotary)
-                k, pull_k = rotated(k, pull_k, positions[b], *rotary)
+                q, pull_q = partly(rotated, turning, q, pull_q, positions[b], *rotary)
+                k, pull_k = partly(rotated, turning, k, pull_k, positions[b], *rotary)
             scale = 1 / np.sqrt(q.shape[-1])
             p = _softmax(q @ k.T * scale + bias, mask[b, h])
             times = 1.0 if kept is None else kept[b, h]
@@ -101,6 +107,15 @@ def run(
 
 def projected(p, grad, x, dx, head=None):
     """x W (+ b), with the kernel of one head where there are several."""
+
+    def pull_x(d):
+        dx[...] += d
+
+    return mapped(p, grad, x, pull_x, head)
+
+
+def mapped(p, grad, x, pull_x, head=None):
+    """`projected`, of an x that is made of something else."""
     at = (slice(None),) if head is None else (slice(None), head)
     w = p["kernel"][at]
     y = x @ w
@@ -109,11 +124,73 @@ def projected(p, grad, x, dx, head=None):
 
     def pull(dy):
         grad["kernel"][at] += x.T @ dy
-        dx[...] += dy @ w.T
+        pull_x(dy @ w.T)
         if "bias" in p:
             grad["bias"][at[1:]] += dy.sum(0)
 
     return y, pull
+
+
+def partly(step, cut, x, pull_x, *args):
+    """`step` of the features `cut` of x; the others stay."""
+    of_cut = []
+    part, pull_part = step(x[:, cut], of_cut.append, *args)
+    y = x.copy()
+    y[:, cut] = part
+
+    def pull(dy):
+        pull_part(dy[:, cut])
+        dx = dy.copy()
+        dx[:, cut] = of_cut.pop()
+        pull_x(dx)
+
+    return y, pull
+
+
+def part(x, pull_x, cut):
+    """The features `cut` of x."""
+
+    def pull(dy):
+        dx = np.zeros_like(x)
+        dx[:, cut] = dy
+        pull_x(dx)
+
+    return x[:, cut], pull
+
+
+def joined(x, pull_x, y, pull_y):
+    """[x, y]."""
+
+    def pull(dz):
+        pull_x(dz[:, : x.shape[-1]])
+        pull_y(dz[:, x.shape[-1] :])
+
+    return np.concatenate([x, y], -1), pull
+
+
+def mixed(a, pull_a, terms):
+    """1/R Σ_i a_i b_i, a [T, R] numbers of R terms b_i [T, D]."""
+    R = len(terms)
+
+    def pull(dy):
+        pull_a(np.stack([(dy * b).sum(-1) for b, _ in terms], -1) / R)
+        for i, (_, pull_b) in enumerate(terms):
+            pull_b(a[:, i : i + 1] * dy / R)
+
+    return sum(a[:, i : i + 1] * b for i, (b, _) in enumerate(terms)) / R, pull
+
+
+def rms_norm(x, pull_x, scale, d_scale):
+    """x over the root of its mean square, times the scale."""
+    size = np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
+    z = x / size
+
+    def pull(dy):
+        d_scale[...] += (dy * z).sum(0)
+        dz = dy * scale
+        pull_x((dz - z * (dz * z).mean(-1, keepdims=True)) / size)
+
+    return z * scale, pull
 
 
 def sliced(x, dx, h, heads):

@@ -173,5 +173,5 @@ def test_deterministic_is_asked_for_once_as_in_flax(case):
 def test_every_case_is_covered():
     """Kinds that `every_kind` leaves out are other forms or groups of a kind that is there."""
     assert {c.kind for c in CASES} == {
-        "mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva",
+        "mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva", "mla", "tpa",
     }  # fmt: skip

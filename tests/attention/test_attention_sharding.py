@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attention_cases import CASES, Case, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from kind_references import KINDS
 
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import blocked, cudnn
@@ -28,7 +29,7 @@ ROWS, LENGTH = 4, 5
 SHARDED = [c for c in CASES if c.kv_heads in (None, 2)]
 # Groups split as heads do.
 FEW = [
-    pytest.param(c, marks=pytest.mark.rest) if c.groups or c.score_groups else c for c in SHARDED
+    pytest.param(c, marks=pytest.mark.rest) if c.grouped else c for c in SHARDED
 ]
 
 
@@ -65,7 +66,7 @@ def test_names_of_the_parameters(case):
     assert jax.tree.structure(nn.meta.unbox(boxed)) == jax.tree.structure(plain)
     specs = nn.get_partition_spec(boxed)["params"]
     assert specs["out"]["kernel"] == PartitionSpec("heads", "head_features", "embed")
-    head = () if case.kind == "sha" or case.form else ("heads",)
+    head = ("heads",) if len(KINDS[case.kind].kernels(case)["query"]) == 3 else ()
     head = ("groups",) if case.groups else head
     assert specs["query"]["kernel"] == PartitionSpec("embed", *head, "head_features")
     if case.kind.startswith("mhe_"):
@@ -140,7 +141,7 @@ def check_sharded_is_single(module):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("is_set", [True, False])
-@pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mhe_add", "mva"])
+@pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mhe_add", "mva", "mla", "tpa"])
 def test_explicit_axes(kind, is_set):
     """The default of `jax.make_mesh`: eagerly and in jit, forward and gradient."""
     if len(jax.devices()) < 2:

@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from attention_cases import CASES, B, Case, H, T, assert_close, mask_for, normal, random_parameters
+from attention_cases import (
+    CASES,
+    MHE,
+    B,
+    Case,
+    H,
+    T,
+    assert_close,
+    mask_for,
+    normal,
+    random_parameters,
+)
 from kind_references import KINDS
 from test_attention_cache import decoder, prefill_and_steps, rows_at_places_of_their_own
 from test_attention_sharding import check_sharded_is_single, module_of
@@ -19,9 +30,11 @@ from mhe_jax.attention.rotary import rotate
 # Eleven pairs of features, and thirteen where the scores of mva are wider.
 D = 22
 ROTATED = [
-    dataclasses.replace(case, head_features=D, score_features=case.score_features and 26)
+    dataclasses.replace(
+        case, head_features=D, score_features=case.score_features and 26, rotated=True
+    )
     for case in CASES
-    if case.form in (None, "materialized") or case.kind == "mva"
+    if case.form in (None, "materialized") or case.kind not in MHE
 ]
 every_rotated = pytest.mark.parametrize("case", ROTATED, ids=str)
 every_pairs = pytest.mark.parametrize("pairs", ["half", "interleaved"])
@@ -104,8 +117,8 @@ ENGINES = ["xla", "blocked"]
 @pytest.mark.covering(2)
 def test_every_kind(case, pairs, engine):
     """Output and every gradient against the float64 reference, with a norm where there may be."""
-    if engine == "blocked" and case.form == "shared":
-        engine = "auto"  # `shared` has engines of its own
+    if engine == "blocked" and case.form in engines.OF_FORMS:
+        engine = "auto"  # such forms have engines of their own
     fields = {"rotary": of(pairs), "normalize_qk": case.may_normalize, "engine": engine}
     params, x = ready(case, **fields)
     mask, dense = mask_for(case, "causal & padding", T, T)
@@ -154,16 +167,16 @@ def test_the_cache_counts_positions(case):
     rows_at_places_of_their_own(d)
     same = np.broadcast_to(d.x[:, :1], (B, 2, case.width))
     _, cache = d.feed(d.cache, same)
-    if case.kind in ("skv", "el", "mhe_add", "mhe_mul"):  # what is turned is made of the cache
-        name = {"skv": "cached_key_value", "el": "cached_hidden"}.get(case.kind, "cached_key")
-        np.testing.assert_array_equal(cache[name][:, 0], cache[name][:, 1])
-    else:
-        assert (np.abs(cache["cached_key"][:, 0] - cache["cached_key"][:, 1]) > 1e-3).any()
+    turned = d.module.turned  # None where it is made of the cache
+    for name in set(cache) - {"cache_index"}:
+        apart = np.abs(cache[name][:, 0] - cache[name][:, 1]).max()
+        assert (apart > 1e-3) == (name == f"cached_{turned}"), name
+        assert apart > 1e-3 or apart == 0
     numbers = sum(a.size for name, a in cache.items() if name != "cache_index")
     assert numbers == d.x.shape[0] * d.x.shape[1] * KINDS[case.kind].cached(case)
 
 
-@pytest.mark.parametrize("kind", ["mha", "skv", "mhe_mul", "mva"])
+@pytest.mark.parametrize("kind", ["mha", "skv", "mhe_mul", "mva", "mla", "tpa"])
 def test_sharded_is_single(kind):
     check_sharded_is_single(module_of(Case(kind)).clone(rotary=Rotary()))
 
@@ -248,7 +261,8 @@ def test_mva_keeps_one_score_matrix():
 @pytest.mark.parametrize(
     ("fields", "call", "message"),
     [
-        ({}, {"width": 33}, "pairs of features: the width 11 is odd"),
+        # A width of 11, or of half of it where only those turn.
+        ({}, {"width": 33}, r"pairs of features: the width (11|5) is odd"),
         ({}, {"keys": T + 1}, "rotary is for self-attention: there are 5 queries and 6 keys"),
         ({}, {"positions": POSITIONS[:, :4]}, r"shape \(2, 4\): one for each token takes \(2, 5\)"),
         ({}, {"positions": POSITIONS[0]}, r"shape \(5,\): one for each token takes \(2, 5\)"),

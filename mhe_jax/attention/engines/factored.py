@@ -37,7 +37,8 @@ def attend(
     weights = weights[..., None] * _of_heads(of_value)
     weights = weights.reshape(B, H * T, *basis.shape[1:3])
     output = jnp.einsum("bnsr,bsre->bne", weights, basis, precision=options.precision)
-    return checkpoint_name(output, KEPT).reshape(B, H, T, -1).swapaxes(1, 2), total
+    output = checkpoint_name(output, KEPT).reshape(B, H, T, basis.shape[-1])
+    return output.swapaxes(1, 2), total
 
 
 def _of_heads(a):

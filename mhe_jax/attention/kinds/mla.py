@@ -207,9 +207,10 @@ class MultiHeadLatentAttention(AttentionInForms):
 
     def _absorbed(self, equation: str, heads: jax.Array, name: str, call: Call) -> jax.Array:
         """[B, T, H, ·] times W_uk or W_uv, [B, T, H, ·]."""
-        B, T, H, _ = heads.shape
-        groups = heads.reshape(B, T, self.latent_groups, H // self.latent_groups, -1)
-        return self._by_matrix(equation, groups, name, call).reshape(B, T, H, -1)
+        (B, T, H, width), G = heads.shape, self.latent_groups
+        groups = heads.reshape(B, T, G, H // G, width)
+        made = self._by_matrix(equation, groups, name, call)
+        return made.reshape(B, T, H, made.shape[-1])
 
     def _by_matrix(self, equation: str, x: jax.Array, name: str, call: Call) -> jax.Array:
         """The product of `x` and W_uk or W_uv [r/G, G, H/G, D]."""
