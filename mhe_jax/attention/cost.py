@@ -17,7 +17,7 @@ class Widths:
     cached: int  # held of a token by the cache
     scored: int  # multiply-adds for the scores of one query and one key
     weighted: int  # multiply-adds for one query's sums over one key's values
-    tables: int = 0  # numbers in head embeddings and the like
+    tables: int = 0  # numbers in head embeddings, in the norms of latents and the like
     unbiased: int = 0  # made by a projection that never has a bias
     inner: int = 0  # in matrices between the projections: a multiply-add of each token for each
     mixed: int = 0  # multiply-adds of each token that no parameter takes part in
@@ -36,7 +36,7 @@ class Costed(Protocol):
 
 
 def parameters(module: Costed, features: int) -> int:
-    """Parameters of one sublayer: projections, their biases if any, head embeddings, latents' norms.
+    """Parameters of one sublayer: projections, their biases if any, tables and scales.
 
     The scales of `normalize_qk` are left out.
 

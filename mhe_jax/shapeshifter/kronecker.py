@@ -200,9 +200,7 @@ class KroneckerDense(nn.Module):
         return whole.reshape(*inputs, *features)
 
     @nn.compact
-    def _parameters(
-        self, inputs, features, names
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    def _parameters(self, inputs, features, names) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         m, n = math.prod(inputs), math.prod(features)
         f = check_factors(self.factors, m, n)
         rank = min(self.rank, f.full_rank)

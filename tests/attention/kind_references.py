@@ -69,7 +69,7 @@ def head_embeddings(psi):
 
 
 def latents(params, grads, x, h, heads):
-    """[c W_uk[h], y W_kr] and c W_uv[h] of the latent c = norm(y W) of the head's group; queries."""
+    """[c W_uk[h], y W_kr] and c W_uv[h] of c = norm(y W), the latent of the head's group."""
 
     def of(name):
         return params[name], grads[name]
@@ -265,8 +265,9 @@ KINDS = {
     "tpa": Kind(
         sums_of_products,
         _factors,
-        lambda c: sum(dict(c.more)[n] for n in ("key_rank", "value_rank"))
-        * (c.heads + c.head_features),
+        lambda c: (
+            sum(dict(c.more)[n] for n in ("key_rank", "value_rank")) * (c.heads + c.head_features)
+        ),
         [{"form": "factored", "more": RANKS}, {"form": "materialized", "more": RANKS}],
     ),
 }

@@ -28,9 +28,7 @@ ROWS, LENGTH = 4, 5
 # Everything that a mesh axis splits is even.
 SHARDED = [c for c in CASES if c.kv_heads in (None, 2)]
 # Groups split as heads do.
-FEW = [
-    pytest.param(c, marks=pytest.mark.rest) if c.grouped else c for c in SHARDED
-]
+FEW = [pytest.param(c, marks=pytest.mark.rest) if c.grouped else c for c in SHARDED]
 
 
 def module_of(case):

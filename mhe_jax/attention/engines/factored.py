@@ -1,12 +1,12 @@
 """Softmax attention of keys and values that are sums of products, in plain XLA.
 
-    k[s, h] = Σ_i a[s, h, i] b[s, i]        scale q[t, h]·k[s, h] = Σ_i a[s, h, i] (scale q[t, h]·b[s, i])
-    v[s, h] = Σ_i a'[s, h, i] b'[s, i]      Σ_s w[t, h, s] v[s, h] = Σ_i Σ_s (w[t, h, s] a'[s, h, i]) b'[s, i]
+    k[s, h] = Σ_i a[s, h, i] b[s, i]       q[t, h]·k[s, h] = Σ_i a[s, h, i] (q[t, h]·b[s, i])
+    v[s, h] = Σ_i a'[s, h, i] b'[s, i]     Σ_s w[s] v[s, h] = Σ_i Σ_s (w[s] a'[s, h, i]) b'[s, i]
 
-So neither the keys nor the values of the heads are made: beside factors, R numbers stand in memory
-for each query, head and key. For a key each query of a head takes R(D + 1) multiply-adds for its
-score and as many for its sum; to make the heads' keys and values would take 2RD, once for all
-queries. It is for few queries over a cache.
+So neither keys nor values of heads are made: beside the factors, R numbers stand in memory for each
+query, head and key. With R terms, a score takes R(D + 1) multiply-adds where it takes D of keys
+that are made, which takes RD for each head and key, once for all queries. So this is for few
+queries over a cache.
 """
 
 import jax

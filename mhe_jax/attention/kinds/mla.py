@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
-from mhe_jax.attention.forms import AttentionInForms
+from mhe_jax.attention.forms import AttentionOverCache
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.projection import named
 from mhe_jax.config import FORMS_OF_KINDS
@@ -17,7 +17,7 @@ from mhe_jax.config import FORMS_OF_KINDS
 OF_HEADS = ("embed", "heads", "head_features")
 
 
-class MultiHeadLatentAttention(AttentionInForms):
+class MultiHeadLatentAttention(AttentionOverCache):
     """MLA: `K_h = [c W_uk[h], ρ(X W_kr)]`, `V_h = c W_uv[h]` with `c = norm(X W_dkv)`, and
     `Q_h = [c' W_uq[h], ρ(c' W_qr[h])]` with `c' = norm(X W_dq)`; scores over `√(D + R)`.
 
@@ -41,7 +41,7 @@ class MultiHeadLatentAttention(AttentionInForms):
     Where `inputs_v` is given, its latent gives the values; with `decode`, whose cache has one
     latent for both, it is refused. `normalize_qk` is for the D features that do not turn.
 
-    Attributes beyond `AttentionInForms`:
+    Attributes beyond `AttentionOverCache`:
       form: 'materialized' computes the equations as they stand; 'absorbed' as above, by W_uk and
         W_uv as matrices: those of Kronecker products are multiplied out.
       latent_features: r; None for 4D.
@@ -67,26 +67,6 @@ class MultiHeadLatentAttention(AttentionInForms):
     one_source: ClassVar[bool] = True
     # [c, X W_kr], of which `turned_features` turn: all that the cache holds.
     turned: ClassVar[str | None] = "latent"
-
-    def refusal_of(self, form: str, call: Call) -> str | None:
-        if form == "absorbed" and self.normalize_qk:
-            return (
-                "normalize_qk is not possible, for the norm of a key differs from head to head; "
-                "use 'materialized' or 'auto'"
-            )
-        return super().refusal_of(form, call)
-
-    def is_slower(self, form: str, call: Call) -> bool:
-        """Where the scores and sums of T queries cost more than to make a key's H keys and values.
-
-        Without a cache there are as many queries as keys.
-        """
-        if form != "absorbed":
-            return False
-        D = call.head_features
-        more = sum(self._of_key("absorbed", D)) - sum(self._of_key("materialized", D))
-        made = 2 * self._latents(D)[1] * self.num_heads * D
-        return not self.decode or call.queries * more >= made
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         H, D = self.num_heads, call.head_features
@@ -157,9 +137,7 @@ class MultiHeadLatentAttention(AttentionInForms):
         H, D, rank = self.num_heads, head_features, self.query_rank or 0
         (G, width), R = self._latents(D), self._turns(D)
         of_query, r = H * (D + R), G * width
-        auto = self.form == "auto" and self.decode and not self.normalize_qk
-        form = "absorbed" if auto else self.form
-        scored, weighted = self._of_key(form, D)
+        scored, weighted, _ = self.core(self.form_of_one, D)
         return Widths(
             query=rank,
             key=r + R,
@@ -169,15 +147,16 @@ class MultiHeadLatentAttention(AttentionInForms):
             weighted=weighted,
             tables=r + rank,
             unbiased=0 if rank else of_query,
+            # W_uk and W_uv meet each key that is made, or absorbed each query.
             inner=rank * of_query + 2 * width * H * D,
         )
 
-    def _of_key(self, form: str, D: int) -> tuple[int, int]:
-        """Multiply-adds for the scores of a query and a key, and for its sums over a value."""
+    def core(self, form: str, head_features: int) -> tuple[int, int, int]:
+        H, D = self.num_heads, head_features
         (G, width), R = self._latents(D), self._turns(D)
-        if form != "absorbed":
-            return self.num_heads * (D + R), self.num_heads * D
-        return self.num_heads * (width + R), self.num_heads * (width + (R if G == 1 else 0))
+        if form == "absorbed":
+            return H * (width + R), H * (width + (R if G == 1 else 0)), 0
+        return H * (D + R), H * D, 2 * width * H * D
 
     def _latents(self, D: int) -> tuple[int, int]:
         """G, and the width of each latent."""

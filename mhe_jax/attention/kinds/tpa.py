@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
-from mhe_jax.attention.forms import AttentionInForms
+from mhe_jax.attention.forms import AttentionOverCache
 from mhe_jax.attention.module import Call
 from mhe_jax.config import FORMS_OF_KINDS
 
 
-class TensorProductAttention(AttentionInForms):
+class TensorProductAttention(AttentionOverCache):
     """TPA: `Q_h = 1/R_q Σ_i a_i[h] b_i` with `a_i[h] = X A_q[h, i]` a number and `b_i = X B_q[i]` D
     wide for each token, and so `K_h` of R_k and `V_h` of R_v products.
 
@@ -26,7 +26,7 @@ class TensorProductAttention(AttentionInForms):
     b_ij`, so that the keys and values of heads are never made. Exact, and for one query over a
     cache fewer operations (see `mhe_jax.attention.engines.factored`).
 
-    Attributes beyond `AttentionInForms`:
+    Attributes beyond `AttentionOverCache`:
       form: 'materialized' makes the keys and values of heads, for any engine; 'factored' is above.
       query_rank, key_rank, value_rank: R_q, R_k and R_v.
 
@@ -46,26 +46,6 @@ class TensorProductAttention(AttentionInForms):
     @property
     def turned(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return None if self.normalize_qk else "key_basis"
-
-    def refusal_of(self, form: str, call: Call) -> str | None:
-        if form == "factored" and self.normalize_qk:
-            return (
-                "normalize_qk is not possible, for the norm is of a key that is never made; use "
-                "'materialized' or 'auto'"
-            )
-        return super().refusal_of(form, call)
-
-    def is_slower(self, form: str, call: Call) -> bool:
-        """Where the scores and sums of T queries cost more than to make a key's H keys and values.
-
-        Without a cache there are as many queries as keys.
-        """
-        if form != "factored":
-            return False
-        D = call.head_features
-        more = sum(self._of_key("factored", D)) - sum(self._of_key("materialized", D))
-        made = (self.key_rank + self.value_rank) * self.num_heads * D
-        return not self.decode or call.queries * more >= made
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         return self.normalized("query_ln", self._mixed(*self._factors("query", x, call)))
@@ -91,21 +71,17 @@ class TensorProductAttention(AttentionInForms):
         return call.head_features**-0.5 / factor
 
     def widths(self, head_features: int) -> Widths:
-        H, D, ranks = self.num_heads, head_features, (self.query_rank, self.key_rank, self.value_rank)
-        auto = self.form == "auto" and self.decode and not self.normalize_qk
-        form = "factored" if auto else self.form
-        scored, weighted = self._of_key(form, D)
-        mixed = ranks[:1] if form == "factored" else ranks
-        query, key, value = (rank * (H + D) for rank in ranks)
-        return Widths(
-            query, key, value, key + value, scored, weighted, mixed=sum(mixed) * H * D
-        )
+        H, D, form = self.num_heads, head_features, self.form_of_one
+        query, key, value = (R * (H + D) for R in (self.query_rank, self.key_rank, self.value_rank))
+        scored, weighted, made = self.core(form, D)
+        mixed = self.query_rank * H * D + made
+        return Widths(query, key, value, key + value, scored, weighted, mixed=mixed)
 
-    def _of_key(self, form: str, D: int) -> tuple[int, int]:
-        """Multiply-adds for the scores of a query and a key, and for its sums over a value."""
-        ranks = (self.key_rank, self.value_rank)
-        key, value = (R * (D + 1) if form == "factored" else D for R in ranks)
-        return self.num_heads * key, self.num_heads * value
+    def core(self, form: str, head_features: int) -> tuple[int, int, int]:
+        H, D, K, V = self.num_heads, head_features, self.key_rank, self.value_rank
+        if form == "factored":
+            return H * K * (D + 1), H * V * (D + 1), 0
+        return H * D, H * D, H * (K + V) * D
 
     def _factors(self, role: str, x: jax.Array, call: Call) -> tuple[jax.Array, jax.Array]:
         """a [B, T, H, R] and b [B, T, R, D]."""
