@@ -176,6 +176,13 @@ def test_the_cache_counts_positions(case):
     assert numbers == d.x.shape[0] * d.x.shape[1] * KINDS[case.kind].cached(case)
 
 
+@pytest.mark.parametrize("kind", ["mha", "skv", "mhe_mul", "mla", "tpa"])
+def test_norms_come_before_the_turn_also_from_a_cache(kind):
+    """tpa norms the keys that it makes of the cache, and so turns them then."""
+    case = Case(kind, head_features=D, more=(("rotary_features", 6),) if kind == "mla" else ())
+    prefill_and_steps(decoder(case, rotary=of(), normalize_qk=True))
+
+
 @pytest.mark.parametrize("kind", ["mha", "skv", "mhe_mul", "mva", "mla", "tpa"])
 def test_sharded_is_single(kind):
     check_sharded_is_single(module_of(Case(kind)).clone(rotary=Rotary()))

@@ -28,17 +28,17 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend_factored`."""
     (a, b), (of_value, basis) = key, value
-    B, T, H, D = query.shape
+    (B, T, H, D), (_, S, R, _), (_, _, P, E) = query.shape, b.shape, basis.shape
     query = query / jnp.asarray(1 / scale, query.dtype)
     rows = query.swapaxes(1, 2).reshape(B, H * T, D)
-    products = jnp.einsum("bnd,bsrd->bnsr", rows, b, precision=options.precision)
-    logits = (products.reshape(B, H, T, *b.shape[1:3]) * _of_heads(a)).sum(-1)
+    # Terms are rows, as they lie in memory: as an axis of the product they would be copied.
+    b, basis = b.reshape(B, S * R, D), basis.reshape(B, S * P, E)
+    products = jnp.einsum("bnd,bmd->bnm", rows, b, precision=options.precision)
+    logits = (products.reshape(B, H, T, S, R) * _of_heads(a)).sum(-1)
     weights, total = weigh(checkpoint_name(logits, KEPT), key_bias, mask, options)
-    weights = weights[..., None] * _of_heads(of_value)
-    weights = weights.reshape(B, H * T, *basis.shape[1:3])
-    output = jnp.einsum("bnsr,bsre->bne", weights, basis, precision=options.precision)
-    output = checkpoint_name(output, KEPT).reshape(B, H, T, basis.shape[-1])
-    return output.swapaxes(1, 2), total
+    weights = (weights[..., None] * _of_heads(of_value)).reshape(B, H * T, S * P)
+    output = jnp.einsum("bnm,bme->bne", weights, basis, precision=options.precision)
+    return checkpoint_name(output, KEPT).reshape(B, H, T, E).swapaxes(1, 2), total
 
 
 def _of_heads(a):

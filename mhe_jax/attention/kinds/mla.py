@@ -161,7 +161,9 @@ class MultiHeadLatentAttention(AttentionOverCache):
     def _latents(self, D: int) -> tuple[int, int]:
         """G, and the width of each latent."""
         r, G = 4 * D if self.latent_features is None else self.latent_features, self.latent_groups
-        if G < 1 or r < 1 or r % G or self.num_heads % G:
+        if r < 1:
+            raise ValueError(f"latent_features={r} must be 1 or more")
+        if G < 1 or r % G or self.num_heads % G:
             raise ValueError(
                 f"latent_groups={G} must divide latent_features={r} and num_heads={self.num_heads}"
             )
