@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mhe_jax.attention.conversion import require_heads
 from mhe_jax.config import AttentionConfig, InputError
 from mhe_jax.shapeshifter.kronecker import materialize
 
@@ -77,8 +78,9 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
     becomes one more column of it, against which stands a 1 in the query.
 
     Raises:
-      InputError: `normalize_qk`, for which others have no layer.
+      InputError: `normalize_qk`, for which others have no layer; a kind that has no such heads.
     """
+    require_heads(config.kind)
     if config.normalize_qk:
         raise InputError(
             "model.attention.normalize_qk has no home: a LayerNorm lies between projections and "

@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from mhe_jax.attention import KINDS, Activations, Mask, convert, make_attention
-from mhe_jax.attention.conversion import error, module_of
+from mhe_jax.attention.conversion import WITHOUT_HEADS, error, module_of
 from mhe_jax.attention.conversion.factors import align, common_factor, parafac, root
 from mhe_jax.attention.conversion.fitting import fit_output, moments_of
 from mhe_jax.attention.conversion.heads import Heads, expand
@@ -19,6 +19,7 @@ from mhe_jax.attention.conversion.kinds import Moments, Scores, Target, closest
 H, D, T = 6, 5, 7
 M = H * D
 FIELDS = {"gqa": {"num_kv_heads": 3}}
+WITH_HEADS = [kind for kind in KINDS if kind not in WITHOUT_HEADS]
 
 
 def module(kind, use_bias, **fields):
@@ -53,7 +54,7 @@ def apart(made, params, other, theirs, x=None, **how):
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mva"])
+@pytest.mark.parametrize("kind", [kind for kind in WITH_HEADS if kind != "mva"])
 def test_every_kind_is_an_mha(kind, use_bias):
     made, params = start(kind, use_bias)
     found = convert(params, "mha", source=kind)
@@ -291,7 +292,7 @@ def test_an_exact_conversion_stays_exact_when_it_is_fitted():
     assert apart(made, params, module_of(found, "mha"), found) < 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WITH_HEADS)
 def test_flax_parameters_of_another_width_and_other_inputs(kind):
     """Cross-attention, whose keys are of another width than its queries; `el` has no keys of it."""
     x, y = (
@@ -344,6 +345,8 @@ def test_columns_that_nothing_needs_can_learn():
             "these are not the parameters of an attention module of kind mqa",
         ),
         ("mha", {"source": "mhx"}, "kind 'mhx' is not one of"),
+        ("mla", {}, "mla is neither converted nor exported: a norm lies between"),
+        ("mha", {"source": "tpa"}, "tpa is neither converted nor exported: its queries"),
     ],
 )
 def test_what_cannot_be_is_said(kind, fields, said):

@@ -48,6 +48,7 @@ def same(found, expected):
         ("mlm", "mva", "mva materialized"),
         ("classification", "mhe_add", "mhe_add folded"),
         ("classification", "gqa", "gqa"),
+        ("classification", "mla", "mla materialized"),
     ],
 )
 def test_encoders(run_of, load, tmp_path, task, kind, form):
@@ -79,6 +80,10 @@ def test_encoders(run_of, load, tmp_path, task, kind, form):
         ("mhe_mul", {}, "folded"),
         ("mhe_add", {"model.positions": "rotary"}, "materialized"),
         ("mhe_add", {"model.attention.normalize_qk": True}, "materialized"),
+        ("mla", {"model.positions": "rotary"}, "absorbed"),
+        ("mla", {"model.attention.latent_groups": 2}, "absorbed"),
+        ("tpa", {"model.positions": "rotary"}, "factored"),
+        ("tpa", {"model.attention.normalize_qk": True}, "materialized"),
     ],
 )
 def test_language_models(run_of, load, tmp_path, kind, fields, form):
@@ -95,7 +100,7 @@ def test_language_models(run_of, load, tmp_path, kind, fields, form):
         same(logits, expected[:, t : t + 1])
 
 
-@pytest.mark.parametrize("kind", ["mqa", "mva"])
+@pytest.mark.parametrize("kind", ["mqa", "mva", "mla"])
 def test_translation(run_of, load, tmp_path, kind):
     run = run_of("translation", **{"model.attention.kind": kind, "model.scan_layers": True})
     functions, result = exported(run, tmp_path / "out")

@@ -19,11 +19,17 @@ from mhe_jax.attention.conversion.heads import Heads, expand
 from mhe_jax.attention.conversion.kinds import Moments, Target, closest
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.module import Attention
+from mhe_jax.config import InputError
 
-__all__ = ["Activations", "convert", "error", "module_of"]
+__all__ = ["Activations", "convert", "error", "module_of", "require_heads"]
 
 # Kinds that have room for a bias of the queries without `use_bias`, and of the output.
 BIASED_QUERIES, BIASED_OUTPUT = ("mhe_add", "mva"), ("mhe_add",)
+# Kinds without heads `x Q[h]`, `y K[h]` and `y V[h]`, and why.
+WITHOUT_HEADS = {
+    "mla": "a norm lies between its inputs and its keys and values",
+    "tpa": "its queries, keys and values are products of two maps of its inputs",
+}
 
 
 def convert(
@@ -68,9 +74,12 @@ def convert(
     (2, 5, 32)
 
     Raises:
-      ValueError: an unknown kind; a field that the kind does not have, or that does not divide the
-        heads; a LayerNorm between projections and scores (`normalize_qk`).
+      ValueError: an unknown kind, or one `WITHOUT_HEADS`; a field that the kind does not have, or
+        that does not divide the heads; a LayerNorm between projections and scores
+        (`normalize_qk`).
     """
+    for one in (source, kind):
+        require_heads(one)
     given = module_of(params, source)
     made = _target_module(kind, given, fields)
     if kind == source and made == given:
@@ -85,6 +94,12 @@ def convert(
     dtype = params["out"]["kernel"].dtype
     found = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), found)
     return fit_output(made, found, whole) if whole else found
+
+
+def require_heads(kind: str) -> None:
+    """Raises InputError for a kind whose heads are no linear maps of its inputs."""
+    if kind in WITHOUT_HEADS:
+        raise InputError(f"{kind} is neither converted nor exported: {WITHOUT_HEADS[kind]}")
 
 
 def module_of(params: Mapping[str, Any], kind: str) -> Attention:
