@@ -179,7 +179,11 @@ def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
         ("mlm", {}, "task is 'mlm': CTranslate2 runs models of translation and lm here$"),
         ("lm", {f"{ATTENTION}normalize_qk": True}, r"model\.attention\.normalize_qk has no home"),
         ("lm", {f"{ATTENTION}kind": "tpa"}, "tpa is neither converted nor exported: its queries"),
-        ("lm", LLAMA | {f"{ATTENTION}kind": "mla"}, "mla is neither converted nor exported: a nor"),
+        (
+            "lm",
+            LLAMA | {f"{ATTENTION}kind": "mla", f"{ATTENTION}rotary_features": 2},
+            "mla is neither converted nor exported: a norm lies between",
+        ),
         (
             "translation",
             {"model.attention_by_role.cross.num_heads": 2},
