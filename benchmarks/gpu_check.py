@@ -33,7 +33,7 @@ AHEAD = 16  # cases that are compiled while another is checked
 def cases(smoke: bool) -> dict[str, Callable[[], dict]]:
     kinds = {}
     for case in fuzz.CASES:
-        grouped = case.groups or case.score_groups or case.kv_heads not in (None, 2)
+        grouped = case.grouped or case.kv_heads not in (None, 2)
         if not grouped or case.form == "shared":
             score_features = case.score_features and 32
             kinds[str(case)] = dataclasses.replace(
@@ -74,7 +74,7 @@ class Check:
     @functools.cached_property
     def engines(self) -> dict[str, Future]:
         """The call on each engine, as it is compiled."""
-        ladder = engines.SHARED if self.kind.form == "shared" else engines.LADDER
+        ladder = engines.OF_FORMS.get(self.kind.form, engines.LADDER)
         return {name: self._compiled(self.kind, name) for name in ladder}
 
     @functools.cached_property

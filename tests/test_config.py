@@ -223,6 +223,10 @@ ACCEPTED = [
     rotary(model__rotary_base=5e5, model__rotary_pairs="interleaved", model__rotary_scaling=4.0),
     rotary(with_attention(kind="mhe_add", form="materialized")),
     rotary(with_attention(kind="mva", form="shared", score_features=14, num_heads=8)),
+    rotary(with_attention(kind="mla", form="absorbed", rotary_features=6, query_rank=5)),
+    rotary(with_role(PAIRS, "decoder", kind="mla", num_heads=1, qkv_features=5, rotary_features=4)),
+    with_attention(kind="mla", latent_groups=2, latent_features=6),
+    rotary(with_attention(kind="tpa", form="factored", query_rank=3, key_rank=1, value_rank=4)),
     # Cross-attention is not rotated: any form and any width.
     rotary(with_role(PAIRS, "cross", kind="mhe_mul", form="folded", qkv_features=24)),
     changed(LM, evaluation__checkpoint="last", evaluation__average_checkpoints=3),
@@ -273,7 +277,7 @@ def test_accepted(config):
         ),
         (
             with_attention(form="folded"),
-            "form is 'folded': kinds mhe_add, mhe_mul, mva, collaborative only, not mha",
+            "form is 'folded': kinds mhe_add, mhe_mul, mva, collaborative, mla, tpa only, not mha",
         ),
         (
             with_attention(kind="mhe_mul", form="shared"),
@@ -294,6 +298,40 @@ def test_accepted(config):
         (
             with_attention(kind="mhe_add", form="folded", normalize_qk=True),
             "model.attention.form is 'folded': not with model.attention.normalize_qk",
+        ),
+        (
+            with_attention(kind="tpa", form="factored", normalize_qk=True),
+            "model.attention.form is 'factored': not with model.attention.normalize_qk",
+        ),
+        (
+            with_attention(kind="mla", form="factored"),
+            "form is 'factored': kind mla takes auto, absorbed, materialized",
+        ),
+        (
+            with_attention(kind="tpa", latent_features=8),
+            "latent_features is 8: kind mla only, not tpa",
+        ),
+        (with_attention(query_rank=8), "query_rank is 8: kinds mla, tpa only, not mha"),
+        (with_attention(kind="tpa", value_rank=0), "value_rank is 0: takes 1 or more"),
+        (
+            with_attention(kind="mla", latent_groups=3),
+            "latent_groups is 3: must divide model.attention.num_heads=8",
+        ),
+        (
+            with_attention(kind="mla", latent_groups=2, latent_features=9),
+            "latent_groups is 2: must divide model.attention.latent_features=9",
+        ),
+        (
+            with_attention(kind="mla", rotary_features=8),
+            "rotary_features is 8: model.positions rotary only, not learned",
+        ),
+        (
+            rotary(with_attention(kind="mla", rotary_features=7)),
+            "model.attention.rotary_features is 7: model.positions rotary takes queries and keys",
+        ),
+        (
+            rotary(with_attention(kind="mla", num_heads=256)),
+            "num_heads is 256: model.positions rotary takes queries and keys of an even width, not",
         ),
         (with_attention(kind="el", qkv_features=64), "kind el needs model.features=512"),
         (

@@ -25,10 +25,12 @@ from mhe_jax.attention.kinds.mha import MultiHeadAttention
 from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
 from mhe_jax.attention.kinds.mhe_add import MHEAddAttention
 from mhe_jax.attention.kinds.mhe_mul import MHEMulAttention
+from mhe_jax.attention.kinds.mla import MultiHeadLatentAttention
 from mhe_jax.attention.kinds.mqa import MultiQueryAttention
 from mhe_jax.attention.kinds.mva import MultiValueAttention
 from mhe_jax.attention.kinds.sha import SingleHeadAttention
 from mhe_jax.attention.kinds.skv import SharedKeyValueAttention
+from mhe_jax.attention.kinds.tpa import TensorProductAttention
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.module import Attention
 from mhe_jax.attention.rotary import Rotary
@@ -45,6 +47,7 @@ __all__ = [
     "MHEMulAttention",
     "Mask",
     "MultiHeadAttention",
+    "MultiHeadLatentAttention",
     "MultiMatrixFactorizationAttention",
     "MultiQueryAttention",
     "MultiValueAttention",
@@ -52,6 +55,7 @@ __all__ = [
     "Rotary",
     "SharedKeyValueAttention",
     "SingleHeadAttention",
+    "TensorProductAttention",
     "choices",
     "convert",
     "make_attention",

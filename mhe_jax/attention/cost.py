@@ -66,8 +66,8 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     """Operations of the forward pass for one token that attends to `keys` keys (mean, if masked).
 
     Two for each multiply-add of the projections, and of the core for each key, with `mva`, and
-    MHE-Add where it can, in the form `shared`. Rotation, next to nothing, is left out. The backward
-    pass is twice that.
+    MHE-Add where it can, in the form `shared`, and with `decode` `mla` and `tpa` in the form of one
+    query. Rotation, next to nothing, is left out. The backward pass is twice that.
 
     >>> from mhe_jax.attention import make_attention
     >>> forward_flops(make_attention("mha", num_heads=12), features=768, keys=512)

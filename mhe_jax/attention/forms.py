@@ -37,6 +37,12 @@ class AttentionInForms(Attention):
             return engines.shared_refusal(call.dtype, call.mask, call.options)
         return None
 
+    def is_slower(self, form: str, call: Call) -> bool:
+        """Whether 'auto' leaves a `call` that `form` can do to the forms after it."""
+        # An engine of 'shared' alone gives its own reason where it cannot do the call.
+        has_others = self.engine in ("auto", *engines.LADDER)
+        return form == "shared" and call.queries < self.shared_queries and has_others
+
     def start(self, call: Call) -> Call:
         return dataclasses.replace(call, form=self.resolve(call))
 
@@ -49,12 +55,11 @@ class AttentionInForms(Attention):
             return self.form
         if self.form != "auto":
             raise InputError(f"form={self.form!r} is not one of auto, {', '.join(self.forms)}")
-        # An engine of 'shared' alone gives its own reason where it cannot do the call.
-        has_others = self.engine in ("auto", *engines.LADDER)
         for form in self.forms:
-            too_short = form == "shared" and call.queries < self.shared_queries and has_others
-            elsewhere = form == "shared" and self.engine not in ("auto", *engines.SHARED)
-            if not too_short and not elsewhere and self.refusal_of(form, call) is None:
+            own = engines.OF_FORMS.get(form)
+            elsewhere = own is not None and self.engine not in ("auto", *own)
+            passed = elsewhere or self.is_slower(form, call)
+            if not passed and self.refusal_of(form, call) is None:
                 return form
         raise InputError(f"no form of {self.kind} can do this call")
 
@@ -82,3 +87,42 @@ class AttentionInGroups(AttentionInForms):
         if self.num_groups == 1:
             return projection(x, (width,), ("embed", "head_features"))[:, :, None]
         return projection(x, (self.num_groups, width), ("embed", "groups", "head_features"))
+
+
+class AttentionOverCache(AttentionInForms):
+    """Attention with a form that makes no keys and values of heads: the first of `forms`.
+
+    It takes more operations for each query and key, and none for a key alone, so that 'auto' takes
+    it for few queries over a cache. Without a cache there are as many queries as keys.
+
+    Raises:
+      ValueError: that form with `normalize_qk`, whose LayerNorm is of the keys of heads.
+    """
+
+    def core(self, form: str, head_features: int) -> tuple[int, int, int]:
+        """Multiply-adds for a query's scores of a key, for its sums over the value, and to make the
+        key's heads."""
+        raise TypeError(f"{type(self).__name__} does not say what its forms cost")
+
+    def refusal_of(self, form: str, call: Call) -> str | None:
+        if form != "materialized" and self.normalize_qk:
+            return (
+                "normalize_qk is not possible, for it is a norm of the keys of heads, which are "
+                "not made; use 'materialized' or 'auto'"
+            )
+        return super().refusal_of(form, call)
+
+    def is_slower(self, form: str, call: Call) -> bool:
+        if form == "materialized":
+            return False
+        *of_query, _ = self.core(form, call.head_features)
+        *of_heads, made = self.core("materialized", call.head_features)
+        # For so many keys that what each query has to itself, however long, is nothing.
+        return not self.decode or call.queries * (sum(of_query) - sum(of_heads)) >= made
+
+    @property
+    def form_of_one(self) -> str:
+        """The form that computes a call of one query."""
+        if self.form != "auto":
+            return self.form
+        return self.forms[0] if self.decode and not self.normalize_qk else "materialized"

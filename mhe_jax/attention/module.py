@@ -60,7 +60,7 @@ class Attention(nn.Module):
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash', 'pallas' or
         'mosaic' (see `engines`).
-      projection: makes every projection: `Projection`, or what takes its fields and its call.
+      projection: makes every projection: `Projection`, or what takes its fields and calls.
       rotary: turns queries and keys of self-attention by the positions of their tokens, after
         `normalize_qk` (see `rotary.rotate`); None does not.
       broadcast_dropout: True (default) draws one dropout mask an example, shared by its heads;
@@ -136,8 +136,11 @@ class Attention(nn.Module):
             "value": self.project_heads("value", inputs_v, self.kv_heads, call),
         }
 
-    def expand(self, memory: cache.KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
-        """The arrays of the cache to keys [B, S, K, D] and values [B, S, K, E] of the engine."""
+    def expand(self, memory: cache.KeyValues, call: Call) -> tuple[Any, Any]:
+        """The arrays of the cache to keys [B, S, K, D] and values [B, S, K, E] of the engine.
+
+        In the form 'factored' to those of `engines.attend_factored`.
+        """
         return memory["key"], memory["value"]
 
     def merge(self, heads: jax.Array, weight_sum: jax.Array, call: Call) -> jax.Array:
@@ -156,7 +159,7 @@ class Attention(nn.Module):
         return call
 
     def turned_features(self, width: int, call: Call) -> int:
-        """How many of the `width` features of a query `rotary` turns: the last ones."""
+        """How many of a query's `width` features, or of the array `turned`, turn: the last ones."""
         return width
 
     def scale(self, call: Call) -> float | None:
@@ -330,37 +333,36 @@ class Attention(nn.Module):
         )
         call = self.start(call)
         positions = self._positions(positions, batch, inputs_q.shape[-2], inputs_k.shape[-2])
-        query = self.queries(_flatten(inputs_q), call)
-        still = query.shape[-1] - self.turned_features(query.shape[-1], call)
-        query = self._rotated(query, positions, still)
+        query = self._partly_rotated(self.queries(_flatten(inputs_q), call), positions, call)
         overflow = None
         if self.decode and cache.is_filled_once(self):
             memory = cache.read(self)
         else:
             memory = self.memory(inputs_k, inputs_v, call)
             if self.turned is not None:
-                memory[self.turned] = self._rotated(memory[self.turned], positions)
+                of_cache = memory[self.turned]
+                memory[self.turned] = self._partly_rotated(of_cache, positions, call)
             if self.decode:
                 memory, mask, overflow = cache.extend(self, memory, mask)
+        keys = next(iter(memory.values())).shape[1]
         key, value = self.expand(memory, call)
         if self.turned is None:
-            of_cache = jnp.arange(key.shape[1])[None]
+            of_cache = jnp.arange(keys)[None]
             key = self._rotated(key, of_cache if self.decode else positions)
         bias = self.key_bias(memory, key, call)
-        query, key, value = promote_dtype(query, key, value, dtype=self.dtype)
-        mask.check((*query.shape[:1], query.shape[2], query.shape[1], key.shape[1]))
+        arrays, as_they_were = jax.tree.flatten((query, key, value))
+        arrays = promote_dtype(*arrays, dtype=self.dtype)
+        query, key, value = jax.tree.unflatten(as_they_were, arrays)
+        mask.check((*query.shape[:1], query.shape[2], query.shape[1], keys))
         if bias is not None:
             bias = nn.with_logical_constraint(bias, ("batch", "length", "activation_heads"))
-        if call.form == "shared":
-            assert bias is not None
-            heads, weight_sum, engine = engines.attend_shared(
-                query, key, value, bias, mask, options, self.engine, scale=self.scale(call)
-            )
-        else:
+        if call.form != "shared":
             query = nn.with_logical_constraint(query, ("batch", "length", "activation_heads", None))
-            heads, weight_sum, engine = engines.attend(
-                query, key, value, bias, mask, options, self.engine, scale=self.scale(call)
-            )
+        of_forms = {"shared": engines.attend_shared, "factored": engines.attend_factored}
+        attend = of_forms.get(call.form, engines.attend)
+        heads, weight_sum, engine = attend(
+            query, key, value, bias, mask, options, self.engine, scale=self.scale(call)
+        )
         engines.record_choice(self.kind, f"{call.form} on {engine}" if call.form else engine)
         output = self.merge(heads, weight_sum, call)
         if overflow is not None:
@@ -389,6 +391,10 @@ class Attention(nn.Module):
                 f"{(*batch, queries)}"
             )
         return positions.reshape(-1, queries)
+
+    def _partly_rotated(self, x: jax.Array, positions: jax.Array | None, call: Call) -> jax.Array:
+        """`x` with its last `turned_features` turned."""
+        return self._rotated(x, positions, x.shape[-1] - self.turned_features(x.shape[-1], call))
 
     def _rotated(self, x: jax.Array, positions: jax.Array | None, still: int = 0) -> jax.Array:
         """`x` with its features turned, all but the first `still`."""

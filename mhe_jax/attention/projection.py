@@ -35,7 +35,8 @@ def flat(init: Callable, in_axes: int) -> Callable:
 class Projection(nn.Module):
     """`y[..., o] = Σ_i x[..., i] kernel[i, o] (+ bias[o])`, where i and o may be several axes.
 
-    The shapes come with the call, because an attention module learns its width from its input.
+    The shapes come with the call, because an attention module learns its width from its input. For
+    products that are not of this form, `matrix` gives the kernel in place of a call.
     """
 
     kernel_init: Callable
@@ -45,7 +46,6 @@ class Projection(nn.Module):
     param_dtype: Any = jnp.float32
     precision: Any = None
 
-    @nn.compact
     def __call__(
         self,
         x: jax.Array,
@@ -54,20 +54,28 @@ class Projection(nn.Module):
         in_axes: int = 1,
     ) -> jax.Array:
         """Contract the last `in_axes` axes of x [...] into `features`; `names` are the kernel's."""
-        shape = x.shape[-in_axes:] + features
-        kernel = self.param(
-            "kernel", named(flat(self.kernel_init, in_axes), names), shape, self.param_dtype
-        )
-        bias = None
-        if self.use_bias:
-            bias_init = flat_bias(self.bias_init)
-            bias = self.param("bias", named(bias_init, names[in_axes:]), features, self.param_dtype)
+        kernel, bias = self._parameters(x.shape[-in_axes:], features, names)
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         contract = (tuple(range(x.ndim - in_axes, x.ndim)), tuple(range(in_axes)))
         y = jax.lax.dot_general(x, kernel, (contract, ((), ())), precision=self.precision)
         if bias is not None:
             y += bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
         return y
+
+    def matrix(
+        self, inputs: tuple[int, ...], features: tuple[int, ...], names: tuple[str | None, ...]
+    ) -> jax.Array:
+        """The kernel [*inputs, *features] of such a call, in the type of the parameters."""
+        return self._parameters(inputs, features, names)[0]
+
+    @nn.compact
+    def _parameters(self, inputs, features, names) -> tuple[jax.Array, jax.Array | None]:
+        init = named(flat(self.kernel_init, len(inputs)), names)
+        kernel = self.param("kernel", init, (*inputs, *features), self.param_dtype)
+        if not self.use_bias:
+            return kernel, None
+        init = named(flat_bias(self.bias_init), names[len(inputs) :])
+        return kernel, self.param("bias", init, features, self.param_dtype)
 
 
 def flat_bias(init: Callable) -> Callable:

@@ -20,8 +20,10 @@ Kind = Literal[
     "collaborative",
     "mfa",
     "gta",
+    "mla",
+    "tpa",
 ]
-Form = Literal["auto", "materialized", "folded", "shared"]
+Form = Literal["auto", "materialized", "folded", "shared", "absorbed", "factored"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas", "mosaic"]
 # A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
@@ -36,6 +38,8 @@ FORMS_OF_KINDS: dict[Kind, tuple[Form, ...]] = {
     "mhe_mul": ("folded", "materialized"),
     "mva": ("shared", "materialized"),
     "collaborative": ("materialized",),
+    "mla": ("absorbed", "materialized"),
+    "tpa": ("factored", "materialized"),
 }
 # Fields of `AttentionConfig` that belong to some kinds only.
 FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
@@ -45,8 +49,13 @@ FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
     "score_groups": ("mhe_add",),
     "score_features": ("mva", "collaborative"),
     "head_embedding_stddev": (*MHE_KINDS, "collaborative"),
-    "query_rank": ("mfa",),
+    "query_rank": ("mfa", "mla", "tpa"),
     "reuse_keys": ("mfa",),
+    "key_rank": ("tpa",),
+    "value_rank": ("tpa",),
+    "latent_features": ("mla",),
+    "latent_groups": ("mla",),
+    "rotary_features": ("mla",),
 }
 
 
@@ -62,8 +71,8 @@ class AttentionConfig:
     num_kv_heads: int | None = None
     # Width of all heads together, H*D; None means the width of the model.
     qkv_features: int | None = None
-    # How an MHE kind or `mva` is computed; None is `auto`: the fastest form that is exact for the
-    # call.
+    # How a kind that has several forms is computed; None is `auto`: the fastest form that is exact
+    # for the call.
     form: Form | None = None
     # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva` and
     # `collaborative`; H/G heads on each; None is 1.
@@ -83,10 +92,21 @@ class AttentionConfig:
     use_bias: bool = False
     # LayerNorm over each head's queries and keys.
     normalize_qk: bool = False
-    # Width of what queries are made of; `mfa` only; None is the width of a head.
+    # Rank of the map to queries: of `mfa`, None is the width of a head; of `mla`, None is the full
+    # one, without a latent; products in the queries of `tpa`, None is 6.
     query_rank: int | None = None
     # Values are made of keys, which alone are cached (MFA-KR); `mfa` only; None is False.
     reuse_keys: bool | None = None
+    # Products in the keys of `tpa`; None is 2.
+    key_rank: int | None = None
+    # Products in the values of `tpa`; None is 2.
+    value_rank: int | None = None
+    # Width of the latent that `mla` makes keys and values of; None is 4 times the width of a head.
+    latent_features: int | None = None
+    # Latents of `mla`, each of its share of latent_features and of the heads; None is 1.
+    latent_groups: int | None = None
+    # Width of the rotary queries and keys of `mla`; None is half the width of a head.
+    rotary_features: int | None = None
 
 
 if typing.TYPE_CHECKING:

@@ -14,6 +14,14 @@ import numpy as np
 from mhe_jax.config import AttentionConfig, InputError
 from mhe_jax.shapeshifter.kronecker import materialize
 
+# Kinds without heads `x W_q[h]`, `y W_k[g]` and `y W_v[g]`, and why.
+WITHOUT_HEADS = {
+    "mfa": "a norm lies between its inputs and its queries",
+    "gta": "its keys are tied to its values, and share the half that turns",
+    "mla": "a norm lies between its inputs and its keys and values",
+    "tpa": "its queries, keys and values are products of two maps of its inputs",
+}
+
 
 class Heads(NamedTuple):
     """One attention sublayer; S is the width of the scores, E that of the values."""
@@ -70,6 +78,12 @@ class Heads(NamedTuple):
         )
 
 
+def require_heads(kind: str) -> None:
+    """Raises InputError for a kind whose heads are no linear maps of its inputs."""
+    if kind in WITHOUT_HEADS:
+        raise InputError(f"{kind} is not exported: {WITHOUT_HEADS[kind]}")
+
+
 def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) -> Heads:
     """The heads of one attention sublayer of a model that is `features` wide.
 
@@ -80,6 +94,7 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
     Raises:
       InputError: `normalize_qk`, for which others have no layer; a kind that has no such heads.
     """
+    require_heads(config.kind)
     if config.normalize_qk:
         raise InputError(
             "model.attention.normalize_qk has no home: a LayerNorm lies between projections and "
@@ -101,11 +116,6 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
             both = kind == "skv"
             key = read("key_value" if both else "key", K, D)
             value = read("key_value" if both else "value", K, D)
-    elif kind not in ("sha", "mhe_add", "mhe_mul", "mva", "collaborative"):
-        raise InputError(
-            f"model.attention.kind is {kind!r}: its projections are no query heads over key and "
-            "value heads, which others have"
-        )
     else:
         # Shared by the heads of a group.
         kernel, bias = read("query", groups, S)

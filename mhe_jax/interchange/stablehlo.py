@@ -8,8 +8,9 @@
 
 Each is one file for CPU, CUDA and TPU, of any number of rows b and, up to `model.max_length`, any
 length t. The parameters are arguments, by name, in `model.safetensors`. The form `shared` and all
-engines but `xla` need the length when they are compiled: attention is `folded` here, or, of `mva`
-and where rotary positions or `normalize_qk` leave nothing to fold, `materialized`, by `xla`.
+engines but `xla` need the length when they are compiled: attention is `folded` here, by `xla`; with
+a cache that of `mla` is `absorbed` and that of `tpa` `factored`. It is `materialized` otherwise: of
+`mva`, of encoders, and where rotary positions or `normalize_qk` leave nothing to fold or absorb.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
 
 from mhe_jax import tasks
-from mhe_jax.config import MHE_KINDS, AttentionConfig, Config, InputError
+from mhe_jax.config import FORMS_OF_KINDS, MHE_KINDS, AttentionConfig, Config, InputError, Role
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.evaluation.run import Run
@@ -135,16 +136,17 @@ def check(config: Config) -> None:
 def at_any_length(config: Config) -> Config:
     """The config with forms and an engine that need not know lengths, and layers unrolled."""
 
-    def form(attention: AttentionConfig, rotated: bool) -> AttentionConfig:
-        folds = not (rotated or attention.normalize_qk)
-        of_mhe = dict.fromkeys(MHE_KINDS, "folded" if folds else "materialized")
-        forms = {**of_mhe, "mva": "materialized"}
+    def form(attention: AttentionConfig, role: Role, rotated: bool) -> AttentionConfig:
+        forms = dict.fromkeys(FORMS_OF_KINDS, "materialized")
+        if not attention.normalize_qk:
+            forms |= {} if rotated else dict.fromkeys(MHE_KINDS, "folded")
+            forms |= {} if role == "encoder" else {"mla": "absorbed", "tpa": "factored"}
         return dataclasses.replace(attention, form=forms.get(attention.kind), engine="xla")
 
     config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
     for role in config.facts.roles:
         rotated = config.model.positions == "rotary" and role != "cross"
-        attention = form(config.model.attention_for(role), rotated)
+        attention = form(config.model.attention_for(role), role, rotated)
         by_role = dataclasses.replace(config.model.attention_by_role, **{role: attention})
         model = dataclasses.replace(config.model, attention_by_role=by_role)
         config = dataclasses.replace(config, model=model)

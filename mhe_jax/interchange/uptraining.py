@@ -100,6 +100,8 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
     """The config of the new run, without biases of its own."""
     if wanted.kind is None:
         raise InputError("--kind is not set: takes the attention that the new run is to have")
+    for kind in (wanted.kind, *old.kinds.values()):
+        conversion.check_kind(kind)
     if wanted.rows < 0:
         raise InputError(f"--rows is {wanted.rows}: takes 0 or more")
     if wanted.rows and not old.data.train:
@@ -109,8 +111,6 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
         )
     if old.model.kronecker.attention is not None:
         raise InputError(f"{old.workdir} is factorized: takes a run with dense attention")
-    for kind in (wanted.kind, *old.kinds.values()):
-        conversion.check_kind(kind)
     for role in old.facts.roles:
         if old.model.attention_for(role).normalize_qk:
             raise InputError(

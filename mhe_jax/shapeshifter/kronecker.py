@@ -169,7 +169,6 @@ class KroneckerDense(nn.Module):
     apply_as: str = "auto"
     factors: Factors | None = None
 
-    @nn.compact
     def __call__(
         self,
         x: jax.Array,
@@ -181,7 +180,28 @@ class KroneckerDense(nn.Module):
 
         Of `names` those after the first `in_axes` belong to `features`, and to the bias.
         """
+        a, b, bias = self._parameters(x.shape[-in_axes:], features, names)
+        x, a, b, bias = promote_dtype(x, a, b, bias, dtype=self.dtype)
         m, n = math.prod(x.shape[-in_axes:]), math.prod(features)
+        lead = x.shape[: x.ndim - in_axes]
+        x = x.reshape(*lead, m)
+        y = multiply(self.apply_as, x, a, b, n, precision=self.precision)
+        y = y.reshape(*lead, *features)
+        if bias is not None:
+            y += bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+        return y
+
+    def matrix(
+        self, inputs: tuple[int, ...], features: tuple[int, ...], names: tuple[str | None, ...]
+    ) -> jax.Array:
+        """W [*inputs, *features] of such a call, whatever `apply_as` says."""
+        a, b, _ = self._parameters(inputs, features, names)
+        whole = materialize(a, b, math.prod(inputs), math.prod(features))
+        return whole.reshape(*inputs, *features)
+
+    @nn.compact
+    def _parameters(self, inputs, features, names) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        m, n = math.prod(inputs), math.prod(features)
         f = check_factors(self.factors, m, n)
         rank = min(self.rank, f.full_rank)
 
@@ -196,18 +216,10 @@ class KroneckerDense(nn.Module):
 
         a = self.param("a", scaled(1 / m), (rank, f.m1, f.n1), self.param_dtype)
         b = self.param("b", scaled(0), (rank, f.m2, f.n2), self.param_dtype)
-        bias = None
-        if self.use_bias:
-            bias_init = flat_bias(self.bias_init)
-            bias = self.param("bias", named(bias_init, names[in_axes:]), features, self.param_dtype)
-        x, a, b, bias = promote_dtype(x, a, b, bias, dtype=self.dtype)
-        lead = x.shape[: x.ndim - in_axes]
-        x = x.reshape(*lead, m)
-        y = multiply(self.apply_as, x, a, b, n, precision=self.precision)
-        y = y.reshape(*lead, *features)
-        if bias is not None:
-            y += bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
-        return y
+        if not self.use_bias:
+            return a, b, None
+        init = named(flat_bias(self.bias_init), names[len(inputs) :])
+        return a, b, self.param("bias", init, features, self.param_dtype)
 
 
 class KroneckerEmbed(nn.Module):

@@ -31,6 +31,8 @@ class Case:
     score_features: int | None = None
     head_features: int = D
     more: tuple[tuple[str, int | bool], ...] = ()  # other fields of the module
+    latent_groups: int | None = None
+    rotated: bool = False  # has what a kind has with `rotary` only
 
     def __str__(self):
         parts = [
@@ -39,9 +41,15 @@ class Case:
             self.kv_heads and f"{self.heads}over{self.kv_heads}",
             self.groups and f"{self.groups}groups",
             self.score_groups and f"{self.score_groups}scores",
-            *(f"{name}={value}" for name, value in self.more),
+            self.latent_groups and f"{self.latent_groups}latents",
+            *(f"{name}={value}" for name, value in self.more if not self.form),
         ]
         return "-".join(p for p in parts if p)
+
+    @property
+    def grouped(self):
+        """Whether heads read projections of their group."""
+        return bool(self.groups or self.score_groups or self.latent_groups)
 
     @property
     def mask_heads(self):
@@ -70,6 +78,7 @@ class Case:
             "num_groups": self.groups,
             "score_groups": self.score_groups,
             "score_features": self.score_features,
+            "latent_groups": self.latent_groups,
         }
         given |= {name: value for name, value in own.items() if value} | dict(self.more)
         return make_attention(self.kind, **(given | fields))
@@ -93,10 +102,12 @@ class Case:
 CASES = [Case(kind, **fields) for kind in KINDS for fields in KINDS[kind].cases]
 MHE = ["mhe_add", "mhe_mul"]
 # Groupings of heads beside the first composite one of gqa go through `test_kinds` only.
-BATTERY = [c for c in CASES if c.kv_heads in (None, 2) and not (c.groups or c.score_groups)]
+BATTERY = [c for c in CASES if c.kv_heads in (None, 2) and not c.grouped]
 every_case = pytest.mark.parametrize("case", BATTERY, ids=str)
 every_kind = pytest.mark.parametrize(
-    "case", [c for c in BATTERY if c.form in (None, "folded") or c.kind == "mva"], ids=str
+    "case",
+    [c for c in BATTERY if c.kind == "mva" or c.form in (None, "folded", "absorbed", "factored")],
+    ids=str,
 )
 every_grouping = pytest.mark.parametrize("case", CASES, ids=str)
 

@@ -13,6 +13,7 @@ from reference import (
     joined,
     layer_norm,
     mapped,
+    mixed,
     multiply,
     part,
     partly,
@@ -126,6 +127,49 @@ def half_tied(params, grads, x, h, heads):
     return projected(*of("query"), *x[0], h), key, projected(*of("key_value"), *x[2], g)
 
 
+def latents(params, grads, x, h, heads):
+    """[c W_uk[h], y W_kr] and c W_uv[h] of c = norm(y W), the latent of the head's group."""
+
+    def of(name):
+        return params[name], grads[name]
+
+    def normed(name, latent, cut=slice(None)):
+        scale, d_scale = (tree[name]["scale"].reshape(-1)[cut] for tree in (params, grads))
+        return rms_norm(*part(*latent, cut), scale, d_scale)
+
+    width = len(params["key"]["kernel"])
+    g = h // (heads * width // params["latent_norm"]["scale"].size)
+    key, value = (
+        mapped(
+            *of(role),
+            *normed(
+                "latent_norm",
+                projected(*of("latent"), *x[i]),
+                slice(g * width, (g + 1) * width),
+            ),
+            h,
+        )
+        for i, role in ((1, "key"), (2, "value"))
+    )
+    if "rotary_key" in params:
+        key = joined(*key, *projected(*of("rotary_key"), *x[1]))
+    if "query_latent" not in params:
+        return projected(*of("query"), *x[0], h), key, value
+    latent = normed("query_latent_norm", projected(*of("query_latent"), *x[0]))
+    return mapped(*of("query"), *latent, h), key, value
+
+
+def sums_of_products(params, grads, x, h, heads):
+    """1/R Σ_i a_i[h] b_i, a number times D of them, both of the input."""
+
+    def role_of(role, *of):
+        basis = params[f"{role}_basis"], grads[f"{role}_basis"]
+        terms = [projected(*basis, *of, i) for i in range(basis[0]["kernel"].shape[1])]
+        return mixed(*projected(params[role], grads[role], *of, h), terms)
+
+    return [role_of(role, *x[i]) for i, role in enumerate(ROLES)]
+
+
 def _group(p, h, heads):
     """Which of G projections head h reads; None where there is one for all."""
     kernel = p["kernel"]
@@ -157,6 +201,57 @@ def _tables(case):
     D = case.head_features
     tables = {f"{role}_head_embedding": (case.heads, D) for role in ROLES}
     return tables | ({"query_group_embedding": (case.score_groups, D)} if case.score_groups else {})
+
+
+def _mhe(psi, cases):
+    return Kind(
+        head_embeddings(psi),
+        lambda c: _shared(c, c.head_features, *ROLES),
+        lambda c: 2 * (c.groups or 1) * c.head_features,
+        cases,
+        _tables,
+    )
+
+
+def _latent_numbers(case):
+    """Latent groups and the width of each, the rank of queries, and features that turn."""
+    fields, groups = dict(case.more), case.latent_groups or 1
+    width = fields["latent_features"] // groups
+    return groups, width, fields.get("query_rank"), fields["rotary_features"] * case.rotated
+
+
+def _latent_kernels(case):
+    groups, width, rank, _ = _latent_numbers(case)
+    of_head = case.heads, case.head_features
+    kernels = {"latent": (case.width, groups * width), "query": (rank or case.width, *of_head)}
+    kernels |= dict.fromkeys(("key", "value"), (width, *of_head))
+    return kernels | ({"query_latent": (case.width, rank)} if rank else {})
+
+
+def _latent_norms(case):
+    groups, width, rank, _ = _latent_numbers(case)
+    scales = {"latent_norm": {"scale": (groups, width) if groups > 1 else (width,)}}
+    return scales | ({"query_latent_norm": {"scale": (rank,)}} if rank else {})
+
+
+def _latent_cached(case):
+    groups, width, _, turning = _latent_numbers(case)
+    return groups * width + turning
+
+
+def _factors(case):
+    H, D = case.heads, case.head_features
+    kernels = {}
+    for role in ROLES:
+        rank = dict(case.more)[f"{role}_rank"]
+        kernels |= {role: (case.width, H, rank), f"{role}_basis": (case.width, rank, D)}
+    return kernels
+
+
+# Even, since meshes split a latent that heads are made of.
+LATENTS = ("latent_features", 14), ("query_rank", 10), ("rotary_features", 6)
+TWO_LATENTS = ("latent_features", 28), ("rotary_features", 6)
+RANKS = ("query_rank", 8), ("key_rank", 4), ("value_rank", 6)
 
 
 def _mhe(psi, cases):
@@ -272,5 +367,26 @@ KINDS = {
             {"heads": 6, "kv_heads": 3, "head_features": 14},
         ],
         turned=lambda c: c.head_features // 2,
+    ),
+    "mla": Kind(
+        latents,
+        _latent_kernels,
+        _latent_cached,
+        [
+            {"form": "absorbed", "more": LATENTS},
+            {"form": "materialized", "more": LATENTS},
+            {"form": "absorbed", "heads": 6, "latent_groups": 2, "more": TWO_LATENTS},
+            {"form": "materialized", "heads": 6, "latent_groups": 2, "more": TWO_LATENTS},
+        ],
+        _latent_norms,
+        unbiased=("query", "key", "value"),  # so that they are absorbed
+    ),
+    "tpa": Kind(
+        sums_of_products,
+        _factors,
+        lambda c: (
+            sum(dict(c.more)[n] for n in ("key_rank", "value_rank")) * (c.heads + c.head_features)
+        ),
+        [{"form": "factored", "more": RANKS}, {"form": "materialized", "more": RANKS}],
     ),
 }

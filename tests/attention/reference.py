@@ -7,6 +7,7 @@ the gradients of what the step was made of; `test_kinds` holds these against cen
 
 import numpy as np
 
+NORMS = {"query_ln", "key_ln"}
 EPSILON = 1e-6  # Flax's LayerNorm
 
 
@@ -61,14 +62,21 @@ def run(
                 one = slice(h, h + 1)
                 bias, pull_bias = projected(params["key_bias"], d_params["key_bias"], *x[1], one)
                 bias = bias[:, 0]
+            # Where a key has features that turn and others, the others have the norms.
+            turning = normed = slice(None)
+            if "rotary_key" in params:
+                still = q.shape[-1] - params["rotary_key"]["kernel"].shape[-1]
+                normed, turning = slice(still), slice(still, None)
+            elif turned:
+                turning = slice(-turned, None)
+            of = {name: (params[name], d_params[name]) for name in params.keys() & NORMS}
             if "query_ln" in params:
-                q, pull_q = layer_norm(q, pull_q, params["query_ln"], d_params["query_ln"])
+                q, pull_q = partly(layer_norm, normed, q, pull_q, *of["query_ln"])
             if "key_ln" in params:
-                k, pull_k = layer_norm(k, pull_k, params["key_ln"], d_params["key_ln"])
+                k, pull_k = partly(layer_norm, normed, k, pull_k, *of["key_ln"])
             if rotary is not None:
-                last = slice(-turned if turned else None, None)
-                q, pull_q = partly(rotated, last, q, pull_q, positions[b], *rotary)
-                k, pull_k = partly(rotated, last, k, pull_k, positions[b], *rotary)
+                q, pull_q = partly(rotated, turning, q, pull_q, positions[b], *rotary)
+                k, pull_k = partly(rotated, turning, k, pull_k, positions[b], *rotary)
             scale = 1 / np.sqrt(q.shape[-1])
             p = _softmax(q @ k.T * scale + bias, mask[b, h])
             times = 1.0 if kept is None else kept[b, h]
@@ -164,6 +172,18 @@ def joined(x, pull_x, y, pull_y):
         pull_y(dz[:, x.shape[-1] :])
 
     return np.concatenate([x, y], -1), pull
+
+
+def mixed(a, pull_a, terms):
+    """1/R Σ_i a_i b_i, a [T, R] numbers of R terms b_i [T, D]."""
+    R = len(terms)
+
+    def pull(dy):
+        pull_a(np.stack([(dy * b).sum(-1) for b, _ in terms], -1) / R)
+        for i, (_, pull_b) in enumerate(terms):
+            pull_b(a[:, i : i + 1] * dy / R)
+
+    return sum(a[:, i : i + 1] * b for i, (b, _) in enumerate(terms)) / R, pull
 
 
 def rms_norm(x, pull_x, scale, d_scale):

@@ -173,5 +173,5 @@ def test_every_case_is_covered():
     """Kinds that `every_kind` leaves out are other forms or groups of a kind that is there."""
     assert {c.kind for c in CASES} == {
         "mha", "sha", "mqa", "gqa", "skv", "el", "mhe_add", "mhe_mul", "mva", "collaborative",
-        "mfa", "gta",
+        "mfa", "gta", "mla", "tpa",
     }  # fmt: skip

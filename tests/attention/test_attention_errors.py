@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attention_cases import BATTERY, MHE, B, Case, H, S, T, every_case, every_kind, normal
 
-from mhe_jax.attention import KINDS, Mask, make_attention
+from mhe_jax.attention import KINDS, Mask, engines, make_attention
 
 X = normal(1, B, T, 33)
 Y = normal(2, B, S, 33)
@@ -39,8 +39,8 @@ def test_fields_of_flax_that_are_refused(kind, field, value):
 
 
 def test_an_unknown_kind_names_the_known_ones():
-    with pytest.raises(ValueError, match="'mla' is not one of mha, sha, .*mhe_mul"):
-        make_attention("mla", num_heads=H)
+    with pytest.raises(ValueError, match="'mhx' is not one of mha, sha, .*mhe_mul"):
+        make_attention("mhx", num_heads=H)
 
 
 def test_an_unknown_field_says_whose_it_is():
@@ -69,7 +69,7 @@ def test_forms(kind):
 
 @every_kind
 def test_engines(case):
-    if case.form == "shared":  # has engines of its own; 'auto' takes another form for these
+    if case.form in engines.OF_FORMS:  # has engines of its own; 'auto' takes another form for these
         case = dataclasses.replace(case, form=None)
     x = normal(1, B, T, case.width)
     with pytest.raises(ValueError, match="'flash' is not one of auto, cudnn, splash, xla, blocked"):

@@ -28,9 +28,7 @@ ROWS, LENGTH = 4, 5
 # Everything that a mesh axis splits is even.
 SHARDED = [c for c in CASES if c.kv_heads in (None, 2)]
 # Groups split as heads do.
-FEW = [
-    pytest.param(c, marks=pytest.mark.rest) if c.groups or c.score_groups else c for c in SHARDED
-]
+FEW = [pytest.param(c, marks=pytest.mark.rest) if c.grouped else c for c in SHARDED]
 
 
 def module_of(case):
@@ -141,7 +139,7 @@ def check_sharded_is_single(module):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("is_set", [True, False])
-@pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mhe_add", "mva"])
+@pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mhe_add", "mva", "mla", "tpa"])
 def test_explicit_axes(kind, is_set):
     """The default of `jax.make_mesh`: eagerly and in jit, forward and gradient."""
     if len(jax.devices()) < 2:

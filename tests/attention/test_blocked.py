@@ -14,8 +14,8 @@ from mhe_jax.attention import Mask, engines
 from mhe_jax.attention.engines import Options, blocked, blocks, mesh, xla
 from mhe_jax.model.stack import _is_kept
 
-# Those whose heads have scores of their own.
-CASES = [case for case in BATTERY if case.form != "shared"]
+# Those of the ladder for heads with scores and keys of their own.
+CASES = [case for case in BATTERY if case.form not in engines.OF_FORMS]
 RATE = 0.3
 KEY = jax.random.key(5)
 

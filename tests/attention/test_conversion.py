@@ -346,6 +346,7 @@ def test_columns_that_nothing_needs_can_learn():
         ("mha", {"source": "mhx"}, "kind 'mhx' is not one of"),
         ("mfa", {}, "kind 'mfa' is not one of mha, .*, mva, which are converted"),
         ("mha", {"source": "gta"}, "kind 'gta' is not one of mha, .*, mva, which are converted"),
+        ("mla", {}, "kind 'mla' is not one of mha, .*, mva, which are converted"),
     ],
 )
 def test_what_cannot_be_is_said(kind, fields, said):

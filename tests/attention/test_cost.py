@@ -97,6 +97,8 @@ def test_flops_count_the_matrix_products_of_the_compiled_module():
         ("mfa", {"query_rank": 24}),
         ("mfa", {"reuse_keys": True}),
         ("gta", {"num_kv_heads": 2}),
+        ("mla", {}),
+        ("tpa", {}),
     ):
         of_kind = module(kind, H, **fields)
         x = jnp.zeros((1, T, M))
@@ -125,3 +127,57 @@ def test_operations_of_shared_scores_for_each_key():
 def test_a_field_that_is_missing_is_named():
     with pytest.raises(ValueError, match="num_kv_heads is not set: it must divide num_heads=4"):
         cost.parameters(module("gqa", 4), 32)
+
+
+@pytest.mark.parametrize(
+    ("M", "H", "rank", "groups", "millions", "cached"),
+    [
+        (768, 12, 384, 1, "1.94", 288),
+        (768, 12, 384, 2, "1.74", 288),
+        (4096, 32, 1536, 1, "39.1", 576),
+        (4096, 32, 1536, 2, "37.0", 576),
+    ],
+)
+def test_counts_of_latents(M, H, rank, groups, millions, cached):
+    """DeepSeek-V2 and GLA, with r = 4D and R = D/2; the scales of both norms are numbers too."""
+    D = M // H
+    r, R = 4 * D, D // 2
+    of_query = M * rank + rank * H * (D + R)
+    wanted = of_query + M * (r + R) + 2 * (r // groups) * H * D + H * D * M
+    fields = {"query_rank": rank, "latent_groups": groups, "rotary": Rotary()}
+    of_kind = module("mla", H, **fields)
+    assert cost.parameters(of_kind, M) == wanted + r + rank
+    assert f"{wanted / 1e6:#.3g}" == millions
+    assert cost.cached_numbers(of_kind, M) == cached
+    # Without a latent of queries, without turns, and with biases of W_dkv and W_o.
+    plain = M * H * D + M * r + 2 * (r // groups) * H * D + H * D * M + r
+    assert cost.parameters(module("mla", H, latent_groups=groups), M) == plain
+    biased = module("mla", H, latent_groups=groups, use_bias=True)
+    assert cost.parameters(biased, M) == plain + r + M
+
+
+@pytest.mark.parametrize(
+    ("M", "H", "wanted", "cached"), [(768, 12, 1_173_504, 304), (4096, 32, 23_330_816, 640)]
+)
+def test_counts_of_sums_of_products(M, H, wanted, cached):
+    """TPA with its ranks 6, 2 and 2: M (6 + 2 + 2)(H + D) + M²."""
+    assert cost.parameters(module("tpa", H), M) == wanted == 10 * M * (H + M // H) + M * M
+    assert cost.cached_numbers(module("tpa", H), M) == cached
+    of_others = module("tpa", H, query_rank=5, key_rank=3, value_rank=1)
+    assert cost.parameters(of_others, M) == 9 * M * (H + M // H) + M * M
+    assert cost.cached_numbers(of_others, M) == 4 * (H + M // H)
+
+
+def test_operations_where_heads_have_no_keys():
+    """With a cache those of the form of one query; without one those of heads that are made."""
+    M, H, D = 48, 4, 12
+    for kind, fields, of_heads, of_one in (
+        ("mla", {"latent_features": 20}, 2 * H * D, 2 * H * 20),
+        ("mla", {"latent_features": 20, "latent_groups": 2}, 2 * H * D, 2 * H * 10),
+        ("mla", {"latent_features": 20, "rotary": Rotary()}, H * (2 * D + 6), 2 * H * 26),
+        ("tpa", {}, 2 * H * D, H * 4 * (D + 1)),
+    ):
+        for decode, wanted in ((False, of_heads), (True, of_one)):
+            of_kind = module(kind, H, decode=decode, **fields)
+            one, two = (cost.forward_flops(of_kind, M, keys) for keys in (10, 11))
+            assert two - one == 2 * wanted, (kind, fields, decode)

@@ -1,4 +1,4 @@
-"""The algebra of MHE: both forms are one function of the same parameters."""
+"""Forms are one function of the same parameters: which is taken, and the algebra of MHE."""
 
 import functools
 
@@ -122,17 +122,25 @@ def test_equal_embeddings_of_zero_are_single_head_attention(kind):
     assert_close(Case(kind).module().apply({"params": p}, q, k), wanted)
 
 
-@pytest.mark.parametrize("kind", MHE)
-def test_forms_start_from_the_same_parameters(kind):
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *((kind, {}) for kind in FORMS_OF_KINDS),
+        ("mla", {"latent_features": 33, "latent_groups": 3, "query_rank": 5}),
+    ],
+    ids=str,
+)
+def test_forms_start_from_the_same_parameters(kind, fields):
     x = normal(1, B, T, ADD.width)
     started = [
-        Case(kind).module(form=form).init(jax.random.key(0), x)
+        Case(kind).module(form=form, **fields).init(jax.random.key(0), x)
         for form in ("auto", *KINDS[kind].forms)
     ]
     for other in started[1:]:
         jax.tree.map(np.testing.assert_array_equal, started[0], other)
 
 
+WIDE = {"latent_features": 66}
 HEADS_DIFFER = Mask.array(jnp.ones((1, H, 1, 1), bool))
 
 
@@ -164,6 +172,27 @@ HEADS_DIFFER = Mask.array(jnp.ones((1, H, 1, 1), bool))
         ("mva", {}, {"queries": 1}, "shared"),
         ("mva", {"normalize_qk": True}, {}, "shared"),
         ("mva", {}, {"mask": HEADS_DIFFER}, "materialized"),
+        # T (2r - 2D) < 2Dr, with r = 4D = 44: T < 14.67.
+        ("mla", {"decode": True}, {"queries": 14}, "absorbed"),
+        ("mla", {"decode": True}, {"queries": 15}, "materialized"),
+        ("mla", {}, {"queries": 1}, "materialized"),
+        ("mla", {"decode": True, "normalize_qk": True}, {"queries": 1}, "materialized"),
+        ("mla", {"decode": True, "engine": "blocked"}, {"queries": 1}, "absorbed"),
+        # With R = 5 keys and values are r + R wide: T (2r + 2R - 2D - R) < 2Dr, T < 13.64.
+        ("mla", {"decode": True, "rotary": Rotary()}, {"queries": 13}, "absorbed"),
+        ("mla", {"decode": True, "rotary": Rotary()}, {"queries": 14}, "materialized"),
+        # Of three latents, with r = 66: T (2r/3 - 2D) < 2Dr/3, T < 22.
+        ("mla", {"decode": True, "latent_groups": 3, **WIDE}, {"queries": 21}, "absorbed"),
+        ("mla", {"decode": True, "latent_groups": 3, **WIDE}, {"queries": 22}, "materialized"),
+        ("mla", {"decode": True, "latent_features": 11}, {"queries": 999}, "absorbed"),
+        # T (4(D + 1) - 2D) < 4D.
+        ("tpa", {"decode": True}, {"queries": 1}, "factored"),
+        ("tpa", {"decode": True}, {"queries": 2}, "materialized"),
+        ("tpa", {}, {"queries": 1}, "materialized"),
+        ("tpa", {"decode": True, "normalize_qk": True}, {"queries": 1}, "materialized"),
+        ("tpa", {"decode": True, "engine": "blocked"}, {"queries": 1}, "materialized"),
+        ("tpa", {"decode": True, "engine": "xla"}, {"queries": 1}, "factored"),
+        ("tpa", {"decode": True, "rotary": Rotary()}, {"queries": 1}, "factored"),
     ],
     ids=str,
 )
@@ -207,6 +236,16 @@ def test_every_kind_in_forms_has_them_of_the_config():
         ("mhe_add", {"score_groups": 2}, "score_groups=2 must divide num_heads=3"),
         ("mhe_add", {"score_groups": 3, "num_groups": 3}, "does not go with num_groups=3"),
         ("mva", {"num_groups": 0}, "num_groups=0 must divide num_heads=3"),
+        ("mla", {"form": "folded"}, "'folded' is not one of auto, absorbed, materialized"),
+        ("mla", {"form": "absorbed", "normalize_qk": True}, "'absorbed' .*: normalize_qk is not"),
+        ("mla", {"latent_groups": 2}, "=2 must divide latent_features=44 and num_heads=3"),
+        ("mla", {"latent_groups": 3, "latent_features": 8}, "=3 must divide latent_features=8 and"),
+        ("mla", {"latent_features": 0}, "latent_features=0 must be 1 or more"),
+        ("mla", {"query_rank": 0}, "query_rank=0 must be 1 or more"),
+        ("mla", {"rotary_features": 0, "rotary": Rotary()}, "rotary_features=0 must be 1 or more"),
+        ("tpa", {"form": "factored", "normalize_qk": True}, "'factored' .*: normalize_qk is not"),
+        ("tpa", {"form": "factored", "engine": "blocked"}, "'blocked' is not one of auto, xla, wh"),
+        ("tpa", {"key_rank": 0}, "key_rank=0 must be 1 or more"),
     ],
 )
 def test_what_is_refused(kind, fields, message):

@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from attention_cases import CASES, B, Case, H, T, assert_close, mask_for, normal, random_parameters
+from attention_cases import (
+    CASES,
+    MHE,
+    B,
+    Case,
+    H,
+    T,
+    assert_close,
+    mask_for,
+    normal,
+    random_parameters,
+)
 from kind_references import KINDS
 from test_attention_cache import decoder, prefill_and_steps, rows_at_places_of_their_own
 from test_attention_sharding import check_sharded_is_single, module_of
@@ -24,9 +35,10 @@ ROTATED = [
         case,
         head_features=2 * case.head_features,
         score_features=case.score_features and 2 * case.score_features,
+        rotated=True,
     )
     for case in CASES
-    if case.form in (None, "materialized") or case.kind == "mva"
+    if case.form in (None, "materialized") or case.kind not in MHE
 ]
 every_rotated = pytest.mark.parametrize("case", ROTATED, ids=str)
 every_pairs = pytest.mark.parametrize("pairs", ["half", "interleaved"])
@@ -112,8 +124,8 @@ ENGINES = ["xla", "blocked"]
 @pytest.mark.covering(2)
 def test_every_kind(case, pairs, engine):
     """Output and every gradient against the float64 reference, with a norm where there may be."""
-    if engine == "blocked" and case.form == "shared":
-        engine = "auto"  # `shared` has engines of its own
+    if engine == "blocked" and case.form in engines.OF_FORMS:
+        engine = "auto"  # such forms have engines of their own
     fields = {"rotary": of(pairs), "normalize_qk": case.may_normalize, "engine": engine}
     params, x = ready(case, **fields)
     mask, dense = mask_for(case, "causal & padding", T, T)
@@ -170,9 +182,16 @@ def test_the_cache_counts_positions(case):
     assert numbers == d.x.shape[0] * d.x.shape[1] * KINDS[case.kind].cached(case)
 
 
+@pytest.mark.parametrize("kind", ["mha", "skv", "mhe_mul", "mla", "tpa"])
+def test_norms_come_before_the_turn_also_from_a_cache(kind):
+    """tpa norms the keys that it makes of the cache, and so turns them then."""
+    case = Case(kind, head_features=D, more=(("rotary_features", 6),) if kind == "mla" else ())
+    prefill_and_steps(decoder(case, rotary=of(), normalize_qk=True))
+
+
 @pytest.mark.parametrize(
     "case",
-    [*map(Case, ("mha", "skv", "mhe_mul", "mva")), Case("gta", kv_heads=2)],
+    [*map(Case, ("mha", "skv", "mhe_mul", "mva", "mla", "tpa")), Case("gta", kv_heads=2)],
     ids=str,
 )
 def test_sharded_is_single(case):
@@ -259,7 +278,8 @@ def test_mva_keeps_one_score_matrix():
 @pytest.mark.parametrize(
     ("fields", "call", "message"),
     [
-        ({}, {"width": 33}, "the width 11 is odd"),
+        # A width of 11, or of half of it where only those turn.
+        ({}, {"width": 33}, r"the width (11|5) is odd"),
         ({}, {"keys": T + 1}, "rotary is for self-attention: there are 5 queries and 6 keys"),
         ({}, {"positions": POSITIONS[:, :4]}, r"shape \(2, 4\): one for each token takes \(2, 5\)"),
         ({}, {"positions": POSITIONS[0]}, r"shape \(5,\): one for each token takes \(2, 5\)"),

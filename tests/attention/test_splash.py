@@ -17,8 +17,8 @@ from mhe_jax.attention import Mask, engines
 from mhe_jax.attention.engines import Options, is_saved, splash, xla
 from mhe_jax.attention.engines.blocks import BIAS_PARTS, with_bias_columns
 
-# Those whose heads have scores of their own.
-CASES = [case for case in BATTERY if case.form != "shared"]
+# Those of the ladder for heads with scores and keys of their own.
+CASES = [case for case in BATTERY if case.form not in engines.OF_FORMS]
 SMALL = (128, 256, 128)
 
 

@@ -35,6 +35,8 @@ KINDS = {
     "mva": {},
     "mhe_add": {"model.attention.score_groups": 2},
     "gqa": {"model.attention.num_kv_heads": 2},
+    "mla": {"model.attention.latent_groups": 2, "model.attention.query_rank": 6},
+    "tpa": {},
 }
 
 

@@ -51,6 +51,7 @@ GTA = {"model.attention.num_kv_heads": 2, "model.attention.qkv_features": 16}
         ("mlm", "mva", "mva materialized"),
         ("classification", "mhe_add", "mhe_add folded"),
         ("classification", "gqa", "gqa"),
+        ("classification", "mla", "mla materialized"),
     ],
 )
 def test_encoders(run_of, load, tmp_path, task, kind, form):
@@ -84,6 +85,19 @@ def test_encoders(run_of, load, tmp_path, task, kind, form):
         ("mhe_add", {"model.attention.normalize_qk": True}, "materialized"),
         ("mfa", {"model.attention.reuse_keys": True}, ""),
         ("gta", GTA | {"model.positions": "rotary"}, ""),
+        (
+            "mla",
+            {"model.positions": "rotary", "model.attention.rotary_features": 2},
+            "absorbed",
+        ),
+        ("mla", {"model.attention.latent_groups": 2}, "absorbed"),
+        ("tpa", {"model.positions": "rotary"}, "factored"),
+        (
+            "tpa",
+            # A LayerNorm over few features would enlarge rounding.
+            {"model.attention.normalize_qk": True, "model.attention.qkv_features": 64},
+            "materialized",
+        ),
     ],
 )
 def test_language_models(run_of, load, tmp_path, kind, fields, form):
@@ -100,7 +114,7 @@ def test_language_models(run_of, load, tmp_path, kind, fields, form):
         same(logits, expected[:, t : t + 1])
 
 
-@pytest.mark.parametrize("kind", ["mqa", pytest.param("mva", marks=pytest.mark.rest)])
+@pytest.mark.parametrize("kind", ["mqa", pytest.param("mva", marks=pytest.mark.rest), "mla"])
 def test_translation(run_of, load, tmp_path, kind):
     run = run_of("translation", **{"model.attention.kind": kind, "model.scan_layers": True})
     functions, result = exported(run, tmp_path / "out")

@@ -35,7 +35,10 @@ def step(model, params, cache, tokens, positions):
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 @pytest.mark.parametrize(
     ("kind", "kronecker"),
-    [*((kind, KroneckerConfig()) for kind in KINDS), ("mhe_mul", KroneckerConfig(2, 2, 2))],
+    [
+        *((kind, KroneckerConfig()) for kind in KINDS),
+        *((kind, KroneckerConfig(2, 2, 2)) for kind in ("mhe_mul", "mla")),
+    ],
 )
 def test_prefill_and_steps_equal_the_full_pass(tiny, kind, kronecker, positions, task, scan_layers):
     of_model = {"scan_layers": scan_layers, "kronecker": kronecker, "positions": positions}

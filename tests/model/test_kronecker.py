@@ -149,6 +149,21 @@ def test_a_matrix_of_zeros_learns():
     assert loss(jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients)) < 3 * 20
 
 
+@pytest.mark.parametrize("apply_as", ["auto", "factored", "materialized"])
+def test_the_matrix_is_what_a_call_multiplies_by(apply_as):
+    """Of the dense projection and of this one; also where only the matrix is asked for."""
+    fields = {"kernel_init": jax.nn.initializers.lecun_normal(), "bias_init": None}
+    more = {"rank": 2, "apply_as": apply_as}
+    dense = Projection(use_bias=False, **fields)
+    for module in (dense, KroneckerDense(use_bias=False, **fields, **more)):
+        x, names = jnp.asarray(normal(0, 3, 14), jnp.float32), (None, "heads", None)
+        variables = module.init(RNG, (14,), (2, 5), names, method="matrix")
+        jax.tree.map(np.testing.assert_array_equal, variables, module.init(RNG, x, (2, 5), names))
+        w = module.apply(variables, (14,), (2, 5), names, method="matrix")
+        got = module.apply(variables, x, (2, 5), names)
+        chex.assert_trees_all_close(got, jnp.einsum("ti,ihd->thd", x, w), rtol=1e-5, atol=1e-6)
+
+
 def test_fields_and_errors():
     fields = {"kernel_init": jax.nn.initializers.ones, "bias_init": jax.nn.initializers.ones}
     dense = Projection(use_bias=True, **fields)

@@ -651,14 +651,14 @@ MODEL = (
     ),
     Mutant(
         "variance without the rank",
-        "KroneckerDense.__call__.scaled.init",
+        "KroneckerDense._parameters.scaled.init",
         "scale = (variance / rank) ** 0.25",
         "scale = variance**0.25",
         "test_kronecker.py::test_the_variance_at_the_start_is_that_of_a_dense_matrix",
     ),
     Mutant(
         "factors have the variance of the matrix",
-        "KroneckerDense.__call__.scaled.init",
+        "KroneckerDense._parameters.scaled.init",
         "** 0.25",
         "** 0.5",
         "test_kronecker.py::test_the_variance_at_the_start_is_that_of_a_dense_matrix",

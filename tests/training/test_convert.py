@@ -169,6 +169,7 @@ def test_the_command_prints_errors_and_a_line_of_json(source, tmp_path, capsys):
         ({"kind": "gqa", "num_kv_heads": 3}, "num_kv_heads is 3: must divide"),
         ({"kind": "mqa", "num_groups": 2}, "num_groups is 2: kinds mhe_add, mhe_mul, mva, coll"),
         ({"kind": "mqa", "rows": -1}, "--rows is -1: takes 0 or more"),
+        ({"kind": "mla"}, "kind 'mla' is not one of mha, .*, mva, which are converted"),
     ],
 )
 def test_what_is_not_allowed_is_said(source, tmp_path, how, said):

@@ -122,7 +122,7 @@ def assert_like_one_device(config, alone, of_one_device):
         name, axes = sharding.path_name(path), set(jax.tree.leaves(tuple(leaf.sharding.spec)))
         if leaf.ndim > 1 and "head_embedding" not in name:
             assert "fsdp" in axes, name
-        if OVER_TENSOR.search(name) or (leaf.ndim == 3 and "query" in name):
+        if OVER_TENSOR.search(name) or (leaf.ndim == 3 and name.endswith("query/kernel")):
             assert "tensor" in axes, name
 
 

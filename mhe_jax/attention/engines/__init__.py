@@ -1,6 +1,6 @@
 """Softmax attention, and the ladder of engines that compute it.
 
-An engine is a file and its line in `LADDER` or `SHARED`, where it is asked for by name:
+An engine is a file and its line in `LADDER`, `SHARED` or `FACTORED`, where it is asked for by name:
 
     refusal(query, key, value, key_bias, mask, options) -> why it cannot do the call, or None
     attend(query, key, value, key_bias, mask, options, *, scale) -> output, weight sum
@@ -48,6 +48,8 @@ Where heads share one score matrix (`attend_shared`), none takes what `shared_re
 | dense mask, `precision` | yes | refused | refused |
 
 where `auto` takes the first of `pallas`, `xla`, and `mosaic`, which no GPU has run yet, never.
+
+Keys and values that stay factors (`attend_factored`) have `xla` alone, which takes every call.
 """
 
 import contextlib
@@ -63,16 +65,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention.engines import blocked, cudnn, splash, xla
+from mhe_jax.attention.engines import blocked, cudnn, factored, splash, xla
 from mhe_jax.attention.engines.blocks import KEPT
 from mhe_jax.attention.engines.shared import mosaic, tpu
 from mhe_jax.attention.engines.shared import xla as shared
 from mhe_jax.attention.mask import Mask
 from mhe_jax.config import InputError
 
-# Engines by name: of `attend`, and of `attend_shared`.
+# Engines by name: of `attend`, of `attend_shared`, and of `attend_factored`.
 LADDER = {"cudnn": cudnn, "splash": splash, "xla": xla, "blocked": blocked}
 SHARED = {"pallas": tpu, "mosaic": mosaic, "xla": shared}
+FACTORED = {"xla": factored}
+# Forms of attention that have engines of their own, and those.
+OF_FORMS = {"shared": SHARED, "factored": FACTORED}
 # Those that 'auto' tries, from the first on.
 AUTO = ("cudnn", "splash", "pallas", "blocked", "xla")
 _SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
@@ -172,6 +177,36 @@ def attend_shared(
     return _first(SHARED, engine, scale, query, key, value, key_bias, mask, options)
 
 
+def attend_factored(
+    query: jax.Array,
+    key: tuple[jax.Array, jax.Array],
+    value: tuple[jax.Array, jax.Array],
+    key_bias: jax.Array | None,
+    mask: Mask,
+    options: Options,
+    engine: str = "auto",
+    *,
+    scale: float | None = None,
+) -> tuple[jax.Array, jax.Array, str]:
+    """`attend` with keys `Σ_i a[j, h, i] b[j, i]` and such values, which are never made.
+
+    Args:
+      query: [B, T, H, D].
+      key: a [B, S, H, R] and b [B, S, R, D].
+      value: a [B, S, H, P] and b [B, S, P, E].
+      key_bias, mask, options: as of `attend`.
+      engine: 'auto' or 'xla'.
+      scale: as of `attend`.
+
+    Returns:
+      As `attend`.
+
+    Raises:
+      ValueError: another engine.
+    """
+    return _first(FACTORED, engine, scale, query, key, value, key_bias, mask, options)
+
+
 def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
     """Why no engine can do a call with one score matrix for all heads, or None."""
     if dtype == jnp.float16:
@@ -227,6 +262,7 @@ def _first_of(ladder, engine: str, scale: float, *call) -> tuple[jax.Array, jax.
     for name in names:
         if name not in ladder:
             which = "one score matrix" if ladder is SHARED else "a score matrix each"
+            which = "keys that stay factors" if ladder is FACTORED else which
             raise InputError(
                 f"engine {name!r} is not one of auto, {', '.join(ladder)}, where heads have {which}"
             )

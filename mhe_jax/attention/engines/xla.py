@@ -28,6 +28,18 @@ def attend(
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
     logits = jnp.einsum("bknd,bksd->bkns", query, key, precision=options.precision)
     logits = checkpoint_name(logits, KEPT).reshape(B, H, T, S)
+    weights, total = weigh(logits, key_bias, mask, options)
+    weights = weights.reshape(B, K, H // K * T, S)
+    output = jnp.einsum("bkns,bkse->bkne", weights, value, precision=options.precision)
+    return checkpoint_name(output, KEPT).reshape(B, H, T, E).swapaxes(1, 2), total
+
+
+def weigh(logits, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+    """Scaled products [B, H, T, S] to what values are weighted by, of the same shape and type.
+
+    That is the softmax over the allowed keys, of which dropout leaves some; with it the weight sum.
+    """
+    (B, _, T, S), dtype = logits.shape, logits.dtype
     if key_bias is not None:
         wide = jnp.promote_types(dtype, jnp.float32) if options.float32_softmax else dtype
         logits = logits.astype(wide) + key_bias.astype(wide).swapaxes(1, 2)[:, :, None]
@@ -52,6 +64,4 @@ def attend(
         total = weights.sum(-1, keepdims=True).swapaxes(1, 2)
     else:
         total = mask.row_has_key(T, S, dtype)
-    weights = weights.reshape(B, K, H // K * T, S)
-    output = jnp.einsum("bkns,bkse->bkne", weights, value, precision=options.precision)
-    return checkpoint_name(output, KEPT).reshape(B, H, T, E).swapaxes(1, 2), total
+    return weights, total

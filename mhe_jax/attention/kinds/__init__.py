@@ -8,10 +8,12 @@ from mhe_jax.attention.kinds.mfa import MultiMatrixFactorizationAttention
 from mhe_jax.attention.kinds.mha import MultiHeadAttention
 from mhe_jax.attention.kinds.mhe_add import MHEAddAttention
 from mhe_jax.attention.kinds.mhe_mul import MHEMulAttention
+from mhe_jax.attention.kinds.mla import MultiHeadLatentAttention
 from mhe_jax.attention.kinds.mqa import MultiQueryAttention
 from mhe_jax.attention.kinds.mva import MultiValueAttention
 from mhe_jax.attention.kinds.sha import SingleHeadAttention
 from mhe_jax.attention.kinds.skv import SharedKeyValueAttention
+from mhe_jax.attention.kinds.tpa import TensorProductAttention
 from mhe_jax.attention.module import Attention
 
 KINDS: dict[str, type[Attention]] = {
@@ -29,5 +31,7 @@ KINDS: dict[str, type[Attention]] = {
         CollaborativeAttention,
         MultiMatrixFactorizationAttention,
         GroupedTiedAttention,
+        MultiHeadLatentAttention,
+        TensorProductAttention,
     )
 }

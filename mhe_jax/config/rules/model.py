@@ -54,6 +54,9 @@ def check_attention(config: Config) -> None:
         _check_one_attention(attention, model.features, named)
         if model.positions == "rotary" and role != "cross":
             _check_rotated(attention, model.features, named)
+        if model.positions != "rotary" and attention.rotary_features is not None:
+            complaint = f"model.positions rotary only, not {model.positions}"
+            raise refuse(named("rotary_features"), attention.rotary_features, complaint)
 
 
 def _check_one_attention(attention: AttentionConfig, features: int, named) -> None:
@@ -81,7 +84,7 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
     if kind == "gta" and (width // heads) % 2:
         allowed = f"kind gta takes heads of an even width, not {width // heads}"
         raise refuse(named("num_heads"), heads, allowed)
-    for field in ("num_kv_heads", "num_groups", "score_groups"):
+    for field in ("num_kv_heads", "num_groups", "score_groups", "latent_groups"):
         value = getattr(attention, field)
         if value is not None and heads % value:
             raise refuse(named(field), value, f"must divide {named('num_heads')}={heads}")
@@ -91,6 +94,10 @@ def _check_one_attention(attention: AttentionConfig, features: int, named) -> No
             attention.score_groups,
             f"not with {named('num_groups')}={attention.num_groups}",
         )
+    latent = attention.latent_features or 4 * (width // heads)
+    if attention.latent_groups is not None and latent % attention.latent_groups:
+        complaint = f"must divide {named('latent_features')}={latent}"
+        raise refuse(named("latent_groups"), attention.latent_groups, complaint)
     _check_form(attention, named)
 
 
@@ -101,7 +108,8 @@ def _check_form(attention: AttentionConfig, named) -> None:
     forms = FORMS_OF_KINDS[kind]
     if form not in forms:
         raise refuse(named("form"), form, f"kind {kind} takes auto, {', '.join(forms)}")
-    if form != "materialized" and kind in MHE_KINDS and attention.normalize_qk:
+    norms_heads = (*MHE_KINDS, "mla", "tpa")
+    if form != "materialized" and kind in norms_heads and attention.normalize_qk:
         raise refuse(named("form"), form, f"not with {named('normalize_qk')}")
 
 
@@ -114,6 +122,12 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
     what = "queries and keys"
     if attention.kind == "gta":  # the other half of a key is part of its value
         what, width = "halves of queries and keys", width // 2
+    if attention.kind == "mla":
+        # Only these turn.
+        if attention.rotary_features is None:
+            width //= 2
+        else:
+            width, field = attention.rotary_features, "rotary_features"
     if width % 2:
         raise refuse(
             named(field),

@@ -105,6 +105,11 @@ ATTENTION_RANGES: dict[str, Range] = {
     "head_embedding_stddev": (NOT_NEGATIVE, None),
     "dropout_rate": (SHARE, None),
     "query_rank": (AT_LEAST_1, WIDTH),
+    "key_rank": (AT_LEAST_1, WIDTH),
+    "value_rank": (AT_LEAST_1, WIDTH),
+    "latent_features": (AT_LEAST_1, WIDTH),
+    "latent_groups": (AT_LEAST_1, None),
+    "rotary_features": (AT_LEAST_1, WIDTH),
 }
 
 

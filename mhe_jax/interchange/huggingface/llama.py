@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
+from mhe_jax.interchange.heads import require_heads
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
 from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
@@ -99,6 +100,7 @@ def write(
 
 def require_keys_that_turn(attention: AttentionConfig, home: str) -> None:
     """Raises InputError where keys get something of their head, which rotary positions turn too."""
+    require_heads(attention.kind)
     if attention.kind not in ("mha", "mqa", "gqa", "sha", "skv", "el"):
         raise InputError(
             f"model.attention.kind is {attention.kind!r}: {home} turns keys after their "

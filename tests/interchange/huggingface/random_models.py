@@ -36,7 +36,7 @@ def model_config(task, kind="mha", **fields):
             mlp_features=23,
             num_layers=2,
             max_length=13,
-            attention=AttentionConfig(kind=kind, num_heads=4, **KINDS[kind]),
+            attention=AttentionConfig(kind=kind, num_heads=4, **KINDS.get(kind, {})),
             norm_position="pre" if task == "lm" else "post",
             num_classes=3 if task == "classification" else None,
         ),

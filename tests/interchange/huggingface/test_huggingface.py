@@ -207,6 +207,8 @@ def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
         ("lm", "mha", {"attention__qkv_features": 32}, "4 wide, .*: scores of width 8"),
         ("lm", "mha", {"output_bias": True}, "model.output_bias is True: GPT-2"),
         ("lm", "mhe_add", LLAMA, "kind is 'mhe_add': Llama"),
+        ("lm", "mla", LLAMA, "mla is not exported: a norm lies"),
+        ("lm", "tpa", {}, "tpa is not exported: its queries"),
         ("lm", "mha", {"positions": "rotary"}, "model.norm is 'layer': Llama"),
         ("lm", "mha", {"norm": "rms"}, "model.positions is 'learned': Llama"),
         ("mlm", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': BERT"),

@@ -1,0 +1,213 @@
+"""Multi-head latent attention: keys and values of all heads are made of one narrow latent."""
+
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from mhe_jax.attention.cache import KeyValues
+from mhe_jax.attention.cost import Widths
+from mhe_jax.attention.forms import AttentionOverCache
+from mhe_jax.attention.module import Call
+from mhe_jax.attention.projection import named
+from mhe_jax.config import FORMS_OF_KINDS
+
+# Logical names of the kernels that make heads; a latent takes the place of the model's width.
+OF_HEADS = ("embed", "heads", "head_features")
+
+
+class MultiHeadLatentAttention(AttentionOverCache):
+    """MLA: `K_h = [c W_uk[h], ρ(X W_kr)]`, `V_h = c W_uv[h]` with `c = norm(X W_dkv)`, and
+    `Q_h = [c' W_uq[h], ρ(c' W_qr[h])]` with `c' = norm(X W_dq)`; scores over `√(D + R)`.
+
+    ρ is the turn of rotary positions, norm RMSNorm with a scale. With r = `latent_features`, R =
+    `rotary_features` and d_q = `query_rank`, the matrices are, by the names of their parameters:
+    W_dkv `latent` [M, r], W_kr `rotary_key` [M, R] for all heads, W_uk `key` and W_uv `value`
+    [r, H, D], W_dq `query_latent` [M, d_q], W_uq and W_qr `query` [d_q, H, D + R], W_o [H, D, M];
+    the scales are `latent_norm` [r] and `query_latent_norm` [d_q]. Without `query_rank` c' is X.
+    Without `rotary` R is 0. `use_bias` is for W_dkv, W_kr, W_dq and W_o; what makes heads has none.
+
+    Parameters `M·d_q + d_q·H(D+R) + M(r+R) + 2rHD + HDM`, without biases and scales. Cached numbers
+    a token r + R: c and ρ(X W_kr).
+
+    With `latent_groups` G (grouped latent attention, GLA, has 2) c is G latents of width r/G, each
+    with a norm of its own, and head h is made of latent ⌊hG/H⌋ by W_uk and W_uv [r/G, H, D].
+
+    Absorbed: `q·(c W_uk[h]) = (q W_uk[h]ᵀ)·c`, and `Σ_j w_j (c_j W_uv[h]) = (Σ_j w_j c_j) W_uv[h]`.
+    So latents are keys and values themselves, those of one key head for each latent, and those of
+    the heads are never made. Exact, and for few queries over a cache fewer operations.
+
+    Where `inputs_v` is given, its latent gives the values; with `decode`, whose cache has one
+    latent for both, it is refused. `normalize_qk` is for the D features that do not turn.
+
+    Attributes beyond `AttentionOverCache`:
+      form: 'materialized' computes the equations as they stand; 'absorbed' as above, by W_uk and
+        W_uv as matrices: those of Kronecker products are multiplied out.
+      latent_features: r; None for 4D.
+      rotary_features: R with `rotary`; None for D/2.
+      latent_groups: G.
+      query_rank: d_q; None for no W_dq.
+
+    Raises:
+      ValueError: `latent_groups` does not divide r or the heads; a width below 1; 'absorbed' with
+        `normalize_qk`, whose LayerNorm of keys differs from head to head.
+
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1. GLA: Zadouri, Strauss and Dao 2025, arXiv
+    2505.21487.
+    """
+
+    latent_features: int | None = None
+    rotary_features: int | None = None
+    latent_groups: int = 1
+    query_rank: int | None = None
+
+    kind: ClassVar[str] = "mla"
+    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mla"]
+    one_source: ClassVar[bool] = True
+    # [c, X W_kr], of which `turned_features` turn: all that the cache holds.
+    turned: ClassVar[str | None] = "latent"
+
+    def queries(self, x: jax.Array, call: Call) -> jax.Array:
+        H, D = self.num_heads, call.head_features
+        if self.query_rank is not None:
+            if self.query_rank < 1:
+                raise ValueError(f"query_rank={self.query_rank} must be 1 or more")
+            x = self._projection("query_latent")(x, (self.query_rank,), ("embed", None))
+            x = self._rms_norm("query_latent_norm")(x)
+        query = self._projection("query", use_bias=False)(x, (H, D + self._turns(D)), OF_HEADS)
+        still, turns = jnp.split(query, [D], -1)
+        still = self.normalized("query_ln", still)
+        if call.form == "absorbed":
+            still = self._absorbed("btgkd,igkd->btgki", still, "key", call)
+        return jnp.concatenate([still, turns], -1)
+
+    def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
+        (G, width), R = self._latents(call.head_features), self._turns(call.head_features)
+        latent = self._projection("latent")
+        norm = self._rms_norm("latent_norm", G)
+
+        def latent_of(x):
+            """[B, S, 1, r]."""
+            c = latent(x, (G * width,), ("embed", None))
+            groups = (G, width) if G > 1 else (width,)
+            return norm(c.reshape(*c.shape[:2], *groups)).reshape(*c.shape[:2], 1, G * width)
+
+        found = latent_of(inputs_k)
+        if R:
+            turns = self._projection("rotary_key")(inputs_k, (R,), ("embed", None))
+            found = jnp.concatenate([found, turns[:, :, None]], -1)
+        if inputs_v is None:
+            return {"latent": found}
+        if inputs_v.shape[-1] != inputs_k.shape[-1]:
+            raise ValueError(
+                f"mla projects keys and values by one matrix: inputs_v is {inputs_v.shape[-1]} "
+                f"wide and must be as wide as inputs_k, {inputs_k.shape[-1]}"
+            )
+        return {"latent": found, "value": latent_of(inputs_v)}
+
+    def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
+        key = memory["latent"]
+        (B, S), (G, width) = key.shape[:2], self._latents(call.head_features)
+        if call.form == "absorbed" and G == 1:
+            # Values with R features that `merge` leaves out: as slices they would be a copy.
+            return key, memory.get("value", key)
+        c, turns = jnp.split(key, [G * width], -1)
+        value = memory.get("value", c).reshape(B, S, G, width)
+        key = c.reshape(B, S, G, width)
+        if call.form != "absorbed":
+            key = self.normalized("key_ln", self._up("key", key, call))
+            value = self._up("value", value, call)
+        turns = jnp.broadcast_to(turns, (*key.shape[:3], turns.shape[-1]))
+        return jnp.concatenate([key, turns], -1), value
+
+    def merge(self, heads: jax.Array, weight_sum: jax.Array, call: Call) -> jax.Array:
+        if call.form == "absorbed":
+            latents = heads[..., : self._latents(call.head_features)[1]]
+            heads = self._absorbed("btgki,igkd->btgkd", latents, "value", call)
+        return self.project_out(heads, call)
+
+    def turned_features(self, width: int, call: Call) -> int:
+        return self._turns(call.head_features)
+
+    def scale(self, call: Call) -> float:
+        return (call.head_features + self._turns(call.head_features)) ** -0.5
+
+    def widths(self, head_features: int) -> Widths:
+        H, D, rank = self.num_heads, head_features, self.query_rank or 0
+        (G, width), R = self._latents(D), self._turns(D)
+        of_query, r = H * (D + R), G * width
+        scored, weighted, _ = self.core(self.form_of_one, D)
+        return Widths(
+            query=rank,
+            key=r + R,
+            value=0,
+            cached=r + R,
+            scored=scored,
+            weighted=weighted,
+            tables=r + rank,
+            unbiased=0 if rank else of_query,
+            # W_uk and W_uv meet each key that is made, or absorbed each query.
+            inner=rank * of_query + 2 * width * H * D,
+        )
+
+    def core(self, form: str, head_features: int) -> tuple[int, int, int]:
+        H, D = self.num_heads, head_features
+        (G, width), R = self._latents(D), self._turns(D)
+        if form == "absorbed":
+            return H * (width + R), H * (width + (R if G == 1 else 0)), 0
+        return H * (D + R), H * D, 2 * width * H * D
+
+    def _latents(self, D: int) -> tuple[int, int]:
+        """G, and the width of each latent."""
+        r, G = 4 * D if self.latent_features is None else self.latent_features, self.latent_groups
+        if r < 1:
+            raise ValueError(f"latent_features={r} must be 1 or more")
+        if G < 1 or r % G or self.num_heads % G:
+            raise ValueError(
+                f"latent_groups={G} must divide latent_features={r} and num_heads={self.num_heads}"
+            )
+        return G, r // G
+
+    def _turns(self, D: int) -> int:
+        """R."""
+        if self.rotary is None:
+            return 0
+        R = D // 2 if self.rotary_features is None else self.rotary_features
+        if R < 1:
+            raise ValueError(f"rotary_features={R} must be 1 or more")
+        return R
+
+    def _up(self, name: str, c: jax.Array, call: Call) -> jax.Array:
+        """Latents [B, S, G, r/G] to heads [B, S, H, D] by W_uk or W_uv."""
+        (B, S, G, _), H, D = c.shape, self.num_heads, call.head_features
+        if G == 1:
+            return self._projection(name, use_bias=False)(c[:, :, 0], (H, D), OF_HEADS)
+        made = self._by_matrix("bsgi,igkd->bsgkd", c, name, call)
+        return made.reshape(B, S, H, D)
+
+    def _absorbed(self, equation: str, heads: jax.Array, name: str, call: Call) -> jax.Array:
+        """[B, T, H, ·] times W_uk or W_uv, [B, T, H, ·]."""
+        (B, T, H, width), G = heads.shape, self.latent_groups
+        groups = heads.reshape(B, T, G, H // G, width)
+        made = self._by_matrix(equation, groups, name, call)
+        return made.reshape(B, T, H, made.shape[-1])
+
+    def _by_matrix(self, equation: str, x: jax.Array, name: str, call: Call) -> jax.Array:
+        """The product of `x` and W_uk or W_uv [r/G, G, H/G, D]."""
+        (G, width), H, D = self._latents(call.head_features), self.num_heads, call.head_features
+        kernel = self._projection(name, use_bias=False).matrix((width,), (H, D), OF_HEADS)
+        kernel = kernel.reshape(width, G, H // G, D).astype(x.dtype)
+        return jnp.einsum(equation, x, kernel, precision=self.precision)
+
+    def _rms_norm(self, name: str, groups: int = 1) -> nn.RMSNorm:
+        """Over the last axis of [..., width], or of [..., G, width] with scales for each group."""
+        names = ("norm",) if groups == 1 else ("groups", "norm")
+        return nn.RMSNorm(
+            name=name,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            scale_init=named(nn.initializers.ones_init(), names),
+            reduction_axes=-1,
+            feature_axes=tuple(range(-len(names), 0)),
+        )
