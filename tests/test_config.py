@@ -264,7 +264,7 @@ def test_accepted(config):
         ),
         (
             with_attention(kind="mqa", query_rank=8),
-            "model.attention.query_rank is 8: kind mfa only, not mqa",
+            "model.attention.query_rank is 8: kinds mfa, mla, tpa only, not mqa",
         ),
         (with_attention(kind="mfa", query_rank=0), "query_rank is 0: takes 1 or more"),
         (
