@@ -311,7 +311,7 @@ def test_accepted(config):
             with_attention(kind="tpa", latent_features=8),
             "latent_features is 8: kind mla only, not tpa",
         ),
-        (with_attention(query_rank=8), "query_rank is 8: kinds mla, tpa only, not mha"),
+        (with_attention(query_rank=8), "query_rank is 8: kinds mfa, mla, tpa only, not mha"),
         (with_attention(kind="tpa", value_rank=0), "value_rank is 0: takes 1 or more"),
         (
             with_attention(kind="mla", latent_groups=3),

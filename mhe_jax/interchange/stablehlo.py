@@ -137,10 +137,11 @@ def at_any_length(config: Config) -> Config:
     """The config with forms and an engine that need not know lengths, and layers unrolled."""
 
     def form(attention: AttentionConfig, role: Role, rotated: bool) -> AttentionConfig:
+        folds = not (rotated or attention.normalize_qk)
+        absorbs = not (role == "encoder" or attention.normalize_qk)
         forms = dict.fromkeys(FORMS_OF_KINDS, "materialized")
-        if not attention.normalize_qk:
-            forms |= {} if rotated else dict.fromkeys(MHE_KINDS, "folded")
-            forms |= {} if role == "encoder" else {"mla": "absorbed", "tpa": "factored"}
+        forms |= dict.fromkeys(MHE_KINDS, "folded") if folds else {}
+        forms |= {"mla": "absorbed", "tpa": "factored"} if absorbs else {}
         return dataclasses.replace(attention, form=forms.get(attention.kind), engine="xla")
 
     config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)

@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 
 from mhe_jax.attention import Mask, choices, engines
 from mhe_jax.attention.engines import Options, cudnn, xla
-from mhe_jax.config.model import Engine
+from mhe_jax.config.model import FORMS_OF_KINDS, Engine
 
 HEADS_ON_TENSOR = (("batch", "data"), ("length", None), ("activation_heads", "tensor"))
 
@@ -320,7 +320,8 @@ def test_choices_tell_what_ran(case, caplog):
         for _ in range(2):
             module.apply(params, x)
         made = choices()
-    wanted = f"{case.form} on xla" if case.form else "xla"
+    form = case.form or FORMS_OF_KINDS.get(case.kind, [""])[-1]
+    wanted = f"{form} on xla" if form else "xla"
     if jax.default_backend() == "cpu":
         assert made == {case.kind: wanted}
         assert [r.getMessage() for r in caplog.records] == [f"{case.kind} runs as {wanted}"]

@@ -189,6 +189,11 @@ OF_KINDS = {
     "score_features": 5,
     "query_rank": 7,
     "reuse_keys": True,
+    "key_rank": 3,
+    "value_rank": 5,
+    "latent_features": 24,
+    "latent_groups": 2,
+    "rotary_features": 6,
 }
 
 
