@@ -23,11 +23,11 @@ class CollaborativeAttention(MultiValueAttention):
     H of them. With `num_groups` G, W_q and W_k are [M, G, D_s] and head h reads those of group
     ⌊hG/H⌋.
 
-    The parameter is e = m - 1, `query_head_embedding`: as that of MHE-Mul it starts as normal(0.5),
-    for heads of nearly one mixing would stay the same, and no weight decay pulls m to 0.
+    The parameter is e = m - 1, `query_head_embedding`. As that of MHE-Mul it starts as normal(0.5),
+    since heads with nearly the same mixing hardly part, and has no weight decay.
 
-    A query times the key's bias, which the query biases of an MHA become exactly, is U; with
-    `rotary` it does not turn, as in `mva`, and of queries and keys the mixed ones do.
+    X U is what the query biases of an MHA add to its scores, exactly. With `rotary` the mixed
+    queries and the key turn, and X U does not, as in `mva`.
 
     Parameters 2·G·M·D_s + 2·M² + MH + H·D_s. Cached numbers a token G·D_s + H·D + H. Engines take
     as many key heads as value heads: the shared key is repeated as it is read.

@@ -36,6 +36,9 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
     Attributes beyond `Attention`:
       query_rank: r; None for C.
       reuse_keys: MFA-KR.
+
+    Raises:
+      ValueError: `query_rank` is below 1.
     """
 
     query_rank: int | None = None
@@ -52,7 +55,7 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
         return None if self.reuse_keys else "key"
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
-        rank = self.query_rank or call.head_features
+        rank = self._rank(call.head_features)
         latent = self._projection("query_latent")(x, (rank,), ("embed", None))
         latent = nn.RMSNorm(
             name="query_latent_norm",
@@ -87,7 +90,7 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
 
     def widths(self, head_features: int) -> Widths:
         H, C = self.num_heads, head_features
-        rank = self.query_rank or C
+        rank = self._rank(C)
         N = C * C if self.reuse_keys else 0
         return Widths(
             query=rank,
@@ -100,3 +103,10 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
             inner=rank * H * C + N,
             mixed=(H - 1) * N,  # N meets the output of each head
         )
+
+    def _rank(self, C: int) -> int:
+        """r."""
+        rank = C if self.query_rank is None else self.query_rank
+        if rank < 1:
+            raise ValueError(f"query_rank={rank} must be 1 or more")
+        return rank
