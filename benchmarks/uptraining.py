@@ -8,7 +8,8 @@ Three `mha` runs are trained (or found: WORKDIR/uptraining/translation/mha,seed=
 converted to every kind (`python -m mhe_jax convert`), and the new run is scored on the test set at
 once and after 5, 10 and 25 % of the steps that the `mha` run took. Beside them stand each kind from
 nothing with 25 % of the steps, and the control: `mha` itself, continued for as long. Each kind has,
-for each number of steps, the learning rate of three with the lowest validation loss of seed 0.
+for each number of steps, the learning rate with the lowest validation loss of seed 0: of three, and
+of halves or doubles of them while the lowest or the highest is best.
 
 A run that is done is not repeated, one that was interrupted goes on. WORKDIR/uptraining/TASK.json
 gets every number, with version and device, and is written when a kind is done; with it alone, and
@@ -144,9 +145,16 @@ class Uptraining:
         return lines
 
     def chosen(self, name, start, share, rates, make) -> list[dict[str, Any]]:
-        """The rate of the lowest validation loss of the first seed, with all seeds."""
-        first = {rate: make(name, share, rate, self.seeds[0]) for rate in rates}
-        rate = min(rates, key=lambda rate: loss(first[rate]))
+        """All seeds of the rate at which the first has the lowest validation loss.
+
+        One that is the lowest or highest of `rates` is halved or doubled, until it is neither.
+        """
+        losses, new = {}, tuple(rates)
+        while new:
+            losses |= {rate: loss(make(name, share, rate, self.seeds[0])) for rate in new}
+            rate = min(losses, key=losses.__getitem__)
+            factors = {min(losses, key=float): 0.5, max(losses, key=float): 2}
+            new = (f"{float(rate) * factors[rate]:g}",) if rate in factors else ()
         lines = []
         for seed in self.seeds:
             run = make(name, share, rate, seed)

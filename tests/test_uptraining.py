@@ -1,7 +1,9 @@
 """What benchmarks/uptraining.py runs, by a stand-in for train.py, eval.py and convert."""
 
+import dataclasses
 import functools
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -114,6 +116,25 @@ def test_every_share_has_its_rate_and_all_seeds(calls, tmp_path, monkeypatch, ca
     done = len(calls)
     assert not run(tmp_path, monkeypatch, "--jobs", "1")
     assert len(calls) == done
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (2.5e-4, ["5e-4", "1e-3", "2e-3", "0.00025", "0.000125"]),
+        (4e-3, ["5e-4", "1e-3", "2e-3", "0.004", "0.008"]),
+    ],
+)
+def test_no_rate_is_taken_at_the_edge_of_those_tried(calls, tmp_path, monkeypatch, best, tried):
+    losses = {rate: 2 + abs(math.log2(rate / best)) for rate in map(float, tried)}
+    monkeypatch.setattr(sys.modules[__name__], "LOSSES", losses)
+    monkeypatch.setattr(uptraining, "SHARES", (0.25,))
+    source = dataclasses.replace(uptraining.SOURCES["translation"], nothing=uptraining.RATES)
+    monkeypatch.setitem(uptraining.SOURCES, "translation", source)
+    assert not run(tmp_path, monkeypatch, "--jobs", "1", "--seeds", "2")
+    runs = [n for done, n in calls if done == "train" and n.startswith("gqa,share=0.25")]
+    wanted = [(rate, 0) for rate in tried] + [(tried[3], 1)]
+    assert runs == [f"gqa,share=0.25,rate={rate},seed={seed}" for rate, seed in wanted]
 
 
 def test_kinds_that_a_record_has_are_not_repeated_without_the_runs(

@@ -554,28 +554,28 @@ TRAINING = (
     # The loop and its log.
     Mutant(
         "parameters are validated, not their average",
-        "_Loop._validate",
+        "Stepper._validate",
         "params, found = _evaluated(state), []",
         "params, found = state.params, []",
         "test_loop.py::test_what_is_validated_and_kept",
     ),
     Mutant(
         "parameters are kept, not their average",
-        "_Loop._keep_if_best",
+        "Stepper._keep_if_best",
         "save_best(_evaluated(state), step",
         "save_best(state.params, step",
         "test_loop.py::test_what_is_validated_and_kept",
     ),
     Mutant(
         "of equal validations the last is the best",
-        "_Loop._keep_if_best",
+        "Stepper._keep_if_best",
         'criterion(self.meta["validation"]) < best',
         'criterion(self.meta["validation"]) <= best',
         "test_loop.py::test_what_is_validated_and_kept",
     ),
     Mutant(
         "no validation at the end",
-        "_Loop._validates",
+        "Stepper._validates",
         "due = step % c.train.eval_every == 0 or step == c.train.num_steps",
         "due = step % c.train.eval_every == 0",
         "test_loop.py::test_steps_that_validate",

@@ -40,7 +40,7 @@ WATCHING = (
     ),
     Mutant(
         "the sample is of parameters, not their average",
-        "_Loop._validate",
+        "Stepper._validate",
         "self.measure(params)",
         "self.measure(state.params)",
         "test_translated_sample.py::test_it_is_what_eval_translates_with_these_parameters",

@@ -23,6 +23,7 @@ from mhe_jax.training import curve, loop, profile, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.run import resume
+from mhe_jax.training.stepper import Stepper
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.usefixtures("cached_compilation")]
 
@@ -224,7 +225,7 @@ class Noted:
 @pytest.mark.parametrize(("loss", "is_best"), [(1.5, True), (2.0, False), (2.5, False)])
 def test_what_is_validated_and_kept(tiny, average, counts, loss, is_best):
     """The average where there is one; of equal losses the first is the best."""
-    steps, noted, asked = loop._Loop.__new__(loop._Loop), Noted(), []
+    steps, noted, asked = Stepper.__new__(Stepper), Noted(), []
     steps.config, steps.meta, steps.lock = tiny("lm"), {}, None
     steps.task = tasks.of(steps.config)
     steps.checkpoints = steps.signals = steps.tracker = noted
@@ -248,7 +249,7 @@ def test_what_is_validated_and_kept(tiny, average, counts, loss, is_best):
 @pytest.mark.parametrize(("validation", "wanted"), [(("validation.en",), [3, 5]), ((), [])])
 def test_steps_that_validate(tiny, validation, wanted):
     """Every third, and the last."""
-    steps = loop._Loop.__new__(loop._Loop)
+    steps = Stepper.__new__(Stepper)
     steps.config = tiny("lm", **{"train.num_steps": 5, "data.validation": validation})
     assert [step for step in range(1, 6) if steps._validates(step)] == wanted
 

@@ -26,6 +26,16 @@ BIAS_PARTS = 3
 KEPT = "kept"
 
 
+def round_up(size: int, step: int) -> int:
+    """The least multiple of `step` that is not less."""
+    return -(-size // step) * step
+
+
+def even(length: int, most: int, step: int) -> int:
+    """The size of blocks, at most `most`, that leaves the least padding for their number."""
+    return round_up(-(-length // -(-length // most)), step)
+
+
 class Static(NamedTuple):
     """The static part of a call."""
 

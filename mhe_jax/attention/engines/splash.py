@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from mhe_jax.attention.engines.blocks import BIAS_PARTS, KEPT, with_bias_columns
+from mhe_jax.attention.engines.blocks import BIAS_PARTS, KEPT, even, round_up, with_bias_columns
 from mhe_jax.attention.engines.mesh import over_heads, platform
 from mhe_jax.attention.mask import Mask
 
@@ -78,7 +78,7 @@ def attend(
         if key_bias is not None:
             query, key, value = with_bias_columns(query, key, value, key_bias)
         block_queries, block_keys, step = blocks or _blocks(T, S, max(query.shape[-1], E))
-        padded = _up(T, block_queries), _up(S, block_keys)
+        padded = round_up(T, block_queries), round_up(S, block_keys)
         ids = _segments(mask, B, T, S, *padded)
         kernel = _kernel(mask, H, *padded, (block_queries, block_keys, step), interpret)
         query, key, value = (
@@ -97,7 +97,7 @@ def attend(
 def _blocks(T: int, S: int, width: int) -> tuple[int, int, int]:
     """Queries and keys of a block, keys of a product: at most those of `BLOCKS`, little padding."""
     queries, keys, step = next(sizes for most, sizes in BLOCKS.items() if width <= most)
-    queries, keys = _even(T, queries), _even(S, keys)
+    queries, keys = even(T, queries, LANES), even(S, keys, LANES)
     return queries, keys, max(n for n in range(LANES, step + 1, LANES) if keys % n == 0)
 
 
@@ -151,12 +151,3 @@ def _kernel(mask: Mask, heads, queries, keys, blocks, interpret):
 
 def _padded(x, length):
     return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0)))
-
-
-def _even(length, most):
-    """The size of blocks, at most `most`, that leaves the least padding for their number."""
-    return _up(-(-length // -(-length // most)), LANES)
-
-
-def _up(size, step):
-    return -(-size // step) * step

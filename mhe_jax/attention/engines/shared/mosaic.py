@@ -10,7 +10,7 @@ It was compiled for an H200 ahead of time, and run by no GPU: `auto` does not ta
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.attention.engines.blocks import Seen, Static, parts
+from mhe_jax.attention.engines.blocks import Seen, Static, parts, round_up
 from mhe_jax.attention.engines.mesh import gpu_capability, over_rows, platform, varying
 from mhe_jax.attention.engines.shared import factored, xla
 from mhe_jax.attention.engines.shared.one_product import OF_WEIGHTS
@@ -86,12 +86,13 @@ def _by_kernel(static: Static, q, k, values, b, seen: Seen):
     lengths, masked = seen.mask.key_lengths, S % LANES > 0 or seen.mask.key_lengths is not None
     # A row of no keys has columns of 0, and sees one.
     lengths = jnp.full(1, S, jnp.int32) if lengths is None else lengths.astype(jnp.int32).clip(1, S)
+    keys, width = round_up(S, LANES), round_up(D, COLUMNS)
     sums, of_weights = hopper.forward(
         hopper.Sizes(static.scale, chunks, V, W, masked),
-        _pad(q, _up(T, LANES), _up(D, COLUMNS)),
-        _pad(k, _up(S, LANES), _up(D, COLUMNS)),
-        _pad(columns, _up(S, LANES), chunks * V),
-        _pad(jnp.concatenate(parts(w, OF_WEIGHTS), -1).astype(q.dtype), _up(S, LANES), chunks * W),
+        _pad(q, round_up(T, LANES), width),
+        _pad(k, keys, width),
+        _pad(columns, keys, chunks * V),
+        _pad(jnp.concatenate(parts(w, OF_WEIGHTS), -1).astype(q.dtype), keys, chunks * W),
         jnp.broadcast_to(lengths, N),
     )
     denominator = of_weights[:, :T, :Y].reshape(N, T, OF_WEIGHTS, R).sum(2)
@@ -107,14 +108,10 @@ def _chunks(columns: int, weights: int, width: int) -> tuple[int, int, int]:
     most = next(columns for widest, columns in MAX_COLUMNS.items() if width <= widest)
     chunks = -(-columns // most)
     while True:
-        V, W = _up(-(-columns // chunks), COLUMNS), _up(-(-weights // chunks), WEIGHTS)
+        V, W = round_up(-(-columns // chunks), COLUMNS), round_up(-(-weights // chunks), WEIGHTS)
         if V + W <= MAX_SUMS:
             return chunks, V, W
         chunks += 1
-
-
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
 
 
 def _pad(x, length: int, width: int):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, parts
+from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, even, parts, round_up
 from mhe_jax.attention.engines.mesh import over_rows, platform
 from mhe_jax.attention.engines.shared import factored, head_by_head, kernels
 from mhe_jax.attention.engines.shared.grid import Marks, Sizes
@@ -82,14 +82,14 @@ def attend(
 def _sizes(static, T, S, D, R, v, mask, blocks, interpret) -> Sizes:
     E = v.shape[-1]
     heads = -(-R // -(-R * (E + PARTS) // GROUP_WIDTH))
-    values, weights = _up(heads * E, LANES), _up(PARTS * heads + 1, LANES)
+    values, weights = round_up(heads * E, LANES), round_up(PARTS * heads + 1, LANES)
     before, after = mask.static_bounds()
     if blocks is None:
-        columns = _up(D, LANES) + values + 2 * weights
+        columns = round_up(D, LANES) + values + 2 * weights
         bytes_of_key = columns * (v.dtype.itemsize + 3)
         most = BLOCK_BYTES // bytes_of_key
         most = max(LANES, min(BLOCK, most // LANES * LANES))
-        blocks = _even(T, most), _even(S, most)
+        blocks = even(T, most, LANES), even(S, most, LANES)
         whole = (before, after, static.keep) == (None, None, 1)
         if whole and S % WIDE_BLOCK == 0 and WIDE_BLOCK * bytes_of_key <= WIDE_BYTES:
             blocks = blocks[0], WIDE_BLOCK
@@ -109,22 +109,13 @@ def _sizes(static, T, S, D, R, v, mask, blocks, interpret) -> Sizes:
     )
 
 
-def _even(length, most):
-    """The size of blocks, at most `most`, that leaves the least padding for their number."""
-    return _up(-(-length // -(-length // most)), LANES)
-
-
-def _up(size, step):
-    return -(-size // step) * step
-
-
 def _output(static, sizes, q, k, v, b, seen) -> jax.Array:
     return _forward(static, sizes, q, k, v, b, seen)[0]
 
 
 def _forward(static, sizes, q, k, v, b, seen):
     def one_by_one(q, k, v, values, b, seen):
-        T = _up(q.shape[1], sizes.block_queries)
+        T = round_up(q.shape[1], sizes.block_queries)
         output = head_by_head.forward(static, q, k, v, b, seen).astype(b.dtype)
         output = _pad(_grouped(sizes, output), T, sizes.values)
         return output, jnp.zeros((len(output), T, sizes.weights), b.dtype)
@@ -200,8 +191,8 @@ def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cot
 
 def _inputs(static, sizes, q, k, values, b, seen):
     """w [N, S, R], the columns of values [N, S, R, E], and the inputs of all kernels."""
-    T, S = _up(q.shape[1], sizes.block_queries), _up(sizes.keys, sizes.block_keys)
-    D = _up(q.shape[2], LANES)
+    T, S = round_up(q.shape[1], sizes.block_queries), round_up(sizes.keys, sizes.block_keys)
+    D = round_up(q.shape[2], LANES)
     w = factored.weights_of(b, factored.seen_keys(q, b, seen))
     w = jnp.broadcast_to(w, b.shape)
     columns = (w[..., None] * values.divided).astype(values.divided.dtype)
@@ -213,7 +204,7 @@ def _inputs(static, sizes, q, k, values, b, seen):
 
 def _marks(sizes, seen: Seen, queries: int) -> Marks:
     """Mask and dropout, padded to whole blocks."""
-    T, S = _up(queries, sizes.block_queries), _up(sizes.keys, sizes.block_keys)
+    T, S = round_up(queries, sizes.block_queries), round_up(sizes.keys, sizes.block_keys)
 
     def of_queries(x):
         x = jnp.broadcast_to(x.astype(jnp.int32), (len(x), queries))
