@@ -40,7 +40,7 @@ from mhe_jax.report.tables import Column, Table
 SHARES = (0.05, 0.1, 0.25)
 RATES = ("5e-4", "1e-3", "2e-3")
 RECORDS = Path(__file__).parents[1] / "docs" / "records" / "translation"
-NAMES = ("gqa", "mva", "mhe_mul", "mhe_add", "mhe_add-2-groups", "mqa")
+NAMES = ("gqa", "mva", "mhe_mul", "mhe_add-2-groups", "mhe_add", "mqa")
 
 
 @dataclass(frozen=True)
