@@ -30,6 +30,9 @@ class Plot:
         low, high = self.y
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return self.across(x), self.down(y)
+
     def axes(self, x: dict[float, str], y: dict[float, str], names: tuple[str, str]) -> None:
         """Ticks by value, and what the axes are."""
         for value, told in y.items():
@@ -56,11 +59,19 @@ class Plot:
         )
 
     def line(
-        self, x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        color: str,
+        width: float = 1,
+        dashes: str = "",
     ) -> None:
+        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         self.parts.append(
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
-            f'stroke="{color}" stroke-width="{width}"/>'
+            f'stroke="{color}" stroke-width="{width}"{dashed}/>'
         )
 
     def text(
