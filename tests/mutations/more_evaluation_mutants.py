@@ -473,10 +473,10 @@ MORE_EVALUATION = (
         "test_atlas.py",
     ),
     Mutant(
-        "equal points beat each other",
+        "only what is better in both beats",
         "front",
-        "and (c, s) != (cost, score)",
-        "and (c, s) is not both[i]",
+        "c <= cost and s <= score and (c, s) != (cost, score)",
+        "c < cost and s < score",
         "test_atlas.py",
     ),
     Mutant(
