@@ -100,7 +100,8 @@ def picture(section: Section, cost: Cost) -> Picture:
             f"Medians of training on {best[0].group.runs[0].device or 'a device not told'}."
         )
     for what, names in without.items():
-        told.append(f"Not shown, without {what}: {'; '.join(names)}.")
+        who = "all" if len(names) == len(section.groups) else "; ".join(names)
+        told.append(f"Not shown, without {what}: {who}.")
     if not best:
         return Picture(" ".join(told))
     figure, spots = _draw(section, cost, marks, best)
@@ -142,8 +143,10 @@ def _draw(
         **{"drawstyle": "steps-post", "color": "0.5", "linewidth": 1.2, "zorder": 1},
     )
     spread_out(axes, [mark.cost for mark in marks], "x")
-    spread_out(axes, [mark.score for mark in marks])
-    better = "lower" if lower_is_better(section.metric) else "higher"
+    better = "higher"
+    if lower_is_better(section.metric):
+        better = "lower"
+        spread_out(axes, [mark.score for mark in marks])
     axes.set(xlabel=cost.label, ylabel=f"{metric} ({better} is better)")
     axes.grid(alpha=0.3)
     figure.draw_without_rendering()  # lays it out

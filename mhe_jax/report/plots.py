@@ -1,6 +1,7 @@
 """The pictures of a comparison. Marks and colours stand for the same group in all of a section."""
 
 import io
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ COLOURS = (
     *("#8c564b", "#c2499f", "#6b6b6b", "#85860e", "#0f8796"),
 )
 # One more than there are colours: the first 110 groups all look different.
-MARKS, CROSS = "osD^vh*d<>p", "X"
+MARKS, CROSSES = "osD^vh*d<>p", "XP"
 
 
 def svg(figure: Any) -> str:
@@ -28,13 +29,15 @@ def svg(figure: Any) -> str:
 
 def style(number: int, name: str) -> dict[str, Any]:
     """Colour and mark of a group; mha, which the others are to match, is a cross."""
-    mark = CROSS if name.partition(",")[0] == "mha" else MARKS[number % len(MARKS)]
-    return {"color": COLOURS[number % len(COLOURS)], "marker": mark}
+    round_, colour = divmod(number, len(COLOURS))
+    cross = name.partition(",")[0] == "mha"
+    mark = CROSSES[round_ % len(CROSSES)] if cross else MARKS[number % len(MARKS)]
+    return {"color": COLOURS[colour], "marker": mark}
 
 
 def learning_curves(section: Section) -> Any:
     """Validation loss by step, a line for each run; training loss where there is no validation."""
-    figure = new_figure(figsize=(7.5, 4.5))
+    figure = new_figure(figsize=(7.5, 4))
     axes = figure.subplots()
     splits, values = set(), []
     for number, group in enumerate(section.groups):
@@ -62,7 +65,7 @@ def learning_curves(section: Section) -> Any:
 
 def beside_the_paper(section: Section, benchmark: str) -> Any:
     """PRR against the share of mha's attention parameters; what the paper printed is hollow."""
-    figure = new_figure(figsize=(7.5, 4.5))
+    figure = new_figure(figsize=(7.5, 4))
     axes = figure.subplots()
     handles, lower = {}, lower_is_better(section.metric)
     marks: dict[str, Any] = {"markersize": 8, "linestyle": "none"}
@@ -109,7 +112,7 @@ def published_for(section: Section) -> str | None:
 
 def memory_figure(lines: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Any:
     """`{run: {name: {T: bytes}}}`: a panel for each run, MB against T on logarithmic axes."""
-    figure = new_figure(figsize=(11, 5))
+    figure = new_figure(figsize=(11, 4.5))
     panels = figure.subplots(1, len(lines), sharey=True, squeeze=False)[0]
     sizes = []
     for axes, (run, series) in zip(panels, lines.items(), strict=True):
@@ -134,4 +137,6 @@ def _legend(figure: Any, handles: Iterable[Any], labels: Iterable[str]) -> None:
     if labels := list(labels):
         inches = 0.5 + 0.07 * max(map(len, labels))  # of a column
         ncols = min(max(int(figure.get_figwidth() / inches), 1), 3)
+        # What it takes is added: of many long names it can be taller than the axes.
+        figure.set_figheight(figure.get_figheight() + 0.17 * math.ceil(len(labels) / ncols))
         figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8)

@@ -192,7 +192,7 @@ def test_encoders_have_no_cache():
     scores = [{"metric": "accuracy", "accuracy": 0.5}]
     found = atlas.picture(section(("mha", 9, scores, None, {}), task="mlm"), CACHE)
     assert (found.svg, found.spots) == ("", ())
-    assert found.caption.endswith("Not shown, without cached numbers a token: mha.")
+    assert found.caption.endswith("Not shown, without cached numbers a token: all.")
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,17 @@ def test_in_a_browser(tmp_path):
     assert not found["wide"]
 
 
+def test_a_tall_legend_leaves_the_axes_their_size():
+    """Warnings are errors, and matplotlib warns where it can lay out no axes."""
+    heights = []
+    for count in (1, 60):
+        lines = {f"{'long name ' * 9}{number}": {128: 1.0, 256: 2.0} for number in range(count)}
+        figure = plots.memory_figure({"forward": lines})
+        figure.draw_without_rendering()
+        heights.append(figure.axes[0].get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.1)
+
+
 def test_many_groups_look_different():
     lines = {f"group {number}": {128: 1.0, 256: 2.0} for number in range(40)}
     drawn = plots.memory_figure({"forward": lines}).axes[0].get_lines()

@@ -133,7 +133,7 @@ def test_files_have_the_same_numbers(translations, tmp_path):
     html = (out / "report.html").read_text()
     # Learning curves, scores against parameters and cached numbers, and three marks of the legend.
     assert html.count("<img ") == 1 + 2 + 3
-    assert "Not shown, without time of a step: mha; mhe_mul; sha." in html
+    assert "Not shown, without time of a step: all." in html
     assert not re.search(r'(src|href)="(?!data:|#)', html)
     assert "http" not in re.sub(r"<meta http-equiv|base64,[\w+/=]+", "", html)
     scores = (out / "scores.csv").read_text().splitlines()

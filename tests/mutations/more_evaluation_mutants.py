@@ -510,8 +510,8 @@ MORE_EVALUATION = (
     Mutant(
         "mha has any mark",
         "style",
-        'if name.partition(",")[0] == "mha" else',
-        "if False else",
+        'name.partition(",")[0] == "mha"',
+        "False",
         "test_atlas.py",
     ),
     Mutant(
