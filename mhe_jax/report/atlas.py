@@ -16,7 +16,14 @@ NOTE = (
     "cross is mha."
 )
 # Fields that are none of the model, on which the time of a step depends.
-CONDITIONS = ("data.batch_size", "data.sequence_length", "model.max_length", "model.remat")
+CONDITIONS = (
+    "data.batch_size",
+    "data.tokens_per_batch",
+    "data.sequence_length",
+    "data.length_buckets",
+    "model.max_length",
+    "model.remat",
+)
 
 
 class Cost(NamedTuple):

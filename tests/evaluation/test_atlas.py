@@ -203,6 +203,11 @@ def test_encoders_have_no_cache():
             {"data.batch_size": 7},
             "data.batch_size is 32 (as mha, batch_size=32), 7 (as sha, batch_size=7).",
         ),
+        (
+            {"data.tokens_per_batch": 64},
+            "data.tokens_per_batch is 4096 (as mha, tokens_per_batch=4096), "
+            "64 (as sha, tokens_per_batch=64).",
+        ),
         ({"model.remat": True}, "model.remat is false (as mha), true (as sha)."),
     ],
 )
