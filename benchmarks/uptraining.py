@@ -40,7 +40,7 @@ from mhe_jax.report.tables import Column, Table
 SHARES = (0.05, 0.1, 0.25)
 RATES = ("5e-4", "1e-3", "2e-3")
 RECORDS = Path(__file__).parents[1] / "docs" / "records" / "translation"
-NAMES = ("gqa", "mva", "mhe_mul", "mhe_add", "mhe_add-2-groups", "mqa")
+NAMES = ("gqa", "mva", "mhe_mul", "mhe_add-2-groups", "mhe_add", "mqa")
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,17 @@ class Uptraining:
 
     def case(self, name: str) -> list[dict[str, Any]]:
         """All runs of one kind, and a line of the record for each that was scored on the test."""
-        lines = []
-        for seed in self.seeds:
-            lines.append(self.line(self.converted(name, seed), name, "at once", 0.0, None, seed))
+        lines = self.at_once(name)
         for share in SHARES:
             lines += self.chosen(name, "uptrained", share, RATES, self.uptrained)
         lines += self.chosen(name, "nothing", SHARES[-1], self.source.nothing, self.from_nothing)
         return lines
+
+    def at_once(self, name: str) -> list[dict[str, Any]]:
+        return [
+            self.line(self.converted(name, seed), name, "at once", 0.0, None, seed)
+            for seed in self.seeds
+        ]
 
     def chosen(self, name, start, share, rates, make) -> list[dict[str, Any]]:
         """All seeds of the rate at which the first has the lowest validation loss.
@@ -160,6 +164,7 @@ class Uptraining:
             run = make(name, share, rate, seed)
             self.at.evaluate(run, "test")
             lines.append(self.line(run, name, start, share, rate, seed))
+        lines[0]["losses"] = losses  # in validation, by rate
         return lines
 
     def line(self, run: Path, name, start, share, rate, seed) -> dict[str, Any]:
@@ -203,7 +208,7 @@ def _mean(scores: list[float]) -> str:
 
 
 class Record:
-    """WORKDIR/uptraining/TASK.json: the lines of each kind that is done."""
+    """WORKDIR/uptraining/TASK.json: the lines of each kind that is done, and of `mha` as it was."""
 
     def __init__(self, work: Uptraining):
         self.path = work.at.directory / f"uptraining/{work.task}.json"
@@ -225,6 +230,9 @@ class Record:
             record = self.about | {"lines": self.all()}
             write_whole(self.path, json.dumps(record, indent=1) + "\n")
 
+    def has(self, name: str) -> bool:
+        return any(line["start"] == "nothing" for line in self.lines.get(name, ()))
+
     def all(self) -> list[dict[str, Any]]:
         return [line for name in ("mha", *NAMES) for line in self.lines.get(name, ())]
 
@@ -245,10 +253,12 @@ def main() -> None:
     try:
         record = Record(work)
         # The control last, which is no news.
-        missing = [name for name in (*NAMES, "mha") if name not in record.lines]
+        missing = [name for name in (*NAMES, "mha") if not record.has(name)]
         with ThreadPoolExecutor(args.jobs) as pool:
             if missing:
                 list(pool.map(work.trained, work.seeds))  # all others need them
+                if not record.has("mha"):
+                    record.add("mha", work.at_once("mha"))
             list(pool.map(case, missing))
     except KeyboardInterrupt:
         note("stopped; the same command goes on")

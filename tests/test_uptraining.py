@@ -113,6 +113,9 @@ def test_every_share_has_its_rate_and_all_seeds(calls, tmp_path, monkeypatch, ca
     assert cells[5] == "33.36"  # docs/records
     record = json.loads((tmp_path / "uptraining/translation.json").read_text())
     assert len(record["lines"]) == 2 * (3 + 3 * 3 + 3)
+    told = [line["losses"] for line in record["lines"] if "losses" in line]
+    assert len(told) == 2 * (3 + 1)
+    assert told[0] == {"5e-4": 2.5, "1e-3": 2.0, "2e-3": 2.5}
     done = len(calls)
     assert not run(tmp_path, monkeypatch, "--jobs", "1")
     assert len(calls) == done
@@ -189,3 +192,24 @@ def test_a_failure_is_told_and_stops_no_other_kind(calls, few, tmp_path, monkeyp
     assert "no such luck" in told.err
     assert "| gqa" in told.out
     assert "| mqa" not in told.out
+
+
+def test_the_scores_of_mha_are_kept_before_any_kind_is_done(calls, few, tmp_path, monkeypatch):
+    given = experiments.subprocess.call
+
+    def fails(command, stdout, **rest):
+        if "share" in str(command):
+            stdout.write("error: no such luck\n")
+            stdout.flush()
+            return 1
+        return given(command, stdout=stdout, **rest)
+
+    record = tmp_path / "uptraining/translation.json"
+    with monkeypatch.context() as changed:
+        changed.setattr(experiments.subprocess, "call", fails)
+        assert run(tmp_path, monkeypatch, "--seeds", "1") == 1
+    (line,) = json.loads(record.read_text())["lines"]
+    assert (line["attention"], line["start"], line["bleu"]) == ("mha", "at once", 40.0)
+    assert not run(tmp_path, monkeypatch, "--seeds", "1")
+    lines = json.loads(record.read_text())["lines"]
+    assert {(x["attention"], x["start"]) for x in lines} >= {("mha", "nothing"), ("gqa", "nothing")}

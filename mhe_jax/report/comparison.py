@@ -1,11 +1,10 @@
 """The tables of a comparison: the columns of the paper, for these runs."""
 
-import json
 from collections.abc import Sequence
 
 from mhe_jax.report import paper, published
-from mhe_jax.report.groups import Group, Section
-from mhe_jax.report.runs import SETTINGS, VALIDATION, RunRecord, score_names
+from mhe_jax.report.groups import Group, Section, unlike
+from mhe_jax.report.runs import SETTINGS, STEP, VALIDATION, RunRecord, score_names
 from mhe_jax.report.tables import Column, Table
 from mhe_jax.tasks.metrics import lower_is_better
 
@@ -31,6 +30,7 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         Column("cached numbers a token", 0),
         Column(f"MB with gradients, T = {longest}", 1),
         Column("training tokens/s", 0),
+        Column("ms a step", 1),
         Column("training minutes", 1),
         Column("output tokens/s", 0),
     ]
@@ -39,7 +39,7 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         mean, count = group.mean(metric), group.parameters("attention")
         mha, sha = section.base(group, "mha"), section.base(group, "sha")
         sizes = memory["with gradients"].get(group.name, {})
-        seconds = group.mean("training_seconds")
+        seconds, step = group.mean("training_seconds"), group.mean(STEP)
         rows.append(
             [
                 group.name,
@@ -55,6 +55,7 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
                 group.cached_numbers(),
                 sizes[longest] / 1e6 if longest in sizes else None,
                 group.mean("tokens_per_second") if group.mean("training_seconds") else None,
+                None if step is None else 1000 * step,
                 None if seconds is None else seconds / 60,
                 group.mean("output_tokens_per_second"),
             ]
@@ -76,15 +77,14 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         told = ", ".join(section.chosen)
         notes.append(f"Of {told} each has the value with the best validation loss.")
     for setting in SETTINGS:
-        values = {
-            json.dumps(run.scores.get(setting)): group.name
+        values = [
+            (group.name, run.scores.get(setting))
             for group in section.groups
             for run in group.runs
             if run.scores
-        }
-        if len(values) > 1:
-            told = ", ".join(f"{value} (as {name})" for value, name in values.items())
-            notes.append(f"Not evaluated alike: {setting} is {told}.")
+        ]
+        if told := unlike(setting, values):
+            notes.append(f"Not evaluated alike: {told}.")
     for group in section.groups:
         seeds = [run.config.train.seed for run in group.runs if run.config]
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})

@@ -20,6 +20,7 @@ from mhe_jax.config.files import publish
 from mhe_jax.config.places import check_scheme
 from mhe_jax.model.layers import attention_module
 from mhe_jax.report import plots
+from mhe_jax.report.atlas import atlas
 from mhe_jax.report.comparison import (
     Memory,
     main_table,
@@ -29,9 +30,8 @@ from mhe_jax.report.comparison import (
     scores_table,
 )
 from mhe_jax.report.groups import Section, sections
-from mhe_jax.report.page import page
+from mhe_jax.report.page import Part, Picture, page
 from mhe_jax.report.runs import RunRecord, read_runs
-from mhe_jax.report.tables import Table
 
 PAGE, TEXT = "report.html", "report.md"
 
@@ -50,7 +50,7 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     # Said before minutes of compiling.
     plots.new_figure()
     _make_out(out)
-    parts: list[tuple[str, list[Table], list[tuple[str, str]]]] = []
+    parts: list[Part] = []
     numbers = []
     for number, section in enumerate(found, 1):
         suffix = f"-{number}" if len(found) > 1 else ""
@@ -58,7 +58,8 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
         main = main_table(section, memory, f"comparison{suffix}", settings.split)
         tables = [main, memory_table(memory, f"memory{suffix}"), scores_table(section, suffix)]
         tables = [table for table in tables if table is not None]
-        parts.append((section.title, tables, _pictures(section, memory)))
+        pictures = _pictures(section, memory)
+        parts.append(Part(section.title, tables, pictures, atlas(section)))
         titles = [column.title for column in main.columns]
         numbers.append(
             {
@@ -67,8 +68,8 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
                 "groups": [dict(zip(titles, row, strict=True)) for row in main.rows],
             }
         )
-    parts.append(("All runs", [runs_table(found, runs)], []))
-    parts.append(("Published", published_tables(), []))
+    parts.append(Part("All runs", [runs_table(found, runs)]))
+    parts.append(Part("Published", published_tables()))
     about = (
         f"{len(runs)} runs, {settings.split} split, written "
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC. Devices of the runs: "
@@ -78,7 +79,7 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     files = {
         PAGE: page("Comparison of attention kinds", about, parts),
         TEXT: _markdown(about, parts),
-        **{f"{table.name}.csv": table.csv() for _, tables, _ in parts for table in tables},
+        **{f"{table.name}.csv": table.csv() for part in parts for table in part.tables},
     }
     for name, text in files.items():
         with publish(out / name) as file:
@@ -108,7 +109,7 @@ def _make_out(out: Path) -> None:
 
 
 def _devices(runs: Sequence[RunRecord]) -> list[str]:
-    return sorted({str(run.result["device"]) for run in runs if "device" in run.result})
+    return sorted({run.device for run in runs if run.device})
 
 
 def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
@@ -136,32 +137,26 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
     return found
 
 
-def _pictures(section: Section, memory: Memory) -> list[tuple[str, str]]:
-    """(caption, SVG) of each plot."""
-    pictures = [
-        ("Learning curves: a line for each seed.", plots.learning_curves(section)),
-        (_caption(section), plots.score_against_parameters(section)),
-    ]
+def _pictures(section: Section, memory: Memory) -> list[Picture]:
+    """What else is drawn of a section, beside its atlas."""
+    figures = [("Learning curves: a line for each seed.", plots.learning_curves(section))]
+    if benchmark := plots.published_for(section):
+        caption = (
+            "Share of mha's score against share of its attention parameters. Hollow marks are the "
+            f"numbers published for {benchmark}, of other sizes and budgets: not comparable in "
+            "absolute terms."
+        )
+        figures.append((caption, plots.beside_the_paper(section, benchmark)))
     if memory["forward"]:
         caption = "Memory of one attention layer against the length T, one example."
-        pictures.append((caption, plots.memory_figure(memory)))
-    return [(caption, plots.svg(figure)) for caption, figure in pictures]
+        figures.append((caption, plots.memory_figure(memory)))
+    return [Picture(caption, plots.svg(figure)) for caption, figure in figures]
 
 
-def _caption(section: Section) -> str:
-    caption = "Score against attention parameters; bars are the spread over seeds."
-    if benchmark := plots.published_for(section):
-        caption += (
-            f" Hollow marks are the numbers published for {benchmark}, of other sizes and budgets: "
-            "not comparable in absolute terms."
-        )
-    return caption
-
-
-def _markdown(about: str, parts: Sequence[tuple[str, list[Table], Any]]) -> str:
+def _markdown(about: str, parts: Sequence[Part]) -> str:
     lines = ["# Comparison of attention kinds", "", about]
-    for title, tables, _ in parts:
-        lines += ["", f"## {' '.join(title.split())}"]
-        for table in tables:
+    for part in parts:
+        lines += ["", f"## {' '.join(part.title.split())}"]
+        for table in part.tables:
             lines += ["", table.markdown()]
     return "\n".join(lines) + "\n"

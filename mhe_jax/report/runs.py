@@ -6,6 +6,7 @@ for the runs below it, and for those that its `sweep.json` says have failed.
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mhe_jax.report.results import is_number, read_result, read_sweep
 from mhe_jax.training import tracking
 
 VALIDATION = "best_validation_loss"
+STEP = "step_seconds"
 # How a run was evaluated, of what eval.py leaves.
 SETTINGS = tuple(
     field.name
@@ -41,6 +43,7 @@ class RunRecord:
     result: dict[str, Any]  # of train.py
     scores: dict[str, Any]  # of eval.py on the split
     curve: dict[str, list[tuple[int, float]]]  # split -> (step, loss)
+    step_seconds: float | None = None  # in training, the median of the log
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -49,6 +52,12 @@ class RunRecord:
     @property
     def seed(self) -> int | None:
         return None if self.config is None else self.config.train.seed
+
+    @property
+    def device(self) -> str | None:
+        """That of the training, and how many where there are several."""
+        name, count = self.result.get("device"), self.result.get("num_devices", 1)
+        return None if name is None else str(name) if count == 1 else f"{count} x {name}"
 
     @property
     def validation_loss(self) -> float | None:
@@ -61,6 +70,8 @@ class RunRecord:
         """The value of a metric, None where there is none."""
         if name == VALIDATION:
             return self.validation_loss
+        if name == STEP:
+            return self.step_seconds
         value = self.result.get(name)
         if name != "tokens_per_second":  # of training: eval.py has its own
             value = self.scores.get(name, value)
@@ -127,17 +138,22 @@ def _read(path: Path, split: str) -> RunRecord:
     if stale := _stale(scores, result):
         scores, stale = {}, f"eval_{split}.json is left out, {stale}: python eval.py {path}"
     curve: dict[str, list[tuple[int, float]]] = {}
+    times = []
     metrics = path / METRICS
     for line in tracking.read(metrics) if metrics.is_file() else ():
         step = line["step"]
         loss = line.get("unsmoothed_loss", line.get("loss"))
         if isinstance(loss, float) and is_number(step) and isinstance(step, int):
             curve.setdefault(str(line["split"]), []).append((step, loss))
+        seconds = line.get("step_seconds_p50")
+        if isinstance(seconds, float) and math.isfinite(seconds):
+            times.append(seconds)
+    rest = (result, scores, curve, statistics.median(times) if times else None)
     if result.get("steps") == config.train.num_steps or (scores and not result):
-        return RunRecord(path, config, "done", stale, result, scores, curve)
+        return RunRecord(path, config, "done", stale, *rest)
     done = max((step for points in curve.values() for step, _ in points), default=0)
     reason = f"logged {done} of {config.train.num_steps} steps"
-    return RunRecord(path, config, "not finished", reason, result, scores, curve)
+    return RunRecord(path, config, "not finished", reason, *rest)
 
 
 def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:

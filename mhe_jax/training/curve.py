@@ -87,14 +87,14 @@ def _columns(points: Points) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def spread_out(axes: Any, values: Sequence[float]) -> None:
-    """Makes the axis of these losses logarithmic where it helps: by ticks such as 0.5, 1, 2, 5."""
+def spread_out(axes: Any, values: Sequence[float], which: str = "y") -> None:
+    """Makes the axis of these values logarithmic where it helps: by ticks such as 0.5, 1, 2, 5."""
     values = [value for value in values if math.isfinite(value)]
     low, high = min(values, default=0.0), max(values, default=0.0)
     if low <= 0 or high <= WIDE * low:
         return
-    axes.set_yscale("log")
-    label_plainly(axes.yaxis, values)
+    axes.set(**{f"{which}scale": "log"})
+    label_plainly(getattr(axes, f"{which}axis"), values)
 
 
 def label_plainly(axis: Any, values: Sequence[float]) -> None:

@@ -131,7 +131,9 @@ def test_files_have_the_same_numbers(translations, tmp_path):
     assert "| mhe_mul | 8,875,008 | 80.6 | 98.3 | 5.53 |" in text
     assert "not comparable in absolute terms" in text
     html = (out / "report.html").read_text()
-    assert html.count("<img ") == 2
+    # Learning curves, scores against parameters and cached numbers, and three marks of the legend.
+    assert html.count("<img ") == 1 + 2 + 3
+    assert "Not shown, without time of a step: all." in html
     assert not re.search(r'(src|href)="(?!data:|#)', html)
     assert "http" not in re.sub(r"<meta http-equiv|base64,[\w+/=]+", "", html)
     scores = (out / "scores.csv").read_text().splitlines()
@@ -292,6 +294,16 @@ def test_the_speed_is_that_of_training(tmp_path):
     assert rows(compare(tmp_path, tmp_path / "runs"))["mha"]["training tokens/s"] == 1000
 
 
+def test_the_time_of_a_step_is_the_median_of_the_log(tmp_path):
+    place = leave(tmp_path / "runs" / "a", LM)
+    with (place / "metrics.jsonl").open("a") as file:
+        for step, seconds in ((1, 0.25), (2, 0.125), (3, 0.25), (4, 9.0), (5, math.inf)):
+            line = {"step": step, "split": "train", "loss": 2.0, "step_seconds_p50": seconds}
+            file.write(json.dumps(line) + "\n")
+    assert rows(compare(tmp_path, tmp_path / "runs"))["mha"]["ms a step"] == 250
+    assert "Medians of training on an abacus." in (tmp_path / "report" / "report.html").read_text()
+
+
 def test_factorized_matrices_have_memory_of_their_own(tmp_path):
     leave(tmp_path / "runs" / "dense", LM)
     leave(tmp_path / "runs" / "factors", LM, model__kronecker__attention=4)
@@ -350,12 +362,15 @@ def test_published_marks_only_where_the_task_is_of_the_paper(tmp_path, changes, 
     leave(tmp_path / "runs", config, scores={metric: 30.0} if scored else None)
     (section,) = sections(read_runs([tmp_path / "runs"], "test"), None)
     expected = benchmark if scored and section.metric == metric else None
-    figure = plots.score_against_parameters(section)
+    assert plots.published_for(section) == expected
+    if expected is None:
+        return
+    figure = plots.beside_the_paper(section, expected)
     names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     hollow = [name for name in names if "published" in name]
     assert all(name.endswith(f" on {expected}") for name in hollow)
-    assert len(hollow) == {None: 0, "WMT14 English to German": 2}.get(expected, 7)
-    assert ("Hollow" in report._caption(section)) == (expected is not None)
+    assert len(hollow) == (1 if "WMT14" in expected else 7)
+    assert "Hollow" in report._pictures(section, {"forward": {}})[1].caption
 
 
 @pytest.mark.parametrize(
@@ -462,11 +477,14 @@ def test_arguments():
             parse(arguments.split())
 
 
-def test_cells_are_escaped(tmp_path):
-    place = leave(tmp_path / "<b>&runs" / "a", LM)
-    compare(tmp_path, place)
+def test_cells_and_marks_are_escaped(tmp_path):
+    runs = tmp_path / "<b>&runs"
+    for name, start in (("a", None), ("b", '"><b>')):
+        leave(runs / name, LM, train__init_from=start)
+    compare(tmp_path, runs)
     html = Path(tmp_path / "report" / "report.html").read_text()
     assert "&lt;b&gt;&amp;runs" in html
+    assert 'aria-label="mha, init_from=&quot;&gt;&lt;b&gt;\n' in html
     assert "<b>" not in html
 
 
