@@ -421,6 +421,24 @@ def test_the_bar(bleu, deep, bar):
     assert rows[atlas_tables.REGIMES["depth"], "mqa"][2] == "not measured"
 
 
+def test_a_page_counts_the_runs_of_each_stage():
+    """Three rates of each case, three seeds of controls and of the best; less what records have."""
+    page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    for stages in zip(*map(atlas_cases.stages, TASKS), strict=True):
+        counts = []
+        for task, each in zip(TASKS, stages, strict=True):
+            controls = [case for case in each.cases if case.name in atlas_cases.CONTROLS]
+            others = min(each.best, len(each.cases) - len(controls))
+            there = [
+                found
+                for case in each.cases
+                if (task, case.regime) == ("translation", "shape")
+                for found in atlas.RECORDS.glob(f"{case.name},*")
+            ]
+            counts.append(3 * (len(each.cases) + len(controls) + others) - len(there))
+        assert f" | {counts[0]} | {counts[1]} |" in page
+
+
 def test_a_page_has_the_tables_of_the_records():
     page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
     for table in atlas_tables.tables(ROOT / "docs" / "records" / "atlas"):
