@@ -19,10 +19,11 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
@@ -30,6 +31,7 @@ from benchmarks import timing
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
+from mhe_jax.config.files import write_whole
 from mhe_jax.data import open_train, train_tokenizer
 from mhe_jax.tasks import of
 
@@ -81,7 +83,11 @@ WARM_RANKS = ("16", "32", "64", "128", "1000")
 
 
 class Failed(Exception):
-    """A command ended with another exit status than 0."""
+    """A command ended with another exit status than 0, for a reason of one line."""
+
+    def __init__(self, run: Path, status: int, reason: str, log: Path):
+        super().__init__(f"{run}: exit status {status}: {reason} (see {log})")
+        self.status, self.reason = status, reason
 
 
 class Workplace:
@@ -138,7 +144,36 @@ class Workplace:
             raise KeyboardInterrupt
         if status:
             reason = log.read_text().rstrip().rpartition("\n")[2].removeprefix("error: ")
-            raise Failed(f"{run}: exit status {status}: {reason} (see {log})")
+            raise Failed(run, status, reason, log)
+
+
+class Record:
+    """A file of lines, one for each run: with it alone, and without the runs, all goes on.
+
+    Args:
+      about: what all lines have in common, and must have in a file that is there.
+
+    Raises:
+      InputError: the file is of something else.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any]):
+        self.path, self.about = path, about
+        self.lines: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+        if not path.exists():
+            return
+        found = json.loads(path.read_text())
+        if not about.items() <= found.items():
+            raise InputError(f"{path} is not of {about}: move it away to measure anew")
+        self.lines = found["lines"]
+
+    def add(self, *lines: dict[str, Any]) -> None:
+        with self.lock:
+            self.lines = [*self.lines, *lines]
+            about = json.dumps(self.about).removesuffix("}")
+            each = ",\n".join(json.dumps(line) for line in self.lines)
+            write_whole(self.path, f'{about}, "lines": [\n{each}\n]}}\n')
 
 
 def note(line: str) -> None:
@@ -152,6 +187,27 @@ def attention(fields: dict[str, str]) -> list[str]:
 
 def loss(run: Path) -> float:
     return json.loads((run / plan.RESULT).read_text())["best_validation_loss"]
+
+
+def best_rate(rates: Iterable[str], loss: Callable[[str], float]) -> str:
+    """The learning rate of the lowest loss.
+
+    One that is the lowest or highest of those tried is halved or doubled, until it is neither.
+    """
+    losses: dict[str, float] = {}
+    new = tuple(rates)
+    while True:
+        losses |= {rate: loss(rate) for rate in new}
+        best = min(losses, key=losses.__getitem__)
+        if not (factor := beyond(losses, best)):
+            return best
+        new = (f"{float(best) * factor:g}",)
+
+
+def beyond(rates: Iterable[str], best: str) -> float | None:
+    """By what `best` is to be multiplied where it is the lowest or highest, else None."""
+    rates = sorted(rates, key=float)
+    return {rates[0]: 0.5, rates[-1]: 2.0}.get(best)
 
 
 def translation(at: Workplace, name: str, seeds: tuple[str, ...] = SEEDS[:1]) -> tuple[Path, str]:

@@ -244,7 +244,7 @@ def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]
     device = jax.devices()[0]
     name = device.device_kind
     if device.platform == "cpu":
-        name = f"{_processor()}, {_cores()} cores"
+        name = f"{processor()}, {_cores()} cores"
     given = sys.argv[1:] if arguments is None else arguments
     peers = {p: version_of(p) for p in PEERS if importlib.util.find_spec(p)}
     return {
@@ -321,7 +321,8 @@ def save(path: Path | None, content: dict[str, Any]) -> None:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the CPU."""
     path = Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():
         if line.startswith("model name"):

@@ -22,7 +22,6 @@ import argparse
 import json
 import statistics
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +30,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import experiments, timing
-from benchmarks.experiments import TRANSLATION, Failed, Workplace, attention, loss, note
+from benchmarks.experiments import (
+    TRANSLATION,
+    Failed,
+    Record,
+    Workplace,
+    attention,
+    best_rate,
+    loss,
+    note,
+)
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
-from mhe_jax.config.files import write_whole
 from mhe_jax.report.tables import Column, Table
 
 SHARES = (0.05, 0.1, 0.25)
@@ -136,7 +143,7 @@ class Uptraining:
 
     def case(self, name: str) -> list[dict[str, Any]]:
         """All runs of one kind, and a line of the record for each that was scored on the test."""
-        lines = self.at_once(name)
+        lines = []
         for share in SHARES:
             lines += self.chosen(name, "uptrained", share, RATES, self.uptrained)
         lines += self.chosen(name, "nothing", SHARES[-1], self.source.nothing, self.from_nothing)
@@ -149,16 +156,14 @@ class Uptraining:
         ]
 
     def chosen(self, name, start, share, rates, make) -> list[dict[str, Any]]:
-        """All seeds of the rate at which the first has the lowest validation loss.
+        """All seeds of the rate, of `rates` and beyond, at which the first has the least loss."""
+        losses: dict[str, float] = {}
 
-        One that is the lowest or highest of `rates` is halved or doubled, until it is neither.
-        """
-        losses, new = {}, tuple(rates)
-        while new:
-            losses |= {rate: loss(make(name, share, rate, self.seeds[0])) for rate in new}
-            rate = min(losses, key=losses.__getitem__)
-            factors = {min(losses, key=float): 0.5, max(losses, key=float): 2}
-            new = (f"{float(rate) * factors[rate]:g}",) if rate in factors else ()
+        def tried(rate: str) -> float:
+            losses[rate] = loss(make(name, share, rate, self.seeds[0]))
+            return losses[rate]
+
+        rate = best_rate(rates, tried)
         lines = []
         for seed in self.seeds:
             run = make(name, share, rate, seed)
@@ -180,7 +185,8 @@ def table(lines: list[dict[str, Any]], score: str) -> Table:
     columns += [Column(f"{share:.0%} of the steps") for share in SHARES]
     columns += [Column(f"from nothing, {SHARES[-1]:.0%}"), Column("from nothing, all")]
     rows = []
-    for name in dict.fromkeys(line["attention"] for line in lines):
+    done = {line["attention"] for line in lines}
+    for name in (name for name in ("mha", *NAMES) if name in done):
         own = [line for line in lines if line["attention"] == name]
         row = [name, own[0]["parameters"]["attention"] if own[0].get("parameters") else None]
         for start, share in (
@@ -207,36 +213,6 @@ def _mean(scores: list[float]) -> str:
     return f"{statistics.fmean(scores):.2f}{spread}"
 
 
-class Record:
-    """WORKDIR/uptraining/TASK.json: the lines of each kind that is done, and of `mha` as it was."""
-
-    def __init__(self, work: Uptraining):
-        self.path = work.at.directory / f"uptraining/{work.task}.json"
-        self.about = {"task": work.task, "steps": work.steps, "seeds": len(work.seeds)}
-        self.lines: dict[str, list[dict[str, Any]]] = {}
-        self.lock = threading.Lock()
-        if not self.path.exists():
-            return
-        found = json.loads(self.path.read_text())
-        if self.about.items() <= found.items():
-            for line in found["lines"]:
-                self.lines.setdefault(line["attention"], []).append(line)
-        else:
-            raise InputError(f"{self.path} is not of {self.about}: move it away to measure anew")
-
-    def add(self, name: str, lines: list[dict[str, Any]]) -> None:
-        with self.lock:
-            self.lines[name] = lines
-            record = self.about | {"lines": self.all()}
-            write_whole(self.path, json.dumps(record, indent=1) + "\n")
-
-    def has(self, name: str) -> bool:
-        return any(line["start"] == "nothing" for line in self.lines.get(name, ()))
-
-    def all(self) -> list[dict[str, Any]]:
-        return [line for name in ("mha", *NAMES) for line in self.lines.get(name, ())]
-
-
 def main() -> None:
     args = parse()
     at = Workplace(args.workdir, args.directory, args.jobs)
@@ -245,20 +221,23 @@ def main() -> None:
 
     def case(name: str) -> None:
         try:
-            record.add(name, work.case(name))
+            # Of mha they are there already.
+            record.add(*(() if name == "mha" else work.at_once(name)), *work.case(name))
         except (Failed, InputError) as error:
             note(f"error: {error}")
             failed.append(name)
 
     try:
-        record = Record(work)
+        about = {"task": work.task, "steps": work.steps, "seeds": len(work.seeds)}
+        record = Record(at.directory / f"uptraining/{work.task}.json", about)
+        done = {line["attention"] for line in record.lines if line["start"] == "nothing"}
         # The control last, which is no news.
-        missing = [name for name in (*NAMES, "mha") if not record.has(name)]
+        missing = [name for name in (*NAMES, "mha") if name not in done]
         with ThreadPoolExecutor(args.jobs) as pool:
             if missing:
                 list(pool.map(work.trained, work.seeds))  # all others need them
-                if not record.has("mha"):
-                    record.add("mha", work.at_once("mha"))
+                if not record.lines:
+                    record.add(*work.at_once("mha"))
             list(pool.map(case, missing))
     except KeyboardInterrupt:
         note("stopped; the same command goes on")
@@ -266,7 +245,7 @@ def main() -> None:
     except (Failed, InputError) as error:
         note(f"error: {error}")
         sys.exit(1)
-    print(table(record.all(), work.source.score).markdown())
+    print(table(record.lines, work.source.score).markdown())
     sys.exit(bool(failed))
 
 

@@ -1,0 +1,251 @@
+"""The kinds of attention at equal size, by the protocol of docs/atlas.md.
+
+    python benchmarks/atlas.py lm --budget 13
+    python benchmarks/atlas.py translation --budget 12
+    python benchmarks/atlas.py lm --steps 20 --budget 0.1 --workdir runs/trial    # a trial
+    python benchmarks/atlas_tables.py runs/atlas    # the tables of docs/atlas.md
+
+Runs go in the order of `atlas_cases.stages`, two at a time with one core each. In each stage the
+learning rate of every case is searched with seed 0 by validation loss: three rates, and halves or
+doubles of them while the lowest or the highest is best. Then the controls and the best of the other
+cases have three fresh seeds, which are scored on the test set.
+
+WORKDIR/atlas/TASK.json has a line for each run that is done, with what it took; with it alone, and
+without the runs, they are not repeated. One that was interrupted goes on; one that failed, such as
+by a loss that is not finite, stands there with its reason, until that line is deleted. After
+`--budget` hours of all lines together no new run begins. Runs of docs/records/translation stand for
+those with the same config.
+"""
+
+import argparse
+import functools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import experiments, sizes, timing
+from benchmarks.atlas_cases import CONTROLS, TASKS, Case, Stage, models, stages
+from benchmarks.experiments import PARSING, ROOT, Failed, Record, Workplace, best_rate, note
+from benchmarks.sizes import Fields
+from benchmarks.uptraining import SOURCES
+from mhe_jax.cli.arguments import parse_train_arguments
+from mhe_jax.cli.sweep import plan
+from mhe_jax.config import Config, InputError
+from mhe_jax.config.fields import leaves, load_json, to_dict
+from mhe_jax.config.files import METRICS
+from mhe_jax.training import tracking
+
+# The best that is known of most kinds, between a half and a double of it.
+RATES = {"lm": ("2e-3", "4e-3", "8e-3"), "translation": experiments.RATES}
+CHOOSES, FRESH = "0", ("1", "2", "3")
+RECORDS = ROOT / "docs" / "records" / "translation"
+SCORES = "eval_test.json"
+
+
+class Spent(Exception):
+    """No new run may begin."""
+
+
+class Atlas:
+    """The runs of one task below one directory."""
+
+    def __init__(self, at: Workplace, task: str, steps: int | None, budget: float):
+        self.at, self.task, self.source, self.budget = at, task, SOURCES[task], budget
+        self.steps = steps or self.source.steps
+        about = {"task": task, "steps": self.steps}
+        self.record = Record(at.directory / f"atlas/{task}.json", about)
+        if not (data := at.data / self.source.data).is_dir():
+            raise InputError(f"there is no {data}: --data.directory is where the data lies")
+
+    def search(self, case: Case) -> tuple[str, float]:
+        """The learning rate by the choosing seed, and its validation loss."""
+        rate = best_rate(RATES[self.task], lambda rate: loss_of(self.line(case, rate, CHOOSES)))
+        return rate, loss_of(self.line(case, rate, CHOOSES))
+
+    def line(self, case: Case, rate: str, seed: str) -> dict[str, Any]:
+        """The record's line of a run, which is made if it is not there."""
+        fields = self.fields(case)
+        who = {**case._asdict(), "fields": fields, "rate": rate, "seed": int(seed)}
+        for line in self.record.lines:
+            if who.items() <= line.items():
+                return line
+        line = who | (self.recorded(case, rate, seed) or self.run(case, fields, rate, seed))
+        self.record.add(line)
+        return line
+
+    def fields(self, case: Case) -> Fields:
+        """What lies over the config of the task."""
+        fields = models(self.task)[case.regime][case.name]
+        if case.regime == "time":
+            begun = [line for line in self.record.lines if of(line, case)]
+            if begun:  # times that are measured since do not change it
+                return begun[0]["fields"]
+            mha, own = map(self.step_seconds, (Case("shape", "mha"), Case("flops", case.name)))
+            fields = fields | {"train.num_steps": round(self.steps * mha / own)}
+        if self.steps != self.source.steps:
+            fields = fields | {
+                "train.num_steps": self.steps,
+                "optimizer.warmup_steps": max(1, self.steps // 10),
+            }
+        return fields
+
+    def step_seconds(self, case: Case) -> float:
+        """The median over runs on this processor."""
+        found = [
+            line["step_seconds"]
+            for line in self.record.lines
+            if of(line, case)
+            and line.get("step_seconds")
+            and line.get("processor") == timing.processor()
+        ]
+        if not found:
+            raise InputError(f"{case.regime}, {case.name}: no time of a step is measured here")
+        return statistics.median(found)
+
+    def recorded(self, case: Case, rate: str, seed: str) -> dict[str, Any] | None:
+        """Of the same run in docs/records/translation, if its config is the same."""
+        run = RECORDS / f"{case.name},{rate},seed={seed}"
+        if not (run / plan.CONFIG).exists() or (seed in FRESH and not (run / SCORES).exists()):
+            return None
+        asked, found = (
+            {
+                field: value
+                for field, value in leaves(to_dict(config)).items()
+                if field not in ("workdir", "data.directory")
+            }
+            for config in (self.config(case, rate, seed), load_json(run / plan.CONFIG))
+        )
+        if asked != found:
+            return None
+        return self.told(run, seed) | {"from": f"docs/records/translation/{run.name}", "hours": 0}
+
+    def config(self, case: Case, rate: str, seed: str) -> Config:
+        arguments = self.at.arguments(self.source.config, self.source.data, *self.flags(case, rate))
+        with PARSING:
+            return parse_train_arguments([*arguments, "--train.seed", seed])
+
+    def flags(self, case: Case, rate: str) -> list[str]:
+        fields = self.fields(case) | {"optimizer.learning_rate": rate}
+        return [part for field, value in fields.items() for part in (f"--{field}", str(value))]
+
+    def run(self, case: Case, fields: Fields, rate: str, seed: str) -> dict[str, Any]:
+        if sum(line["hours"] for line in self.record.lines) >= self.budget:
+            raise Spent
+        begun = time.monotonic()
+        name = f"atlas/{self.task}/{case.regime}/{case.name},{rate},seed={seed}"
+        flags = [*self.flags(case, rate), "--train.seed", seed]
+        try:
+            run = self.at.train(name, self.source.config, self.source.data, *flags)
+            if seed in FRESH:
+                self.at.evaluate(run, "test")
+        except Failed as failed:
+            if not 0 < failed.status < 128:  # a signal, which is no result
+                raise
+            note(f"error: {failed}")
+            return {"failed": failed.reason, "hours": hours_since(begun)}
+        told = self.told(run, seed)
+        # A run that went on has taken more than this call.
+        took = max(hours_since(begun), round(told["training_seconds"] / 3600, 4))
+        where = {"processor": timing.processor(), "flax": timing.version_of("flax")}
+        return told | where | {"hours": took}
+
+    def told(self, run: Path, seed: str) -> dict[str, Any]:
+        """What the files of a run say."""
+        result, config = json.loads((run / plan.RESULT).read_text()), load_json(run / plan.CONFIG)
+        times = [line.get("step_seconds_p50") for line in tracking.read(run / METRICS)]
+        times = [seconds for seconds in times if seconds is not None]
+        scores = json.loads((run / SCORES).read_text()) if seed in FRESH else {}
+        kept = ("steps", "best_step", "parameters", "training_seconds", "device", "jax")
+        return {
+            **{name: result[name] for name in kept},
+            "validation_loss": result["best_validation_loss"],
+            **{name: scores[name] for name in (self.source.score,) if name in scores},
+            "cached": sizes.cached(config),
+            "flops": sizes.flops(config),
+            "step_seconds": statistics.median(times) if times else None,
+        }
+
+
+def of(line: dict[str, Any], case: Case) -> bool:
+    return (line["regime"], line["name"]) == case
+
+
+def loss_of(line: dict[str, Any]) -> float:
+    """Of a run that failed, or never had one, it is infinite."""
+    loss = line.get("validation_loss")
+    return math.inf if loss is None or not math.isfinite(loss) else loss
+
+
+def hours_since(begun: float) -> float:
+    return round((time.monotonic() - begun) / 3600, 4)
+
+
+def measure(work: Atlas, stage: Stage, jobs: int) -> bool:
+    """All runs of a stage, the controls' fresh seeds before those of the best others.
+
+    Returns whether every one of them is done, or has failed by itself.
+    """
+    done = True
+
+    def attempt(call: Callable[..., Any], *args: Any) -> Any:
+        nonlocal done
+        try:
+            return call(*args)
+        except (Failed, InputError) as error:
+            note(f"error: {error}")
+            done = False
+
+    with ThreadPoolExecutor(jobs) as pool:
+        searched = pool.map(functools.partial(attempt, work.search), stage.cases)
+        pairs = zip(stage.cases, searched, strict=True)
+        found = {case: result for case, result in pairs if result}
+        ranked = sorted(found, key=lambda case: found[case][1])
+        ranked = [case for case in ranked if math.isfinite(found[case][1])]
+        controls = [case for case in ranked if case.name in CONTROLS]
+        others = [case for case in ranked if case.name not in CONTROLS]
+        seeds = [(case, seed) for case in controls + others[: stage.best] for seed in FRESH]
+        runs = [(work.line, case, found[case][0], seed) for case, seed in seeds]
+        list(pool.map(lambda run: attempt(*run), runs))
+    return done
+
+
+def main() -> None:
+    args = parse()
+    at = Workplace(args.workdir, args.directory, args.jobs)
+    done = True
+    try:
+        work = Atlas(at, args.task, args.steps, args.budget)
+        for stage in stages(args.task):
+            done = measure(work, stage, args.jobs) and done
+    except KeyboardInterrupt:
+        note("stopped; the same command goes on")
+        sys.exit(130)
+    except Spent:
+        note(f"{args.budget:g} hours are spent: a larger --budget goes on")
+    except InputError as error:
+        note(f"error: {error}")
+        sys.exit(2)
+    sys.exit(not done)
+
+
+def parse() -> argparse.Namespace:
+    parser = timing.PlainParser(__doc__)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
+    parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
+    parser.add_argument("--jobs", type=timing.positive, default=2, help="runs at a time")
+    parser.add_argument("--steps", type=timing.positive, help="of each run, else the config's")
+    parser.add_argument("--budget", type=float, default=12.5, help="hours of all runs together")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

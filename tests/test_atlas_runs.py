@@ -1,0 +1,445 @@
+"""What benchmarks/atlas.py runs, by a stand-in for train.py and eval.py, and its tables."""
+
+import functools
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import atlas, atlas_cases, atlas_tables, experiments, sizes, timing
+from benchmarks.atlas_cases import TASKS, Case, Stage, base_of, models
+from mhe_jax.cli.arguments import parse_train_arguments
+from mhe_jax.cli.sweep.plan import CONFIG, RESULT
+from mhe_jax.config.fields import load_json, save_json
+from mhe_jax.config.files import METRICS
+from mhe_jax.config.rules import check
+from mhe_jax.model import count_parameters
+from mhe_jax.tasks import TASKS as MODELS
+
+ROOT = Path(__file__).parents[1]
+LOSSES = {1e-3: 2.2, 2e-3: 2.1, 4e-3: 2.0, 8e-3: 2.3}
+# Added to the loss of a kind, and ms of a step for each layer.
+WORSE = {"mha": 0.1, "sha": 0.3, "mhe_mul": 0.2, "gqa": 0.0, "mqa": 0.4}
+SPEED = {"mha": 40, "sha": 20}
+
+
+# Sizes
+
+
+def described(task: str, fields: dict) -> dict[str, int]:
+    """Counts of the parameters that the model really makes."""
+    config = sizes.changed(base_of(task), fields)
+    initialize = MODELS[config.task].initializer(MODELS[config.task].model(config.model), 2)
+    return count_parameters(jax.eval_shape(initialize, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_models_of_the_same_number_of_parameters(task):
+    """By the closed form and by the model as it is made, to 1 % of MHA's."""
+    wanted = described(task, models(task)["shape"]["mha"])["total"]
+    for regime in ("depth", "width"):
+        for name, fields in models(task)[regime].items():
+            made = described(task, fields)["total"]
+            assert made == sizes.parameters(sizes.changed(base_of(task), fields)), (regime, name)
+            assert abs(made / wanted - 1) < 0.01, (regime, name)
+            assert ("model.num_layers" in fields) == (regime == "depth")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_closed_form_of_the_new_kinds(task):
+    for name in atlas_cases.NEW:
+        fields = models(task)["shape"][name]
+        made = described(task, fields)["total"]
+        assert made == sizes.parameters(sizes.changed(base_of(task), fields)), name
+
+
+def test_depth_is_at_least_a_layer_more():
+    """Of the language model with `mha` too, whose MLP pays for it; sides grow in turn."""
+    base = base_of("lm")
+    for name, fields in models("lm")["depth"].items():
+        assert fields["model.num_layers"] == base.model.num_layers + 1
+        assert fields["model.mlp_features"] < base.model.mlp_features, name
+    fields = models("translation")["depth"]
+    sides = {
+        name: (own["model.num_layers"], own["model.num_decoder_layers"])
+        for name, own in fields.items()
+    }
+    assert sides["mha"] == (3, 2)
+    assert sides["mhe_add-2-groups"] == (3, 3)
+    assert sides["sha"] == (4, 3)
+
+
+def test_the_cache_of_all_layers():
+    """2·M numbers a layer of `mha`, and as many again of its cross-attention; no encoder's."""
+    deep = {task: models(task)["depth"]["mha"] for task in TASKS}
+    assert sizes.cached(sizes.changed(base_of("lm"), deep["lm"])) == 4 * 256
+    config = sizes.changed(base_of("translation"), deep["translation"])
+    assert sizes.cached(config) == 2 * (512 + 512)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_decides_has_at_most_half_of_the_cache(task):
+    base = base_of(task)
+    mha = sizes.cached(sizes.changed(base, models(task)["shape"]["mha"]))
+    for regime in ("depth", "width"):
+        for name in atlas_cases.SMALL:
+            assert sizes.cached(sizes.changed(base, models(task)[regime][name])) <= mha / 2, name
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_same_flops(task):
+    base, mha = base_of(task), models(task)["shape"]["mha"]
+    budget = base.train.num_steps * sizes.flops(sizes.changed(base, mha))
+    for name, fields in models(task)["flops"].items():
+        config = sizes.changed(base, fields)
+        one = sizes.flops(config)
+        assert abs(config.train.num_steps * one - budget) <= one / 2, name
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_case_is_a_config_and_has_its_stage(task):
+    """No case is forgotten, none is planned twice, and train.py takes each."""
+    planned = [case for stage in atlas_cases.stages(task) for case in stage.cases]
+    every = [Case(regime, name) for regime, own in models(task).items() for name in own]
+    assert sorted(planned) == sorted(every)
+    assert set(atlas_tables.REGIMES) == set(models(task))
+    base = base_of(task)
+    for regime, name in every:
+        if regime not in ("shape", "time"):
+            assert (config := sizes.changed(base, models(task)[regime][name])) != base
+            check(config)
+    fields = list(models(task)["limits"].values())[-1]
+    flags = [part for field, value in fields.items() for part in (f"--{field}", str(value))]
+    path = ROOT / "configs" / atlas.SOURCES[task].config
+    assert parse_train_arguments([str(path), *flags]) == sizes.changed(base, fields)
+
+
+# Runs
+
+
+@functools.cache
+def parsed(arguments: tuple[str, ...]):
+    """Once: the plan and the stand-in both parse them, and that is most of the time here."""
+    return parse_train_arguments(list(arguments))
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """(command, run) of each call, which leaves what that command would."""
+    found = []
+
+    def stand_in(command, stdout, **_):
+        _, program, *arguments = command
+        if Path(program).name == "train.py":
+            with experiments.PARSING:
+                config = parsed(tuple(arguments))
+            run, done = Path(config.workdir), "train"
+            save_json(config, run / CONFIG)
+            kind, rate = config.model.attention.kind, config.optimizer.learning_rate
+            loss = LOSSES.get(rate, 3.0) + WORSE[kind] + config.train.seed / 100
+            result = {"best_validation_loss": loss, "steps": config.train.num_steps}
+            result |= {"best_step": 1, "parameters": {"total": 1}, "training_seconds": 360.0}
+            (run / RESULT).write_text(json.dumps({**result, "device": "cpu", "jax": "0.0"}))
+            seconds = SPEED.get(kind, 30) * config.model.num_layers / 1000
+            steps = [{"step": 1, "split": "train", "step_seconds_p50": seconds}]
+            (run / METRICS).write_text("".join(json.dumps(step) + "\n" for step in steps))
+        else:
+            run, done = Path(arguments[0]), "eval"
+            seed = load_json(run / CONFIG).train.seed
+            scores = {"perplexity_per_token": 40.0 + seed, "bleu": 30.0 + seed}
+            (run / "eval_test.json").write_text(json.dumps(scores))
+        found.append((done, f"{run.parent.name}/{run.name}"))
+        return 0
+
+    monkeypatch.setattr(experiments.subprocess, "call", stand_in)
+    for module in (experiments, atlas):
+        monkeypatch.setattr(module, "parse_train_arguments", lambda given: parsed(tuple(given)))
+    stage(monkeypatch, "depth", ["mha", "mhe_mul", "gqa"])
+    for task in TASKS:
+        (tmp_path / "data" / atlas.SOURCES[task].data).mkdir(parents=True)
+    return found
+
+
+def stage(monkeypatch, regime: str, names: list[str], best: int = 1) -> None:
+    only = Stage([Case(regime, name) for name in names], best)
+    monkeypatch.setattr(atlas, "stages", lambda task: [only])
+
+
+def run(tmp_path, monkeypatch, *flags, task="lm") -> int:
+    command = ["atlas.py", task, "--workdir", str(tmp_path), "--jobs", "1"]
+    command += ["--data.directory", str(tmp_path / "data")]
+    monkeypatch.setattr(sys, "argv", [*command, *flags])
+    with pytest.raises(SystemExit) as stop:
+        atlas.main()
+    return int(stop.value.code or 0)
+
+
+def lines_of(tmp_path, task="lm"):
+    return json.loads((tmp_path / f"atlas/{task}.json").read_text())["lines"]
+
+
+def test_the_rate_by_one_seed_and_the_score_by_three_others(calls, tmp_path, monkeypatch):
+    """Fresh seeds of the control and of the best kind, `gqa`, not of `mhe_mul`."""
+    assert run(tmp_path, monkeypatch) == 0
+    searched = [
+        ("train", f"depth/{name},{rate},seed=0")
+        for name in ("mha", "mhe_mul", "gqa")
+        for rate in ("2e-3", "4e-3", "8e-3")
+    ]
+    fresh = [
+        (done, f"depth/{name},4e-3,seed={seed}")
+        for name in ("mha", "gqa")
+        for seed in "123"
+        for done in ("train", "eval")
+    ]
+    assert calls == searched + fresh
+    lines = lines_of(tmp_path)
+    assert len(lines) == 9 + 6
+    last = lines[-1]
+    assert (last["regime"], last["name"], last["rate"], last["seed"]) == ("depth", "gqa", "4e-3", 3)
+    assert last["perplexity_per_token"] == 43.0
+    assert last["validation_loss"] == pytest.approx(2.03)
+    assert last["hours"] == 0.1
+    assert (last["steps"], last["step_seconds"], last["cached"]) == (2000, 0.12, 4 * 64)
+    assert last["processor"] == timing.processor()
+    config = load_json(tmp_path / "atlas/lm/depth/gqa,4e-3,seed=3" / CONFIG)
+    assert (config.model.num_layers, config.model.mlp_features) == (4, 416)
+    assert "perplexity_per_token" not in lines[0]  # the choosing seed never sees the test set
+
+
+def test_a_record_goes_on_without_the_runs(calls, tmp_path, monkeypatch):
+    assert run(tmp_path, monkeypatch) == 0
+    shutil.rmtree(tmp_path / "atlas" / "lm")
+    first = lines_of(tmp_path)
+    before = len(calls)
+    assert run(tmp_path, monkeypatch) == 0
+    assert calls[before:] == []
+    stage(monkeypatch, "depth", ["gqa", "mqa"])
+    assert run(tmp_path, monkeypatch) == 0
+    assert {name.split(",")[0] for _, name in calls[before:]} == {"depth/mqa"}
+    assert lines_of(tmp_path)[: len(first)] == first
+
+
+def test_a_record_of_other_steps_is_refused(calls, tmp_path, monkeypatch, capsys):
+    assert run(tmp_path, monkeypatch, "--steps", "20", "--budget", "0.15") == 0
+    assert [line["steps"] for line in lines_of(tmp_path)] == [20, 20]
+    config = load_json(tmp_path / "atlas/lm/depth/mha,2e-3,seed=0" / CONFIG)
+    assert config.optimizer.warmup_steps == 2
+    assert run(tmp_path, monkeypatch) == 2
+    assert "lm.json is not of" in capsys.readouterr().err
+
+
+def test_no_run_begins_once_the_budget_is_spent(calls, tmp_path, monkeypatch, capsys):
+    """Each is 0.1 hours; a larger budget goes on."""
+    assert run(tmp_path, monkeypatch, "--budget", "0.35") == 0
+    assert len(calls) == 4
+    assert "0.35 hours are spent" in capsys.readouterr().err
+    assert run(tmp_path, monkeypatch, "--budget", "0.45") == 0
+    assert len(calls) == 5
+
+
+def test_the_best_rate_is_not_at_the_edge(calls, tmp_path, monkeypatch):
+    monkeypatch.setitem(LOSSES, 8e-3, 1.5)
+    stage(monkeypatch, "depth", ["gqa"])
+    assert run(tmp_path, monkeypatch) == 0
+    trained = [name for done, name in calls if done == "train"]
+    rates = [name.split(",")[1] for name in trained]
+    assert rates == ["2e-3", "4e-3", "8e-3", "0.016", "8e-3", "8e-3", "8e-3"]
+
+
+def test_a_run_that_fails_is_recorded_and_not_tried_again(calls, tmp_path, monkeypatch):
+    """The search takes it for the worst; a seed of it is left out."""
+    given = experiments.subprocess.call
+
+    def fails(command, stdout, **rest):
+        if "8e-3" in str(command) or "gqa,4e-3,seed=2" in str(command):
+            stdout.write("error: step 7: the loss is not finite\n")
+            stdout.flush()
+            calls.append(("failed", ""))
+            return 1
+        return given(command, stdout=stdout, **rest)
+
+    monkeypatch.setattr(experiments.subprocess, "call", fails)
+    stage(monkeypatch, "depth", ["gqa"])
+    assert run(tmp_path, monkeypatch) == 0
+    failed = [line for line in lines_of(tmp_path) if "failed" in line]
+    assert [(line["rate"], line["seed"]) for line in failed] == [("8e-3", 0), ("4e-3", 2)]
+    assert failed[0]["failed"] == "step 7: the loss is not finite"
+    before = len(calls)
+    assert run(tmp_path, monkeypatch) == 0
+    assert len(calls) == before
+    found = atlas_tables.measured(lines_of(tmp_path), Case("depth", "gqa"))
+    assert found is not None
+    assert [line["seed"] for line in found.fresh] == [1, 3]
+    assert found.shown("perplexity_per_token", 2) == "42.00 ± 1.00 (2 seeds)"
+
+
+def test_all_rates_fail(calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: 1)
+    monkeypatch.setattr(Path, "read_text", read_of_log(Path.read_text))
+    stage(monkeypatch, "depth", ["gqa"])
+    assert run(tmp_path, monkeypatch) == 0
+    lines = lines_of(tmp_path)
+    assert [line["rate"] for line in lines] == ["2e-3", "4e-3", "8e-3", "0.001"]
+    assert atlas_tables.measured(lines, Case("depth", "gqa")) is None
+
+
+def read_of_log(given):
+    return lambda path, *args, **kw: "no" if path.suffix == ".log" else given(path, *args, **kw)
+
+
+def test_a_run_that_is_killed_is_no_result(calls, tmp_path, monkeypatch, capsys):
+    given = experiments.subprocess.call
+    monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: -9)
+    stage(monkeypatch, "depth", ["gqa"])
+    assert run(tmp_path, monkeypatch) == 1
+    assert "exit status -9" in capsys.readouterr().err
+    assert not (tmp_path / "atlas/lm.json").exists()
+    monkeypatch.setattr(experiments.subprocess, "call", given)
+    assert run(tmp_path, monkeypatch) == 0
+    assert len(lines_of(tmp_path)) == 6
+
+
+def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: calls.append(()) or 130)
+    assert run(tmp_path, monkeypatch) == 130
+    assert len(calls) == 1
+
+
+def test_data_that_is_not_there(calls, tmp_path, monkeypatch, capsys):
+    shutil.rmtree(tmp_path / "data")
+    assert run(tmp_path, monkeypatch) == 2
+    assert "there is no" in capsys.readouterr().err
+    assert calls == []
+
+
+def test_runs_of_docs_records_stand_for_their_own(calls, tmp_path, monkeypatch):
+    """Those of the same config alone: not of another shape, nor of seed 3, which has none."""
+    stage(monkeypatch, "shape", ["mha"])
+    assert run(tmp_path, monkeypatch, task="translation") == 0
+    assert calls == [("train", "shape/mha,2e-3,seed=3"), ("eval", "shape/mha,2e-3,seed=3")]
+    lines = lines_of(tmp_path, "translation")
+    place = "docs/records/translation/mha,2e-3,seed=1"
+    found = json.loads((ROOT / place / "eval_test.json").read_text())
+    (line,) = [line for line in lines if line.get("from") == place]
+    assert (line["bleu"], line["hours"], line["seed"]) == (found["bleu"], 0, 1)
+    assert len(lines) == 3 + 3
+    stage(monkeypatch, "depth", ["mha"])
+    assert run(tmp_path, monkeypatch, task="translation") == 0
+    assert not [
+        line
+        for line in lines_of(tmp_path, "translation")
+        if line["regime"] == "depth" and "from" in line
+    ]
+
+
+def test_steps_of_the_same_time(calls, tmp_path, monkeypatch, capsys):
+    """By steps of 120 ms of `mha` and 60 ms of `sha`, which later times do not change."""
+    stage(monkeypatch, "time", ["sha"])
+    assert run(tmp_path, monkeypatch) == 1
+    assert "no time of a step is measured here" in capsys.readouterr().err
+    stage(monkeypatch, "shape", ["mha"])
+    assert run(tmp_path, monkeypatch) == 0
+    stage(monkeypatch, "flops", ["sha"])
+    assert run(tmp_path, monkeypatch) == 0
+    stage(monkeypatch, "time", ["sha"])
+    assert run(tmp_path, monkeypatch, "--budget", "1.35") == 0
+    monkeypatch.setattr(atlas.Atlas, "step_seconds", lambda *_: 1.0)
+    assert run(tmp_path, monkeypatch) == 0
+    steps = {line["steps"] for line in lines_of(tmp_path) if line["regime"] == "time"}
+    assert steps == {4000}
+
+
+# Tables
+
+
+def lines(regime, name, losses, scores, rate="4e-3", score="perplexity_per_token"):
+    """A search whose best rate is in the middle, and the fresh seeds."""
+    who = {"regime": regime, "name": name, "rate": rate}
+    edges = [
+        {**who, "rate": other, "seed": 0, "validation_loss": 9.0} for other in ("2e-3", "8e-3")
+    ]
+    chosen = {**who, "seed": 0, "validation_loss": 1.0}
+    fresh = [
+        {**who, "seed": seed + 1, "validation_loss": loss, score: value, "step_seconds": 0.25}
+        for seed, (loss, value) in enumerate(zip(losses, scores, strict=True))
+    ]
+    return [*edges, chosen, *fresh]
+
+
+def test_rows():
+    found = lines("depth", "gqa", [2.0, 2.1, 2.2], [40.0, 41.0, 42.0])
+    # A seed at another rate, such as one that was best until a line was deleted, does not count.
+    other = {**found[-1], "rate": "2e-3", "validation_loss": 9.0}
+    table = atlas_tables.regime([*found, other], "lm", "depth")
+    row = next(line for line in table.markdown().splitlines() if line.startswith("| gqa"))
+    error = statistics.stdev([2.0, 2.1, 2.2]) / 3**0.5
+    assert row.endswith(
+        f"| 256 | 33 | 7.00 | 2,000 | 4e-3 | 1.000 | 2.100 ± {error:.3f} | 41.00 ± 0.58 | 250 |"
+    )
+    assert table.markdown().count("not measured") == 5 * 8
+    # A search that has not ended says nothing.
+    table = atlas_tables.regime(found[1:], "lm", "depth")
+    assert table.markdown().count("not measured") == 5 * 9
+
+
+@pytest.mark.parametrize(
+    ("bleu", "deep", "bar"),
+    [
+        ([36.0, 36.1, 36.2], [33.0, 33.1, 33.2], "yes"),
+        # As good as the error allows; better than one `mha` and not than the other.
+        ([33.2, 34.2, 35.2], [33.0, 33.1, 33.2], "no"),
+        ([36.0, 36.1, 36.2], [37.0, 37.1, 37.2], "no"),
+        ([], [33.0, 33.1, 33.2], "not measured"),
+    ],
+)
+def test_the_bar(bleu, deep, bar):
+    """Better than both `mha`, in both tasks, by more than two standard errors of the difference."""
+    records = {
+        "lm": [
+            *lines("shape", "mha", [2.0, 2.01, 2.02], [1, 1, 1]),
+            *lines("depth", "mha", [2.1, 2.11, 2.12], [1, 1, 1]),
+            *lines("depth", "gqa", [1.9, 1.91, 1.92], [1, 1, 1]),
+        ],
+        "translation": [
+            *lines("shape", "mha", [1, 1, 1], [33.4, 33.5, 33.6], score="bleu"),
+            *lines("depth", "mha", [1, 1, 1], deep, score="bleu"),
+            *lines("depth", "gqa", [1] * len(bleu), bleu, score="bleu"),
+        ],
+    }
+    rows = {(row[0], row[1]): row[2:] for row in atlas_tables.decision(records).rows}
+    loss, _, found = rows[atlas_tables.REGIMES["depth"], "gqa"]
+    # (0.01 / √3) · √2 · 2
+    assert loss == "+0.100 ± 0.016"
+    assert found == bar
+    assert rows[atlas_tables.REGIMES["depth"], "mqa"][2] == "not measured"
+
+
+def test_a_page_counts_the_runs_of_each_stage():
+    """Three rates of each case, three seeds of controls and of the best; less what records have."""
+    page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    for stages in zip(*map(atlas_cases.stages, TASKS), strict=True):
+        counts = []
+        for task, each in zip(TASKS, stages, strict=True):
+            controls = [case for case in each.cases if case.name in atlas_cases.CONTROLS]
+            others = min(each.best, len(each.cases) - len(controls))
+            there = [
+                found
+                for case in each.cases
+                if (task, case.regime) == ("translation", "shape")
+                for found in atlas.RECORDS.glob(f"{case.name},*")
+            ]
+            counts.append(3 * (len(each.cases) + len(controls) + others) - len(there))
+        assert f" | {counts[0]} | {counts[1]} |" in page
+
+
+def test_a_page_has_the_tables_of_the_records():
+    page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    for table in atlas_tables.tables(ROOT / "docs" / "records" / "atlas"):
+        assert table.markdown() in page
