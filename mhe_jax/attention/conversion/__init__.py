@@ -1,12 +1,13 @@
 """From the parameters of one attention kind to those of another.
 
-heads.py      a kind as heads of its own, exactly
-factors.py    the best factors that several heads can share
-scores.py     what is to be met, in coordinates in which every difference counts the same
-kinds.py      the parameters of each kind that come closest to given heads
-latents.py    those of kinds with a norm on a latent
-tied.py       those of keys that are in part their values
-fitting.py    what real inputs say
+heads.py             a kind as heads of its own, exactly
+factors.py           the best factors that several heads can share
+scores.py            what is to be met, in coordinates in which every difference counts the same
+kinds.py             the parameters of each kind that come closest to given heads
+latents.py           those of kinds with a norm on a latent
+tied.py              those of keys that are in part their values
+tensor_products.py   those of projections that heads mix
+fitting.py           what real inputs say
 """
 
 import dataclasses
@@ -26,14 +27,22 @@ from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.module import Attention
 from mhe_jax.config import MHE_KINDS, InputError
 
-__all__ = ["Activations", "check_source", "check_target", "convert", "error", "module_of"]
+__all__ = [
+    "FIELDS",
+    "Activations",
+    "check_source",
+    "check_target",
+    "convert",
+    "error",
+    "module_of",
+]
 
 # Kinds that have room for a bias of the queries without `use_bias`, and of the output.
 BIASED_QUERIES, BIASED_OUTPUT = ("mhe_add", "mva", "collaborative"), ("mhe_add",)
-# Kinds that need biases to be made at all: of a constant that holds a norm (`latents.py`).
-BIASED = ("mla", "mfa")
-# Fields of a module that a conversion takes, and those of groups of heads.
-NUMBERS = tuple(
+# Kinds that take biases to be made: constants that hold a norm, or that are factors of heads.
+BIASED = ("mla", "mfa", "tpa")
+# Fields of a module that a conversion takes, and those that divide the heads.
+FIELDS = tuple(
     f.name for f in dataclasses.fields(Target) if f.name not in ("kind", "width", "use_bias")
 )
 DIVISORS = ("num_kv_heads", "num_groups", "score_groups", "latent_groups")
@@ -51,24 +60,26 @@ def convert(
 
     Scores are `x Q[h] K[h]ᵀ yᵀ`, and a head adds `y V[h] O[h]`: the parameters of `kind` are those
     whose products come closest, by least squares (`kinds.py`). A kind that has room for another
-    takes it exactly: each into `mha` (but `mva`, where score_features + 1 is more than the width of
-    a head), those with one head into those with several, and `mha` into none. None of it holds
-    where rotary positions turn queries and keys: their products are others at each distance.
+    takes it exactly: each into `mha` (but `mva` and `collaborative`, where score_features + 1 is
+    more than the width of a head), those with one head into those with several, and `mha` into
+    `collaborative`, `mla` and `tpa` that are wide enough. None of it holds where rotary positions
+    turn queries and keys: their products are others at each distance.
 
     Args:
       params: of one module, as Flax's own or as `make_attention` of `source` has them.
       kind: of the parameters that are made.
-      source: the kind of `params`.
+      source: the kind of `params`; of `mfa`, `mla` and `tpa` nothing else is made.
       activations: inputs that the module gets. Products are weighted by their moments then, and
         W_o is fitted to the outputs. Without any, inputs count as independent, of variance 1.
-      fields: `num_kv_heads`, `num_groups`, `score_groups` and `score_features` of the new module,
-        where its kind has them.
+      fields: of the new module, where its kind has them: `num_kv_heads`, `num_groups`,
+        `score_groups`, `score_features`, `query_rank`, `key_rank`, `value_rank`, `reuse_keys`,
+        `latent_features` and `latent_groups`.
 
     Returns:
       Parameters for `make_attention(kind, num_heads=..., **fields)`, of the same heads and width.
       They have biases where `params` have, and where heads have what only a bias can keep, such as
-      the head embeddings of `mhe_add` in `mha`; `use_bias` there must be
-      as they are.
+      the head embeddings of `mhe_add` in `mha`, or the kind takes them to be made (`mfa`, `mla`,
+      `tpa`); `use_bias` there must be as they are.
 
     >>> import flax.linen as nn
     >>> from mhe_jax.attention import make_attention
@@ -81,9 +92,10 @@ def convert(
     (2, 5, 32)
 
     Raises:
-      ValueError: an unknown kind, or one that no conversion knows; a field that the kind does not
-        have, or that does not divide the heads; a LayerNorm between projections and scores
-        (`normalize_qk`).
+      ValueError: an unknown kind; a source whose heads are not linear; a field that the kind does
+        not have, or that does not divide the heads, or is too small for a latent; keys and values
+        of inputs that differ in width for a kind with one input for both; a LayerNorm between
+        projections and scores (`normalize_qk`).
     """
     given = module_of(params, source)
     made = _target_module(kind, given, fields)
@@ -155,6 +167,9 @@ def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
         fields["query_rank"] = len(params["query"]["kernel"])
     if kind == "mfa":
         fields["reuse_keys"] = "value_scale" in params
+    if kind == "tpa":
+        for role in ("query", "key", "value"):
+            fields[f"{role}_rank"] = shape(role, "kernel")[2]
     if kind == "mla":
         scale = shape("latent_norm", "scale")
         fields |= {"latent_features": math.prod(scale), "latent_groups": math.prod(scale[:-1])}
@@ -187,7 +202,7 @@ def check_source(kind: str) -> None:
 
 def _target_module(kind: str, given: Attention, fields: Mapping[str, Any]) -> Attention:
     check_target(kind)
-    theirs = set(KINDS[kind].__dataclass_fields__) & set(NUMBERS)
+    theirs = set(KINDS[kind].__dataclass_fields__) & set(FIELDS)
     for field in fields:
         if field not in theirs:
             has = ", ".join(sorted(theirs)) or "none"
@@ -195,12 +210,19 @@ def _target_module(kind: str, given: Attention, fields: Mapping[str, Any]) -> At
     H = given.num_heads
     if "num_kv_heads" in theirs and fields.get("num_kv_heads") is None:
         raise ValueError(f"num_kv_heads is not set: it must divide num_heads={H}")
-    for field, value in fields.items():
-        if field in DIVISORS and value is not None and (value < 1 or H % value):
-            raise ValueError(f"{field}={value} must divide num_heads={H}")
+    D = (given.qkv_features or 0) // H
     fields = {name: value for name, value in fields.items() if value is not None}
+    for field, value in fields.items():
+        if field in DIVISORS and (value < 1 or H % value):
+            raise ValueError(f"{field}={value} must divide num_heads={H}")
+        if field != "reuse_keys" and value < 1:
+            raise ValueError(f"{field}={value} must be 1 or more")
     if kind in ("mva", "collaborative"):
-        fields.setdefault("score_features", (given.qkv_features or 0) // H)
+        fields.setdefault("score_features", D)
+    if kind == "mfa":
+        fields.setdefault("query_rank", D)
+    if kind == "mla":
+        fields.setdefault("latent_features", 4 * D)
     made = KINDS[kind](
         num_heads=H,
         qkv_features=given.qkv_features,
@@ -209,12 +231,12 @@ def _target_module(kind: str, given: Attention, fields: Mapping[str, Any]) -> At
         normalize_qk=given.normalize_qk,
         **fields,
     )
-    made.widths((given.qkv_features or 0) // H)  # refuses what does not go together
+    made.widths(D)  # refuses what does not go together
     return made
 
 
 def _numbers(module: Attention) -> dict[str, Any]:
-    return {name: value for name in NUMBERS if (value := getattr(module, name, None))}
+    return {name: value for name in FIELDS if (value := getattr(module, name, None))}
 
 
 def _needs_bias(kind: str, heads: Heads) -> bool:

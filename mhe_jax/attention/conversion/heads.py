@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-
 # Kinds whose heads are no linear maps of their inputs, and why.
 NOT_LINEAR = {
     "mfa": "a norm lies between its inputs and its queries",

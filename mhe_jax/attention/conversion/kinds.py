@@ -35,6 +35,7 @@ from mhe_jax.attention.conversion.scores import (
     shared_values,
     stacked,
 )
+from mhe_jax.attention.conversion.tensor_products import constant_factors
 from mhe_jax.attention.conversion.tied import tied_states
 
 # Projections that never have a bias.
@@ -387,4 +388,5 @@ TARGETS: dict[str, Callable[[Heads, Target, Moments], Parameters]] = {
     "mfa": low_rank_queries,
     "gta": tied_states,
     "mla": latent_heads,
+    "tpa": constant_factors,
 }

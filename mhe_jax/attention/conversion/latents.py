@@ -36,9 +36,9 @@ def latent_heads(heads: Heads, target: Target, moments: Moments) -> Parameters:
     Queries stay as they are, without a bias, which has no home; with `query_rank` they are made of
     the latent that serves those of all heads best, and of their bias.
     """
-    D, G, compressed = target.width, target.latent_groups, target.query_rank is not None
-    width = (target.latent_features or 4 * D) // G
-    _check("latent_features", width * G, 2 * G)
+    D, G, compressed = target.width, target.latent_groups, target.query_rank > 0
+    width = target.latent_features // G
+    _check("latent_features", target.latent_features, 2 * G)
     heads, both = Joint.in_groups(heads, moments, compressed, G, width - 1)
     scores = Scores(heads, moments, compressed)
     latents, bases, keys, values = [], [], [], []
@@ -53,10 +53,10 @@ def latent_heads(heads: Heads, target: Target, moments: Moments) -> Parameters:
             keys.append(np.linalg.solve(upper, V))
             values.append(U.T @ both.key @ heads.value[h])
     params: Parameters = {}
-    if target.query_rank is None:
-        query, _ = scores.queries(scores.forms @ np.stack(bases))
-    else:
+    if compressed:
         query = _compress(scores, both.sizes, np.stack(bases), target.query_rank, moments, params)
+    else:
+        query, _ = scores.queries(scores.forms @ np.stack(bases))
     query, key = filled(query, np.stack(keys), D)
     kernels, biases, scales = zip(*latents, strict=True)
     return params | {
@@ -90,7 +90,7 @@ def low_rank_queries(heads: Heads, target: Target, moments: Moments) -> Paramete
         (value,), out = shared_values(heads, 1, D, moments)
         params |= {"value": {"kernel": value[:, None]}, "out": {"kernel": out}}
     bases = np.broadcast_to(basis, (len(heads.query), *basis.shape))
-    query = _compress(scores, both.sizes, bases, target.query_rank or D, moments, params)
+    query = _compress(scores, both.sizes, bases, target.query_rank, moments, params)
     key = widened(scores.key_inverse @ basis, D)
     query = np.pad(query, ((0, 0), (0, 0), (0, D - query.shape[-1])))
     params["query"] = {"kernel": last(query) * D**0.5}

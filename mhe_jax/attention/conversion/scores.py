@@ -38,9 +38,11 @@ class Target:
     num_groups: int = 1
     score_groups: int = 1
     score_features: int | None = None
-    query_rank: int | None = None
+    query_rank: int = 0  # of mla, 0 is queries of the inputs themselves
+    key_rank: int = 2
+    value_rank: int = 2
     reuse_keys: bool = False
-    latent_features: int | None = None
+    latent_features: int = 0
     latent_groups: int = 1
     use_bias: bool = False
 
@@ -112,9 +114,7 @@ class Joint(Scores):
         return heads, cls(heads, moments, use_bias)
 
 
-def pair(
-    forms: np.ndarray, rank: int, scores: Scores
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pair(forms: np.ndarray, rank: int, scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Kernels [n, M, R] and biases [n, R] of the queries for one key kernel [N, R]."""
     U = common_factor(forms, rank)
     found, key = forms @ U, U

@@ -1,8 +1,10 @@
 """`gta`, whose keys are in part their values: by alternating least squares."""
 
+from typing import Any
+
 import numpy as np
 
-from mhe_jax.attention.conversion.factors import common_factor
+from mhe_jax.attention.conversion.factors import alternate, columns, common_factor
 from mhe_jax.attention.conversion.heads import Heads
 from mhe_jax.attention.conversion.scores import (
     Joint,
@@ -14,8 +16,6 @@ from mhe_jax.attention.conversion.scores import (
     widened,
 )
 
-ROUNDS = 300
-
 
 def tied_states(heads: Heads, target: Target, moments: Moments) -> Parameters:
     """`gta`: a state for the values of each group, half of which its keys have, and W_r for all.
@@ -24,22 +24,19 @@ def tied_states(heads: Heads, target: Target, moments: Moments) -> Parameters:
     values V of `Joint`; [T_g, E_g] becomes W[g], and R becomes W_r.
     """
     D, G = target.width, target.num_kv_heads
-    heads, both = Joint.in_groups(heads, moments, target.use_bias, G, D)
+    heads, both = Joint.in_groups(heads, moments, target.use_bias, G, D + D // 2)
     scored = both.forms.shape[1]
-    bases = _alternate(
-        _columns(both.rows[:, :scored], heads.key.shape[-1]),
-        _columns(both.rows[:, scored:], D),
-        G,
-        D,
-    )
+    forms = columns(both.rows[:, :scored], heads.key.shape[-1])
+    bases = _bases(forms, columns(both.rows[:, scored:], D), G, D)
+    bases = bases / (np.linalg.norm(bases, axis=0) + 1e-300)
     scores = Scores(heads, moments, target.use_bias)
-    states, shared = both.key_inverse @ bases[:, : G * D], both.key_inverse @ bases[:, G * D :]
+    states, shared = np.split(both.key_inverse @ bases, [G * D], 1)
     queries, outs = [], []
-    for g, own in enumerate(np.split(np.arange(len(heads.query)), G)):
-        state = states[:, g * D : (g + 1) * D]
-        keys = scores.key @ np.concatenate([state[:, : D // 2], shared], 1)
+    for g, own in enumerate(np.split(np.arange(len(forms)), G)):
+        state = slice(g * D, (g + 1) * D)
+        keys = scores.key @ np.concatenate([states[:, state][:, : D // 2], shared], 1)
         queries.append(scores.forms[own] @ np.linalg.pinv(keys).T)
-        outs.append(np.linalg.pinv(bases[:, g * D : (g + 1) * D]) @ both.maps[own])
+        outs.append(np.linalg.pinv(bases[:, state]) @ both.maps[own])
     query, bias = scores.queries(np.concatenate(queries))
     return {
         "query": {"kernel": last(query) * D**0.5, "bias": bias * D**0.5},
@@ -49,40 +46,31 @@ def tied_states(heads: Heads, target: Target, moments: Moments) -> Parameters:
     }
 
 
-def _columns(rows: np.ndarray, rank: int) -> np.ndarray:
-    """[H, N, rank] with the products `X Xᵀ` of rows Xᵀ [H, M, N] of that rank."""
-    _, d, vt = np.linalg.svd(rows, full_matrices=False)
-    return (d[:, :rank, None] * vt[:, :rank]).swapaxes(1, 2)
-
-
-def _alternate(forms: np.ndarray, maps: np.ndarray, G: int, D: int) -> np.ndarray:
-    """The bases [T_0, E_0, T_1, E_1, ..., R], [N, G D + D/2], for columns of H heads."""
-    (H, N, n), half = forms.shape, D // 2
-    both = np.concatenate([forms, maps], 2)
+def _bases(forms: np.ndarray, maps: np.ndarray, G: int, D: int) -> np.ndarray:
+    """[T_0, E_0, T_1, E_1, ..., R], [N, G·D + D/2], for columns of H heads."""
+    H, half = len(forms), D // 2
+    seen, scored = np.concatenate([forms, maps], 2), forms.shape[2]
     groups = np.split(np.arange(H), G)
-    bases, rests = [], []
+    found, rests = [], []
     for own in groups:
-        T = common_factor(both[own].swapaxes(1, 2), half)
-        E = common_factor((maps[own] - T @ (T.T @ maps[own])).swapaxes(1, 2), D - half)
-        bases += [widened(T, half), widened(E, D - half)]
-        rests.append(forms[own] - T @ (T.T @ forms[own]))
+        # The directions in which what keys are made of and what values are come closest.
+        K, V = (common_factor(one[own].swapaxes(1, 2), D) for one in (forms, maps))
+        T = V @ np.linalg.svd(V.T @ K)[0][:, :half]
+        left = seen[own] - T @ (T.T @ seen[own])
+        E = common_factor(left[:, :, scored:].swapaxes(1, 2), half)
+        found += [widened(T, half), widened(E, half)]
+        rests.append(left[:, :, :scored])
     R = common_factor(np.concatenate(rests).swapaxes(1, 2), half)
-    found = np.concatenate([*bases, widened(R, half)], 1)
-    of_all = np.arange(G * D, G * D + half)
-    total, error = float(np.sum(both**2)), np.inf
-    for _ in range(ROUNDS):
-        factors = np.zeros((H, found.shape[1], both.shape[2]))
+    start = np.concatenate([*found, widened(R, half)], 1)
+
+    def step(bases: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
+        factors = np.zeros((H, bases.shape[1], seen.shape[2]))
         for g, own in enumerate(groups):
             values = np.arange(g * D, (g + 1) * D)
-            keys = np.concatenate([values[:half], of_all])
-            for columns, some in ((keys, slice(n)), (values, slice(n, None))):
-                fitted = np.linalg.pinv(found[:, columns]) @ both[own][:, :, some]
-                factors[np.ix_(own, columns, np.arange(both.shape[2])[some])] = fitted
-        flat = factors.swapaxes(0, 1).reshape(found.shape[1], -1)
-        seen = both.swapaxes(0, 1).reshape(N, -1)
-        found = np.linalg.lstsq(flat.T, seen.T, rcond=None)[0].T
-        before, error = error, float(np.sum((seen - found @ flat) ** 2))
-        found = found / (np.linalg.norm(found, axis=0) + 1e-300)
-        if before - error < 1e-5 * error or error < 1e-14 * total:
-            break
-    return found
+            keys = np.concatenate([values[:half], np.arange(G * D, G * D + half)])
+            rows = slice(own[0], own[-1] + 1)
+            factors[rows, keys, :scored] = np.linalg.pinv(bases[:, keys]) @ forms[rows]
+            factors[rows, values, scored:] = np.linalg.pinv(bases[:, values]) @ maps[rows]
+        return factors, state
+
+    return alternate(seen, start, step)[0]
