@@ -32,7 +32,7 @@ TARGETS = {
     "mfa": {},
     "gta": {"num_kv_heads": 2},
     "mla": {"latent_features": 8, "query_rank": 6, "latent_groups": 2},
-    "tpa": {"query_rank": 3, "key_rank": 2, "value_rank": 1},
+    "tpa": {"query_rank": 2, "key_rank": 1, "value_rank": 1},
 }
 MHA = {"model.attention.kind": "mha", "model.attention.num_heads": 4}
 # Layers scanned or not, layers before or after their norm, biases or not: each at least once.
