@@ -139,23 +139,20 @@ def test_tied_states_are_the_best_near_them():
     target, moments = Target("gta", 4, num_kv_heads=1), Moments.unit(heads)
     both = Joint(heads, moments, False)
 
-    def cost(states, shared):
-        keys = np.concatenate([states[:, :2], shared], 1)
-        missed = 0
-        for rows, basis in (
-            (both.rows[:, :M], keys),
-            (both.rows[:, M:], states),
-        ):
+    def cost(bases):
+        states, shared = bases[:, :4], bases[:, 4:]
+        keys, missed = np.concatenate([states[:, :2], shared], 1), 0
+        for rows, basis in ((both.rows[:, :M], keys), (both.rows[:, M:], states)):
             missed += np.sum((rows - rows @ np.linalg.pinv(basis).T @ basis.T) ** 2)
         return missed
 
     found = tied_states(heads, target, moments)
-    states, shared = found["key_value"]["kernel"][:, 0], found["key"]["kernel"]
-    best, draw = cost(states, shared), np.random.default_rng(5)
-    for size in (0.1, 0.02, 0.02, 0.02, 0.02):
-        moves = [size * draw.normal(size=part.shape) for part in (states, shared)]
-        for sign in (-1, 1):
-            assert cost(states + sign * moves[0], shared + sign * moves[1]) > best
+    bases = np.concatenate([found["key_value"]["kernel"][:, 0], found["key"]["kernel"]], 1)
+    best, moves = cost(bases), np.eye(bases.size).reshape(-1, *bases.shape)
+    slope = [cost(bases + 1e-5 * move) - cost(bases - 1e-5 * move) for move in moves]
+    down = -np.reshape(slope, bases.shape) / np.linalg.norm(slope)
+    for step in (0.01, 0.03, 0.1, 0.3, 1):
+        assert cost(bases + step * down) > best * (1 - 1e-3)
 
 
 def projected(params, kernel):

@@ -225,7 +225,7 @@ INTERCHANGE = (
         "_mixed",
         "if rank < len(forms) * width:",
         "if False:",
-        f"{LATENTS}::test_what_is_shared_by_mixing_is_closer_than_by_groups",
+        f"{LATENTS}::test_a_kind_that_has_room_takes_another_exactly",
     ),
     Mutant(
         "the halves of a tied key change places",
