@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mhe_jax.attention.conversion.heads import NOT_LINEAR
 from mhe_jax.config import AttentionConfig, InputError
 from mhe_jax.shapeshifter.kronecker import materialize
 
 # Kinds without heads `x W_q[h]`, `y W_k[g]` and `y W_v[g]`, and why.
 WITHOUT_HEADS = {
-    "mfa": "a norm lies between its inputs and its queries",
+    **NOT_LINEAR,
     "gta": "its keys are tied to its values, and share the half that turns",
-    "mla": "a norm lies between its inputs and its keys and values",
-    "tpa": "its queries, keys and values are products of two maps of its inputs",
 }
 
 

@@ -27,9 +27,6 @@ from mhe_jax.training import sharding
 from mhe_jax.training.run.fresh import write_run
 from mhe_jax.training.run.warm_start import read_run
 
-# Fields of a kind that a conversion takes.
-FIELDS = ("num_kv_heads", "num_groups", "score_groups", "score_features")
-
 
 def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[str, Any]:
     """Makes the run `new` out of `run`; see above.
@@ -56,7 +53,7 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     params = jax.device_get(params)
     found = unroll_layers(params)
     recorder = Recorder(old, tokenizer, wanted.rows, found)
-    fields = {f: value for f in FIELDS if (value := getattr(wanted, f)) is not None}
+    fields = {f: value for f in conversion.FIELDS if (value := getattr(wanted, f)) is not None}
     made: dict[Sublayer, Any] = {}
     errors: dict[str, Any] = {}
     for path in sublayers(found):
@@ -100,8 +97,9 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
     """The config of the new run, without biases of its own."""
     if wanted.kind is None:
         raise InputError("--kind is not set: takes the attention that the new run is to have")
-    for kind in (wanted.kind, *old.kinds.values()):
-        conversion.check_kind(kind)
+    conversion.check_target(wanted.kind)
+    for kind in old.kinds.values():
+        conversion.check_source(kind)
     if wanted.rows < 0:
         raise InputError(f"--rows is {wanted.rows}: takes 0 or more")
     if wanted.rows and not old.data.train:
@@ -122,7 +120,8 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
             f"model.positions is 'rotary' in {old.workdir}: takes a run with learned or sinusoidal "
             "positions; queries and keys that turn cannot be mapped into each other's bases"
         )
-    of_kind = {**dict.fromkeys(FIELDS_OF_KINDS), **{f: getattr(wanted, f) for f in FIELDS}}
+    taken = {f: getattr(wanted, f) for f in conversion.FIELDS}
+    of_kind = {**dict.fromkeys(FIELDS_OF_KINDS), **taken}
     attention = dataclasses.replace(old.model.attention, kind=wanted.kind, **of_kind)
     roles = {
         role: dataclasses.replace(given, kind=None, **dict.fromkeys(FIELDS_OF_KINDS))
@@ -148,6 +147,8 @@ def _with_biases(config: Config, biased: bool) -> Config:
 
 def _with_zeros(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of one sublayer with a bias of each projection that can have one."""
+    if "bias" in params["out"]:
+        return dict(params)
     result = {}
     for name, value in params.items():
         if isinstance(value, Mapping) and name != "key_bias" and "bias" not in value:

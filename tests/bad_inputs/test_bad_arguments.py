@@ -338,8 +338,8 @@ def test_sweeping(refused, flags, says):
             r"model\.attention\.num_groups is 2: kinds mhe_add, .*, collaborative only, not mqa$",
         ),
         (
-            "mhe_jax/__main__.py convert runs/lm new --kind mfa",
-            r"kind 'mfa' is not one of mha, .*, mva, which are converted$",
+            "mhe_jax/__main__.py convert runs/lm new --kind mqa --latent_features 9",
+            r"model\.attention\.latent_features is 9: kind mla only, not mqa$",
         ),
         (
             "mhe_jax/__main__.py convert runs/lm new --kind mhe_mull",

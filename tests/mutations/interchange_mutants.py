@@ -6,6 +6,7 @@ Their tests need no torch: what `make peers` alone sees is in no mutant.
 from mutations.mutant import Mutant
 
 IN, BAD = "test_runs_in.py", "test_bad_models.py"
+LATENTS = "test_conversion_of_latents.py"
 
 INTERCHANGE = (
     Mutant(
@@ -155,6 +156,104 @@ INTERCHANGE = (
         "found = unroll_layers(params)",
         "found = unroll_layers(params) if old.model.scan_layers else params",
         "test_convert.py::test_every_kind_of_every_task[mlm-gqa]",
+    ),
+    Mutant(
+        "a converted run has biases where its kind has none",
+        "_with_zeros",
+        'if "bias" in params["out"]:',
+        "if False:",
+        "test_convert.py::test_every_kind_of_every_task[mlm-mla]",
+    ),
+    Mutant(
+        "a run whose heads are not linear is converted as others are",
+        "_converted",
+        "conversion.check_source(kind)",
+        "pass",
+        "test_convert.py::test_what_cannot_be_converted_is_said",
+    ),
+    Mutant(
+        "nothing holds the norm of a latent",
+        "_held",
+        "constant = 2.0 ** np.ceil(np.log2(CONSTANT * max(size, 1.0) ** 0.5))",
+        "constant = 1.0",
+        f"{LATENTS}::test_a_kind_that_has_room_takes_another_exactly",
+    ),
+    Mutant(
+        "a constant that narrow types do not hold",
+        "_held",
+        "2.0 ** np.ceil(np.log2(CONSTANT * max(size, 1.0) ** 0.5))",
+        "CONSTANT * max(size, 1.0) ** 0.5",
+        f"{LATENTS}::test_the_norm_is_held_for_inputs_of_any_size",
+    ),
+    Mutant(
+        "scores count alike, whatever values lie behind them",
+        "Joint",
+        "self.forms * self.sizes[:, None, None]",
+        "self.forms",
+        f"{LATENTS}::test_scores_count_as_the_values_behind_them",
+    ),
+    Mutant(
+        "groups of latents and states take heads in their order",
+        "Joint.in_groups",
+        "heads = heads.ordered(group(len(by_head), groups, cost))",
+        "pass",
+        f"{LATENTS}::test_tied_states_are_found_again",
+    ),
+    Mutant(
+        "a latent forgets the bias of queries",
+        "_compress",
+        'up[-1] = np.einsum("hn,hnr->hr", scores.mean, bases)',
+        "pass",
+        f"{LATENTS}::test_biases_are_kept",
+    ),
+    Mutant(
+        "values of a latent in the coordinates of the inputs",
+        "latent_heads",
+        "U.T @ both.key @ heads.value[h]",
+        "U.T @ heads.value[h]",
+        f"{LATENTS}::test_a_kind_that_has_room_takes_another_exactly",
+    ),
+    Mutant(
+        "the mean query is not mixed",
+        "mixed_scores",
+        "((scores.mu @ kernel) * mixing).T",
+        "((scores.mu @ kernel) + 0 * mixing).T",
+        f"{LATENTS}::test_a_kind_that_has_room_takes_another_exactly",
+    ),
+    Mutant(
+        "mixing is not found anew",
+        "_mixed",
+        "if rank < len(forms) * width:",
+        "if False:",
+        f"{LATENTS}::test_a_kind_that_has_room_takes_another_exactly",
+    ),
+    Mutant(
+        "the halves of a tied key change places",
+        "expand",
+        "[key[..., : shared.shape[-1]], shared]",
+        "[shared, key[..., : shared.shape[-1]]]",
+        f"{LATENTS}::test_heads_that_are_linear_become_others_exactly",
+    ),
+    Mutant(
+        "tied states stay where they begin",
+        "_bases",
+        "return alternate(seen, start, step)[0]",
+        "return start",
+        f"{LATENTS}::test_tied_states_are_the_best_near_them",
+    ),
+    Mutant(
+        "factors of heads that their number divides",
+        "constant_factors",
+        '"bias": a * R',
+        '"bias": a',
+        f"{LATENTS}::test_a_kind_that_has_room_takes_another_exactly",
+    ),
+    Mutant(
+        "keys and values of two inputs become one",
+        "convert",
+        "if made.one_source and keys != values:",
+        "if False:",
+        f"{LATENTS}::test_keys_and_values_of_two_inputs_have_no_home_in_one",
     ),
     Mutant(
         "the head of other labels is taken",

@@ -28,6 +28,11 @@ TARGETS = {
     "mhe_add": {"num_groups": 2},
     "mhe_mul": {},
     "mva": {"score_features": 3},
+    "collaborative": {"score_features": 4},
+    "mfa": {},
+    "gta": {"num_kv_heads": 2},
+    "mla": {"latent_features": 8, "query_rank": 6, "latent_groups": 2},
+    "tpa": {"query_rank": 2, "key_rank": 1, "value_rank": 1},
 }
 MHA = {"model.attention.kind": "mha", "model.attention.num_heads": 4}
 # Layers scanned or not, layers before or after their norm, biases or not: each at least once.
@@ -90,13 +95,13 @@ def test_every_kind_of_every_task(source, tmp_path, task, kind):
     found = convert(config.workdir, new, wanted(kind, **TARGETS[kind]))
     saved = load_json(new / "config.json")
     assert saved.model.attention.kind == kind
-    biased = bool(config.model.attention.use_bias)
+    biased = bool(config.model.attention.use_bias) or kind in ("mfa", "mla", "tpa")
     assert (found["use_bias"], saved.model.attention.use_bias) == (biased, biased)
     assert len(found["errors"]) == {"mlm": 2, "lm": 2, "translation": 3}[task]
     for error in found["errors"].values():
         assert error["after"] <= error["before"] + 1e-6
         assert error["after"] < (1e-5 if kind == "mha" else 1)
-    if kind not in ("mha", "mva"):
+    if kind not in ("mha", "mva", "collaborative"):
         assert found["attention_after"] < found["attention_before"]
     before, after = loss(config.workdir, "best"), loss(new, "last")
     if kind == "mha" and task != "translation":
@@ -167,9 +172,10 @@ def test_the_command_prints_errors_and_a_line_of_json(source, tmp_path, capsys):
         ({"kind": None}, "--kind is not set"),
         ({"kind": "gqa"}, "num_kv_heads is not set: kind gqa needs a divisor"),
         ({"kind": "gqa", "num_kv_heads": 3}, "num_kv_heads is 3: must divide"),
+        ({"kind": "mla", "query_rank": 1}, "query_rank is 1: takes 2 or more, for one feature of"),
         ({"kind": "mqa", "num_groups": 2}, "num_groups is 2: kinds mhe_add, mhe_mul, mva, coll"),
         ({"kind": "mqa", "rows": -1}, "--rows is -1: takes 0 or more"),
-        ({"kind": "mla"}, "kind 'mla' is not one of mha, .*, mva, which are converted"),
+        ({"kind": "mhx"}, "kind 'mhx' is not one of mha, .*, tpa, which are made"),
     ],
 )
 def test_what_is_not_allowed_is_said(source, tmp_path, how, said):
@@ -184,6 +190,7 @@ def test_what_is_not_allowed_is_said(source, tmp_path, how, said):
     ("field", "value", "said"),
     [
         ("model.kronecker.attention", 2, "is factorized: takes a run with dense attention"),
+        ("model.attention.kind", "mla", "mla is not converted into others: a norm lies between"),
         ("model.attention.normalize_qk", True, "has normalize_qk: its LayerNorm lies between"),
         (
             "model.positions",

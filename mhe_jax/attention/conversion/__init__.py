@@ -1,12 +1,17 @@
 """From the parameters of one attention kind to those of another.
 
-heads.py      every kind as heads of its own, exactly
-factors.py    the best factors that several heads can share
-kinds.py      the parameters of each kind that come closest to given heads
-fitting.py    what real inputs say
+heads.py             a kind as heads of its own, exactly
+factors.py           the best factors that several heads can share
+scores.py            what is to be met, in coordinates in which every difference counts the same
+kinds.py             the parameters of each kind that come closest to given heads
+latents.py           those of kinds with a norm on a latent
+tied.py              those of keys that are in part their values
+tensor_products.py   those of projections that heads mix
+fitting.py           what real inputs say
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,16 +20,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.conversion.fitting import Activations, error, fit_output, moments_of
-from mhe_jax.attention.conversion.heads import Heads, expand
-from mhe_jax.attention.conversion.kinds import TARGETS, Moments, Target, closest
+from mhe_jax.attention.conversion.heads import NOT_LINEAR, Heads, expand
+from mhe_jax.attention.conversion.kinds import TARGETS, closest
+from mhe_jax.attention.conversion.scores import Moments, Target
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.module import Attention
-from mhe_jax.config import InputError
+from mhe_jax.config import MHE_KINDS, InputError
 
-__all__ = ["Activations", "check_kind", "convert", "error", "module_of"]
+__all__ = [
+    "FIELDS",
+    "Activations",
+    "check_source",
+    "check_target",
+    "convert",
+    "error",
+    "module_of",
+]
 
 # Kinds that have room for a bias of the queries without `use_bias`, and of the output.
-BIASED_QUERIES, BIASED_OUTPUT = ("mhe_add", "mva"), ("mhe_add",)
+BIASED_QUERIES, BIASED_OUTPUT = ("mhe_add", "mva", "collaborative"), ("mhe_add",)
+# Kinds that take biases to be made: constants that hold a norm, or that are factors of heads.
+BIASED = ("mla", "mfa", "tpa")
+# Fields of a module that a conversion takes, and those that divide the heads.
+FIELDS = tuple(
+    f.name for f in dataclasses.fields(Target) if f.name not in ("kind", "width", "use_bias")
+)
+DIVISORS = ("num_kv_heads", "num_groups", "score_groups", "latent_groups")
 
 
 def convert(
@@ -39,24 +60,26 @@ def convert(
 
     Scores are `x Q[h] K[h]ᵀ yᵀ`, and a head adds `y V[h] O[h]`: the parameters of `kind` are those
     whose products come closest, by least squares (`kinds.py`). A kind that has room for another
-    takes it exactly: each into `mha` (but `mva`, where score_features + 1 is more than the width of
-    a head), those with one head into those with several, and `mha` into none. None of it holds
-    where rotary positions turn queries and keys: their products are others at each distance.
+    takes it exactly: each into `mha` (but `mva` and `collaborative`, where score_features + 1 is
+    more than the width of a head), those with one head into those with several, and `mha` into
+    `collaborative`, `mla` and `tpa` that are wide enough. None of it holds where rotary positions
+    turn queries and keys: their products are others at each distance.
 
     Args:
       params: of one module, as Flax's own or as `make_attention` of `source` has them.
       kind: of the parameters that are made.
-      source: the kind of `params`.
+      source: the kind of `params`; of `mfa`, `mla` and `tpa` nothing else is made.
       activations: inputs that the module gets. Products are weighted by their moments then, and
         W_o is fitted to the outputs. Without any, inputs count as independent, of variance 1.
-      fields: `num_kv_heads`, `num_groups`, `score_groups` and `score_features` of the new module,
-        where its kind has them.
+      fields: of the new module, where its kind has them: `num_kv_heads`, `num_groups`,
+        `score_groups`, `score_features`, `query_rank`, `key_rank`, `value_rank`, `reuse_keys`,
+        `latent_features` and `latent_groups`.
 
     Returns:
       Parameters for `make_attention(kind, num_heads=..., **fields)`, of the same heads and width.
       They have biases where `params` have, and where heads have what only a bias can keep, such as
-      the head embeddings of `mhe_add` in `mha`; `use_bias` there must be
-      as they are.
+      the head embeddings of `mhe_add` in `mha`, or the kind takes them to be made (`mfa`, `mla`,
+      `tpa`); `use_bias` there must be as they are.
 
     >>> import flax.linen as nn
     >>> from mhe_jax.attention import make_attention
@@ -69,15 +92,23 @@ def convert(
     (2, 5, 32)
 
     Raises:
-      ValueError: an unknown kind, or one that no conversion knows; a field that the kind does not
-        have, or that does not divide the heads; a LayerNorm between projections and scores
-        (`normalize_qk`).
+      ValueError: an unknown kind; a source whose heads are not linear; a field that the kind does
+        not have, or that does not divide the heads, or is too small for a latent; keys and values
+        of inputs that differ in width for a kind with one input for both; a LayerNorm between
+        projections and scores (`normalize_qk`).
     """
     given = module_of(params, source)
     made = _target_module(kind, given, fields)
     if kind == source and made == given:
         return dict(params)
+    check_source(source)
     heads = expand(params, source)
+    keys, values = heads.key.shape[1], heads.value.shape[1]
+    if made.one_source and keys != values:
+        raise InputError(
+            f"{kind} makes keys and values of one input: those of these parameters are {keys} and "
+            f"{values} wide, and must be of the same width"
+        )
     biased = given.use_bias or _needs_bias(kind, heads)
     made = made.clone(use_bias=biased)
     target = Target(kind, heads.value.shape[-1], use_bias=biased, **_numbers(made))
@@ -93,33 +124,17 @@ def module_of(params: Mapping[str, Any], kind: str) -> Attention:
     """The module of `kind` that has these parameters, by their names and shapes.
 
     Raises:
-      ValueError: they are not of that kind, or no conversion knows it.
+      InputError: an unknown kind.
+      ValueError: they are not of that kind.
     """
-    check_kind(kind)
+    check_target(kind)
     try:
-        H, D, _ = np.shape(params["out"]["kernel"])
-        query = np.shape(params["query"]["kernel"])
-        fields: dict[str, Any] = {"use_bias": "bias" in params["out"]}
-        if kind == "gqa":
-            fields["num_kv_heads"] = np.shape(params["key"]["kernel"])[1]
-        if kind in ("mhe_add", "mhe_mul", "mva") and len(query) == 3:
-            fields["num_groups"] = query[1]
-        if "query_group_embedding" in params:
-            fields["score_groups"] = len(params["query_group_embedding"])
-        if kind == "mva":
-            fields["score_features"] = query[-1]
-        fields["normalize_qk"] = "query_ln" in params or "key_ln" in params
-        module = KINDS[kind](num_heads=H, qkv_features=H * D, **fields)
-        inputs = [(1, 1, query[0])]
-        if kind != "el":
-            key = params["key_value" if kind == "skv" else "key"]
-            inputs.append((1, 1, np.shape(key["kernel"])[0]))
-        if "value" in params:
-            inputs.append((1, 1, np.shape(params["value"]["kernel"])[0]))
-        module = module.clone(out_features=np.shape(params["out"]["kernel"])[2])
+        H, D, P = np.shape(params["out"]["kernel"])
+        fields = {"use_bias": "bias" in params["out"], **_fields(params, kind)}
+        module = KINDS[kind](num_heads=H, qkv_features=H * D, out_features=P, **fields)
         shapes = jax.eval_shape(
             lambda *x: module.init(jax.random.key(0), *x)["params"],
-            *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in inputs),
+            *(jax.ShapeDtypeStruct((1, 1, width), jnp.float32) for width in _inputs(params, kind)),
         )
         same = jax.tree.map(np.shape, dict(params)) == jax.tree.map(np.shape, shapes)
     except (KeyError, ValueError, TypeError, IndexError):
@@ -129,30 +144,86 @@ def module_of(params: Mapping[str, Any], kind: str) -> Attention:
     return module
 
 
-def check_kind(kind: str) -> None:
-    """Raises InputError where nothing is converted to or from `kind`."""
+def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """What the parameters say of the module beyond its heads and widths."""
+
+    def shape(*names: str) -> tuple[int, ...]:
+        value: Any = params
+        for name in names:
+            value = value[name]
+        return np.shape(value)
+
+    fields: dict[str, Any] = {"normalize_qk": any(name.endswith("_ln") for name in params)}
+    query = shape("query", "kernel")
+    if kind in ("gqa", "gta"):
+        fields["num_kv_heads"] = shape("key" if kind == "gqa" else "key_value", "kernel")[1]
+    if kind in (*MHE_KINDS, "mva", "collaborative") and len(query) == 3:
+        fields["num_groups"] = query[1]
+    if "query_group_embedding" in params:
+        fields["score_groups"] = len(params["query_group_embedding"])
+    if kind in ("mva", "collaborative"):
+        fields["score_features"] = query[-1]
+    if "query_latent" in params:
+        fields["query_rank"] = len(params["query"]["kernel"])
+    if kind == "mfa":
+        fields["reuse_keys"] = "value_scale" in params
+    if kind == "tpa":
+        for role in ("query", "key", "value"):
+            fields[f"{role}_rank"] = shape(role, "kernel")[2]
+    if kind == "mla":
+        scale = shape("latent_norm", "scale")
+        fields |= {"latent_features": math.prod(scale), "latent_groups": math.prod(scale[:-1])}
+    return fields
+
+
+def _inputs(params: Mapping[str, Any], kind: str) -> list[int]:
+    """The widths of the inputs that the module takes, as far as they are its own."""
+
+    def width(*names: str) -> list[int]:
+        return [len(params[name]["kernel"]) for name in names if name in params][:1]
+
+    found = width("query_latent", "query")
+    if kind != "el":
+        found += width("key_value", "latent", "key")
+    return found if kind == "mla" else found + width("value")
+
+
+def check_target(kind: str) -> None:
+    """Raises InputError for an unknown kind."""
     if kind not in TARGETS:
-        raise InputError(f"kind {kind!r} is not one of {', '.join(TARGETS)}, which are converted")
+        raise InputError(f"kind {kind!r} is not one of {', '.join(TARGETS)}, which are made")
+
+
+def check_source(kind: str) -> None:
+    """Raises InputError for a kind that no other can be made of."""
+    if kind in NOT_LINEAR:
+        raise InputError(f"{kind} is not converted into others: {NOT_LINEAR[kind]}")
 
 
 def _target_module(kind: str, given: Attention, fields: Mapping[str, Any]) -> Attention:
-    check_kind(kind)
-    allowed = {f.name for f in dataclasses.fields(Target)} - {"kind", "width", "use_bias"}
-    theirs = set(KINDS[kind].__dataclass_fields__) & allowed
+    check_target(kind)
+    theirs = set(KINDS[kind].__dataclass_fields__) & set(FIELDS)
     for field in fields:
         if field not in theirs:
             has = ", ".join(sorted(theirs)) or "none"
             raise ValueError(f"{kind} has no field {field!r} to be converted with; it has {has}")
     H = given.num_heads
-    if kind == "gqa" and fields.get("num_kv_heads") is None:
+    if "num_kv_heads" in theirs and fields.get("num_kv_heads") is None:
         raise ValueError(f"num_kv_heads is not set: it must divide num_heads={H}")
-    for field, value in fields.items():
-        if field != "score_features" and value is not None and (value < 1 or H % value):
-            raise ValueError(f"{field}={value} must divide num_heads={H}")
+    D = (given.qkv_features or 0) // H
     fields = {name: value for name, value in fields.items() if value is not None}
-    if kind == "mva":
-        fields.setdefault("score_features", (given.qkv_features or 0) // H)
-    return KINDS[kind](
+    for field, value in fields.items():
+        if field in DIVISORS and (value < 1 or H % value):
+            raise ValueError(f"{field}={value} must divide num_heads={H}")
+        if field != "reuse_keys" and value < 1:
+            raise ValueError(f"{field}={value} must be 1 or more")
+    if kind in ("mva", "collaborative"):
+        fields.setdefault("score_features", D)
+    if kind == "mfa":
+        fields.setdefault("query_rank", D)
+    if kind == "mla":
+        fields.setdefault("latent_features", 4 * D)
+    made = KINDS[kind](
         num_heads=H,
         qkv_features=given.qkv_features,
         out_features=given.out_features,
@@ -160,14 +231,17 @@ def _target_module(kind: str, given: Attention, fields: Mapping[str, Any]) -> At
         normalize_qk=given.normalize_qk,
         **fields,
     )
+    made.widths(D)  # refuses what does not go together
+    return made
 
 
 def _numbers(module: Attention) -> dict[str, Any]:
-    names = ("num_kv_heads", "num_groups", "score_groups", "score_features")
-    return {name: getattr(module, name) for name in names if getattr(module, name, None)}
+    return {name: value for name in FIELDS if (value := getattr(module, name, None))}
 
 
 def _needs_bias(kind: str, heads: Heads) -> bool:
+    if kind in BIASED:
+        return True
     queries, output = np.any(heads.query[:, -1]), np.any(heads.bias)
-    # `expand` writes a bias of mva's keys as one of queries, which mva alone takes back.
+    # `expand` writes a bias of keys as one of queries, which these alone take back.
     return bool((queries and kind not in BIASED_QUERIES) or (output and kind not in BIASED_OUTPUT))

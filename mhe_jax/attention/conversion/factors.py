@@ -149,3 +149,33 @@ def _solve(gram: np.ndarray, right: np.ndarray) -> np.ndarray:
     """`right` [N, R] times the inverse of `gram` [R, R], ever so slightly ridged."""
     ridge = 1e-12 * np.trace(gram) / len(gram) + 1e-300
     return np.linalg.solve(gram + ridge * np.eye(len(gram)), right.T).T
+
+
+def columns(rows: np.ndarray, rank: int) -> np.ndarray:
+    """X [H, N, rank] of the same `X Xᵀ` as each of `rows` Xᵀ [H, M, N], which are of that rank."""
+    _, d, vt = np.linalg.svd(rows, full_matrices=False)
+    return (d[:, :rank, None] * vt[:, :rank]).swapaxes(1, 2)
+
+
+def alternate(
+    seen: np.ndarray,
+    bases: np.ndarray,
+    step: Callable[[np.ndarray, Any], tuple[np.ndarray, Any]],
+    state: Any = None,
+    rounds: int = 300,
+) -> tuple[np.ndarray, Any]:
+    """Bases [N, K] of least squares of `seen[h] ≈ bases factors[h]` [H, N, C], one after the other.
+
+    `step(bases, state)` gives the factors [H, K, C], of their form the best that it can find, and
+    what it found them by; the bases are then the best for these, and so on.
+    """
+    flat = seen.swapaxes(0, 1).reshape(len(bases), -1)
+    total, error = float(np.sum(seen**2)), np.inf
+    for _ in range(rounds):
+        factors, state = step(bases, state)
+        factors = factors.swapaxes(0, 1).reshape(bases.shape[1], -1)
+        bases = np.linalg.lstsq(factors.T, flat.T, rcond=None)[0].T
+        before, error = error, float(np.sum((flat - bases @ factors) ** 2))
+        if before - error < 1e-5 * error or error < 1e-14 * total:
+            break
+    return bases, state

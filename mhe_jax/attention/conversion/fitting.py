@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mhe_jax.attention.conversion.kinds import Moments
+from mhe_jax.attention.conversion.scores import Moments
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.module import Attention
 

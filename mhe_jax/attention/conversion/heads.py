@@ -7,11 +7,18 @@ whose last row is the bias of the queries. A bias of keys adds the same to all s
 which softmax cancels; one of values adds the same to every output, and is within b.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+# Kinds whose heads are no linear maps of their inputs, and why.
+NOT_LINEAR = {
+    "mfa": "a norm lies between its inputs and its queries",
+    "mla": "a norm lies between its inputs and its keys and values",
+    "tpa": "its queries, keys and values are products of two maps of its inputs",
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,13 @@ class Heads:
     def maps(self) -> np.ndarray:
         """V[h] O[h] [H, N', P]: what each head adds to the output of a key that it looks at."""
         return self.value @ self.out
+
+    def ordered(self, order: Sequence[int]) -> "Heads":
+        """The same heads in another order."""
+        query, key, value, out = (
+            part[list(order)] for part in (self.query, self.key, self.value, self.out)
+        )
+        return Heads(query, key, value, out, self.bias)
 
 
 def expand(params: Mapping[str, Any], kind: str) -> Heads:
@@ -60,6 +74,9 @@ def expand(params: Mapping[str, Any], kind: str) -> Heads:
         key = p.heads("key_value" if both else "key", H)
         value = p.heads("key_value" if both else "value", H, with_bias=True)
         value, value_bias = value[:, :-1], value[:, -1]
+    if kind == "gta":
+        shared = p.heads("key", H)
+        key = np.concatenate([key[..., : shared.shape[-1]], shared], -1)
     scale = query.shape[-1] ** -0.5
     if kind == "mhe_add":
         query = query + np.pad(e_q[:, None], ((0, 0), (query.shape[1] - 1, 0), (0, 0)))
@@ -67,8 +84,10 @@ def expand(params: Mapping[str, Any], kind: str) -> Heads:
     if kind == "mhe_mul":
         query, key = query * (1 + e_q)[:, None], key * (1 + e_k)[:, None]
         value, value_bias = value * (1 + e_v)[:, None], value_bias * (1 + e_v)
+    if kind == "collaborative":
+        query = query * (1 + e_q)[:, None]
     query = query * scale
-    if kind == "mva":
+    if "key_bias" in params:
         # One more column: a query of 1, and a key of the bias.
         one = np.zeros((H, query.shape[1], 1))
         one[:, -1] = 1

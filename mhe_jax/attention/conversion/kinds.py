@@ -8,8 +8,6 @@ its values that W_o undoes, leaves a head as it is, and so does another order of
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,71 +20,31 @@ from mhe_jax.attention.conversion.factors import (
     root,
 )
 from mhe_jax.attention.conversion.heads import Heads
+from mhe_jax.attention.conversion.latents import latent_heads, low_rank_queries
+from mhe_jax.attention.conversion.scores import (
+    Moments,
+    Parameters,
+    Scores,
+    Target,
+    balance,
+    filled,
+    grams,
+    last,
+    norm,
+    pair,
+    shared_values,
+    stacked,
+)
+from mhe_jax.attention.conversion.tensor_products import constant_factors
+from mhe_jax.attention.conversion.tied import tied_states
 
-Parameters = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Moments:
-    """What the inputs are like."""
-
-    query_mean: np.ndarray  # [M]
-    query: np.ndarray  # [M, M], about the mean
-    key: np.ndarray  # [N, N], about the mean of the keys that a query sees
-    value: np.ndarray  # [N', N'], about 0
-
-    @classmethod
-    def unit(cls, heads: Heads) -> "Moments":
-        """Of inputs that are not known: independent, of mean 0 and variance 1."""
-        M, N, V = heads.query.shape[1] - 1, heads.key.shape[1], heads.value.shape[1]
-        return cls(np.zeros(M), np.eye(M), np.eye(N), np.eye(V))
-
-
-@dataclass(frozen=True)
-class Target:
-    """The module that parameters are made for; `width` is D, that of each head's values."""
-
-    kind: str
-    width: int
-    num_kv_heads: int = 1
-    num_groups: int = 1
-    score_groups: int = 1
-    score_features: int | None = None
-    use_bias: bool = False
-
-
-class Scores:
-    """The heads' Q[h] K[h]ᵀ in coordinates in which every difference counts the same.
-
-    `forms` [H, M+1, N], or [H, M, N] of a target whose queries have no bias. `rest` [H, M, N] and
-    `mean` [H, N] are the same for queries about their mean, and for the mean query.
-    """
-
-    def __init__(self, heads: Heads, moments: Moments, use_bias: bool):
-        mu, M = moments.query_mean, len(moments.query_mean)
-        self.key, self.key_inverse = root(moments.key)
-        products = heads.forms @ self.key
-        self.mu, (about_mean, self._about_mean) = mu, root(moments.query)
-        self.rest = about_mean @ products[:, :-1]
-        self.mean = mu @ products[:, :-1] + products[:, -1]
-        second = moments.query + np.outer(mu, mu)
-        if use_bias:
-            second = np.block([[second, mu[:, None]], [mu[None], np.ones((1, 1))]])
-        else:
-            # The least squares of a constant by the inputs; 0 where their mean is.
-            by_inputs = np.linalg.solve(second + 1e-9 * np.trace(second) * np.eye(M) / M, mu)
-            products = products[:, :-1] + by_inputs[:, None] * products[:, -1:]
-        whole, self._inverse = root(second)
-        self.forms = whole @ products
-
-    def queries(self, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Factors [..., M+1 or M, R] of `forms` as a kernel [..., M, R] and a bias [..., R]."""
-        found, M = self._inverse @ found, len(self.mu)
-        return found[..., :M, :], found[..., M:, :].sum(-2)
-
-    def queries_about_mean(self, found: np.ndarray) -> np.ndarray:
-        """The factor [M, R] of `rest` as a kernel."""
-        return self._about_mean @ found
+# Projections that never have a bias.
+UNBIASED = {
+    "mva": ("key_bias",),
+    "collaborative": ("key_bias",),
+    "mfa": ("query", "key_to_value"),
+    "mla": ("query", "key", "value"),
+}
 
 
 def closest(heads: Heads, target: Target, moments: Moments) -> Parameters:
@@ -94,7 +52,7 @@ def closest(heads: Heads, target: Target, moments: Moments) -> Parameters:
     params = TARGETS[target.kind](heads, target, moments)
     if target.use_bias:
         for name, projection in params.items():
-            if name == "key_bias" or "embedding" in name:
+            if "kernel" not in projection or name in UNBIASED.get(target.kind, ()):
                 continue
             contracted = 2 if name == "out" else 1
             projection.setdefault("bias", np.zeros(projection["kernel"].shape[contracted:]))
@@ -112,16 +70,16 @@ def own_heads(heads: Heads, target: Target, moments: Moments) -> Parameters:
     query, key = heads.query, heads.key
     if R > D:
         scores = Scores(heads, moments, use_bias=True)
-        pairs = [_pair(form[None], D, scores) for form in scores.forms]
+        pairs = [pair(form[None], D, scores) for form in scores.forms]
         query = np.concatenate([np.concatenate([k, b[:, None]], 1) for k, b, _ in pairs])
         key = np.stack([found for _, _, found in pairs])
     elif R < D:
-        query, key = _filled(query, key, D)
+        query, key = filled(query, key, D)
     query = query * D**0.5
     return {
-        "query": {"kernel": _last(query[:, :-1]), "bias": query[:, -1]},
-        "key": {"kernel": _last(key)},
-        "value": {"kernel": _last(heads.value)},
+        "query": {"kernel": last(query[:, :-1]), "bias": query[:, -1]},
+        "key": {"kernel": last(key)},
+        "value": {"kernel": last(heads.value)},
         "out": {"kernel": heads.out},
     }
 
@@ -138,11 +96,11 @@ def grouped(heads: Heads, target: Target, moments: Moments) -> Parameters:
         return own_heads(heads, target, moments)
     heads = _in_groups(heads, K, target, moments)
     scores = Scores(heads, moments, target.use_bias)
-    found = [_pair(one, D, scores) for one in np.split(scores.forms, K)]
-    value, out = _shared_values(heads, K, D, moments)
+    found = [pair(one, D, scores) for one in np.split(scores.forms, K)]
+    value, out = shared_values(heads, K, D, moments)
     return {
         "query": {
-            "kernel": _last(np.concatenate([q for q, _, _ in found])) * D**0.5,
+            "kernel": last(np.concatenate([q for q, _, _ in found])) * D**0.5,
             "bias": np.concatenate([b for _, b, _ in found]) * D**0.5,
         },
         "key": {"kernel": np.stack([k for _, _, k in found], 1)},
@@ -155,9 +113,9 @@ def one_head(heads: Heads, target: Target, moments: Moments) -> Parameters:
     """`sha`: the mean of all scores, and the sum of what heads add, at width D."""
     D, H = target.width, len(heads.query)
     scores = Scores(heads, moments, target.use_bias)
-    query, bias, key = _pair(scores.forms.mean(0)[None], D, scores)
+    query, bias, key = pair(scores.forms.mean(0)[None], D, scores)
     whole = dataclasses.replace(heads, value=heads.maps.sum(0)[None], out=_eye(heads)[None])
-    (value,), out = _shared_values(whole, 1, D, moments)
+    (value,), out = shared_values(whole, 1, D, moments)
     return {
         "query": {"kernel": query[0] * D**0.5, "bias": bias[0] * D**0.5},
         "key": {"kernel": key},
@@ -173,7 +131,7 @@ def shared_key_values(heads: Heads, target: Target, moments: Moments) -> Paramet
     scores = Scores(heads, moments, target.use_bias)
     queries, biases, keys, outs = [], [], [], []
     for form, added in zip(scores.forms, scores.key @ heads.maps, strict=True):
-        parts = [form / _norm(form), added.T / _norm(added)]
+        parts = [form / norm(form), added.T / norm(added)]
         U = common_factor(np.concatenate(parts), D)
         query, bias = scores.queries(form @ U)
         queries.append(query)
@@ -203,14 +161,14 @@ def hidden_states(heads: Heads, target: Target, moments: Moments) -> Parameters:
     def cost(pair: tuple[int, ...]) -> float:
         h, i = pair
         query, out = fit(h, i)
-        missed = _norm(scores.forms[h] - query @ seen[i].T) / _norm(scores.forms[h])
-        return float(missed**2 + (_norm(maps[h] - added[i] @ out) / _norm(maps[h])) ** 2)
+        missed = norm(scores.forms[h] - query @ seen[i].T) / norm(scores.forms[h])
+        return float(missed**2 + (norm(maps[h] - added[i] @ out) / norm(maps[h])) ** 2)
 
     order = _assign(np.array([[cost((h, i)) for i in range(H)] for h in range(H)]))
     fits = [fit(h, i) for i, h in enumerate(order)]
     query, bias = scores.queries(np.stack([q for q, _ in fits]))
     return {
-        "query": {"kernel": _last(query) * D**0.5, "bias": bias * D**0.5},
+        "query": {"kernel": last(query) * D**0.5, "bias": bias * D**0.5},
         "out": {"kernel": np.stack([out for _, out in fits])},
     }
 
@@ -231,7 +189,7 @@ def head_embeddings(heads: Heads, target: Target, moments: Moments) -> Parameter
         if target.kind == "mhe_mul":
             start = _aligned(heads, own, D, scores)
             found, factors, key, _ = parafac(scores.forms[own], D, start)
-            scale = _balance(found, key)
+            scale = balance(found, key)
             found, key = found * scale, key / scale
             kernel, bias = scores.queries(found)
             tables["query"][own] = factors - 1
@@ -244,7 +202,7 @@ def head_embeddings(heads: Heads, target: Target, moments: Moments) -> Parameter
                 found, factors, rows = means[0] @ key, np.ones((1, D)), scores.mean[own] @ key
             else:
                 found, factors, key, rows = parafac(np.stack(means), D, (), scores.mean)
-            scale = _balance(found / n**0.5, key)
+            scale = balance(found / n**0.5, key)
             found, key, rows = found * scale / n**0.5, key / scale, rows * scale
             kernel, bias = scores.queries_about_mean(found), np.zeros(D)
             factors = np.repeat(factors, n, 0)
@@ -254,12 +212,12 @@ def head_embeddings(heads: Heads, target: Target, moments: Moments) -> Parameter
         keys.append(scores.key_inverse @ key)
         if C > G:
             tables["query_group"] = factors[:: H // C] - 1
-    values, out = _shared_values(heads, G, D, moments)
+    values, out = shared_values(heads, G, D, moments)
     scale = D**0.5
     params: Parameters = {
-        "query": {"kernel": _groups(kernels) * scale, "bias": _groups(biases, 0) * scale},
-        "key": {"kernel": _groups(keys)},
-        "value": {"kernel": _groups(values)},
+        "query": {"kernel": stacked(kernels) * scale, "bias": stacked(biases, 0) * scale},
+        "key": {"kernel": stacked(keys)},
+        "value": {"kernel": stacked(values)},
         "out": {"kernel": out},
         "key_head_embedding": np.zeros((H, D)),
         "value_head_embedding": np.zeros((H, D)),
@@ -288,66 +246,67 @@ def one_score(heads: Heads, target: Target, moments: Moments) -> Parameters:
     for rest, mean in zip(np.split(scores.rest, G), np.split(scores.mean, G), strict=True):
         U = common_factor(rest.mean(0), R)
         found, key = rest.mean(0) @ U, U
-        scale = _balance(found, key)
+        scale = balance(found, key)
         kernel = scores.queries_about_mean(found * scale)
         key = scores.key_inverse @ (key / scale)
-        kernel, key = _filled(kernel, key, R)
+        kernel, key = filled(kernel, key, R)
         kernels.append(kernel * R**0.5)
         keys.append(key)
         biases.append(scores.key_inverse @ mean.T - (key @ (scores.mu @ kernel))[:, None])
     return {
-        "query": {"kernel": _groups(kernels)},
-        "key": {"kernel": _groups(keys)},
+        "query": {"kernel": stacked(kernels)},
+        "key": {"kernel": stacked(keys)},
         "key_bias": {"kernel": np.concatenate(biases, 1)},
-        "value": {"kernel": _last(heads.value)},
+        "value": {"kernel": last(heads.value)},
         "out": {"kernel": heads.out},
     }
 
 
-def _pair(
-    forms: np.ndarray, rank: int, scores: Scores
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Kernels [n, M, R] and biases [n, R] of the queries for one key kernel [N, R]."""
-    U = common_factor(forms, rank)
-    found, key = forms @ U, U
-    scale = _balance(found, key)
-    query, key = _filled(found * scale, scores.key_inverse @ (key / scale), rank)
-    return (*scores.queries(query), key)
+def mixed_scores(heads: Heads, target: Target, moments: Moments) -> Parameters:
+    """`collaborative`: values and W_o as they are; scores W_q diag(1 + e[h]) W_kᵀ by PARAFAC.
+
+    The bias of each head's keys has what its mean query adds, all of it, and so all of its bias.
+    """
+    G, R = target.num_groups, target.score_features or target.width
+    heads = _in_groups(heads, G, target, moments)
+    scores = Scores(heads, moments, target.use_bias)
+    kernels, keys, factors, biases = [], [], [], []
+    for rest, mean in zip(np.split(scores.rest, G), np.split(scores.mean, G), strict=True):
+        found, mixing, key = _mixed(rest, R, heads.key.shape[-1])
+        scale = balance(found, key)
+        kernel = scores.queries_about_mean(found * scale)
+        key = scores.key_inverse @ (key / scale)
+        mixing = np.pad(mixing, ((0, 0), (0, R - mixing.shape[1])), constant_values=1)
+        kernel, key = filled(kernel, key, R)
+        biases.append(scores.key_inverse @ mean.T - key @ ((scores.mu @ kernel) * mixing).T)
+        kernels.append(kernel * R**0.5)
+        keys.append(key)
+        factors.append(mixing)
+    return {
+        "query": {"kernel": stacked(kernels)},
+        "query_head_embedding": np.concatenate(factors) - 1,
+        "key": {"kernel": stacked(keys)},
+        "key_bias": {"kernel": np.concatenate(biases, 1)},
+        "value": {"kernel": last(heads.value)},
+        "out": {"kernel": heads.out},
+    }
 
 
-def _balance(found: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """What makes the columns of queries [..., M, R] and keys [N, R] equally large: [R]."""
-    flat = found.reshape(-1, *found.shape[-2:])
-    norms = np.sqrt(np.mean(np.sum(flat**2, 1), 0)), np.sqrt(np.sum(key**2, 0))
-    large = norms[0] > 1e-9 * np.max(norms[0], initial=1e-300)
-    return np.where(large, np.sqrt(norms[1] / np.where(large, norms[0], 1)), 1.0)
+def _mixed(forms: np.ndarray, rank: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A [M, R], s [n, R] and K [N, R] of `forms[h] ≈ A diag(s[h]) Kᵀ` [n, M, N], R at most `rank`.
 
-
-def _filled(query: np.ndarray, key: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Columns up to `width`: queries of 0 and random keys, which change nothing but can learn."""
-    used = np.any(query.reshape(-1, query.shape[-1]), 0)
-    missing = width - query.shape[-1]
-    query = np.pad(query, [(0, 0)] * (query.ndim - 1) + [(0, missing)])
-    used = np.pad(used, (0, missing))
-    shape = (*key.shape[:-1], width)
-    drawn = np.random.default_rng(0).normal(0, shape[-2] ** -0.5, shape)
-    return query, np.where(used, np.pad(key, [*[(0, 0)] * (key.ndim - 1), (0, missing)]), drawn)
-
-
-def _shared_values(
-    heads: Heads, groups: int, D: int, moments: Moments
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """One value kernel [N', D] a group, and W_o [H, D, P]."""
-    P, P_inverse = root(moments.value)
-    values, outs = [], []
-    for added in np.split(P @ heads.maps, groups):
-        U = common_factor(added.swapaxes(1, 2), D)
-        U = np.pad(U, ((0, 0), (0, D - U.shape[1])))
-        out = U.T @ added
-        scale = _balance(out.swapaxes(1, 2), U)
-        values.append(P_inverse @ (U / scale))
-        outs.append(out * scale[:, None])
-    return values, np.concatenate(outs)
+    Where there is room for every head's singular vectors, `width` a head, it is theirs, exactly.
+    """
+    u, d, vt = np.linalg.svd(forms, full_matrices=False)
+    width = min(width, d.shape[1])
+    chosen = np.argsort(-d[:, :width], None, kind="stable")[:rank]
+    h, i = np.unravel_index(chosen, (len(forms), width))
+    A = u[h, :, i].T * d[h, i]
+    if rank < len(forms) * width:
+        return parafac(forms, rank, [A])[:3]
+    size = len(forms) ** 0.5  # of s the mean square is 1, as `parafac` has it
+    own = np.arange(len(forms))[:, None] == h
+    return A / size, own * size, vt[h, i].T
 
 
 def _in_groups(heads: Heads, groups: int, target: Target, moments: Moments) -> Heads:
@@ -356,10 +315,11 @@ def _in_groups(heads: Heads, groups: int, target: Target, moments: Moments) -> H
     if groups in (1, H):
         return heads
     scores = Scores(heads, moments, target.use_bias)
-    R = target.score_features or D if target.kind == "mva" else D
+    own_values = target.kind in ("mva", "collaborative")
+    R = target.score_features or D if own_values else D
     means = target.kind in ("mhe_add", "mva")  # one form for all, and a bias of keys for each
-    score_grams = _grams(scores.forms)
-    value_grams = _grams((root(moments.value)[0] @ heads.maps).swapaxes(1, 2))
+    score_grams = grams(scores.forms)
+    value_grams = grams((root(moments.value)[0] @ heads.maps).swapaxes(1, 2))
     scored, valued = (np.trace(grams.sum(0)) for grams in (score_grams, value_grams))
 
     def cost(one: tuple[int, ...]) -> float:
@@ -371,18 +331,11 @@ def _in_groups(heads: Heads, groups: int, target: Target, moments: Moments) -> H
             missed = (np.sum(rest**2) - kept) / scored
         else:
             missed = left_out(score_grams[own].sum(0), R) / scored
-        if target.kind == "mva" or target.score_groups > 1:
+        if own_values or target.score_groups > 1:
             return float(missed)  # values are not shared by these groups
         return float(missed + left_out(value_grams[own].sum(0), D) / valued)
 
-    order = group(H, groups, cost)
-    parts = {f.name: getattr(heads, f.name) for f in dataclasses.fields(heads)}
-    return Heads(**{name: part if name == "bias" else part[order] for name, part in parts.items()})
-
-
-def _grams(stack: np.ndarray) -> np.ndarray:
-    """XᵀX of each X [M, N]."""
-    return stack.swapaxes(1, 2) @ stack
+    return heads.ordered(group(H, groups, cost))
 
 
 def _aligned(heads: Heads, own: slice, D: int, scores: Scores) -> list[np.ndarray]:
@@ -391,7 +344,7 @@ def _aligned(heads: Heads, own: slice, D: int, scores: Scores) -> list[np.ndarra
         return []
     found = scores.forms[own] @ scores.key_inverse @ np.linalg.pinv(heads.key[own].swapaxes(1, 2))
     keys = scores.key @ heads.key[own]
-    size = np.sqrt(_norm(found) / _norm(keys))
+    size = np.sqrt(norm(found) / norm(keys))
     turned = np.concatenate([found / size, keys * size], 1)
     turned = (turned @ align(turned))[:, : found.shape[1]]
     u, _, _ = np.linalg.svd(turned.transpose(2, 1, 0), full_matrices=False)
@@ -417,21 +370,8 @@ def _assign(costs: np.ndarray) -> list[int]:
         order[i], order[j] = order[j], order[i]
 
 
-def _groups(parts: list[np.ndarray], axis: int = 1) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.stack(parts, axis)
-
-
-def _last(kernel: np.ndarray) -> np.ndarray:
-    """[H, M, D] to [M, H, D]."""
-    return kernel.swapaxes(0, 1)
-
-
 def _eye(heads: Heads) -> np.ndarray:
     return np.eye(heads.out.shape[-1])
-
-
-def _norm(array: np.ndarray) -> float:
-    return float(np.linalg.norm(array)) + 1e-300
 
 
 TARGETS: dict[str, Callable[[Heads, Target, Moments], Parameters]] = {
@@ -444,4 +384,9 @@ TARGETS: dict[str, Callable[[Heads, Target, Moments], Parameters]] = {
     "mhe_add": head_embeddings,
     "mhe_mul": head_embeddings,
     "mva": one_score,
+    "collaborative": mixed_scores,
+    "mfa": low_rank_queries,
+    "gta": tied_states,
+    "mla": latent_heads,
+    "tpa": constant_factors,
 }

@@ -1,0 +1,67 @@
+"""What the tests of conversions are made of: modules, their parameters, inputs, and heads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mhe_jax.attention import make_attention
+from mhe_jax.attention.conversion.heads import Heads
+
+H, D, T = 6, 5, 7
+M = H * D
+ORDER = [2, 0, 1, 5, 4, 3]
+FIELDS = {
+    "gqa": {"num_kv_heads": 3},
+    "gta": {"num_kv_heads": 3},
+    "collaborative": {"score_features": D - 1},
+}
+WIDTHS = {"gta": 4 * H}  # of all heads; gta's are even
+
+
+def module(kind, use_bias, **fields):
+    fields = {"qkv_features": WIDTHS.get(kind), **FIELDS.get(kind, {}), **fields}
+    return make_attention(kind, num_heads=H, use_bias=use_bias, **fields)
+
+
+def drawn(params, seed=2):
+    """The parameters, and biases and tables of which none is 0."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [
+        leaf + 0.3 * jax.random.normal(key, leaf.shape) if leaf.size < 4 * M else leaf
+        for leaf, key in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(tree, moved)
+
+
+def inputs(seed=0, rows=3):
+    return jax.random.normal(jax.random.key(seed), (rows, T, M)) + 0.3
+
+
+def start(kind, use_bias=False, **fields):
+    made = module(kind, use_bias, **fields)
+    return made, drawn(made.init(jax.random.key(1), inputs())["params"])
+
+
+def apart(made, params, other, theirs, x=None, **how):
+    x = inputs() if x is None else x
+    y = made.apply({"params": params}, x, **how)
+    z = other.apply({"params": theirs}, x, **how)
+    return float(jnp.linalg.norm(y - z) / jnp.linalg.norm(y))
+
+
+def moved(heads):
+    """The same function: other bases of scores and values, and another order."""
+    draw = np.random.default_rng(3)
+    R, S = (
+        np.stack([draw.normal(size=(n, n)) for _ in range(H)])
+        for n in (heads.key.shape[-1], heads.value.shape[-1])
+    )
+    parts = (
+        heads.query @ np.linalg.inv(R).swapaxes(1, 2),
+        heads.key @ R,
+        heads.value @ S,
+        np.linalg.inv(S) @ heads.out,
+    )
+    query, key, value, out = (part[ORDER] for part in parts)
+    return Heads(query, key, value, out, heads.bias)

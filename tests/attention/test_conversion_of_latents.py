@@ -1,0 +1,294 @@
+"""To `collaborative`, `mfa`, `gta`, `mla` and `tpa`: exact where they have room, else near."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conversion_cases import D, H, M, T, apart, inputs, moved, start
+
+from mhe_jax.attention import Activations, Mask, convert, make_attention
+from mhe_jax.attention.conversion import error, module_of
+from mhe_jax.attention.conversion.fitting import fit_output
+from mhe_jax.attention.conversion.heads import NOT_LINEAR, Heads, expand
+from mhe_jax.attention.conversion.kinds import closest
+from mhe_jax.attention.conversion.scores import Joint, Moments, Target
+from mhe_jax.attention.conversion.tied import tied_states
+
+RANKS = {"query_rank": H, "key_rank": H, "value_rank": H}
+
+
+def uneven(seed=0, rows=40, width=M):
+    """Inputs of which some directions are far larger than others, about a mean that is not 0."""
+    draw, size = np.random.default_rng(seed), np.geomspace(3, 0.05, width)[:, None]
+    mixing = np.random.default_rng(9).normal(size=(width, width)) * size
+    x = draw.normal(size=(rows, T, width)) @ mixing / width**0.5 + 0.4
+    return jnp.asarray(x, jnp.float32)
+
+
+def missed(params, kind, **fields):
+    """The error of a conversion of an `mha`, weighted by the inputs that it is measured on."""
+    made = module_of(params, "mha")
+    seen = [Activations(uneven()).completed(made, params)]
+    found = convert(params, kind, activations=seen, **fields)
+    return error(module_of(found, kind), found, seen)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "fields"),
+    [
+        ("mha", "collaborative", {"score_features": M}),
+        ("mha", "collaborative", {"score_features": M + 2}),
+        ("mha", "collaborative", {"score_features": 3 * D, "num_groups": 2}),
+        ("mhe_mul", "collaborative", {"score_features": D}),
+        ("mva", "collaborative", {"score_features": D}),
+        ("mhe_add", "collaborative", {"score_features": D}),
+        ("mha", "mla", {"latent_features": M + 1}),
+        ("mha", "mla", {"latent_features": 2 * (M + 3), "latent_groups": 2}),
+        ("mha", "mla", {"latent_features": M + 4, "query_rank": M + 1}),
+        ("mqa", "mla", {"latent_features": 2 * D + 1}),
+        ("skv", "mla", {"latent_features": M + 1}),
+        ("gqa", "mla", {"latent_features": 3 * (2 * D + 1), "latent_groups": 3}),
+        ("mqa", "mfa", {"query_rank": M + 1}),
+        ("mhe_mul", "mfa", {"query_rank": D + 1}),
+        ("mqa", "gqa", {"num_kv_heads": 2}),
+        ("mha", "tpa", RANKS),
+        ("mha", "tpa", {"query_rank": H + 1, "key_rank": H + 2, "value_rank": H}),
+        ("gqa", "tpa", {"query_rank": H, "key_rank": 3, "value_rank": 3}),
+        ("mhe_mul", "tpa", {"query_rank": H, "key_rank": 1, "value_rank": 1}),
+    ],
+)
+@pytest.mark.parametrize("real", [False, True], ids=["weights", "activations"])
+def test_a_kind_that_has_room_takes_another_exactly(source, kind, fields, real):
+    made, params = start(source)
+    x = uneven()
+    found = convert(
+        params, kind, source=source, activations=[Activations(x)] if real else (), **fields
+    )
+    other = module_of(found, kind)
+    assert other.use_bias == (kind in ("mla", "mfa", "tpa") or source == "mhe_add")
+    for seen in (x,) if real else (x, inputs()):
+        assert apart(made, params, other, found, seen, mask=Mask.causal()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("collaborative", {"score_features": M}),
+        ("mla", {"latent_features": M + 1, "query_rank": M + 1}),
+        ("tpa", RANKS),
+    ],
+)
+def test_biases_are_kept(kind, fields):
+    """Of queries, of values and of the output; cross-attention, with keys of another width."""
+    x, y = uneven(1), uneven(2, width=17)
+    made = make_attention("mha", num_heads=H)
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape),
+        made.init(jax.random.key(0), x, y)["params"],
+    )
+    found = convert(params, kind, activations=[Activations(x, y)], **fields)
+    other = module_of(found, kind)
+    seen = [Activations(x, y).completed(made, params)]
+    assert error(other, found, seen) < 1e-5
+
+
+def test_queries_without_a_latent_have_no_bias():
+    """Without W_dq `mla` has none to take it: what it does is fitted by the inputs, by W_uq."""
+    _, params = start("mha", True)
+    found = convert(params, "mla", latent_features=M + 1)
+    assert set(found["query"]) == {"kernel"}
+    made = module_of(params, "mha")
+    lost = apart(made, params, module_of(found, "mla"), found, uneven())
+    assert missed(params, "mla", latent_features=M + 1) < 0.5 * lost
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("kind", ["collaborative", "gta"])
+def test_heads_that_are_linear_become_others_exactly(kind, use_bias):
+    fields = {"score_features": 3, "num_groups": 2} if kind == "collaborative" else {}
+    made, params = start(kind, use_bias, **fields)
+    for other, more in (("mha", {}), ("gqa", {"num_kv_heads": H}), ("tpa", RANKS)):
+        found = convert(params, other, source=kind, **more)
+        assert apart(made, params, module_of(found, other), found) < 1e-5
+
+
+@pytest.mark.parametrize("kind", NOT_LINEAR)
+def test_heads_that_are_not_linear_become_no_others(kind):
+    _, params = start(kind)
+    assert convert(params, kind, source=kind) == params
+    said = f"^{kind} is not converted into others: {NOT_LINEAR[kind]}$"
+    with pytest.raises(ValueError, match=said):
+        convert(params, "mha", source=kind)
+
+
+@pytest.mark.parametrize("G", [1, 2, 3, 6])
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_tied_states_are_found_again(G, use_bias):
+    """From their own heads, in another order and turned by maps that change nothing."""
+    made, params = start("gta", use_bias, num_kv_heads=G)
+    heads = moved(expand(params, "gta"))
+    target = Target("gta", 4, num_kv_heads=G, use_bias=use_bias)
+    found = jax.tree.map(jnp.float32, closest(heads, target, Moments.unit(heads)))
+    assert apart(made, params, module_of(found, "gta"), found) < 1e-4
+
+
+def test_tied_states_are_the_best_near_them():
+    """Of one group: no states near them serve both its scores and its values better."""
+    _, params = start("mha", qkv_features=4 * H)
+    heads = expand(params, "mha")
+    target, moments = Target("gta", 4, num_kv_heads=1), Moments.unit(heads)
+    both = Joint(heads, moments, False)
+
+    def cost(bases):
+        states, shared = bases[:, :4], bases[:, 4:]
+        keys, missed = np.concatenate([states[:, :2], shared], 1), 0
+        for rows, basis in ((both.rows[:, :M], keys), (both.rows[:, M:], states)):
+            missed += np.sum((rows - rows @ np.linalg.pinv(basis).T @ basis.T) ** 2)
+        return missed
+
+    found = tied_states(heads, target, moments)
+    bases = np.concatenate([found["key_value"]["kernel"][:, 0], found["key"]["kernel"]], 1)
+    best, moves = cost(bases), np.eye(bases.size).reshape(-1, *bases.shape)
+    slope = [cost(bases + 1e-5 * move) - cost(bases - 1e-5 * move) for move in moves]
+    down = -np.reshape(slope, bases.shape) / np.linalg.norm(slope)
+    for step in (0.01, 0.03, 0.1, 0.3, 1):
+        assert cost(bases + step * down) > best * (1 - 1e-3)
+
+
+def projected(params, kernel):
+    """The error of the heads of an `mha` whose keys and values are made of `y kernel`."""
+    heads = expand(params, "mha")
+    P = kernel @ np.linalg.pinv(kernel)
+    near = Heads(heads.query, P @ heads.key, P @ heads.value, heads.out, heads.bias)
+    made = module_of(params, "mha").clone(use_bias=True)
+    found = jax.tree.map(
+        jnp.float32, closest(near, Target("mha", D, use_bias=True), Moments.unit(near))
+    )
+    seen = [Activations(uneven()).completed(module_of(params, "mha"), params)]
+    found = fit_output(made, found, seen)
+    return error(made, found, seen)
+
+
+@pytest.mark.parametrize("r", [9, 13])
+def test_a_latent_is_closer_than_the_joint_svd_of_weights(r):
+    _, params = start("mha")
+    stack = np.concatenate(
+        [np.asarray(params[role]["kernel"]).reshape(M, M) for role in ("key", "value")], 1
+    )
+    u = np.linalg.svd(stack)[0]
+    ours = missed(params, "mla", latent_features=r)
+    assert ours < 0.7 * projected(params, u[:, :r])
+    assert ours < 0.5 * projected(params, np.random.default_rng(0).normal(size=(M, r)))
+
+
+def test_scores_count_as_the_values_behind_them():
+    """A head that adds nothing gets no room, however large its scores are."""
+    _, params = start("mha")
+    params = jax.tree.map(np.array, params)
+    params["value"]["kernel"][:, 1:] = 0
+    params["query"]["kernel"][:, 1:] *= 100
+    found = convert(params, "mla", latent_features=2 * D + 1)
+    assert apart(module_of(params, "mha"), params, module_of(found, "mla"), found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "values", "fields"),
+    [
+        ("collaborative", "score_features", (3, 8, 16, 24), {}),
+        ("mla", "latent_features", (5, 9, 17, 25), {}),
+        ("mla", "query_rank", (3, 6, 12, 24), {"latent_features": 17}),
+        ("mla", "latent_features", (10, 16, 26, 40), {"latent_groups": 2}),
+        ("mfa", "query_rank", (2, 5, 10, 25), {}),
+        ("mfa", "query_rank", (2, 5, 10, 25), {"reuse_keys": True}),
+        ("gta", "num_kv_heads", (1, 2, 3, 6), {}),
+        ("tpa", "query_rank", (1, 2, 4, 6), {"key_rank": 4, "value_rank": 4}),
+        ("tpa", "key_rank", (1, 2, 4, 6), {"value_rank": H}),
+        ("tpa", "value_rank", (1, 2, 4, 6), {"key_rank": H}),
+    ],
+)
+def test_more_room_brings_it_closer(kind, field, values, fields):
+    _, params = start("mha", True, qkv_features=4 * H)
+    errors = [missed(params, kind, **{field: value}, **fields) for value in values]
+    assert all(b < 0.99 * a for a, b in zip(errors, errors[1:], strict=False)), errors
+
+
+def test_what_is_shared_by_mixing_is_closer_than_by_groups():
+    """Keys and values of `tpa` begin as those of `gqa`; with mixing vectors `collaborative` is no
+    farther than `mva`."""
+    _, params = start("mha", True)
+    ranks = {"query_rank": H, "key_rank": 2, "value_rank": 2}
+    assert missed(params, "tpa", **ranks) < 0.9 * missed(params, "gqa", num_kv_heads=2)
+    assert missed(params, "collaborative") < 0.9 * missed(params, "mva")
+    assert missed(params, "mfa", query_rank=M + 1) < missed(params, "mqa") + 0.01
+
+
+def test_the_norm_is_held_for_inputs_of_any_size():
+    """As far as a constant that is 1,000 times as large as its latent can hold it."""
+    made, params = start("mha")
+    found = convert(params, "mla", latent_features=M + 1, query_rank=M + 1)
+    for factor, most in ((0.01, 1e-5), (1, 1e-5), (10, 1e-3)):
+        other = module_of(found, "mla")
+        assert apart(made, params, other, found, factor * inputs(3)) < most
+    for name in ("latent", "query_latent"):
+        constant = found[name]["bias"][-1]
+        assert np.log2(constant) % 1 == 0  # bfloat16 holds it exactly
+    half = other.clone(dtype=jnp.bfloat16)
+    theirs = made.clone(dtype=jnp.bfloat16)
+    x = inputs(4)
+    exact = made.apply({"params": params}, x)
+
+    def off(module, params):
+        y = module.apply({"params": params}, x).astype(jnp.float32)
+        return float(jnp.linalg.norm(y - exact) / jnp.linalg.norm(exact))
+
+    assert off(half, found) < 2 * off(theirs, params) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["mla", "mfa", "tpa"])
+def test_every_parameter_can_learn(kind):
+    """But the kernels of a constant, whose norm hides it, none is at rest."""
+    made, params = start("mha")
+    found = convert(params, kind)
+    other, x = module_of(found, kind), inputs()
+
+    def loss(params):
+        return jnp.sum((other.apply({"params": params}, x) - 1) ** 2)
+
+    grads = jax.grad(loss)(found)
+    names = {"mla": ("latent", "query"), "mfa": ("query_latent", "key")}.get(
+        kind, ("query", "key", "value", "query_basis")
+    )
+    for name in names:
+        assert np.linalg.norm(grads[name]["kernel"]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("mla", {"latent_features": 1}, "latent_features is 1: takes 2 or more, for one feature"),
+        ("mla", {"latent_features": 2, "latent_groups": 2}, "latent_features is 2: takes 4 or"),
+        ("mla", {"latent_groups": 4}, "latent_groups=4 must divide num_heads=6"),
+        ("mla", {"latent_features": 9, "latent_groups": 2}, "latent_groups=2 must divide latent"),
+        ("mla", {"query_rank": 1}, "query_rank is 1: takes 2 or more"),
+        ("mla", {"rotary_features": 2}, "mla has no field 'rotary_features' to be converted with"),
+        ("mfa", {"query_rank": 1}, "query_rank is 1: takes 2 or more"),
+        ("gta", {"num_kv_heads": 3}, "gta ties half of a key to its value: the width 5 is odd"),
+        ("gta", {}, "num_kv_heads is not set: it must divide num_heads=6"),
+        ("tpa", {"key_rank": 0}, "key_rank=0 must be 1 or more"),
+        ("collaborative", {"num_groups": 4}, "num_groups=4 must divide num_heads=6"),
+    ],
+)
+def test_what_cannot_be_is_said(kind, fields, said):
+    _, params = start("mha")
+    with pytest.raises(ValueError, match=said):
+        convert(params, kind, **fields)
+
+
+@pytest.mark.parametrize("kind", ["mla", "gta", "skv"])
+def test_keys_and_values_of_two_inputs_have_no_home_in_one(kind):
+    x, y, z = inputs(), jnp.ones((3, 4, 17)), jnp.ones((3, 4, 11))
+    made = make_attention("mha", num_heads=H, qkv_features=4 * H)
+    params = made.init(jax.random.key(0), x, y, z)["params"]
+    fields = {"num_kv_heads": 2} if kind == "gta" else {}
+    with pytest.raises(ValueError, match=f"^{kind} makes keys and values of one input: .* 17 and"):
+        convert(params, kind, **fields)
