@@ -231,6 +231,8 @@ def main() -> None:
         about = {"task": work.task, "steps": work.steps, "seeds": len(work.seeds)}
         record = Record(at.directory / f"uptraining/{work.task}.json", about)
         done = {line["attention"] for line in record.lines if line["start"] == "nothing"}
+        # What is there of a kind that is not done comes from its runs again.
+        record.lines = [line for line in record.lines if line["attention"] in {*done, "mha"}]
         # The control last, which is no news.
         missing = [name for name in (*NAMES, "mha") if name not in done]
         with ThreadPoolExecutor(args.jobs) as pool:

@@ -50,14 +50,15 @@ def picture(lines: list[dict[str, Any]]) -> str:
         if not points:
             continue
         if name == "mha":
-            whole = plot.down(points[0][1])
-            plot.line(plot.across(0), whole, plot.across(25), whole, GREY, dashes="6 4")
-            points = points[1:]
+            whole = points[0][1]
+            plot.line(*plot.at(0, whole), *plot.at(25, whole), GREY, dashes="6 4")
+            ends[name], points = plot.at(25, whole), points[1:]
         for (x1, y1, _), (x2, y2, _) in zip(points, points[1:], strict=False):
             plot.line(*plot.at(x1, y1), *plot.at(x2, y2), color, 1.5)
         for x, y, spread in points:
             plot.mark(x, y, color, spread, 3.5)
-        ends[name] = plot.at(*points[-1][:2]) if points else plot.at(25, whole)
+        if points:
+            ends[name] = plot.at(*points[-1][:2])
     height = 0.0
     for name, (_, down) in sorted(ends.items(), key=lambda end: end[1][1]):
         height = max(height + 17, down + 4)

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import experiments, uptraining
+from benchmarks import experiments, uptraining, uptraining_picture
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.convert import parse
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
@@ -210,6 +210,19 @@ def test_the_scores_of_mha_are_kept_before_any_kind_is_done(calls, few, tmp_path
         assert run(tmp_path, monkeypatch, "--seeds", "1") == 1
     (line,) = json.loads(record.read_text())["lines"]
     assert (line["attention"], line["start"], line["bleu"]) == ("mha", "at once", 40.0)
+    part = json.loads(record.read_text())
+    part["lines"].append(line | {"attention": "gqa"})
+    record.write_text(json.dumps(part))
     assert not run(tmp_path, monkeypatch, "--seeds", "1")
     lines = json.loads(record.read_text())["lines"]
     assert {(x["attention"], x["start"]) for x in lines} >= {("mha", "nothing"), ("gqa", "nothing")}
+    assert [x["bleu"] for x in lines if (x["attention"], x["start"]) == ("gqa", "at once")] == [1.0]
+
+
+def test_the_page_has_the_table_and_the_picture_of_the_record():
+    lines = json.loads(uptraining_picture.RECORD.read_text())["lines"]
+    table = uptraining.table(lines, "bleu").markdown()
+    rows = [row for row in table.splitlines() if row.startswith("|")]
+    page = (Path(__file__).parents[1] / "docs" / "uptraining.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in page
+    assert uptraining_picture.OUT.read_text(encoding="utf-8") == uptraining_picture.picture(lines)
