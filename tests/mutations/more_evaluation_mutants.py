@@ -496,7 +496,7 @@ MORE_EVALUATION = (
     Mutant(
         "times of any batch are drawn",
         "CONDITIONS",
-        '"data.batch_size", ',
+        '    "data.batch_size",\n',
         "",
         "test_atlas.py",
     ),
