@@ -33,7 +33,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import experiments, sizes, timing
 from benchmarks.atlas_cases import CONTROLS, TASKS, Case, Stage, models, stages
-from benchmarks.experiments import PARSING, ROOT, Failed, Record, Workplace, best_rate, note
+from benchmarks.experiments import (
+    PARSING,
+    ROOT,
+    Failed,
+    Record,
+    Workplace,
+    add_flags,
+    best_rate,
+    note,
+)
 from benchmarks.sizes import Fields
 from benchmarks.uptraining import SOURCES
 from mhe_jax.cli.arguments import parse_train_arguments
@@ -239,9 +248,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = timing.PlainParser(__doc__)
     parser.add_argument("task", choices=TASKS)
-    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
-    parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
-    parser.add_argument("--jobs", type=timing.positive, default=2, help="runs at a time")
+    add_flags(parser, "runs")
     parser.add_argument("--steps", type=timing.positive, help="of each run, else the config's")
     parser.add_argument("--budget", type=float, default=12.5, help="hours of all runs together")
     return parser.parse_args()

@@ -176,6 +176,13 @@ class Record:
             write_whole(self.path, f'{about}, "lines": [\n{each}\n]}}\n')
 
 
+def add_flags(parser: timing.PlainParser, each: str) -> None:
+    """The flags of a `Workplace`; `each` is what goes side by side."""
+    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
+    parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
+    parser.add_argument("--jobs", type=timing.positive, default=2, help=f"{each} at a time")
+
+
 def note(line: str) -> None:
     with PARSING:
         print(line, file=sys.stderr, flush=True)
@@ -363,9 +370,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = timing.PlainParser(__doc__)
     parser.add_argument("experiment", choices=CASES)
-    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
-    parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
-    parser.add_argument("--jobs", type=timing.positive, default=2, help="cases at a time")
+    add_flags(parser, "cases")
     return parser.parse_args()
 
 

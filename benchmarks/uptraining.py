@@ -35,6 +35,7 @@ from benchmarks.experiments import (
     Failed,
     Record,
     Workplace,
+    add_flags,
     attention,
     best_rate,
     loss,
@@ -254,9 +255,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = timing.PlainParser(__doc__)
     parser.add_argument("task", choices=SOURCES)
-    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
-    parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
-    parser.add_argument("--jobs", type=timing.positive, default=2, help="cases at a time")
+    add_flags(parser, "cases")
     parser.add_argument("--steps", type=timing.positive, help="of the mha runs, else the config's")
     parser.add_argument("--seeds", type=timing.positive, default=3, help="of each case")
     return parser.parse_args()

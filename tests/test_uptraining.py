@@ -74,6 +74,20 @@ def few(monkeypatch):
     monkeypatch.setattr(uptraining, "RATES", ("1e-3",))
 
 
+def failing(what):
+    """The stand-in, but that commands with `what` in them fail."""
+    given = experiments.subprocess.call
+
+    def call(command, stdout, **rest):
+        if what in str(command):
+            stdout.write("error: no such luck\n")
+            stdout.flush()
+            return 1
+        return given(command, stdout=stdout, **rest)
+
+    return call
+
+
 def run(tmp_path, monkeypatch, *flags):
     command = ["uptraining.py", "translation", "--workdir", str(tmp_path), *flags]
     monkeypatch.setattr(sys, "argv", command)
@@ -177,16 +191,7 @@ def test_a_trial_has_few_steps_and_seeds(calls, tmp_path, monkeypatch):
 
 def test_a_failure_is_told_and_stops_no_other_kind(calls, few, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(uptraining, "NAMES", ("mqa", "gqa"))
-    given = experiments.subprocess.call
-
-    def fails(command, stdout, **rest):
-        if "mqa" in str(command):
-            stdout.write("error: no such luck\n")
-            stdout.flush()
-            return 1
-        return given(command, stdout=stdout, **rest)
-
-    monkeypatch.setattr(experiments.subprocess, "call", fails)
+    monkeypatch.setattr(experiments.subprocess, "call", failing("mqa"))
     assert run(tmp_path, monkeypatch, "--seeds", "1") == 1
     told = capsys.readouterr()
     assert "no such luck" in told.err
@@ -195,18 +200,9 @@ def test_a_failure_is_told_and_stops_no_other_kind(calls, few, tmp_path, monkeyp
 
 
 def test_the_scores_of_mha_are_kept_before_any_kind_is_done(calls, few, tmp_path, monkeypatch):
-    given = experiments.subprocess.call
-
-    def fails(command, stdout, **rest):
-        if "share" in str(command):
-            stdout.write("error: no such luck\n")
-            stdout.flush()
-            return 1
-        return given(command, stdout=stdout, **rest)
-
     record = tmp_path / "uptraining/translation.json"
     with monkeypatch.context() as changed:
-        changed.setattr(experiments.subprocess, "call", fails)
+        changed.setattr(experiments.subprocess, "call", failing("share"))
         assert run(tmp_path, monkeypatch, "--seeds", "1") == 1
     (line,) = json.loads(record.read_text())["lines"]
     assert (line["attention"], line["start"], line["bleu"]) == ("mha", "at once", 40.0)
