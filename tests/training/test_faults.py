@@ -21,7 +21,7 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import METRICS
 from mhe_jax.data.blocks import TrainBlocks
 from mhe_jax.tasks import sums
-from mhe_jax.training import loop, tracking
+from mhe_jax.training import loop, stepper, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.cluster import signals
 from mhe_jax.training.cluster.signals import Stopped
@@ -296,7 +296,7 @@ def test_a_signal_in_the_validation_that_was_left_over_is_heard(tiny, monkeypatc
 
     for name, when in (("train_step_of", config.train.num_steps), ("make_eval_step", 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(loop, name, killing(getattr(loop, name), when))
+            patch.setattr(stepper, name, killing(getattr(stepper, name), when))
             with pytest.raises(Stopped) as stopped:
                 train(config)
         assert stopped.value.code == 128 + signal.SIGTERM
