@@ -13,17 +13,15 @@ cases have three fresh seeds, which are scored on the test set.
 WORKDIR/atlas/TASK.json has a line for each run that is done, with what it took; with it alone, and
 without the runs, they are not repeated. One that was interrupted goes on; one that failed, such as
 by a loss that is not finite, stands there with its reason, until that line is deleted. After
-`--budget` hours of all lines together no new run begins. Runs of docs/records/translation stand for
-those with the same config.
+`--budget` hours of processor time of all lines together no new run begins. Runs of
+docs/records/translation stand for those with the same config.
 """
 
 import argparse
 import functools
 import json
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,7 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import experiments, sizes, timing
 from benchmarks.atlas_cases import CONTROLS, TASKS, Case, Stage, models, stages
-from benchmarks.experiments import (
+from benchmarks.sizes import Fields
+from benchmarks.uptraining import SOURCES
+from benchmarks.workplace import (
     PARSING,
     ROOT,
     Failed,
@@ -43,8 +43,6 @@ from benchmarks.experiments import (
     best_rate,
     note,
 )
-from benchmarks.sizes import Fields
-from benchmarks.uptraining import SOURCES
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import Config, InputError
@@ -107,7 +105,7 @@ class Atlas:
         return fields
 
     def step_seconds(self, case: Case) -> float:
-        """The median over runs on this processor."""
+        """The least of the runs on this processor."""
         found = [
             line["step_seconds"]
             for line in self.record.lines
@@ -117,7 +115,7 @@ class Atlas:
         ]
         if not found:
             raise InputError(f"{case.regime}, {case.name}: no time of a step is measured here")
-        return statistics.median(found)
+        return min(found)
 
     def recorded(self, case: Case, rate: str, seed: str) -> dict[str, Any] | None:
         """Of the same run in docs/records/translation, if its config is the same."""
@@ -148,23 +146,23 @@ class Atlas:
     def run(self, case: Case, fields: Fields, rate: str, seed: str) -> dict[str, Any]:
         if sum(line["hours"] for line in self.record.lines) >= self.budget:
             raise Spent
-        begun = time.monotonic()
         name = f"atlas/{self.task}/{case.regime}/{case.name},{rate},seed={seed}"
+        run = self.at.directory / name
         flags = [*self.flags(case, rate), "--train.seed", seed]
         try:
-            run = self.at.train(name, self.source.config, self.source.data, *flags)
+            self.at.train(name, self.source.config, self.source.data, *flags)
             if seed in FRESH:
                 self.at.evaluate(run, "test")
         except Failed as failed:
             if not 0 < failed.status < 128:  # a signal, which is no result
                 raise
             note(f"error: {failed}")
-            return {"failed": failed.reason, "hours": hours_since(begun)}
-        told = self.told(run, seed)
-        # A run that went on has taken more than this call.
-        took = max(hours_since(begun), round(told["training_seconds"] / 3600, 4))
+            return {"failed": failed.reason, "hours": self.hours(run)}
         where = {"processor": timing.processor(), "flax": timing.version_of("flax")}
-        return told | where | {"hours": took}
+        return self.told(run, seed) | where | {"hours": self.hours(run)}
+
+    def hours(self, run: Path) -> float:
+        return round(self.at.seconds[run] / 3600, 4)
 
     def told(self, run: Path, seed: str) -> dict[str, Any]:
         """What the files of a run say."""
@@ -179,7 +177,7 @@ class Atlas:
             **{name: scores[name] for name in (self.source.score,) if name in scores},
             "cached": sizes.cached(config),
             "flops": sizes.flops(config),
-            "step_seconds": statistics.median(times) if times else None,
+            "step_seconds": min(times, default=None),  # other work only adds to it
         }
 
 
@@ -191,10 +189,6 @@ def loss_of(line: dict[str, Any]) -> float:
     """Of a run that failed, or never had one, it is infinite."""
     loss = line.get("validation_loss")
     return math.inf if loss is None or not math.isfinite(loss) else loss
-
-
-def hours_since(begun: float) -> float:
-    return round((time.monotonic() - begun) / 3600, 4)
 
 
 def measure(work: Atlas, stage: Stage, jobs: int) -> bool:
@@ -250,7 +244,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("task", choices=TASKS)
     add_flags(parser, "runs")
     parser.add_argument("--steps", type=timing.positive, help="of each run, else the config's")
-    parser.add_argument("--budget", type=float, default=12.5, help="hours of all runs together")
+    parser.add_argument(
+        "--budget", type=float, default=12.5, help="hours of processor time of all runs"
+    )
     return parser.parse_args()
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import experiments, sizes
-from benchmarks.experiments import ROOT
 from benchmarks.sizes import Fields, changed
 from benchmarks.uptraining import SOURCES
+from benchmarks.workplace import ROOT
 from mhe_jax.config import Config
 from mhe_jax.config.loading import load_config
 

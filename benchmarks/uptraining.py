@@ -30,17 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import experiments, timing
-from benchmarks.experiments import (
-    TRANSLATION,
-    Failed,
-    Record,
-    Workplace,
-    add_flags,
-    attention,
-    best_rate,
-    loss,
-    note,
-)
+from benchmarks.experiments import TRANSLATION, attention
+from benchmarks.workplace import Failed, Record, Workplace, add_flags, best_rate, loss, note
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
 from mhe_jax.report.tables import Column, Table

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import atlas, atlas_cases, atlas_tables, experiments, sizes, timing
+from benchmarks import atlas, atlas_cases, atlas_tables, sizes, timing, workplace
 from benchmarks.atlas_cases import TASKS, Case, Stage, base_of, models
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
@@ -137,7 +137,7 @@ def calls(monkeypatch, tmp_path):
     def stand_in(command, stdout, **_):
         _, program, *arguments = command
         if Path(program).name == "train.py":
-            with experiments.PARSING:
+            with workplace.PARSING:
                 config = parsed(tuple(arguments))
             run, done = Path(config.workdir), "train"
             save_json(config, run / CONFIG)
@@ -155,10 +155,10 @@ def calls(monkeypatch, tmp_path):
             scores = {"perplexity_per_token": 40.0 + seed, "bleu": 30.0 + seed}
             (run / "eval_test.json").write_text(json.dumps(scores))
         found.append((done, f"{run.parent.name}/{run.name}"))
-        return 0
+        return 0, {"train": 360.0, "eval": 36.0}[done]
 
-    monkeypatch.setattr(experiments.subprocess, "call", stand_in)
-    for module in (experiments, atlas):
+    monkeypatch.setattr(workplace, "timed", stand_in)
+    for module in (workplace, atlas):
         monkeypatch.setattr(module, "parse_train_arguments", lambda given: parsed(tuple(given)))
     stage(monkeypatch, "depth", ["mha", "mhe_mul", "gqa"])
     for task in TASKS:
@@ -205,7 +205,7 @@ def test_the_rate_by_one_seed_and_the_score_by_three_others(calls, tmp_path, mon
     assert (last["regime"], last["name"], last["rate"], last["seed"]) == ("depth", "gqa", "4e-3", 3)
     assert last["perplexity_per_token"] == 43.0
     assert last["validation_loss"] == pytest.approx(2.03)
-    assert last["hours"] == 0.1
+    assert last["hours"] == 0.11  # to train and to evaluate
     assert (last["steps"], last["step_seconds"], last["cached"]) == (2000, 0.12, 4 * 64)
     assert last["processor"] == timing.processor()
     config = load_json(tmp_path / "atlas/lm/depth/gqa,4e-3,seed=3" / CONFIG)
@@ -255,17 +255,17 @@ def test_the_best_rate_is_not_at_the_edge(calls, tmp_path, monkeypatch):
 
 def test_a_run_that_fails_is_recorded_and_not_tried_again(calls, tmp_path, monkeypatch):
     """The search takes it for the worst; a seed of it is left out."""
-    given = experiments.subprocess.call
+    given = workplace.timed
 
     def fails(command, stdout, **rest):
         if "8e-3" in str(command) or "gqa,4e-3,seed=2" in str(command):
             stdout.write("error: step 7: the loss is not finite\n")
             stdout.flush()
             calls.append(("failed", ""))
-            return 1
+            return 1, 36.0
         return given(command, stdout=stdout, **rest)
 
-    monkeypatch.setattr(experiments.subprocess, "call", fails)
+    monkeypatch.setattr(workplace, "timed", fails)
     stage(monkeypatch, "depth", ["gqa"])
     assert run(tmp_path, monkeypatch) == 0
     failed = [line for line in lines_of(tmp_path) if "failed" in line]
@@ -281,7 +281,7 @@ def test_a_run_that_fails_is_recorded_and_not_tried_again(calls, tmp_path, monke
 
 
 def test_all_rates_fail(calls, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: 1)
+    monkeypatch.setattr(workplace, "timed", lambda *_, **__: (1, 0.0))
     monkeypatch.setattr(Path, "read_text", read_of_log(Path.read_text))
     stage(monkeypatch, "depth", ["gqa"])
     assert run(tmp_path, monkeypatch) == 0
@@ -295,19 +295,19 @@ def read_of_log(given):
 
 
 def test_a_run_that_is_killed_is_no_result(calls, tmp_path, monkeypatch, capsys):
-    given = experiments.subprocess.call
-    monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: -9)
+    given = workplace.timed
+    monkeypatch.setattr(workplace, "timed", lambda *_, **__: (-9, 0.0))
     stage(monkeypatch, "depth", ["gqa"])
     assert run(tmp_path, monkeypatch) == 1
     assert "exit status -9" in capsys.readouterr().err
     assert not (tmp_path / "atlas/lm.json").exists()
-    monkeypatch.setattr(experiments.subprocess, "call", given)
+    monkeypatch.setattr(workplace, "timed", given)
     assert run(tmp_path, monkeypatch) == 0
     assert len(lines_of(tmp_path)) == 6
 
 
 def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: calls.append(()) or 130)
+    monkeypatch.setattr(workplace, "timed", lambda *_, **__: (calls.append(()) or 130, 0.0))
     assert run(tmp_path, monkeypatch) == 130
     assert len(calls) == 1
 
@@ -356,6 +356,25 @@ def test_steps_of_the_same_time(calls, tmp_path, monkeypatch, capsys):
     assert steps == {4000}
 
 
+def test_processor_time_of_a_command():
+    """Of its threads too; a command that waits takes none."""
+    busy = """
+import threading, time
+def work():
+    while time.thread_time() < 0.2: pass
+threads = [threading.Thread(target=work) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+time.sleep(2)
+raise SystemExit(3)
+"""
+    status, seconds = workplace.timed([sys.executable, "-S", "-c", busy])
+    assert status == 3
+    assert 0.4 <= seconds < 2
+    status, _ = workplace.timed([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert status == -9
+
+
 # Tables
 
 
@@ -367,7 +386,14 @@ def lines(regime, name, losses, scores, rate="4e-3", score="perplexity_per_token
     ]
     chosen = {**who, "seed": 0, "validation_loss": 1.0}
     fresh = [
-        {**who, "seed": seed + 1, "validation_loss": loss, score: value, "step_seconds": 0.25}
+        {
+            **who,
+            "seed": seed + 1,
+            "validation_loss": loss,
+            score: value,
+            "step_seconds": 0.25,
+            "processor": "this",
+        }
         for seed, (loss, value) in enumerate(zip(losses, scores, strict=True))
     ]
     return [*edges, chosen, *fresh]
@@ -384,6 +410,10 @@ def test_rows():
         f"| 256 | 33 | 7.00 | 2,000 | 4e-3 | 1.000 | 2.100 ± {error:.3f} | 41.00 ± 0.58 | 250 |"
     )
     assert table.markdown().count("not measured") == 5 * 8
+    # Times of another processor stand in no table beside those of the one that has most runs.
+    other = [line | {"processor": "other", "step_seconds": 0.1} for line in found]
+    table = atlas_tables.regime([*found, *other[-2:]], "lm", "depth")
+    assert "| 250 |" in table.markdown()
     # A search that has not ended says nothing.
     table = atlas_tables.regime(found[1:], "lm", "depth")
     assert table.markdown().count("not measured") == 5 * 9

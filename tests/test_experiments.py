@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import experiment_tables, experiments
+from benchmarks import experiment_tables, experiments, workplace
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
 from mhe_jax.config import EvaluationConfig
@@ -51,10 +51,10 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
         if run.name == "sha,1e-3,seed=0":
             stdout.write("training\nerror: no such luck\n")
             stdout.flush()
-            return 1
+            return 1, 1.0
         run.mkdir(parents=True, exist_ok=True)
         if name == "train":
-            with experiments.PARSING:
+            with workplace.PARSING:
                 config = parsed(tuple(arguments))
             save_json(config, run / CONFIG)
             loss = LOSSES.get(config.optimizer.learning_rate)
@@ -67,10 +67,10 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
             noise = float(asked.get("--spelling_noise", 0))
             what = name_of(EvaluationConfig(split=asked["--split"], spelling_noise=noise))
             (run / f"eval_{what}.json").write_text(json.dumps(arguments))
-        return 0
+        return 0, 1.0
 
-    monkeypatch.setattr(experiments.subprocess, "call", stand_in)
-    monkeypatch.setattr(experiments, "parse_train_arguments", lambda given: parsed(tuple(given)))
+    monkeypatch.setattr(workplace, "timed", stand_in)
+    monkeypatch.setattr(workplace, "parse_train_arguments", lambda given: parsed(tuple(given)))
     monkeypatch.setattr(experiments, "pieces", lambda at: at.directory / "tokenizer.model")
     for experiment, count in (("encoders", 1), ("hashes", 1), ("matrices", 5)):
         monkeypatch.setitem(experiments.CASES, experiment, experiments.CASES[experiment][:count])
@@ -144,7 +144,7 @@ def test_pieces(tmp_path, monkeypatch):
     for name, text in files.items():
         (file := tmp_path / name).parent.mkdir(parents=True)
         file.write_bytes(lzma.compress(text.encode()))
-    at = experiments.Workplace(tmp_path / "runs", tmp_path, 2)
+    at = workplace.Workplace(tmp_path / "runs", tmp_path, 2)
     tokenizer = Tokenizer.load(path := experiments.pieces(at))
     assert all(len(tokenizer.encode(word)) < 5 for word in ("wiki", "movie", "whither"))
     path.write_text("as it was")
@@ -153,7 +153,7 @@ def test_pieces(tmp_path, monkeypatch):
 
 def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
     """What train.py says of Ctrl-C, which reaches every process of a terminal."""
-    monkeypatch.setattr(experiments.subprocess, "call", lambda *_, **__: calls.append(()) or 130)
+    monkeypatch.setattr(workplace, "timed", lambda *_, **__: (calls.append(()) or 130, 0.0))
     assert run(tmp_path, monkeypatch, "translation") == 130
     assert len(calls) <= 2
 

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import experiments, uptraining, uptraining_picture
+from benchmarks import uptraining, uptraining_picture, workplace
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.convert import parse
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
@@ -36,7 +36,7 @@ def calls(monkeypatch, tmp_path):
 
     def stand_in(command, **_):
         _, program, *arguments = command
-        with experiments.PARSING:
+        with workplace.PARSING:
             if program == "-m":
                 source, run, wanted = parse(arguments[2:])
                 config = load_json(source / CONFIG)
@@ -59,10 +59,10 @@ def calls(monkeypatch, tmp_path):
                 scores = {"bleu": BLEU[steps] + load_json(run / CONFIG).train.seed}
                 (run / "eval_test.json").write_text(json.dumps(scores))
         found.append((done, str(run.relative_to(tmp_path / "uptraining" / "translation"))))
-        return 0
+        return 0, 1.0
 
-    monkeypatch.setattr(experiments.subprocess, "call", stand_in)
-    monkeypatch.setattr(experiments, "parse_train_arguments", lambda given: parsed(tuple(given)))
+    monkeypatch.setattr(workplace, "timed", stand_in)
+    monkeypatch.setattr(workplace, "parse_train_arguments", lambda given: parsed(tuple(given)))
     monkeypatch.setattr(uptraining, "NAMES", ("gqa",))
     return found
 
@@ -76,13 +76,13 @@ def few(monkeypatch):
 
 def failing(what):
     """The stand-in, but that commands with `what` in them fail."""
-    given = experiments.subprocess.call
+    given = workplace.timed
 
     def call(command, stdout, **rest):
         if what in str(command):
             stdout.write("error: no such luck\n")
             stdout.flush()
-            return 1
+            return 1, 1.0
         return given(command, stdout=stdout, **rest)
 
     return call
@@ -191,7 +191,7 @@ def test_a_trial_has_few_steps_and_seeds(calls, tmp_path, monkeypatch):
 
 def test_a_failure_is_told_and_stops_no_other_kind(calls, few, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(uptraining, "NAMES", ("mqa", "gqa"))
-    monkeypatch.setattr(experiments.subprocess, "call", failing("mqa"))
+    monkeypatch.setattr(workplace, "timed", failing("mqa"))
     assert run(tmp_path, monkeypatch, "--seeds", "1") == 1
     told = capsys.readouterr()
     assert "no such luck" in told.err
@@ -202,7 +202,7 @@ def test_a_failure_is_told_and_stops_no_other_kind(calls, few, tmp_path, monkeyp
 def test_the_scores_of_mha_are_kept_before_any_kind_is_done(calls, few, tmp_path, monkeypatch):
     record = tmp_path / "uptraining/translation.json"
     with monkeypatch.context() as changed:
-        changed.setattr(experiments.subprocess, "call", failing("share"))
+        changed.setattr(workplace, "timed", failing("share"))
         assert run(tmp_path, monkeypatch, "--seeds", "1") == 1
     (line,) = json.loads(record.read_text())["lines"]
     assert (line["attention"], line["start"], line["bleu"]) == ("mha", "at once", 40.0)

@@ -1,0 +1,163 @@
+"""A place for the runs of an experiment: commands that are not repeated, and a record of them."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import timing
+from mhe_jax.cli.arguments import parse_train_arguments
+from mhe_jax.cli.sweep import plan
+from mhe_jax.config import InputError
+from mhe_jax.config.files import write_whole
+
+ROOT = Path(__file__).parents[1]
+# A command line is parsed in one thread at a time, and standard error is caught meanwhile.
+PARSING = threading.Lock()
+
+
+class Failed(Exception):
+    """A command ended with another exit status than 0, for a reason of one line."""
+
+    def __init__(self, run: Path, status: int, reason: str, log: Path):
+        super().__init__(f"{run}: exit status {status}: {reason} (see {log})")
+        self.status, self.reason = status, reason
+
+
+class Workplace:
+    """Calls train.py and eval.py for runs below one directory, unless they are done."""
+
+    def __init__(self, directory: Path, data: Path, jobs: int):
+        self.directory, self.data = directory, data
+        self.locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)  # one case a run
+        # Processor time of the commands of each run.
+        self.seconds: defaultdict[Path, float] = defaultdict(float)
+        self.interrupted = False
+        self.environment = dict(os.environ)
+        if jobs > 1:
+            self.environment["NPROC"] = "1"  # threads of XLA on a CPU
+
+    def train(self, name: str, config: str, data: str, *flags: str) -> Path:
+        """The finished run `name` of configs/`config` with the data in `data`."""
+        run = self.directory / name
+        arguments = self.arguments(config, data, "--workdir", str(run), *flags)
+        with PARSING:
+            asked = plan.PlannedRun(name, parse_train_arguments(arguments), arguments, {})
+        with self.locks[run]:
+            if asked.result() is None:
+                self.call(run, str(ROOT / "train.py"), *arguments)
+        return run
+
+    def arguments(self, config: str, data: str, *flags: str) -> list[str]:
+        directory = str(self.data / data)
+        return [str(ROOT / "configs" / config), "--data.directory", directory, *flags]
+
+    def evaluate(self, run: Path, what: str, *flags: str, name: str = "") -> None:
+        """Leaves the scores of a run in eval_WHAT.json, where WHAT begins with the split.
+
+        With `name` they move from there to a file of that name.
+        """
+        scores = run / f"eval_{what}.json"
+        with self.locks[run]:
+            if not (kept := run / (name or scores.name)).exists():
+                split = what.partition("_")[0]
+                trust = "--trust", str(self.data)
+                self.call(run, str(ROOT / "eval.py"), str(run), "--split", split, *trust, *flags)
+                scores.rename(kept)
+
+    def call(self, run: Path, *command: str) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        note(f"{run}: {'factorize' if command[0] == '-m' else Path(command[0]).name}")
+        log = run.with_name(f"{run.name}.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as output:
+            status, seconds = timed(
+                [sys.executable, *command], stdout=output, stderr=output, env=self.environment
+            )
+        self.seconds[run] += seconds
+        if status == 130:  # Ctrl-C reaches the run as well, which saves
+            self.interrupted = True
+            raise KeyboardInterrupt
+        if status:
+            reason = log.read_text().rstrip().rpartition("\n")[2].removeprefix("error: ")
+            raise Failed(run, status, reason, log)
+
+
+def timed(command: list[str], **options: Any) -> tuple[int, float]:
+    """Exit status of a command, and its processor time in seconds, of all of its threads."""
+    process = subprocess.Popen(command, **options)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime
+
+
+class Record:
+    """A file of lines, one for each run: with it alone, and without the runs, all goes on.
+
+    Args:
+      about: what all lines have in common, and must have in a file that is there.
+
+    Raises:
+      InputError: the file is of something else.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any]):
+        self.path, self.about = path, about
+        self.lines: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+        if not path.exists():
+            return
+        found = json.loads(path.read_text())
+        if not about.items() <= found.items():
+            raise InputError(f"{path} is not of {about}: move it away to measure anew")
+        self.lines = found["lines"]
+
+    def add(self, *lines: dict[str, Any]) -> None:
+        with self.lock:
+            self.lines = [*self.lines, *lines]
+            about = json.dumps(self.about).removesuffix("}")
+            each = ",\n".join(json.dumps(line) for line in self.lines)
+            write_whole(self.path, f'{about}, "lines": [\n{each}\n]}}\n')
+
+
+def add_flags(parser: timing.PlainParser, each: str) -> None:
+    """The flags of a `Workplace`; `each` is what goes side by side."""
+    parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
+    parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
+    parser.add_argument("--jobs", type=timing.positive, default=2, help=f"{each} at a time")
+
+
+def note(line: str) -> None:
+    with PARSING:
+        print(line, file=sys.stderr, flush=True)
+
+
+def loss(run: Path) -> float:
+    return json.loads((run / plan.RESULT).read_text())["best_validation_loss"]
+
+
+def best_rate(rates: Iterable[str], loss: Callable[[str], float]) -> str:
+    """The learning rate of the lowest loss.
+
+    One that is the lowest or highest of those tried is halved or doubled, until it is neither.
+    """
+    losses: dict[str, float] = {}
+    new = tuple(rates)
+    while True:
+        losses |= {rate: loss(rate) for rate in new}
+        best = min(losses, key=losses.__getitem__)
+        if not (factor := beyond(losses, best)):
+            return best
+        new = (f"{float(best) * factor:g}",)
+
+
+def beyond(rates: Iterable[str], best: str) -> float | None:
+    """By what `best` is to be multiplied where it is the lowest or highest, else None."""
+    rates = sorted(rates, key=float)
+    return {rates[0]: 0.5, rates[-1]: 2.0}.get(best)
