@@ -1,6 +1,5 @@
 """What benchmarks/atlas.py runs, by a stand-in for train.py and eval.py, and its tables."""
 
-import functools
 import json
 import shutil
 import statistics
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from command_lines import parsed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
@@ -121,12 +121,6 @@ def test_every_case_is_a_config_and_has_its_stage(task):
 
 
 # Runs
-
-
-@functools.cache
-def parsed(arguments: tuple[str, ...]):
-    """Once: the plan and the stand-in both parse them, and that is most of the time here."""
-    return parse_train_arguments(list(arguments))
 
 
 @pytest.fixture

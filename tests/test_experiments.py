@@ -1,17 +1,16 @@
 """What benchmarks/experiments.py runs, by a stand-in for train.py and eval.py."""
 
-import functools
 import json
 import lzma
 import sys
 from pathlib import Path
 
 import pytest
+from command_lines import parsed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import experiment_tables, experiments, workplace
-from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.fields import save_json
@@ -26,12 +25,6 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "records"
 NAMES = ("mhe_mul", "sha", "mqa")
 LOSSES = {1e-3: 2.5, 2e-3: 2.0, 4e-3: 3.0}
-
-
-@functools.cache
-def parsed(arguments: tuple[str, ...]):
-    """Once: the plan and the stand-in both parse them, and that is most of the time here."""
-    return parse_train_arguments(list(arguments))
 
 
 @pytest.fixture

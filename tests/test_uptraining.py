@@ -1,7 +1,6 @@
 """What benchmarks/uptraining.py runs, by a stand-in for train.py, eval.py and convert."""
 
 import dataclasses
-import functools
 import json
 import math
 import shutil
@@ -9,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_lines import parsed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import uptraining, uptraining_picture, workplace
-from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.convert import parse
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
 from mhe_jax.config import AttentionConfig
@@ -21,12 +20,6 @@ from mhe_jax.config.fields import load_json, save_json, set_field
 
 LOSSES = {5e-4: 2.5, 1e-3: 2.0, 2e-3: 2.5, 4e-3: 3.0}
 BLEU = {0: 1.0, 2100: 40.0, 105: 10.0, 210: 20.0, 525: 30.0}
-
-
-@functools.cache
-def parsed(arguments: tuple[str, ...]):
-    """Once: the plan and the stand-in both parse them, and that is most of the time here."""
-    return parse_train_arguments(list(arguments))
 
 
 @pytest.fixture

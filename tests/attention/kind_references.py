@@ -203,16 +203,6 @@ def _tables(case):
     return tables | ({"query_group_embedding": (case.score_groups, D)} if case.score_groups else {})
 
 
-def _mhe(psi, cases):
-    return Kind(
-        head_embeddings(psi),
-        lambda c: _shared(c, c.head_features, *ROLES),
-        lambda c: 2 * (c.groups or 1) * c.head_features,
-        cases,
-        _tables,
-    )
-
-
 def _latent_numbers(case):
     """Latent groups and the width of each, the rank of queries, and features that turn."""
     fields, groups = dict(case.more), case.latent_groups or 1
