@@ -19,6 +19,8 @@ from mhe_jax.config.files import write_whole
 ROOT = Path(__file__).parents[1]
 # A command line is parsed in one thread at a time, and standard error is caught meanwhile.
 PARSING = threading.Lock()
+# Learning rates that are tried of one case.
+MOST = 6
 
 
 class Failed(Exception):
@@ -145,7 +147,8 @@ def loss(run: Path) -> float:
 def best_rate(rates: Iterable[str], loss: Callable[[str], float]) -> str:
     """The learning rate of the lowest loss.
 
-    One that is the lowest or highest of those tried is halved or doubled, until it is neither.
+    One that is the lowest or highest of those tried is halved or doubled, until it is neither or
+    there are `MOST`: where each step only does harm, lower is better without end.
     """
     losses: dict[str, float] = {}
     new = tuple(rates)
@@ -158,6 +161,6 @@ def best_rate(rates: Iterable[str], loss: Callable[[str], float]) -> str:
 
 
 def beyond(rates: Iterable[str], best: str) -> float | None:
-    """By what `best` is to be multiplied where it is the lowest or highest, else None."""
+    """By what `best` is to be multiplied to have it between others, else None."""
     rates = sorted(rates, key=float)
-    return {rates[0]: 0.5, rates[-1]: 2.0}.get(best)
+    return {rates[0]: 0.5, rates[-1]: 2.0}.get(best) if len(rates) < MOST else None

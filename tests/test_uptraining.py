@@ -147,6 +147,17 @@ def test_no_rate_is_taken_at_the_edge_of_those_tried(calls, tmp_path, monkeypatc
     assert runs == [f"gqa,share=0.25,rate={rate},seed={seed}" for rate, seed in wanted]
 
 
+def test_a_case_that_no_step_helps_ends():
+    """As of a run that has converged: the lower the rate, the better, without end."""
+    tried = []
+    assert (
+        workplace.best_rate(["1", "2", "4"], lambda rate: tried.append(rate) or float(rate))
+        == "0.125"
+    )
+    assert tried == ["1", "2", "4", "0.5", "0.25", "0.125"]
+    assert not workplace.beyond(tried, "0.125")
+
+
 def test_kinds_that_a_record_has_are_not_repeated_without_the_runs(
     calls, few, tmp_path, monkeypatch, capsys
 ):
