@@ -7,8 +7,8 @@
 
 Runs go in the order of `atlas_cases.stages`, two at a time with one core each. In each stage the
 learning rate of every case is searched with seed 0 by validation loss: three rates, and halves or
-doubles of them while the lowest or the highest is best, six at most. Then the controls and the best of the other
-cases have three fresh seeds, which are scored on the test set.
+doubles of them while the lowest or the highest is best, six at most. Then the controls and the best
+of the other cases have three fresh seeds, which are scored on the test set.
 
 WORKDIR/atlas/TASK.json has a line for each run that is done, with what it took; with it alone, and
 without the runs, they are not repeated. One that was interrupted goes on; one that failed, such as
