@@ -12,10 +12,10 @@ for each number of steps, the learning rate with the lowest validation loss of s
 of halves or doubles of them while the lowest or the highest is best, six at most.
 
 A run that is done is not repeated, one that was interrupted goes on. WORKDIR/uptraining/TASK.json
-gets every number, with version and device, and is written when a kind is done; with it alone, and
-without the runs, the kinds that it has are not repeated either. The table goes to standard output,
-with the scores of the whole runs of docs/records where there are any. Two cases at a time, one core
-each.
+gets every number, with version and device, as soon as a kind has all seeds of a number of steps;
+with it alone, and without the runs, what it has is not repeated either. The table goes to standard
+output, with the scores of the whole runs of docs/records where there are any. Two cases at a time,
+one core each.
 """
 
 import argparse
@@ -133,19 +133,20 @@ class Uptraining:
     def part(self, share: float) -> int:
         return max(1, round(share * self.steps))
 
-    def case(self, name: str) -> list[dict[str, Any]]:
-        """All runs of one kind, and a line of the record for each that was scored on the test."""
-        lines = []
-        for share in SHARES:
-            lines += self.chosen(name, "uptrained", share, RATES, self.uptrained)
-        lines += self.chosen(name, "nothing", SHARES[-1], self.source.nothing, self.from_nothing)
-        return lines
+    def missing(self, record: Record, name: str) -> list[tuple[str, float]]:
+        """The parts of one kind, its start and its share of the steps, that a record lacks."""
+        starts = (("at once", 0.0), *(("uptrained", share) for share in SHARES))
+        there = {(x["start"], x["share"]) for x in record.lines if x["attention"] == name}
+        return [part for part in (*starts, ("nothing", SHARES[-1])) if part not in there]
 
-    def at_once(self, name: str) -> list[dict[str, Any]]:
-        return [
-            self.line(self.converted(name, seed), name, "at once", 0.0, None, seed)
-            for seed in self.seeds
-        ]
+    def lines(self, name: str, start: str, share: float) -> list[dict[str, Any]]:
+        """A line for each run of a part that was scored on the test set."""
+        if start == "at once":
+            runs = [(self.converted(name, seed), seed) for seed in self.seeds]
+            return [self.line(run, name, start, share, None, seed) for run, seed in runs]
+        if start == "nothing":
+            return self.chosen(name, start, share, self.source.nothing, self.from_nothing)
+        return self.chosen(name, start, share, RATES, self.uptrained)
 
     def chosen(self, name, start, share, rates, make) -> list[dict[str, Any]]:
         """All seeds of the rate, of `rates` and beyond, at which the first has the least loss."""
@@ -213,8 +214,8 @@ def main() -> None:
 
     def case(name: str) -> None:
         try:
-            # Of mha they are there already.
-            record.add(*(() if name == "mha" else work.at_once(name)), *work.case(name))
+            for part in work.missing(record, name):
+                record.add(*work.lines(name, *part))
         except (Failed, InputError) as error:
             note(f"error: {error}")
             failed.append(name)
@@ -222,17 +223,13 @@ def main() -> None:
     try:
         about = {"task": work.task, "steps": work.steps, "seeds": len(work.seeds)}
         record = Record(at.directory / f"uptraining/{work.task}.json", about)
-        done = {line["attention"] for line in record.lines if line["start"] == "nothing"}
-        # What is there of a kind that is not done comes from its runs again.
-        record.lines = [line for line in record.lines if line["attention"] in {*done, "mha"}]
-        # The control last, which is no news.
-        missing = [name for name in (*NAMES, "mha") if name not in done]
         with ThreadPoolExecutor(args.jobs) as pool:
-            if missing:
-                list(pool.map(work.trained, work.seeds))  # all others need them
+            # The control last, which is no news.
+            if names := [name for name in (*NAMES, "mha") if work.missing(record, name)]:
+                list(pool.map(work.trained, work.seeds))  # all of them need these
                 if not record.lines:
-                    record.add(*work.at_once("mha"))
-            list(pool.map(case, missing))
+                    record.add(*work.lines("mha", "at once", 0.0))
+            list(pool.map(case, names))
     except KeyboardInterrupt:
         note("stopped; the same command goes on")
         sys.exit(130)

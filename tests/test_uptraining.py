@@ -203,20 +203,30 @@ def test_a_failure_is_told_and_stops_no_other_kind(calls, few, tmp_path, monkeyp
     assert "| mqa" not in told.out
 
 
-def test_the_scores_of_mha_are_kept_before_any_kind_is_done(calls, few, tmp_path, monkeypatch):
+def test_what_a_kind_has_is_kept_before_all_of_it_is_done(calls, few, tmp_path, monkeypatch):
+    """And not made again, without the runs too."""
     record = tmp_path / "uptraining/translation.json"
     with monkeypatch.context() as changed:
-        changed.setattr(workplace, "timed", failing("share"))
-        assert run(tmp_path, monkeypatch, "--seeds", "1") == 1
-    (line,) = json.loads(record.read_text())["lines"]
-    assert (line["attention"], line["start"], line["bleu"]) == ("mha", "at once", 40.0)
-    part = json.loads(record.read_text())
-    part["lines"].append(line | {"attention": "gqa"})
-    record.write_text(json.dumps(part))
-    assert not run(tmp_path, monkeypatch, "--seeds", "1")
+        changed.setattr(workplace, "timed", failing("nothing"))
+        assert run(tmp_path, monkeypatch, "--seeds", "1", "--jobs", "1") == 1
+    first = json.loads(record.read_text())["lines"]
+    assert [(x["attention"], x["start"], x["bleu"]) for x in first] == [
+        ("mha", "at once", 40.0),
+        ("gqa", "at once", 1.0),
+        ("gqa", "uptrained", 30.0),
+        ("mha", "uptrained", 30.0),
+    ]
+    shutil.rmtree(tmp_path / "uptraining" / "translation")
+    calls.clear()
+    assert not run(tmp_path, monkeypatch, "--seeds", "1", "--jobs", "1")
     lines = json.loads(record.read_text())["lines"]
-    assert {(x["attention"], x["start"]) for x in lines} >= {("mha", "nothing"), ("gqa", "nothing")}
-    assert [x["bleu"] for x in lines if (x["attention"], x["start"]) == ("gqa", "at once")] == [1.0]
+    assert lines[:4] == first
+    assert [(x["attention"], x["start"]) for x in lines[4:]] == [
+        ("gqa", "nothing"),
+        ("mha", "nothing"),
+    ]
+    trained = {name.rpartition(",rate=")[0] or name for done, name in calls if done == "train"}
+    assert trained == {"mha,seed=0", "gqa,nothing,share=0.25", "mha,nothing,share=0.25"}
 
 
 def test_the_page_has_the_table_and_the_picture_of_the_record():
