@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -382,6 +383,20 @@ def test_a_maximum_over_keys_that_are_not_seen_would_lose_everything():
     assert max(errors(MASKS["padding"], (q, k, v, b), normal(9, B, T, H, E))) < 1e-5
 
 
+def test_scores_are_scaled_after_their_difference():
+    """Scores of a million, exact in float32, are not rounded before they are told apart."""
+    q, k, bias = (
+        np.ones((1, 1, 1, 1)),
+        1e6 + np.arange(7.0)[None, :, None, None],
+        np.zeros((1, 7, 1)),
+    )
+    value = np.eye(7)[None, :, None]
+    given = [jnp.asarray(x, jnp.float32) for x in (q, k, value, bias)]
+    weights, _ = shared.attend(*given, Mask(), Options(), scale=0.3)
+    wanted = np.exp(0.3 * np.arange(7.0))
+    np.testing.assert_allclose(weights[0, 0, 0], wanted / wanted.sum(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("spread", [3.0, 1e3])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 1), (1, 7)])
 def test_few_queries_and_keys(queries, keys, spread):
@@ -421,6 +436,33 @@ def test_dropout(broadcast, long, spread, monkeypatch):
     share = (kept[:, 0, :, 1:] > 0).mean()
     assert abs(share - (1 - rate)) < 0.05
     assert (kept[0] == kept[1]).all() == (broadcast == "batch")
+
+
+def test_dropout_on_a_gpu(monkeypatch):
+    """It goes the way of other devices: `one_product` would leave it out."""
+    given = [jnp.asarray(x, jnp.bfloat16) for x in arrays()[:3]] + [jnp.asarray(arrays()[3])]
+    options = Options(dropout_rate=0.3, dropout_rng=jax.random.key(7))
+    wanted = shared.attend(*given, Mask(), options, scale=D**-0.5)
+    monkeypatch.setattr(one_product, "platform", lambda: "gpu")
+    for got, want in zip(
+        shared.attend(*given, Mask(), options, scale=D**-0.5), wanted, strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_groups_that_a_mesh_does_not_divide():
+    """Two groups of four heads on four devices stay whole, though the heads could be split."""
+    if len(jax.devices()) < 4:
+        pytest.skip("needs four devices, see tests/conftest.py")
+    q, k, v, _ = arrays()
+    given = q, k, v, normal(3, B, S, 4 * G)
+    attend = functools.partial(shared.attend, mask=Mask(), options=Options(), scale=D**-0.5)
+    wanted, _ = attend(*given)
+    four = jax.make_mesh((1, 4), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rules = [("batch", "data"), ("activation_heads", "tensor")]
+    with jax.set_mesh(four), nn.logical_axis_rules(rules):
+        got, _ = jax.jit(attend)(*given)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
 @functools.cache
