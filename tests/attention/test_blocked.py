@@ -229,7 +229,8 @@ def test_a_shard_map_over_some_axes_is_not_split_again():
     """The rules name axes that are the caller's there."""
     if len(jax.devices()) < 4:
         pytest.skip("needs four devices, see tests/conftest.py")
-    qkv = call(6, 7)
+    # Two examples for each device, which could be split once more.
+    qkv = [jnp.tile(x, (2, 1, 1, 1)) for x in call(6, 7)]
     attend = functools.partial(run, blocked, Mask(), Options(), None)
     wanted = attend(*qkv)
     four = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
