@@ -295,15 +295,18 @@ def test_a_page_has_the_tables_of_what_fits():
         assert f"jax {cell['jax']}, libtpu {cell['libtpu']}, {cell['date']}" in page
 
 
+def read(name: str) -> list[dict]:
+    """The results of a record."""
+    return json.loads((ROOT / f"benchmarks/records/{name}.json").read_text())["results"]
+
+
+def page(name: str) -> str:
+    """Its words, however the lines break."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
 def test_pages_have_the_ratios_of_the_records():
     """What is said of two rows of a table is their quotient."""
-
-    def read(name: str) -> list[dict]:
-        return json.loads((ROOT / f"benchmarks/records/{name}.json").read_text())["results"]
-
-    def page(name: str) -> str:
-        return " ".join((ROOT / name).read_text(encoding="utf-8").split())
-
     rows, ratios = [], {}
     for length, run in itertools.product((512, 1024), ("forward", "with gradients")):
         times = {
@@ -339,6 +342,66 @@ def test_pages_have_the_ratios_of_the_records():
     said = f"`sha` takes {min(still):.1f} to {max(still):.1f} times fewer cycles still"
     assert said in page("docs/fit.md")
 
+    medians, quartiles = [], []
+    for name in ("512", "1024", "512_unrolled", "1024_unrolled"):
+        rows = {row["case"]: row for row in read(f"train_step_cpu_{name}")}
+        flax, ours = rows["flax MultiHeadDotProductAttention"], rows["mhe_add"]
+        assert rows["sha"]["median_ms"] < ours["median_ms"]
+        medians.append(flax["median_ms"] / ours["median_ms"])
+        quartiles.append(flax["quartiles_ms"][0] / ours["quartiles_ms"][0])
+    said = "{:.2f} and {:.2f} times as fast as Flax where both scan, and {:.2f} and {:.2f} times"
+    assert said.format(*medians) in page("benchmarks/RESULTS.md")
+    said = (
+        "the ratios are {:.1f} and {:.1f} where both scan, and {:.1f} and {:.1f} where both unroll"
+    )
+    assert said.format(*quartiles) in page("benchmarks/RESULTS.md")
+
     int8, *_, ours = sorted(read("serving_cpu"), key=lambda row: row["median_ms"])
     assert f"{int8['speed']:.2f} times as many in int8" in page("docs/export.md")
     assert f"with {ours['bleu'] - int8['bleu']:.2f} less" in page("docs/export.md")
+
+
+def test_pages_have_the_bytes_and_cycles_of_the_records():
+    """Tables and sentences that tell a part of what a record has."""
+    found = {}
+    for path in (ROOT / "benchmarks/records/fit").glob("search-*-bert-base-*.json"):
+        cell = json.loads(path.read_text())
+        rows, engine = cell["batch"]["rows_per_chip"], *cell["attention"].values()
+        found[cell["kind"], cell["attention_dropout"]] = f"{rows} ({engine})"
+    for kind in {kind for kind, _ in found}:
+        row = [found.get((kind, rate), "not measured") for rate in fit.RATES]
+        assert f"| BERT-base | `{kind}` | {' | '.join(row)} |" in page("docs/fit.md")
+
+    cpu, chip = (
+        {row["case"]: row["memory_bytes"] / 1e6 for row in rows}
+        for rows in (
+            [r for r in read(name) if (r["length"], r["run"]) == (length, "with gradients")]
+            for name, length in (("memory_cpu", 2048), ("memory_v5e", 4096))
+        )
+    )
+    for kind, size in chip.items():
+        assert f"| `{kind}` | {cpu[kind]:.1f} | {size:.1f} |" in page("docs/which_kind.md")
+
+    fewer, busy = {}, {}
+    for record in ("v5e", "v5e_wide", "v6e", "v6e_wide"):
+        for row in read(f"cycles_{record}"):
+            fewer.setdefault((record, row["case"]), []).append(row["fewer"])
+            if row["case"] == "mhe_add shared":
+                busy[record] = [f"{100 * share:.0f} %" for share in row["matrix_units"]]
+    for text in (
+        "{:.2f} and {:.2f} times fewer cycles".format(*fewer["v5e", "mhe_add shared"]),
+        "{:.2f} times fewer with 8 heads of 128".format(*fewer["v5e_wide", "mhe_add shared"]),
+        "`sha`, the control, {:.1f} and {:.1f}, and {:.1f} times fewer".format(
+            *fewer["v5e", "sha splash"], *fewer["v5e_wide", "sha splash"]
+        ),
+    ):
+        assert text in page("docs/kinds.md")
+    for text in (
+        "{} of the forward kernel's cycles and {} of the backward one's on v5e".format(
+            *busy["v5e"]
+        ),
+        "on v6e for {} and {}, and for {} and {} with 8 heads of 128".format(
+            *busy["v6e"], *busy["v6e_wide"]
+        ),
+    ):
+        assert text in page("docs/fit.md")

@@ -1,14 +1,16 @@
-"""`benchmarks/fit.py` and `benchmarks/cycles.py`, on what a compiler would say."""
+"""`benchmarks/fit.py`, `stored.py` and `cycles.py`, on what a compiler would say."""
 
 import itertools
+import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import cycles, fit
+from benchmarks import cycles, fit, stored
 from mhe_jax.analysis import ahead
 from mhe_jax.config import InputError
 from mhe_jax.tasks import TASKS
@@ -76,7 +78,25 @@ def test_every_cell_once(compiled, tmp_path, capsys):
     assert capsys.readouterr().out == text
 
 
-@pytest.mark.parametrize("command", [fit, cycles], ids=lambda command: command.__name__)
+def test_stored_scores_beside_blocks(compiled, tmp_path, monkeypatch, capsys):
+    """Each case by both engines, with the same rows, tokens and dropout."""
+    device = types.SimpleNamespace(device_kind="a chip")
+    monkeypatch.setattr(stored, "describe_devices", lambda name: [device] * 4)
+    assert stored.main(["--out", str(tmp_path / "stored.json")]) == 0
+    text = capsys.readouterr().out
+    assert "| transformer-big | 64 × 128 | 3.50 | 3.50 | 77.0 | 77.0 |" in text
+    pairs = zip(compiled[::2], compiled[1::2], strict=True)
+    for case, both in zip(stored.CASES, pairs, strict=True):
+        attention = [config.model.attention for config, _ in both]
+        assert [(a.kind, a.dropout_rate) for a in attention] == [("mha", 0.1)] * 2
+        assert tuple(a.engine for a in attention) == stored.ENGINES
+        for config, devices in both:
+            rows, tokens = TASKS[config.task].rows_per_batch(config), config.data.sequence_length
+            assert (rows, tokens, devices) == (4 * case[1], case[2], 4)
+    assert len(json.loads((tmp_path / "stored.json").read_text())["results"]) == len(stored.CASES)
+
+
+@pytest.mark.parametrize("command", [fit, cycles, stored], ids=lambda command: command.__name__)
 def test_a_wrong_flag_is_one_line(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         command.main(["--kind", "no"])

@@ -11,7 +11,7 @@ import pytest
 from attention_cases import CASES, Case, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention import Mask
+from mhe_jax.attention import Mask, engines
 from mhe_jax.attention.engines import blocked, cudnn
 
 RULES = (
@@ -189,6 +189,23 @@ def test_sown_weights_and_dropout_on_explicit_axes():
             jax.device_put(x, NamedSharding(default, PartitionSpec("data"))),
         )
     assert_close(got, wanted)
+
+
+def test_sown_weights_lie_on_explicit_axes_as_their_heads_do():
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices, see tests/conftest.py")
+    default = jax.make_mesh((2,), ("tensor",))
+    by_heads = NamedSharding(default, PartitionSpec(None, None, "tensor"))
+    sown = []
+
+    @jax.jit
+    def run(q):
+        return engines.attend(q, q, q, None, Mask(), engines.Options(sow=sown.append))[0]
+
+    with jax.set_mesh(default):
+        run(jax.device_put(normal(1, ROWS, LENGTH, 4, 8), by_heads))
+    (weights,) = sown
+    assert tuple(jax.typeof(weights).sharding.spec)[:2] == (None, "tensor")
 
 
 def test_decoding_on_explicit_axes_is_refused():

@@ -170,6 +170,7 @@ MASKS = {
     "window & offset": Mask.local(2) & Mask.causal(jnp.array([2, -3])),
     "window, offset": Mask.local(1, 0, jnp.array([2, -3])) & Mask.causal(),
     "lengths": Mask.lengths(jnp.array([0, 5])),
+    "lengths beyond the keys": Mask.lengths(jnp.array([-1, 11])),
     "lengths & causal": Mask.lengths(6) & Mask.causal() & Mask.local(3),
     "padding": Mask.padding(jnp.ones((B, 8), bool).at[0, 6:].set(False)),
     "an example empty": Mask.padding(jnp.ones((B, 8), bool).at[0].set(False)),
@@ -193,6 +194,7 @@ def test_what_cudnn_is_asked_to_compute(monkeypatch, name, biased):
         assert q.shape[-1] == k.shape[-1] == v.shape[-1] == 24
         lengths, window = how["key_value_seq_lengths"], how["local_window_size"]
         assert lengths is None or (lengths.shape, lengths.dtype) == ((B,), jnp.int32)
+        assert lengths is None or ((lengths >= 0) & (lengths <= k.shape[1])).all()
         assert window is None or (window[1] == 0 and how["is_causal"])
         assert mask is None or (mask.ndim, mask.dtype) == (4, bool)
         assert mask is None or mask.shape[2:] == (q.shape[1], k.shape[1])
@@ -241,6 +243,15 @@ def test_causal_is_cudnn_s_own_only_where_it_means_the_same(monkeypatch):
         (True, (3, 0), False),
         (True, None, False),
     ]
+
+
+def test_a_scanned_layer_saves_what_cudnn_gives():
+    """Under the name that jax has for it, or the backward pass would run its kernel again."""
+    of_jax = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
+    (name,) = cudnn.SAVED
+    named = [x for x in vars(of_jax).values() if getattr(x, "name", None) == name]
+    assert named
+    assert all(map(engines.is_saved, named))
 
 
 def test_every_refusal_is_read_when_none_takes_the_call(monkeypatch):

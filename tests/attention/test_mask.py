@@ -13,8 +13,10 @@ PARTS = {
     "causal": Mask.causal(),
     "offset": Mask.causal(jnp.array([2, -3])),
     "window": Mask.local(1, 2),
+    "other window": Mask.local(2, 1),
     "window, offset": Mask.local(2, 0, jnp.array([1, -4])),
     "lengths": Mask.lengths(jnp.array([3, 0])),
+    "other lengths": Mask.lengths(jnp.array([2, 5])),
     "padding": Mask.padding(jnp.array([[1, 0, 1, 1, 0, 0, 1], [0] * 7])),
     "segments": Mask.segments(*SEGMENTS),
     "other segments": Mask.segments(

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -382,6 +383,17 @@ def test_a_maximum_over_keys_that_are_not_seen_would_lose_everything():
     assert max(errors(MASKS["padding"], (q, k, v, b), normal(9, B, T, H, E))) < 1e-5
 
 
+def test_scores_are_scaled_after_their_difference():
+    """Scaled before, scores of 10^10 may differ from their own maximum by a rounding of 100."""
+    sizes = 2.0**33 + 1024 * np.arange(20.0)
+    key = np.stack([0 * sizes, sizes], 1)[..., None, None]
+    value = np.broadcast_to(np.eye(2)[None, :, None], (20, 2, 1, 2))
+    given = np.ones((20, 1, 1, 1)), key, value, np.zeros((20, 2, 1))
+    attend = functools.partial(shared.attend, mask=Mask(), options=Options(), scale=0.3)
+    weights, _ = jax.jit(attend)(*(jnp.asarray(x, jnp.float32) for x in given))
+    np.testing.assert_array_equal(weights[:, 0, 0], np.tile([0.0, 1.0], (20, 1)))
+
+
 @pytest.mark.parametrize("spread", [3.0, 1e3])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 1), (1, 7)])
 def test_few_queries_and_keys(queries, keys, spread):
@@ -421,6 +433,33 @@ def test_dropout(broadcast, long, spread, monkeypatch):
     share = (kept[:, 0, :, 1:] > 0).mean()
     assert abs(share - (1 - rate)) < 0.05
     assert (kept[0] == kept[1]).all() == (broadcast == "batch")
+
+
+def test_dropout_on_a_gpu(monkeypatch):
+    """It goes the way of other devices: `one_product` would leave it out."""
+    given = [jnp.asarray(x, jnp.bfloat16) for x in arrays()[:3]] + [jnp.asarray(arrays()[3])]
+    options = Options(dropout_rate=0.3, dropout_rng=jax.random.key(7))
+    wanted = shared.attend(*given, Mask(), options, scale=D**-0.5)
+    monkeypatch.setattr(one_product, "platform", lambda: "gpu")
+    for got, want in zip(
+        shared.attend(*given, Mask(), options, scale=D**-0.5), wanted, strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_groups_that_a_mesh_does_not_divide():
+    """Two groups of four heads on four devices stay whole, though the heads could be split."""
+    if len(jax.devices()) < 4:
+        pytest.skip("needs four devices, see tests/conftest.py")
+    q, k, v, _ = arrays()
+    given = q, k, v, normal(3, B, S, 4 * G)
+    attend = functools.partial(shared.attend, mask=Mask(), options=Options(), scale=D**-0.5)
+    wanted, _ = attend(*given)
+    four = jax.make_mesh((1, 4), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rules = [("batch", "data"), ("activation_heads", "tensor")]
+    with jax.set_mesh(four), nn.logical_axis_rules(rules):
+        got, _ = jax.jit(attend)(*given)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
 @functools.cache

@@ -108,6 +108,11 @@ def test_masks_and_lengths(name, sizes):
     close(parts(*sizes)[name], None, *call(*sizes))
 
 
+def test_causal_queries_beyond_the_keys():
+    """They see none of the keys that fill the last block up."""
+    close(Mask.causal(), None, *call(200, 150))
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1), (6, 2)], ids=str)
 def test_a_key_bias(heads):
     """One for each head, held to float32's precision in columns of bfloat16."""
@@ -126,13 +131,33 @@ def test_bfloat16():
 
 def test_blocks_fit_the_length_and_the_width():
     assert splash._blocks(4096, 4096, 64) == (1024, 1024, 1024)
+    sizes = [splash._blocks(4096, 4096, most) for most in splash.BLOCKS]
+    assert sizes == list(splash.BLOCKS.values())
+    assert [splash._blocks(4096, 4096, most + 1) for most in (128, 256, 512)] == sizes[1:]
     assert splash._blocks(5, 7, 64) == (128, 128, 128)
     for length in (1100, 640, 1700):
         queries, keys, step = splash._blocks(length, length, 64)
         assert queries <= 1024
         assert queries % 128 == keys % step == step % 128 == 0
         assert -length % queries < 128 * -(-length // queries)
-    assert splash._blocks(4096, 4096, 300)[0] < 1024
+
+
+@pytest.mark.parametrize(("D", "E"), [(8, 300), (300, 8)])
+def test_blocks_are_those_of_the_widest_head(D, E, monkeypatch):
+    """Of keys, with the columns of a bias, or of values: a chip has room for no larger ones."""
+    plain, widths = splash._blocks, []
+
+    def spied(T, S, width):
+        widths.append(width)
+        return plain(T, S, width)
+
+    monkeypatch.setattr(splash, "_blocks", spied)
+    for bias in (None, jnp.zeros((B, 7, 4))):
+        attend = functools.partial(
+            splash.attend, key_bias=bias, mask=Mask(), options=Options(), scale=0.4, interpret=True
+        )
+        jax.eval_shape(attend, *call(5, 7, D=D, E=E))
+    assert widths == [300, 300 if E > D else 300 + BIAS_PARTS]
 
 
 @pytest.mark.parametrize("sizes", [(0, 5), (4, 0)], ids=str)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from test_shared import of_saturated_rows
 
 from mhe_jax.attention import Mask
-from mhe_jax.attention.engines import Options
+from mhe_jax.attention.engines import Options, is_saved
 from mhe_jax.attention.engines.blocks import parts
 from mhe_jax.attention.engines.shared import kernels, tpu
 
@@ -22,11 +22,12 @@ B, T, S, D, E, R = 2, 5, 7, 11, 13, 3
 NAMES = "output", "query", "key", "value", "key bias"
 
 
-def inputs(groups=1, values=None, lengths=(T, S), spread=2.0, heads=R, dtype=jnp.float32):
+def inputs(groups=1, values=None, lengths=(T, S), spread=2.0, heads=R, dtype=jnp.float32, width=E):
     """query, key, value, key bias, and a cotangent of the output."""
     rng = np.random.default_rng(sum(lengths) + groups)
     H, (T, S) = groups * heads, lengths
-    shapes = (B, T, groups, D), (B, S, groups, D), (B, S, values or groups, E), (B, T, H, E)
+    of_values = B, S, values or groups, width
+    shapes = (B, T, groups, D), (B, S, groups, D), of_values, (B, T, H, width)
     query, key, value, cotangent = (rng.normal(size=shape) for shape in shapes)
     key_bias = rng.uniform(0, 1, (B, S, H))
     # Both ends of the range are there.
@@ -228,12 +229,46 @@ def test_spread_of_the_key_bias(spread, monkeypatch):
     assert set(went) == ({"forward", "gradient"} if spread > 60 else set())
 
 
-def test_groups_of_heads(monkeypatch):
-    """Heads that do not fit into one group go in several, the last one filled up."""
-    monkeypatch.setattr(tpu, "GROUP_WIDTH", 2 * E)
-    given = inputs(2, 10, lengths=(9, 19), heads=5)
+@pytest.mark.parametrize("name", ["causal", "lengths"])
+@pytest.mark.parametrize("width", [E, tpu.LANES])
+def test_groups_of_heads(width, name, monkeypatch):
+    """Heads that do not fit into one group go in several, the last one filled up.
+
+    Those as wide as a tile are laid side by side in another way.
+    """
+    monkeypatch.setattr(tpu, "GROUP_WIDTH", 2 * width)
+    given = inputs(2, 10, lengths=(9, 19), heads=5, width=width)
     jax.clear_caches()
-    check(given, Mask.causal(), (8, 16))
+    check(given, masks(9, 19)[name], (8, 16))
+
+
+def test_blocks_are_wide_where_all_keys_are_seen():
+    """And no dropout is drawn."""
+    value = jnp.zeros((1, 2048, 1, 64), jnp.bfloat16)
+
+    def keys(mask, keep):
+        static = tpu.Static(1.0, keep, None)
+        return tpu._sizes(static, 2048, 2048, 64, 12, value, mask, None, False).block_keys
+
+    assert keys(Mask(), 1.0) == tpu.WIDE_BLOCK
+    assert keys(Mask(), 0.9) == keys(Mask.causal(), 1.0) == keys(Mask.local(5, 5), 1.0) == tpu.BLOCK
+
+
+def test_a_scanned_layer_saves_what_the_kernel_gives():
+    """The backward pass runs one kernel, and not that of the forward pass again."""
+    query, _, _, key_bias, _ = inputs(lengths=(T, T))
+
+    def layer(x, _):
+        output, _ = tpu.attend(x, x, x, key_bias, Mask(), Options(), scale=0.4)
+        return output[:, :, :1], None
+
+    def kernels(policy):
+        scanned = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        run = jax.jit(jax.grad(lambda x: jax.lax.scan(scanned, x, None, length=3)[0].sum()))
+        traced = run.trace(query)
+        return traced.lower(lowering_platforms=("tpu",)).as_text().count("@tpu_custom_call")
+
+    assert (kernels(is_saved), kernels(None)) == (2, 3)
 
 
 RATE = 0.3
@@ -292,6 +327,8 @@ def test_dropout_keeps_its_share():
         (kept, keep),
         (kept[1:] & kept[:-1], keep**2),
         (kept[:, 1:] & kept[:, :-1], keep**2),
+        # Queries and keys have words of their own.
+        (kept & kept.T, keep**2),
         # What two rows and two columns share would show in a mask that only adds words up.
         (kept[1:, 1:] & kept[1:, :-1] & kept[:-1, 1:] & kept[:-1, :-1], keep**4),
     ):

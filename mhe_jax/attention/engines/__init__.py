@@ -26,12 +26,13 @@ An engine is a file and its line in `LADDER`, `SHARED` or `FACTORED`, where it i
 | dropout, `precision` | yes | yes | refused | refused |
 | sown weights | yes | refused | refused | refused |
 
-`splash` takes windows in which each query has a key, and no others. A key bias takes three columns
-there, which count for the head width. No band is skipped where offsets are arrays of the call.
+`splash` takes windows in which each query has a key, and no others. Columns of a key bias, three of
+them, count for the head width. No band is skipped where offsets are arrays of the call.
 
 `auto` takes the first of `AUTO` that can do the call: of `cudnn`, `splash`, `blocked`, `xla`. It
 passes `splash` by for fewer than 128 queries, and `blocked` where scores that are stored cost less
-than to compute them again: below 2^16 scores a head on a CPU and 2^18 on a TPU, else 2^30 in all.
+than to compute them again: below 2^16 scores a head on a CPU and 2^18 on a TPU, else 2^30 of a
+device.
 
 Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
 
