@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import mhe_jax
 from mhe_jax.cli import arguments as command_line
 from mhe_jax.cli import commands, compare, convert, evaluate, export, factorize, train
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, KroneckerConfig
@@ -91,6 +92,7 @@ def test_an_override_changes_its_field_only(config_file, arguments, name, value)
             "--model.attention.kind is 'mhx': takes one of mha, sha, mqa, gqa, skv, el, mhe_add, "
             "mhe_mul",
         ),
+        ("--model.attention.kind mhe_mull", "mla, tpa; did you mean mhe_mul"),
         ("--data.batch_size=1.5", "--data.batch_size is '1.5': takes a whole number"),
         ("--data.batch_size", "--data.batch_size has no value: takes a whole number"),
         ("--train.num_steps 5 6", "--train.num_steps is '5 6': takes a whole number"),
@@ -192,6 +194,11 @@ def test_evaluation_usage(run_directory, capsys):
     assert str(run_directory) in near
     (run_directory / "config.json").unlink()
     assert "has no config.json" in message(evaluate.parse, [str(run_directory)])
+    of_runs = run_directory / "runs"
+    (of_runs / "one").mkdir(parents=True)
+    (of_runs / "one" / "config.json").touch()
+    told = message(evaluate.parse, [str(of_runs)])
+    assert told.endswith(f"it has no config.json; did you mean {of_runs / 'one'}?")
     with pytest.raises(SystemExit) as stop:
         evaluate.parse(["--help"])
     assert stop.value.code == 0
@@ -343,12 +350,17 @@ def test_every_command_has_its_name(capsys):
     text = capsys.readouterr().out
     for name in commands.COMMANDS:
         assert f"\n  {name} " in text
+    with pytest.raises(SystemExit) as stop:
+        commands.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"mhe_jax {mhe_jax.__version__}\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         ("", "no command given: takes one of train, eval, compare, paper, "),
+        ("", "; usage: python -m mhe_jax COMMAND [arguments]; --help says what each does"),
         ("tran configs/demo.py", "no command tran: takes one of train, "),
         ("tran configs/demo.py", "; did you mean train?"),
         ("--workdir runs/a", "no command --workdir: takes one of train, "),

@@ -358,7 +358,10 @@ def test_accepted(config):
         (changed(LM, data__train=()), "data.train is not set"),
         (changed(LM, data__train=("a", "b")), "takes one source"),
         (changed(LM, data__fields=("a", "b")), "data.fields is ('a', 'b'): task lm takes one"),
-        (changed(PAIRS, data__train=("a.txt",)), "takes two files, a .tsv, or two data.fields"),
+        (
+            changed(PAIRS, data__train=("a.txt",)),
+            "takes two files, a .tsv, or one file and two data.fields, which are ('text',)",
+        ),
         (changed(PAIRS, data__test=("a", "b", "c")), "data.test is ('a', 'b', 'c'): takes one"),
         (changed(LM, train__num_steps=0), "train.num_steps is 0: takes 1 or more"),
         (changed(LM, optimizer__learning_rate=float("inf")), "learning_rate is inf"),

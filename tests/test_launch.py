@@ -164,10 +164,12 @@ def test_slurm_queues_again_what_was_stopped_in_time(cluster, here, status, agai
     assert len(token) == 32
 
 
-def test_slurm_starts_at_the_top_of_a_clone(cluster):
+@pytest.mark.parametrize("script", ["slurm.sh", "tpu_pod.sh"])
+def test_a_script_starts_at_the_top_of_a_clone(cluster, script):
     (cluster / "train.py").unlink()
-    done = launch("slurm.sh", clone=cluster)
+    done = launch(script, "pod", "zone-a", clone=cluster, SHARE="10.0.0.2:/share")
     assert done.returncode == 2
+    assert not (cluster.parent / "calls").exists()
     assert "start it at the top of the clone" in done.stderr
 
 

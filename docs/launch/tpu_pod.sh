@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains on every host of a TPU pod slice, from bare machines. Run it in a clone on your own machine:
+# Trains on every host of a TPU pod slice, from bare machines. Run it at the top of a clone on your
+# own machine, where gcloud is logged in and has a project:
 #
 #     gcloud compute tpus tpu-vm create NAME --zone ZONE --accelerator-type v5litepod-64 \
 #         --version v2-alpha-tpuv5-lite
@@ -15,6 +16,7 @@ if [ $# -lt 2 ] || [ -z "${SHARE:-}" ]; then
     echo "usage: SHARE=HOST:/PATH $0 NAME ZONE [--FIELD VALUE ...]" >&2
     exit 2
 fi
+[ -f train.py ] || { echo "$0: start it at the top of the clone" >&2; exit 2; }
 name=$1 zone=$2
 shift 2
 data=${DATA:-wiki40b/en}          # what `python -m mhe_jax data` prepares

@@ -19,7 +19,7 @@ from mhe_jax.config import (
     InputError,
     Target,
 )
-from mhe_jax.config.fields import allowed_values, hints_of, unknown_field
+from mhe_jax.config.fields import allowed_values, hints_of, nearest_choices, unknown_field
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.loading import about_config, config_of, load_config, shipped_configs
 from mhe_jax.config.places import path_of
@@ -38,12 +38,13 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         raise InputError(f"no config given; usage: {usage}")
     name, *rest = arguments
     if name in ("-h", "--help"):
-        print(f"usage: {usage}\n\nTrains, or goes on where an earlier run of the same")
-        print(f"--workdir stopped. `{program} CONFIG --help` explains every field.")
+        print(f"usage: {usage}\n")
+        print("Trains, or goes on where an earlier run of the same --workdir stopped.")
+        print(f"`{program} CONFIG --help` explains every field.\n")
         print("--sweep and --seeds run every combination of values and seeds, one after the other.")
-        print(f"With {TARGET_USAGE}\nit trains nothing: it compiles the train step for")
-        print("devices that need not be there, and says whether it fits.")
-        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
+        print(f"{TARGET_USAGE} trains nothing:")
+        print("it compiles the train step for devices that need not be there, and says whether it")
+        print("fits. --distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         print("\nCONFIG is a file, or the name of one that comes along:")
         for shipped in shipped_configs():
             print(f"    {shipped}")
@@ -168,7 +169,8 @@ def parse_fields(
             given = f"is {' '.join(values)!r}" if values else "has no value"
             is_flag = bare_flags and hints[name] is bool
             allowed = "no value" if is_flag else allowed_values(hints[name])
-            raise InputError(f"--{name} {given}: takes {allowed}") from None
+            near = nearest_choices(values, hints[name])
+            raise InputError(f"--{name} {given}: takes {allowed}{near}") from None
     raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))
 
 

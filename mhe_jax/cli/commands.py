@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mhe_jax import __version__
 from mhe_jax.cli import (
     compare,
     configs,
@@ -46,13 +47,19 @@ def main(arguments: Sequence[str]) -> None:
     """
     usage = f"{called('COMMAND')} [arguments]"
     if not arguments:
-        raise InputError(f"no command given: takes one of {', '.join(COMMANDS)}; usage: {usage}")
+        raise InputError(
+            f"no command given: takes one of {', '.join(COMMANDS)}; usage: {usage}; --help says "
+            "what each does"
+        )
     name, *rest = arguments
     if name in ("-h", "--help"):
         print(f"usage: {usage}\n")
         for command, (_, summary) in COMMANDS.items():
             print(f"  {command:9}  {summary}")
         print(f"\n`{called('COMMAND')} --help` explains one.")
+        raise SystemExit(0)
+    if name == "--version":
+        print(f"mhe_jax {__version__}")
         raise SystemExit(0)
     if name not in COMMANDS:
         near = did_you_mean(nearest(name, list(COMMANDS)))

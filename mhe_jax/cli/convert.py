@@ -31,8 +31,9 @@ rows, before and after the fit, and the numbers of parameters in attention.
 
     {command} SOURCE NEW
 
-makes a run of a model of transformers, with the weights and the tokenizer.json of the directory
-SOURCE, which takes a --kind then.
+makes a run of a model of transformers, of the weights and the tokenizer.json in the directory
+SOURCE. Another attention is a second step: `convert` of that run, with a --kind.
+
 `{command} RUN NEW --help` explains every field."""
 
 

@@ -92,7 +92,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
         print(f"\n{called('compare')} {compare.ARGUMENTS}")
         print("    tables and plots of many runs, and of sweeps")
         print(f"\n{called('paper')}\n    the published tables beside our recomputed values")
-        print("--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
+        print("\n--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {usage}")

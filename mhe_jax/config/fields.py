@@ -88,6 +88,17 @@ def allowed_values(hint: Any) -> str:
     return {int: "a whole number", float: "a number", str: "a text"}[hint]
 
 
+def nearest_choices(values: Sequence[str], hint: Any) -> str:
+    """The end of a message about a value of a field of this type that is none of its choices.
+
+    >>> nearest_choices(["mha_mul"], typing.Literal["mha", "mhe_mul"] | None)
+    '; did you mean mhe_mul?'
+    """
+    literals = [a for a in (hint, *typing.get_args(hint)) if typing.get_origin(a) is typing.Literal]
+    choices = [str(choice) for literal in literals for choice in typing.get_args(literal)]
+    return did_you_mean(nearest(values[0], choices)) if len(values) == 1 else ""
+
+
 def _typed(value: Any, hint: Any, name: str) -> Any:
     """`value` as a field of type `hint` holds it: lists become tuples, dictionaries dataclasses."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

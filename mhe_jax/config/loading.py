@@ -113,7 +113,8 @@ def config_of(run: str | Path, field: str = "") -> Config:
     """
     run = path_of(run)
     if not (run / CONFIG).is_file():
-        hint = f": it has no {CONFIG}" if run.is_dir() else neighbours(run, f"*/{CONFIG}")
+        hint = f": it has no {CONFIG}" if run.is_dir() else ""
+        hint += neighbours(run, f"*/{CONFIG}")
         raise InputError(f"{f'{field}: ' if field else ''}no run at {run}{hint}")
     return load_json(run / CONFIG)
 

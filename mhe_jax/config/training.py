@@ -40,7 +40,8 @@ class TrainConfig:
     """The loop."""
 
     # A finished run whose parameters and tokenizer this one starts from: all of them of the same
-    # task, the encoder of another; None starts from nothing.
+    # task, the encoder of another. The model has its shape and its attention too, but for dropout;
+    # None starts from nothing.
     init_from: str | None = None
     # Updates in all.
     num_steps: int = 10_000

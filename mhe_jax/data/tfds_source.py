@@ -86,6 +86,8 @@ def prepare(name: str) -> dict[str, Any]:
         raise InputError(f"{name}: TFDS knows no data set of this name, prepared or not") from None
     except Exception as error:  # of its many data sets each has its own
         reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, ImportError) and error.name == "apache_beam":
+            reason = "it is made by Apache Beam, which is not installed here: see docs/pods.md"
         raise InputError(f"{name}: TFDS cannot prepare it: {reason[:300]}") from None
     splits = {split: info.num_examples for split, info in builder.info.splits.items()}
     return {"directory": str(builder.data_dir), "examples": splits}

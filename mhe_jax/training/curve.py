@@ -48,7 +48,9 @@ def draw(figure: Any, lines: Sequence[dict[str, Any]], task: Task, best_step: in
     validation = [line for line in lines if line["split"] == "validation"]
     train = _points([line for line in lines if line["split"] == "train"], *TRAIN_LOSS)
     losses = _points(validation, "loss")
-    drawn = axes.plot(*_columns(train), color="C0", linewidth=1.2, label="training loss")
+    style = {"color": "C0", "linewidth": 1.2, "markersize": 4, "label": "training loss"}
+    # A line of one point is none.
+    drawn = axes.plot(*_columns(train), "o-" if len(train) == 1 else "-", **style)
     drawn += axes.plot(*_columns(losses), "o-", color="C1", markersize=4, label="validation loss")
     spread_out(axes, [loss for _, loss in train + losses])
     axes.set(xlabel="step", ylabel=f"loss ({task.loss_unit})")

@@ -5,12 +5,14 @@ import hashlib
 import io
 import json
 import lzma
+import sys
 import threading
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import tensorflow_datasets as tfds
 from text_for_tests import REAL_DATA
 
 from mhe_jax.cli import commands
@@ -218,6 +220,18 @@ def test_bad_arguments(arguments, says):
         commands.main(["data", *arguments])
     assert str(error.value).startswith(says)
     assert "\n" not in str(error.value)
+
+
+def test_what_takes_apache_beam_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(InputError) as error:
+        commands.main(["data", "wiki40b/en"])
+    assert str(error.value) == (
+        "wiki40b/en: TFDS cannot prepare it: it is made by Apache Beam, which is not installed "
+        "here: see docs/pods.md"
+    )
 
 
 def test_the_list_names_each_with_its_licence(capsys):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import jax
@@ -38,6 +39,16 @@ KINDS = {
     "mla": {"model.attention.latent_groups": 2, "model.attention.query_rank": 6},
     "tpa": {},
 }
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_whoever_the_umask_lets_may_read_it(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_tensors(tmp_path / WEIGHTS, {"a": np.zeros(3)})
+    finally:
+        os.umask(before)
+    assert (tmp_path / WEIGHTS).stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def same(one, other):

@@ -222,6 +222,14 @@ def test_empty_directory(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_best_one_the_last_is_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(state_of(1.0), 1, {})
+    checkpoints.close()
+    with pytest.raises(InputError, match="no checkpoint 'best'; there are: 1; take 'last'"):
+        restore_params(tmp_path, "best", abstract_of(state_of(0.0)).params)
+
+
 def test_half_a_checkpoint_is_not_one(run):
     """As kill -9 leaves it: a directory under its temporary name."""
     whole = run / "checkpoints" / "5"

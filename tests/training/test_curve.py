@@ -42,6 +42,12 @@ def test_losses_without_smoothing_stand_beside_each_other():
     assert axes.get_yscale() == "linear"
 
 
+def test_a_single_loss_can_be_seen():
+    for lines, marker in (([train(2, 3.0)], "o"), ([train(2, 3.0), train(4, 2.5)], "None")):
+        (axes,), *_ = drawn(lines)
+        assert axes.lines[0].get_marker() == marker
+
+
 @pytest.mark.parametrize("last", [0.5, 0.0, -1.0])
 def test_a_wide_loss_is_logarithmic_where_it_can_be(last):
     (axes,), *_ = drawn([train(2, 4.0), validation(4, last)])

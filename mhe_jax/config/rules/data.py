@@ -145,5 +145,8 @@ def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:
     has_pairs = sources[0].endswith(PAIR_SUFFIXES) or sources[0].startswith("demo:")
     if len(sources) == 1 and not has_pairs and len(data.fields) != 2:
         raise refuse(
-            name, sources, f"translation takes two files, a .tsv, or two data.fields, {data.fields}"
+            name,
+            sources,
+            "translation takes two files, a .tsv, or one file and two data.fields, which are "
+            f"{data.fields}",
         )

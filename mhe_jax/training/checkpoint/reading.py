@@ -77,7 +77,9 @@ def restore_params(
             )
         if len(chosen) < average:
             wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
-            raise InputError(f"{workdir} has no {wanted}; there are: {there}")
+            # Nothing was validated, as in a run that was converted.
+            hint = "; take 'last'" if which == "best" and steps else ""
+            raise InputError(f"{workdir} has no {wanted}; there are: {there}{hint}")
         total = None
         for manager, step in chosen:
             if tokenizer is not None:

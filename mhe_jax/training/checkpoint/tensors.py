@@ -43,7 +43,11 @@ def write_tensors(
     """
     save_file = _library(path).numpy.save_file
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    # The library lets nobody but its owner read what it writes.
+    path.touch()
+    mode = path.stat().st_mode
     save_file(arrays, path, {**(metadata or {}), DIGEST: _digest(arrays)})
+    path.chmod(mode)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
