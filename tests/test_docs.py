@@ -290,7 +290,7 @@ def test_a_stop_of_a_walk_is_there(file, name):
 # Code of attention, which needs no run
 
 
-@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/your_model.md", 3)])
+@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/your_model.md", 4)])
 def test_the_code_of_attention_runs(name, count):
     """One piece after the other, in the same names."""
     pieces = re.findall(r"^```python\n(.*?)^```", text_of(name), re.MULTILINE | re.DOTALL)

@@ -140,6 +140,14 @@ def test_a_pod_installs_prepares_and_starts_in_this_order(cluster, here):
     assert len(token) == 32
 
 
+@pytest.mark.parametrize("script", ["slurm.sh", "tpu_pod.sh"])
+def test_without_data_nothing_is_prepared(cluster, script):
+    done = launch(script, "pod", "zone-a", clone=cluster, SHARE="10.0.0.2:/share", DATA="")
+    assert done.returncode == 0, done.stderr
+    found = calls(cluster, "python train.py" if script == "tpu_pod.sh" else "srun")
+    assert not any("mhe_jax data" in call for call in found)
+
+
 def test_a_pod_without_a_share_is_told_the_usage(cluster):
     done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, SHARE="")
     assert done.returncode == 2

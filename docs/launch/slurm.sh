@@ -11,12 +11,12 @@
 #
 #     docs/launch/slurm.sh --train.seed 1
 #
-# It installs into .venv, prepares the text (wiki40b/en, in data/), and submits itself
-# as a job; what follows its name are fields of the config. SIGTERM comes 90 s before the time limit:
+# It installs into .venv, prepares the text (wiki40b/en, in data/; docs/pods.md says what it takes),
+# and submits itself as a job; what follows its name are fields of the config. SIGTERM comes 90 s before the time limit:
 # the run saves, and the job is queued again and goes on.
 set -euo pipefail
 
-data=${DATA:-wiki40b/en}          # what `python -m mhe_jax data` prepares
+data=${DATA-wiki40b/en}           # what `python -m mhe_jax data` prepares; empty: nothing
 config=${CONFIG:-configs/bert_base.py}
 workdir=${WORKDIR:-runs/bert}
 export TFDS_DATA_DIR=$PWD/data/tensorflow_datasets
@@ -25,7 +25,7 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
     [ -f train.py ] || { echo "$0: start it at the top of the clone" >&2; exit 2; }
     [ -x .venv/bin/python ] || "${PYTHON:-python3.11}" -m venv .venv
     .venv/bin/python -m pip install --quiet -e '.[cuda]' -c constraints.txt
-    .venv/bin/python -m mhe_jax data "$data"
+    [ -z "$data" ] || .venv/bin/python -m mhe_jax data "$data"
     exec sbatch "$0" "$@"
 fi
 

@@ -8,8 +8,9 @@
 #
 # SHARE is an NFS share that all hosts reach, such as one of Filestore: text and run lie there. What
 # follows ZONE are fields of the config. The script copies what is committed to all hosts, installs
-# it, mounts the share, has host 0 prepare the text (wiki40b/en), and starts training,
-# which goes on when this terminal is closed. The same call goes on from the newest checkpoint.
+# it, mounts the share, has host 0 prepare the text (wiki40b/en; docs/pods.md says what it takes), and
+# starts training, which goes on when this terminal is closed. The same call goes on from the newest
+# checkpoint.
 set -euo pipefail
 
 if [ $# -lt 2 ] || [ -z "${SHARE:-}" ]; then
@@ -19,7 +20,7 @@ fi
 [ -f train.py ] || { echo "$0: start it at the top of the clone" >&2; exit 2; }
 name=$1 zone=$2
 shift 2
-data=${DATA:-wiki40b/en}          # what `python -m mhe_jax data` prepares
+data=${DATA-wiki40b/en}           # what `python -m mhe_jax data` prepares; empty: nothing
 config=${CONFIG:-configs/bert_base.py}
 workdir=${WORKDIR:-/mnt/share/bert}
 # Who knows it may take part in the job.
@@ -44,7 +45,7 @@ sudo apt-get -qq install -y python3.11-venv nfs-common
 sudo mkdir -p /mnt/share
 mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$SHARE") /mnt/share"
 
-on 0 "cd mhe_jax
+[ -z "$data" ] || on 0 "cd mhe_jax
 TFDS_DATA_DIR=/mnt/share/tensorflow_datasets .venv/bin/python -m mhe_jax data $(printf %q "$data")"
 
 # A session of its own: the end of ssh ends nothing.
