@@ -241,7 +241,10 @@ def test_sweeping(refused, flags, says):
         ("eval.py", r"no run given; usage: eval\.py RUN"),
         ("eval.py --split test", r"the run comes before --split; usage: "),
         ("eval.py runs/lmm", r"no run at runs/lmm; did you mean runs/lm"),
-        ("eval.py runs", r"no run at runs: it has no config\.json; did you mean runs/lm, runs/mlm\?$"),
+        (
+            "eval.py runs",
+            r"no run at runs: it has no config\.json; did you mean runs/lm, runs/mlm\?$",
+        ),
         ("eval.py tiny.py", r"no run at tiny\.py"),
         ("eval.py " + "a" * 300, r"a+/config\.json: File name too long$"),
         (f"{SCORE} --splt test", r"unknown field --splt; did you mean --split\?$"),
