@@ -91,7 +91,7 @@ def test_two_files_of_other_lengths(place, refused, entry):
     [
         (
             "train.en",
-            r"data\.train is \('train\.en',\): translation takes two files, a \.tsv, or two",
+            r"data\.train is \('train\.en',\): translation takes two files, a \.tsv, or one f",
         ),
         ("train.en train.de dev.en", r"data\.train is .*: takes one source or two parallel files;"),
         ("a.tsv b.tsv", r"data\.train=a\.tsv,b\.tsv: only two text files can be parallel$"),
