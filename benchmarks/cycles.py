@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -69,14 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
     for r in results:
         first = next(x for x in results if x["length"] == r["length"] and x["cycles"])
         r["fewer"] = r["cycles"] and first["cycles"] / r["cycles"]
-    given = sys.argv[1:] if arguments is None else arguments
     about = {
         "device": device.device_kind,
         "shape": f"B = {args.batch}, H = {args.heads}, D = {args.head_features}, bfloat16",
         "jax": jax.__version__,
         "libtpu": timing.version_of("libtpu"),
-        "command": " ".join(["python", "benchmarks/cycles.py", *given]),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **timing.made_by(__file__, arguments),
     }
     print(f"{about['device']}, ahead of time; jax {about['jax']}, libtpu {about['libtpu']}")
     print(f"`{about['command']}`, {about['date']}; {about['shape']}\n")

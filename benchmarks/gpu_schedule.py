@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -82,8 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{args.head_features}, bfloat16, no mask",
         "jax": jax.__version__,
         "cuda": timing.version_of("nvidia-cuda-nvcc"),
-        "command": " ".join(["python", "benchmarks/gpu_schedule.py", *given]),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **timing.made_by(__file__, arguments),
     }
     print(f"{about['device']}, ahead of time; jax {about['jax']}, CUDA compiler {about['cuda']}")
     print(f"`{about['command']}`, {about['date']}; {about['shape']}\n")

@@ -9,7 +9,6 @@ other, and nothing runs. Needs libtpu: `pip install -e '.[tpu]' -c constraints.t
 
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         parser.error(str(error))
     results = [measure(args.topology, devices, *case) for case in CASES]
-    given = sys.argv[1:] if arguments is None else arguments
     about = {
         "device": devices[0].device_kind,
         "jax": jax.__version__,
         "libtpu": timing.version_of("libtpu"),
-        "command": " ".join(["python", "benchmarks/stored.py", *given]),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **timing.made_by(__file__, arguments),
     }
     print(f"{about['device']}, ahead of time; jax {about['jax']}, libtpu {about['libtpu']}")
     print(f"`{about['command']}`, {about['date']}\n")

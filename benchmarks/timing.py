@@ -245,7 +245,6 @@ def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]
     name = device.device_kind
     if device.platform == "cpu":
         name = f"{processor()}, {_cores()} cores"
-    given = sys.argv[1:] if arguments is None else arguments
     peers = {p: version_of(p) for p in PEERS if importlib.util.find_spec(p)}
     return {
         "device": name,
@@ -260,6 +259,14 @@ def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]
         # As train.py runs, where the machine has them: see docs/runs.md.
         "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""),
         "dtype": dtype,
+        **made_by(file, arguments),
+    }
+
+
+def made_by(file: str, arguments: list[str] | None) -> dict[str, str]:
+    """The command in `file`, with what it was given, and when that was."""
+    given = sys.argv[1:] if arguments is None else arguments
+    return {
         "command": " ".join(["python", f"benchmarks/{Path(file).name}", *given]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
