@@ -75,7 +75,8 @@ class Workplace:
     def call(self, run: Path, *command: str) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
-        note(f"{run}: {'factorize' if command[0] == '-m' else Path(command[0]).name}")
+        name = command[2] if command[0] == "-m" else Path(command[0]).name
+        note(f"{run}: {name}")
         log = run.with_name(f"{run.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as output:

@@ -108,7 +108,9 @@ def test_every_share_has_its_rate_and_all_seeds(calls, tmp_path, monkeypatch, ca
     assert (chosen.model.attention.kind, chosen.model.attention.num_kv_heads) == ("gqa", 2)
     control = load_json(tmp_path / "uptraining/translation/mha,share=0.1,rate=1e-3,seed=2" / CONFIG)
     assert control.train.init_from == str(tmp_path / "uptraining/translation/mha,seed=2")
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| gqa"))
+    told = capsys.readouterr()
+    assert "uptraining/translation/gqa,seed=0: convert\n" in told.err
+    row = next(line for line in told.out.splitlines() if line.startswith("| gqa"))
     cells = [cell.strip() for cell in row.split("|")[3:-1]]
     assert cells[:5] == [
         "2.00 ± 1.00",
@@ -120,9 +122,9 @@ def test_every_share_has_its_rate_and_all_seeds(calls, tmp_path, monkeypatch, ca
     assert cells[5] == "33.36"  # docs/records
     record = json.loads((tmp_path / "uptraining/translation.json").read_text())
     assert len(record["lines"]) == 2 * (3 + 3 * 3 + 3)
-    told = [line["losses"] for line in record["lines"] if "losses" in line]
-    assert len(told) == 2 * (3 + 1)
-    assert told[0] == {"5e-4": 2.5, "1e-3": 2.0, "2e-3": 2.5}
+    losses = [line["losses"] for line in record["lines"] if "losses" in line]
+    assert len(losses) == 2 * (3 + 1)
+    assert losses[0] == {"5e-4": 2.5, "1e-3": 2.0, "2e-3": 2.5}
     done = len(calls)
     assert not run(tmp_path, monkeypatch, "--jobs", "1")
     assert len(calls) == done
