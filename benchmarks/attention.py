@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measured(args, about: dict) -> dict:
     """Measures and prints; the JSON."""
     left_out = timing.LeftOut()
-    cases = [timing.peak_case(args.dtype, jax.default_backend()), timing.empty_case()]
+    cases = [*timing.peak_cases(args.dtype), timing.empty_case()]
     for length in args.lengths:
         if args.part != "layer":
             cases += core_cases(args, length, left_out)
@@ -97,7 +97,7 @@ def measured(args, about: dict) -> dict:
     print(
         f"{args.tokens} tokens a batch, {args.heads} heads of {args.head_features}"
         f"{', causal' if args.causal else ''}; {args.rounds} rounds of {args.calls or 'enough'} "
-        f"call(s); peak {peak['flops_per_second'] / 1e9:,.0f} GFLOP/s; "
+        f"call(s); {timing.peak_line(peak)}; "
         f"an empty call takes {timing.milliseconds(empty)} ms"
     )
     for (part, length, run), rows in groups(results):

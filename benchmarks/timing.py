@@ -37,6 +37,7 @@ VARIANTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
     "gta": lambda heads: [{"num_kv_heads": _divisor(heads, at_most=heads // 4)}],
 }
 PEERS = ("torch", "transformers")
+PEAK, TORCH_PEAK = "peak", "peak of PyTorch"
 PEAK_SIZE = {"cpu": 2048}
 PEAK_SIZE_ELSEWHERE = 8192
 # A sample is at least so long, so that neither the clock nor the wait for a GPU is part of it.
@@ -203,12 +204,19 @@ def memory_of(compiled) -> int | None:
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
 
 
-def peak_case(dtype: str, backend: str) -> Case:
-    """A big matrix product: what the device can do in this dtype."""
-    n = PEAK_SIZE.get(backend, PEAK_SIZE_ELSEWHERE)
+def peak_cases(dtype: str) -> list[Case]:
+    """A big matrix product: what the device can do in this dtype, by XLA and by PyTorch."""
+    n = PEAK_SIZE.get(jax.default_backend(), PEAK_SIZE_ELSEWHERE)
     a = jnp.full((n, n), 1 / n, dtype)
     compiled = jax.jit(jnp.matmul).lower(a, a).compile()
-    return Case({"case": "peak", "size": n}, lambda: compiled(a, a), 2.0 * n**3)
+    flops = 2.0 * n**3
+    cases = [Case({"case": PEAK, "size": n}, lambda: compiled(a, a), flops)]
+    if (torch := torch_here()) is not None:
+        device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        b = torch.full((n, n), 1 / n, dtype=getattr(torch, dtype), device=device)
+        call = lambda: TorchResult(torch, b @ b)  # noqa: E731
+        cases.append(Case({"case": TORCH_PEAK, "size": n}, call, flops))
+    return cases
 
 
 def empty_case() -> Case:
@@ -229,9 +237,13 @@ def tables(rows: list[dict]) -> list[list[dict]]:
 
 def split_peak(results: list[dict]) -> tuple[dict, list[dict]]:
     """The peak, as its fastest call, and each other result with its share `of_peak`."""
-    (peak,) = (r for r in results if r["case"] == "peak")
-    peak["flops_per_second"] = peak["flops"] / peak["fastest_ms"] * 1e3
-    others = [r for r in results if r is not peak]
+    peaks = {r["case"]: r for r in results if r["case"] in (PEAK, TORCH_PEAK)}
+    for r in peaks.values():
+        r["flops_per_second"] = r["flops"] / r["fastest_ms"] * 1e3
+    peak = peaks[PEAK]
+    if TORCH_PEAK in peaks:
+        peak["torch_flops_per_second"] = peaks[TORCH_PEAK]["flops_per_second"]
+    others = [r for r in results if r["case"] not in peaks]
     for r in others:
         r["of_peak"] = r["flops_per_second"] / peak["flops_per_second"]
     return peak, others
@@ -259,6 +271,7 @@ def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]
         # As train.py runs, where the machine has them: see docs/runs.md.
         "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""),
         "dtype": dtype,
+        **({"torch": torch_build(torch)} if (torch := torch_here()) is not None else {}),
         **made_by(file, arguments),
     }
 
@@ -280,8 +293,9 @@ def version_of(package: str) -> str:
 def header_lines(about: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     pages = "; huge pages" if about["huge_pages"] else ""
+    torch = f"; PyTorch: {about['torch']}" if "torch" in about else ""
     return [
-        f"{about['device']} ({about['backend']}); {versions}; {about['dtype']}{pages}",
+        f"{about['device']} ({about['backend']}); {versions}; {about['dtype']}{pages}{torch}",
         f"`{about['command']}`, {about['date']}",
     ]
 
@@ -339,6 +353,33 @@ def processor() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def torch_here() -> Any:
+    """PyTorch, where it is installed and has the device of JAX."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return torch if jax.default_backend() == "cpu" or torch.cuda.is_available() else None
+
+
+def torch_build(torch) -> str:
+    """Its version with the build, its threads, and its libraries for matrix products on a CPU."""
+    has = {"MKL": torch.backends.mkl, "oneDNN": torch.backends.mkldnn}
+    libraries = [name for name, library in has.items() if library.is_available()]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return ", ".join(
+        [str(torch.__version__), f"{torch.get_num_threads()} threads", capability, *libraries]
+    )
+
+
+def peak_line(peak: dict[str, Any]) -> str:
+    """Both peaks, as the pages tell them."""
+    line = f"peak {peak['flops_per_second'] / 1e9:,.0f} GFLOP/s"
+    if torch := peak.get("torch_flops_per_second"):
+        line += f", of PyTorch {torch / 1e9:,.0f}"
+    return line
 
 
 class TorchResult:

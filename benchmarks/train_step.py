@@ -80,7 +80,7 @@ def measured(args, configs: dict, about: dict) -> dict:
     print(*timing.header_lines(about), sep="\n\n")
     peaks, results, notes = {}, [], []
     for task, config in configs.items():
-        cases = [timing.peak_case(args.dtype, jax.default_backend())]
+        cases = timing.peak_cases(args.dtype)
         for name, make in models(config, args).items():
             try:
                 cases.append(make())
@@ -94,7 +94,7 @@ def measured(args, configs: dict, about: dict) -> dict:
         print(
             f"\n### {task}, T = {config.data.sequence_length}\n\n"
             f"{experiment.shape_line(config)}; {args.batch} rows, {args.rounds} rounds; "
-            f"peak {peaks[task]['flops_per_second'] / 1e9:,.0f} GFLOP/s\n"
+            f"{timing.peak_line(peaks[task])}\n"
         )
         print(timing.table(COLUMNS, sorted(found, key=lambda r: r["median_ms"])))
     notes.append(FORMULA)

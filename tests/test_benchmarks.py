@@ -99,6 +99,18 @@ def test_every_kind_and_form_is_measured():
     assert list(timing.variants(["mhe_add"], ["auto"], 12)) == ["mhe_add"]
 
 
+def test_peaks_are_no_rows():
+    """Each of the fastest call; shares are of that of XLA."""
+    ms = {timing.PEAK: [4.0, 2.0], timing.TORCH_PEAK: [2.0, 1.0], "mha": [8.0, 4.0]}
+    measured = [
+        {"case": case, "flops": 6e6, "fastest_ms": fast, "flops_per_second": 6e9 / median}
+        for case, (median, fast) in ms.items()
+    ]
+    peak, (mha,) = timing.split_peak(measured)
+    assert (mha["case"], mha["of_peak"]) == ("mha", 0.25)
+    assert timing.peak_line(peak) == "peak 3 GFLOP/s, of PyTorch 6"
+
+
 def test_attention_counts_operations():
     B, T, H, D = 2, 5, 3, 7
     heads, one = (B, T, H, D), (B, T, 1, D)
