@@ -76,6 +76,8 @@ def density(source: Source, tokenizer: AnyTokenizer) -> tuple[float, float]:
         total += len(data) + 1
     rows = tokenizer.encode_batch(heads, num_threads=-1)
     tokens = sum(len(ids) * share + 1 for ids, share in zip(rows, shares, strict=True))
+    if not size:  # empty rows of a column: what the others hold is not known
+        return float(source.extent + len(source)), 1.0
     return tokens / size * source.extent, total / tokens
 
 

@@ -244,7 +244,7 @@ def _places(source: Source, sample_bytes: int) -> tuple[np.ndarray, float]:
     generator = np.random.default_rng(0)
     some = generator.integers(len(source), size=min(len(source), 256)).tolist()
     text = sum(len(data) + 1 for index in some for data in source.utf8(index))
-    rate = text / sum(source.size(index) for index in some)
+    rate = text / max(1, sum(source.size(index) for index in some))  # rows of a column may be empty
     if rate * source.extent <= sample_bytes:
         return np.zeros(1), 4 * sample_bytes  # all of it; the limit is for a wrong guess
     share = (np.arange(SAMPLE_PLACES) + generator.random(SAMPLE_PLACES)) / SAMPLE_PLACES

@@ -12,7 +12,9 @@ from text_for_tests import small_tokenizer, write_lines
 from mhe_jax.config import InputError
 from mhe_jax.config.files import files_of
 from mhe_jax.data import columns
+from mhe_jax.data.blocks import density
 from mhe_jax.data.sources import stream
+from mhe_jax.data.tokenizer import sample_text
 
 TEXTS = ["ein Häuschen", "", "two\nlines\r\n", "tab\there", "😀 ja", "last"]
 
@@ -267,6 +269,17 @@ def test_a_tokenizer_is_trained_on_a_column(read, tmp_path):
     tokenizer = small_tokenizer()
     source = read("a.parquet")
     assert tokenizer.decode(tokenizer.encode(source[0])) == source[0]
+
+
+def test_a_column_of_which_hardly_a_row_has_text(read, tmp_path, tokenizer):
+    """Of the rows that are looked at, none has any."""
+    texts = [*[""] * 20_000, "the only text of all"]
+    write(tmp_path / "a.parquet", text=texts)
+    source = read("a.parquet")
+    assert list(sample_text(source)) == [texts[-1]]
+    tokens, bytes_per_token = density(source, tokenizer)
+    assert tokens > 0
+    assert bytes_per_token > 0
 
 
 @pytest.mark.parametrize("written", ["d", "d/*.txt"])
