@@ -82,6 +82,10 @@ def test_too_low_a_score_is_status_1(tmp_path, words, capsysbinary, wanted, enou
 def test_mistakes_are_one_line(tmp_path, words):
     with pytest.raises(InputError, match="no run given; usage: "):
         demo.main([])
+    with pytest.raises(InputError, match="was not evaluated"):
+        demo.main([""])
+    with pytest.raises(InputError, match="gs://bucket/name"):
+        demo.main(["s3://bucket/run"])
     with pytest.raises(InputError, match=r"was not evaluated: .*eval.*"):
         demo.main([str(tmp_path)])
     with pytest.raises(InputError, match="was not evaluated on demo:test$"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from mhe_jax.cli.arguments import parse_fields
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError
+from mhe_jax.config.places import path_of
 
 # Phrases that are shown: some of the test, as far from each other as can be, and some wrong ones.
 SHOWN, WRONG = 6, 2
@@ -54,8 +55,9 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Wanted]:
     command = called("demo")
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         raise InputError(f"no run given; usage: {command} RUN [--bleu N] [--exact_match N]")
-    run, options = ("RUN", arguments) if arguments[0][0] == "-" else (arguments[0], arguments[1:])
-    return Path(run), parse_fields(Wanted, Wanted(), options, f"{command} {run}")
+    helps = arguments[0].startswith("-")
+    run, options = ("RUN", arguments) if helps else (arguments[0], arguments[1:])
+    return path_of(run), parse_fields(Wanted, Wanted(), options, f"{command} {run}")
 
 
 def examples(phrases: Sequence[tuple[str, str]], lines: Sequence[str]) -> str:
