@@ -8,6 +8,7 @@ from conversion_cases import D, H, M, T, apart, inputs, moved, start
 
 from mhe_jax.attention import Activations, Mask, convert, make_attention
 from mhe_jax.attention.conversion import error, module_of
+from mhe_jax.attention.conversion.factors import group
 from mhe_jax.attention.conversion.fitting import fit_output
 from mhe_jax.attention.conversion.heads import NOT_LINEAR, Heads, expand
 from mhe_jax.attention.conversion.kinds import closest
@@ -222,6 +223,42 @@ def test_what_is_shared_by_mixing_is_closer_than_by_groups():
     assert missed(params, "mfa", query_rank=M + 1) < missed(params, "mqa") + 0.01
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("gqa", {"num_kv_heads": 2}),
+        ("tpa", {"key_rank": 2, "value_rank": 2}),
+        ("mla", {"latent_groups": 2, "latent_features": 2 * D}),
+    ],
+)
+def test_small_heads_are_put_together_as_large_ones(kind, fields, monkeypatch):
+    """Parameters that are a thousandth as large: the same heads share."""
+    found = []
+
+    def remembered(*args):
+        found.append(group(*args))
+        return found[-1]
+
+    for module in ("kinds", "scores", "tensor_products"):
+        monkeypatch.setattr(f"mhe_jax.attention.conversion.{module}.group", remembered)
+    _, params = start("mha")
+    for scale in (1e-1, 1e-4):
+        convert(jax.tree.map(lambda leaf, by=scale: leaf * by, params), kind, **fields)
+    first, second = found[: len(found) // 2], found[len(found) // 2 :]
+    assert first == second
+    assert any(order != sorted(order) for order in first)
+
+
+@pytest.mark.parametrize("kind", ["gqa", "gta"])
+def test_heads_that_add_nothing_are_put_together_too(kind):
+    """As where W_o begins as 0."""
+    _, params = start("mha", qkv_features=4 * H)
+    silent = {**params, "out": {"kernel": 0 * params["out"]["kernel"]}}
+    found = convert(silent, kind, num_kv_heads=2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    assert not np.any(found["out"]["kernel"])
+
+
 def test_the_norm_is_held_for_inputs_of_any_size():
     """As far as a constant that is 1,000 times as large as its latent can hold it."""
     made, params = start("mha")
@@ -282,6 +319,12 @@ def test_what_cannot_be_is_said(kind, fields, said):
     _, params = start("mha")
     with pytest.raises(ValueError, match=said):
         convert(params, kind, **fields)
+
+
+def test_inputs_that_are_wider_than_all_heads_cannot_be_cut_into_them():
+    _, params = start("mha", qkv_features=2 * H)
+    with pytest.raises(ValueError, match=f"^el cuts its inputs .* {M} wide, .* qkv_features=12$"):
+        convert(params, "el")
 
 
 @pytest.mark.parametrize("kind", ["mla", "gta", "skv"])

@@ -94,8 +94,8 @@ def convert(
     Raises:
       ValueError: an unknown kind; a source whose heads are not linear; a field that the kind does
         not have, or that does not divide the heads, or is too small for a latent; keys and values
-        of inputs that differ in width for a kind with one input for both; a LayerNorm between
-        projections and scores (`normalize_qk`).
+        of inputs that differ in width for a kind with one input for both, or of `el` from
+        `qkv_features`; a LayerNorm between projections and scores (`normalize_qk`).
     """
     given = module_of(params, source)
     made = _target_module(kind, given, fields)
@@ -108,6 +108,11 @@ def convert(
         raise InputError(
             f"{kind} makes keys and values of one input: those of these parameters are {keys} and "
             f"{values} wide, and must be of the same width"
+        )
+    if kind == "el" and keys != given.qkv_features:
+        raise InputError(
+            f"el cuts its inputs into heads: those of these parameters are {keys} wide, and must "
+            f"be as wide as qkv_features={given.qkv_features}"
         )
     biased = given.use_bias or _needs_bias(kind, heads)
     made = made.clone(use_bias=biased)

@@ -33,6 +33,7 @@ from mhe_jax.attention.conversion.scores import (
     norm,
     pair,
     shared_values,
+    size_of,
     stacked,
 )
 from mhe_jax.attention.conversion.tensor_products import constant_factors
@@ -320,7 +321,7 @@ def _in_groups(heads: Heads, groups: int, target: Target, moments: Moments) -> H
     means = target.kind in ("mhe_add", "mva")  # one form for all, and a bias of keys for each
     score_grams = grams(scores.forms)
     value_grams = grams((root(moments.value)[0] @ heads.maps).swapaxes(1, 2))
-    scored, valued = (np.trace(grams.sum(0)) for grams in (score_grams, value_grams))
+    scored, valued = size_of(score_grams), size_of(value_grams)
 
     def cost(one: tuple[int, ...]) -> float:
         own = list(one)

@@ -106,6 +106,7 @@ class Joint(Scores):
         if groups in (1, len(found.rows)):
             return heads, found
         by_head = grams(found.rows)
+        by_head = by_head / size_of(by_head)
 
         def cost(own: tuple[int, ...]) -> float:
             return left_out(by_head[list(own)].sum(0), rank)
@@ -168,6 +169,11 @@ def shared_values(
 def grams(stack: np.ndarray) -> np.ndarray:
     """XᵀX of each X [M, N]."""
     return stack.swapaxes(1, 2) @ stack
+
+
+def size_of(by_head: np.ndarray) -> float:
+    """The trace of all Gram matrices together, which says what counts as much; never 0."""
+    return float(np.trace(by_head.sum(0))) + 1e-300
 
 
 def stacked(parts: list[np.ndarray], axis: int = 1) -> np.ndarray:

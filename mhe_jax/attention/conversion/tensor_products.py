@@ -11,7 +11,14 @@ from mhe_jax.attention.conversion.factors import (
     root,
 )
 from mhe_jax.attention.conversion.heads import Heads
-from mhe_jax.attention.conversion.scores import Moments, Parameters, Scores, Target, widened
+from mhe_jax.attention.conversion.scores import (
+    Moments,
+    Parameters,
+    Scores,
+    Target,
+    size_of,
+    widened,
+)
 
 State = tuple[np.ndarray, np.ndarray]
 
@@ -54,6 +61,7 @@ def _shared(seen: np.ndarray, rank: int, D: int) -> tuple[np.ndarray, np.ndarray
     groups, order = min(rank, H), list(range(H))
     if H % groups == 0:
         by_head = seen @ seen.swapaxes(1, 2)
+        by_head = by_head / size_of(by_head)
         order = group(H, groups, lambda own: left_out(by_head[list(own)].sum(0), D))
     a, bases, factors = np.zeros((H, groups)), [], np.zeros((H, D, C))
     for r, own in enumerate(np.array_split(order, groups)):
