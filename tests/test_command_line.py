@@ -313,6 +313,15 @@ def test_export_mistakes(arguments, complaint):
     assert complaint in message(export.parse, arguments.split())
 
 
+@pytest.mark.parametrize("command", [convert, export, factorize])
+def test_help_is_no_second_directory_and_nothing_is_none(command, capsys):
+    """`export $RUN $OUT` of names that are not set has done nothing: it does not end well."""
+    assert "two directories come first; usage: " in message(command.parse, [])
+    with pytest.raises(SystemExit, match="^0$"):
+        command.parse(["runs/a", "--help"])
+    assert capsys.readouterr().out.startswith("usage: ")
+
+
 def test_help_of_export_lists_the_formats(capsys):
     with pytest.raises(SystemExit):
         export.parse(["--help"])

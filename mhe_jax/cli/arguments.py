@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from mhe_jax.cli.process import called
@@ -172,6 +173,33 @@ def parse_fields(
             near = nearest_choices(values, hints[name])
             raise InputError(f"--{name} {given}: takes {allowed}{near}") from None
     raise InputError(" ".join("".join(c for c in complaint.getvalue() if c.isprintable()).split()))
+
+
+def parse_two_directories(
+    cls: type[T], arguments: Sequence[str], command: str, usage: str, text: str
+) -> tuple[Path, Path, T]:
+    """Both directories and the settings, of `COMMAND ONE OTHER [--field value ...]`.
+
+    Args:
+      cls: of the settings; each has a default.
+      arguments: of the command line, without the command.
+      command: its name.
+      usage: two names of directories, and what follows them.
+      text: the help below the usage, with `{command}`, `{eval}` and `{train}` as they are called.
+
+    Raises:
+      InputError: not two directories, or a field or value that is not allowed.
+    """
+    program = called(command)
+    if {"-h", "--help"} & {*arguments[:2]}:
+        names = {"command": program, "eval": called("eval"), "train": called("train")}
+        print(f"usage: {program} {usage}\n\n{text.format(**names)}")
+        raise SystemExit(0)
+    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
+        raise InputError(f"two directories come first; usage: {program} {usage}")
+    one, other, *options = arguments
+    prog = " ".join([program, *usage.split()[:2]])
+    return path_of(one), path_of(other), parse_fields(cls, cls(), options, prog)
 
 
 def options_of(arguments: Sequence[str]) -> list[list[str]]:

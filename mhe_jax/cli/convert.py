@@ -9,14 +9,13 @@ import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from mhe_jax.cli.arguments import name_of, options_of, parse_fields
-from mhe_jax.cli.process import called, output
+from mhe_jax.cli.arguments import name_of, options_of, parse_two_directories
+from mhe_jax.cli.process import output
 from mhe_jax.config import InputError, Kind
 from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import did_you_mean, nearest
-from mhe_jax.config.places import path_of
 
-USAGE = "{command} RUN NEW --kind KIND [--num_kv_heads N] [--rows N] ..."
+USAGE = "RUN NEW --kind KIND [--num_kv_heads N] [--rows N] ..."
 HELP = """\
 NEW is RUN with each attention sublayer as the one of KIND that does nearest the same: to be
 evaluated, or trained further, for a part of the steps that RUN took (uptraining).
@@ -64,20 +63,10 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ConversionConfig]:
     Raises:
       InputError: not two directories, or a field or value that is not allowed.
     """
-    command = called("convert")
-    usage = USAGE.format(command=command)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        text = HELP.format(command=command, eval=called("eval"), train=called("train"))
-        print(f"usage: {usage}\n\n{text}")
-        raise SystemExit(0)
-    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
-        raise InputError(f"two directories come first; usage: {usage}")
-    run, new, *options = arguments
     kinds = typing.get_args(Kind)
-    for option in options_of(options):
+    for option in options_of(arguments):
         value = [*option[0].split("=", 1)[1:], *option[1:]]
         if name_of(option) == "kind" and len(value) == 1 and value[0] not in kinds:
             near = did_you_mean(nearest(value[0], kinds))
             raise InputError(f"--kind is {value[0]!r}: takes one of {', '.join(kinds)}{near}")
-    given = parse_fields(ConversionConfig, ConversionConfig(), options, f"{command} RUN NEW")
-    return path_of(run), path_of(new), given
+    return parse_two_directories(ConversionConfig, arguments, "convert", USAGE, HELP)

@@ -5,13 +5,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mhe_jax.cli.arguments import parse_fields
-from mhe_jax.cli.process import called, output
+from mhe_jax.cli.arguments import parse_two_directories
+from mhe_jax.cli.process import output
 from mhe_jax.config import InputError
-from mhe_jax.config.places import path_of
 from mhe_jax.interchange import FORMATS, export
 
-USAGE = "{command} RUN OUT --to FORMAT [--checkpoint best]"
+USAGE = "RUN OUT --to FORMAT [--checkpoint best]"
 HELP = """\
 OUT is a new directory with RUN's best parameters in a format that other programs read:
 
@@ -55,17 +54,10 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ExportArguments]:
     Raises:
       InputError: not two directories, no format, or a field or value that is not allowed.
     """
-    command = called("export")
-    usage = USAGE.format(command=command)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        width = max(map(len, FORMATS))
-        formats = "\n".join(f"    {name:{width}}  {f.summary}" for name, f in FORMATS.items())
-        print(f"usage: {usage}\n\n{HELP.format(formats=formats, command=command)}")
-        raise SystemExit(0)
-    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
-        raise InputError(f"two directories come first; usage: {usage}")
-    run, out, *options = arguments
-    given = parse_fields(ExportArguments, ExportArguments(), options, f"{command} RUN OUT")
+    width = max(map(len, FORMATS))
+    formats = "\n".join(f"    {name:{width}}  {f.summary}" for name, f in FORMATS.items())
+    text = HELP.replace("{formats}", formats)
+    run, out, given = parse_two_directories(ExportArguments, arguments, "export", USAGE, text)
     if not given.to:
         raise InputError(f"no format is given: takes --to {' or '.join(FORMATS)}")
-    return path_of(run), path_of(out), given
+    return run, out, given

@@ -5,12 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mhe_jax.cli.arguments import parse_fields
-from mhe_jax.cli.process import called, output
-from mhe_jax.config import InputError, KroneckerConfig
-from mhe_jax.config.places import path_of
+from mhe_jax.cli.arguments import parse_two_directories
+from mhe_jax.cli.process import output
+from mhe_jax.config import KroneckerConfig
 
-USAGE = "{command} RUN NEW [--attention N] [--mlp N] [--embedding N]"
+USAGE = "RUN NEW [--attention N] [--mlp N] [--embedding N]"
 HELP = """\
 NEW is RUN with its matrices as sums of Kronecker products, of these numbers of terms: to be
 evaluated, or trained further by the command of RUN with NEW as --workdir and these terms.
@@ -40,14 +39,4 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, KroneckerConfig]:
     Raises:
       InputError: not two directories, or a field or value that is not allowed.
     """
-    command = called("factorize")
-    usage = USAGE.format(command=command)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        text = HELP.format(command=command, eval=called("eval"), train=called("train"))
-        print(f"usage: {usage}\n\n{text}")
-        raise SystemExit(0)
-    if len(arguments) < 2 or any(path.startswith("-") for path in arguments[:2]):
-        raise InputError(f"two directories come first; usage: {usage}")
-    run, new, *options = arguments
-    given = parse_fields(KroneckerConfig, KroneckerConfig(), options, f"{command} RUN NEW")
-    return path_of(run), path_of(new), given
+    return parse_two_directories(KroneckerConfig, arguments, "factorize", USAGE, HELP)

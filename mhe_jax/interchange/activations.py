@@ -78,7 +78,7 @@ class Recorder:
             if module.path != path:
                 return output
             query, *others = args
-            key = others[0] if others and others[0] is not None else None
+            key = others[0] if others else None
             mask = as_mask(kwargs.get("mask"), query.shape[:1])
             taken.append(Activations(query, key, mask, valid, output))
             raise _Reached
