@@ -189,6 +189,16 @@ def test_an_interrupt_while_a_module_loads_is_no_error_of_the_module(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
 
 
+def test_an_interrupt_in_a_callback_is_not_lost():
+    """Python drops what is raised there; JAX has a callback for each collection of garbage."""
+    done = run_program(
+        "import gc, os, signal, time\n"
+        "    gc.callbacks.append(lambda *_: os.kill(os.getpid(), signal.SIGINT))\n"
+        "    gc.collect(); gc.callbacks.clear(); time.sleep(9); print('went on')"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
+
+
 @pytest.mark.parametrize("stopped", ["KeyboardInterrupt", "SystemExit(128 + 15)"])
 def test_a_signal_ends_a_process_at_once_where_xla_may_be_compiling(stopped):
     """The interpreter's own end, of which `atexit` is part, may crash then."""

@@ -43,6 +43,12 @@ def test_configs_are_listed_and_shown(capsysbinary):
     assert shown == loading.shipped_configs()["demo"].read_bytes()
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["show", "-h"]])
+def test_configs_explains_itself(arguments, capsys):
+    commands.main(["configs", *arguments])
+    assert capsys.readouterr().out.startswith("usage: ")
+
+
 @pytest.mark.parametrize("arguments", [["shw", "demo"], ["show"], ["show", "demo", "glue"]])
 def test_configs_takes_nothing_else(arguments):
     assert "usage: " in message(configs.main, arguments)

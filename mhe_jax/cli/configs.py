@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> None:
             width = max(map(len, shipped_configs()))
             for name in shipped_configs():
                 output(f"{name:{width}}  {about_config(name).partition(chr(10))[0]}\n")
-        case ["-h" | "--help"]:
+        case ["-h" | "--help"] | ["show", "-h" | "--help"]:
             print(f"usage: {usage}\n\n{HELP.format(program=program, train=called('train'))}")
         case ["show", name]:
             path, _ = config_file(name)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -95,6 +96,7 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
         # SIG_DFL: see train.py. Ctrl-C that is ignored stays so.
         if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(signal.SIGINT, _interrupt)
+            sys.unraisablehook = _interrupt_again
         ask_for_huge_pages()
         _check_names()
         main()
@@ -133,6 +135,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             os._exit(128 + number)
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Sends an interrupt once more that came in a callback, of which Python drops the exceptions.
+
+    JAX has one for each collection of garbage.
+    """
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()  # after the callback
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _end_at_once(status: int) -> NoReturn:

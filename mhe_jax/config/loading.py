@@ -125,5 +125,8 @@ def neighbours(path: Path, pattern: str) -> str:
     if not directory.is_dir():
         return f": there is no directory {directory}"
     found = (p.parent if p.name == CONFIG else p for p in directory.glob(pattern))
-    names = sorted(str(p) for p in found if not p.name.startswith("_"))
-    return did_you_mean(nearest(str(path), names) or names[:5])
+    found = (p for p in found if not p.name.startswith("_"))
+    # By the names alone: directory and ending, which all have, are no likeness.
+    names = {p.stem if p.suffix == ".py" else p.name: str(p) for p in sorted(found)}
+    near = nearest(path.stem if path.suffix == ".py" else path.name, [*names])
+    return did_you_mean([names[name] for name in near or [*names][:5]])

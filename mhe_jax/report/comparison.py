@@ -60,13 +60,16 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
                 group.mean("output_tokens_per_second"),
             ]
         )
-    notes = [
-        "PRR = 100 · score / score of mha; PEoP = ((score - sha) / sha) / ((P - P_sha) / P_sha), P "
-        "the attention parameters. Each is taken against the mha or sha that differs in its "
-        "attention alone; - where there is none.",
-        "mha is another model with more attention parameters than the other kinds.",
-    ]
-    if lower:
+    notes = []
+    related = any(section.base(group, base) for group in section.groups for base in ("mha", "sha"))
+    if related:
+        notes.append(
+            "PRR = 100 · score / score of mha; PEoP = ((score - sha) / sha) / ((P - P_sha) / "
+            "P_sha), P the attention parameters. Each is taken against the mha or sha that differs "
+            "in its attention alone; - where there is none. mha has more attention parameters than "
+            "the other kinds."
+        )
+    if related and lower:
         notes.append(
             "Lower is better here: PRR = 100 · (1 - (score - mha) / mha), PEoP with sha - score. "
             "The paper does not say how it does that."

@@ -18,7 +18,7 @@ A new task is a file here, its line in `TASKS`, and its lines in `mhe_jax/config
 
 from pathlib import Path
 
-from mhe_jax.config import Config, TaskName
+from mhe_jax.config import Config, InputError, TaskName
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.places import path_of
 from mhe_jax.data import (
@@ -74,7 +74,13 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
     """
     for split in splits:
         if split == "train" or getattr(config.data, split):
-            of(config).check_split(config, split)
+            try:
+                of(config).check_split(config, split)
+            except InputError as error:
+                if split != "validation" or "data.validation" in str(error):
+                    raise
+                # It may be that of the config, which the command does not name.
+                raise InputError(f"{error} (data.validation)") from None
     if (file := tokenizer_file(config)) and not (path_of(config.workdir) / TOKENIZER).exists():
         read_tokenizer(config, file)
 

@@ -70,7 +70,10 @@ class Tracker:
                 expand=True,
             )
             self._task = self._progress.add_task(
-                "", total=num_steps, completed=start_step, metrics="compiling"
+                "",
+                total=num_steps,
+                completed=start_step,
+                metrics="compiling" if start_step < num_steps else "",
             )
             self._progress.start()
         self._num_steps = num_steps

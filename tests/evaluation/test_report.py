@@ -140,6 +140,16 @@ def test_files_have_the_same_numbers(translations, tmp_path):
     assert scores[0] == "attention,bleu,±,chrf,±"
 
 
+@pytest.mark.parametrize("base", ["mha", "sha", None])
+def test_ratios_are_explained_where_there_are_any(tmp_path, base):
+    for kind in ("mqa", "mhe_mul", base):
+        if kind:
+            leave(tmp_path / kind, PAIRS, scores={"bleu": 9.0}, model__attention__kind=kind)
+    compare(tmp_path, tmp_path)
+    text = (tmp_path / "report" / "report.md").read_text().partition("## Published")[0]
+    assert ("PRR" in text) == ("PEoP" in text) == ("mha" in text) == (base is not None)
+
+
 def test_a_loss_is_better_when_lower(tmp_path):
     for kind, score in (("mha", 50.0), ("sha", 80.0), ("mhe_mul", 60.0)):
         leave(

@@ -272,6 +272,11 @@ def test_a_run_shorter_than_its_log_has_a_line(tiny):
     assert [(line["step"], line["split"]) for line in logged] == [(3, "train"), (3, "validation")]
 
 
+def test_a_missing_validation_file_is_told_with_its_field(tiny):
+    with pytest.raises(InputError, match=r"nowhere.txt: no such file \(data.validation\)$"):
+        train(tiny("lm", **{"data.validation": ("nowhere.txt",)}))
+
+
 def test_a_test_split_that_cannot_be_read_is_told_and_training_goes_on(tiny, capsys):
     config = tiny("lm", **{"train.num_steps": 1, "data.test": ("nowhere.txt",)})
     train(config)

@@ -133,3 +133,14 @@ def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
     assert "4/10" in last
     assert "loss 1.5, tokens/s 12,346, best validation 1.75, bleu 12.5" in last
     assert "demo:train:0:10" in last
+
+
+def test_the_bar_of_a_finished_run_says_no_more_than_its_steps(tmp_path, monkeypatch, capsys):
+    from rich.console import Console
+
+    terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
+    monkeypatch.setattr(tracking, "Console", terminal)
+    with Tracker(tmp_path, 10, start_step=10) as tracker:
+        last = shown(tracker, capsys)
+    assert "10/10" in last
+    assert "compiling" not in last

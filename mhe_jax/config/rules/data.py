@@ -142,11 +142,3 @@ def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:
     if len(sources) > 2:
         several = "; more need data.train_weights" if split == "train" else ""
         raise refuse(name, sources, f"takes one source or two parallel files{several}")
-    has_pairs = sources[0].endswith(PAIR_SUFFIXES) or sources[0].startswith("demo:")
-    if len(sources) == 1 and not has_pairs and len(data.fields) != 2:
-        raise refuse(
-            name,
-            sources,
-            "translation takes two files, a .tsv, or one file and two data.fields, which are "
-            f"{data.fields}",
-        )
