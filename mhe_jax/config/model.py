@@ -237,6 +237,11 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
+    def decoder_layers(self) -> int:
+        """Layers of the decoder in translation."""
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    @property
     def padded_vocabulary_size(self) -> int:
         """Rows of the embedding tables."""
         return -(-self.vocabulary_size // self.vocabulary_multiple) * self.vocabulary_multiple

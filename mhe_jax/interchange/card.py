@@ -12,8 +12,6 @@ from mhe_jax.model import count_parameters
 
 # Numbers of eval_SPLIT.json that say how well a model does, beside the metrics of its task.
 SCORES = ("loss", "accuracy", "chrf", "exact_match", "beam_size", "length_penalty", "stride")
-
-
 HEADS = "each head is `softmax(Q_h K_hᵀ/√D) V_h` unless an equation of O says else; W_o joins them"
 
 
@@ -30,7 +28,7 @@ def card(run: Run, to: str, what: str, use: str) -> str:
     model, scores = config.model, scores_of(run)
     layers = f"{model.num_layers} layers"
     if "cross" in config.facts.roles:
-        layers = f"{model.num_layers} + {model.num_decoder_layers or model.num_layers} layers"
+        layers = f"{model.num_layers} + {model.decoder_layers} layers"
     kinds = {kind: role for role, kind in reversed(config.kinds.items())}
     pieces = f"a vocabulary of {model.vocabulary_size:,}"
     facts = [

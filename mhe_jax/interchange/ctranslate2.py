@@ -160,7 +160,7 @@ def _encoder(model: ModelConfig, heads: int, found: Tensors) -> specs.Transforme
 def _decoder(
     model: ModelConfig, heads: int, cross: bool, found: Tensors
 ) -> specs.TransformerDecoderSpec:
-    layers = model.num_layers if not cross else model.num_decoder_layers or model.num_layers
+    layers = model.decoder_layers if cross else model.num_layers
     spec: Any = specs.TransformerDecoderSpec(
         layers, heads, with_encoder_attention=cross, **_fields(model, heads, found, "decoder")
     )

@@ -19,8 +19,8 @@ from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 WHAT = """\
 `model.safetensors` has the parameters by name, in float32, layers unrolled; `config.json` every
 setting of the training{vocabulary}."""
-SENTENCEPIECE = ", and `tokenizer.model` is the sentencepiece model of the vocabulary"
-TOKENIZER_JSON = ", and `tokenizer.model` is a `tokenizer.json` of the library `tokenizers`"
+OF_SENTENCEPIECE = ", and `tokenizer.model` is the sentencepiece model of the vocabulary"
+OF_TOKENIZERS = ", and `tokenizer.model` is a `tokenizer.json` of the library `tokenizers`"
 USE = """\
 ```
 python eval.py DIRECTORY{search}
@@ -40,7 +40,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     if run.config.model.has_pieces:
         (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
         is_json = isinstance(run.tokenizer, JsonTokenizer)
-        vocabulary = TOKENIZER_JSON if is_json else SENTENCEPIECE
+        vocabulary = OF_TOKENIZERS if is_json else OF_SENTENCEPIECE
     search = tasks.of(run.config).search
     what = WHAT.format(vocabulary=vocabulary)
     text = card(run, "safetensors", what, USE.format(search=SEARCHES.get(search or "", "")))

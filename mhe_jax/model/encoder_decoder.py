@@ -37,10 +37,9 @@ class EncoderDecoder(nn.Module):
 
     def setup(self):
         c = self.config
-        decoder_layers = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
         self.embeddings = Embeddings(c)
         self.encoder = Encoder(c, c.num_layers)
-        self.decoder = Decoder(c, decoder_layers, cross=True)
+        self.decoder = Decoder(c, c.decoder_layers, cross=True)
 
     def __call__(
         self,

@@ -74,7 +74,7 @@ class Translation(Task):
         """Encoder, decoder with cross-attention, and logits at each token."""
         m, T = config.model, config.data.sequence_length
         layer = decoder_layer_flops(config) + attention_flops(config, "cross", T)
-        decoder = (m.num_decoder_layers or m.num_layers) * layer
+        decoder = m.decoder_layers * layer
         return 3.0 * rows * T * (encoder_flops(config) + decoder + logits_flops(m))
 
     def evaluate(self, run: TrainedRun) -> Result:

@@ -19,7 +19,7 @@ EPSILON = 1e-5
 
 def table(model: ModelConfig, *_: str) -> Table:
     """Where the parameters lie."""
-    layers = {"encoder": model.num_layers, "decoder": _decoder_layers(model)}
+    layers = {"encoder": model.num_layers, "decoder": model.decoder_layers}
     positions = ("embeddings/position",)
     found = {
         "model.shared.weight": Slot(("embeddings/token",)),
@@ -80,7 +80,7 @@ def write(
         "decoder_vocab_size": len(found["embeddings/token"]),
         "d_model": model.features,
         "encoder_layers": model.num_layers,
-        "decoder_layers": _decoder_layers(model),
+        "decoder_layers": model.decoder_layers,
         "encoder_attention_heads": heads["encoder"],
         "decoder_attention_heads": heads["decoder"],
         "encoder_ffn_dim": model.mlp_features,
@@ -184,7 +184,7 @@ def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
 def _larger(model: ModelConfig, tensors: Tensors, factor: np.float32) -> Tensors:
     """The same function with all that goes from sublayer to sublayer `factor` times as large."""
     found = {}
-    last = f"decoder/layer_{_decoder_layers(model) - 1}/mlp_norm/"
+    last = f"decoder/layer_{model.decoder_layers - 1}/mlp_norm/"
     for name, array in tensors.items():
         if name.startswith("embeddings/"):
             of_stream = name in ("embeddings/token", "embeddings/position")
@@ -197,7 +197,3 @@ def _larger(model: ModelConfig, tensors: Tensors, factor: np.float32) -> Tensors
         else:
             found[name] = array / factor if name.endswith("kernel") else array
     return found
-
-
-def _decoder_layers(model: ModelConfig) -> int:
-    return model.num_layers if model.num_decoder_layers is None else model.num_decoder_layers

@@ -17,14 +17,14 @@ from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.places import check_scheme
 from mhe_jax.config.rules import check
 from mhe_jax.data import JsonTokenizer
-from mhe_jax.data.tokenizer_json import ABSENT
+from mhe_jax.data.tokenizer_json import ABSENT, NAME
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.fields import Fields, read_object
 from mhe_jax.interchange.huggingface.tables import take_in
 from mhe_jax.interchange.plain import Tensors, from_plain, plain_shapes
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
 
-INDEX, TOKENIZER_JSON = "model.safetensors.index.json", "tokenizer.json"
+INDEX = "model.safetensors.index.json"
 # Files of weights that are programs: never opened.
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "tf_model.h5")
 # Marian's own tokenizers, one for each language, whose pieces have their ids in `vocab.json`.
@@ -36,8 +36,6 @@ ROWS = {
     "embeddings/vocabulary_bias": 0,
     "vocabulary_bias": 0,
 }
-
-
 # Tokens in a row of a run that is made, where its model has more positions.
 LONGEST = 512
 
@@ -174,17 +172,15 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
     Raises:
       InputError: there is none, or it has more tokens than the model.
     """
-    path = source / TOKENIZER_JSON
+    path = source / NAME
     if not path.is_file():
         two = [name for name in MARIAN_FILES if (source / name).exists()]
         if two:
             raise InputError(
-                f"{source}: has {', '.join(two)} and no {TOKENIZER_JSON}: a run has one tokenizer "
+                f"{source}: has {', '.join(two)} and no {NAME}: a run has one tokenizer "
                 "for both languages: takes one with the ids of vocab.json"
             )
-        raise InputError(
-            f"{source}: has no {TOKENIZER_JSON}: save a fast tokenizer beside the model"
-        )
+        raise InputError(f"{source}: has no {NAME}: save a fast tokenizer beside the model")
     tokenizer = JsonTokenizer.load(path)
     count = int(tokenizer.of_file.max()) + 1
     if count > rows:
@@ -219,7 +215,7 @@ def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
         there = int(tokenizer.of_file[i])
         if type(value) is int and there not in (ABSENT, value):
             raise InputError(
-                f"{tokenizer.name}: has {there} as {NAMES[i]}, and {fields.path} has {value}"
+                f"{tokenizer.name}: has {there} as {SPECIAL[i]}, and {fields.path} has {value}"
             )
     if tokenizer.of_file[EOS] == ABSENT:
         raise InputError(f"{tokenizer.name}: has no token that ends a text, as </s> or [SEP]")
@@ -228,7 +224,7 @@ def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
     return begin if type(begin) is int and 0 <= begin < rows else int(tokenizer.of_file[EOS])
 
 
-NAMES = {PAD: "pad", BOS: "bos", EOS: "eos"}
+SPECIAL = {PAD: "pad", BOS: "bos", EOS: "eos"}
 
 
 def _permuted(array: np.ndarray, axis: int, tokenizer: JsonTokenizer, begin: int) -> np.ndarray:

@@ -16,9 +16,10 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import JsonTokenizer, Tokenizer
 from mhe_jax.data.tokenizer import SPACE, SPECIAL_PIECES
+from mhe_jax.data.tokenizer_json import NAME
 from mhe_jax.interchange.huggingface.tables import write_json
 
-FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+SETTINGS = "tokenizer_config.json"
 # What transformers calls each special token.
 ROLES = {
     PAD: ("pad_token",),
@@ -127,12 +128,12 @@ def write_tokenizer(
       InputError: a sentencepiece model that cuts texts otherwise than its pieces and scores say.
     """
     if isinstance(tokenizer, JsonTokenizer):
-        tokenizer.save(directory / FILE)
+        tokenizer.save(directory / NAME)
         names = {i: tokenizer.spelling(of_file) for i, of_file in special.items()}
     else:
         found = tokenizer_json(tokenizer, config)
         check(tokenizer, found)
-        write_json(directory / FILE, found)
+        write_json(directory / NAME, found)
         names = dict(enumerate(SPECIAL_PIECES))
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     if config.model.num_token_types < 2:
@@ -155,7 +156,7 @@ def check(tokenizer: Tokenizer, found: dict[str, Any]) -> None:
     Raises:
       InputError: the ids differ.
     """
-    written = JsonTokenizer(json.dumps(found).encode(), FILE)
+    written = JsonTokenizer(json.dumps(found).encode(), NAME)
     draw = random.Random(0)
     pieces = [piece.replace(SPACE, " ") for piece in tokenizer.scores]
     noise = [" ", "  ", "\t", "\n", "é", "e\u0301", "ß", "Ａ", "𝔸", "🙂", "\u2581", "\u00a0", "0"]
@@ -167,6 +168,6 @@ def check(tokenizer: Tokenizer, found: dict[str, Any]) -> None:
     ):
         if ours != theirs:
             raise InputError(
-                f"{tokenizer.name}: has no exact {FILE}: the ids of {text[:40]!r} differ; takes a "
+                f"{tokenizer.name}: has no exact {NAME}: the ids of {text[:40]!r} differ; takes a "
                 "tokenizer trained by a run"
             )
