@@ -50,7 +50,8 @@ class DataConfig:
     validation: tuple[str, ...] = ()
     # Test source; read by eval.py only.
     test: tuple[str, ...] = ()
-    # Names of the text fields in JSONL or TFDS: one, or source and target; those of `own` examples.
+    # Names of the text fields in JSONL, Parquet or TFDS: one, or source and target; those of `own`
+    # examples.
     fields: tuple[str, ...] = ("text",)
     # A sentencepiece model, or a `tokenizer.json`, which keeps its pieces but numbers them anew,
     # special tokens first; None trains one on `train`. With LSH its pieces are the features.

@@ -10,7 +10,7 @@ class EvaluationConfig:
 
     # Which split.
     split: Literal["validation", "test"] = "test"
-    # Sources to read in place of the split's.
+    # Sources to read in place of the split's, named as those are: relative to data.directory.
     sources: tuple[str, ...] = ()
     # `best` on the validation split (by the official score of labelled examples, else by loss),
     # `last`, or a step number.
