@@ -174,6 +174,7 @@ def test_evaluation_arguments(run_directory):
         ("--checkpoint newest", "evaluation.checkpoint is 'newest': takes best, last or a step"),
         ("--average_checkpoints 2", "needs evaluation.checkpoint last, not best"),
         ("--translate --generate", "--translate and --generate: give only one"),
+        ("--translate --sources a b", "--sources is given with --translate, which reads standard"),
         ("--generate 3", "--generate is '3': takes no value"),
         ("--stride 129", "evaluation.stride is 129: at most data.sequence_length=128"),
         ("--stride 0", "evaluation.stride is 0: takes 1 or more"),

@@ -178,6 +178,15 @@ def test_entry_point_is_quiet_on_interrupt():
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
 
 
+def test_an_interrupt_at_exit_is_quiet():
+    done = run_program(
+        "import atexit, os, signal\n"
+        "    atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "    print('fine')"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "fine\n", "")
+
+
 def test_an_interrupt_while_a_module_loads_is_no_error_of_the_module(tmp_path):
     """As an extension does it, which turns every exception into its own."""
     (tmp_path / "extension.py").write_text(

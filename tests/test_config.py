@@ -170,8 +170,18 @@ def test_json_files_that_cannot_be_read(tmp_path):
     assert f"{path}: not JSON" in message(fields.load_json, path)
     path.write_text("[]")
     assert f"{path}: not a config" in message(fields.load_json, path)
-    path.write_text(json.dumps({"tusk": 1}))
+    path.write_text(json.dumps({"task": "lm", "tusk": 1}))
     assert message(fields.load_json, path).startswith(f"{path}: unknown field tusk")
+
+
+def test_the_config_of_another_program_is_no_run(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"add_source_bos": False}))
+    assert message(fields.load_json, path) == f"{path}: of another program, not of a run"
+    path.write_text(json.dumps({"architectures": ["A"], "model_type": "gpt2"}))
+    told = message(fields.load_json, path)
+    assert told.startswith(f"{path}: of another program, not of a run; of a model of transformers")
+    assert f"`convert {tmp_path} NEW`" in told
 
 
 def test_whole_numbers_fit_fields_of_numbers():

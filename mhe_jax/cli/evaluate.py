@@ -109,13 +109,16 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation), trains=False)
     action: Action = given[0] if given else "score"
+    by_user = "sources" in map(name_of, options_of(rest))
+    if given and by_user:
+        raise InputError(f"--sources is given with --{action}, which reads standard input")
     names = evaluation.sources or getattr(config.data, evaluation.split)
     check_files(
         run,
         config.data.directory,
         names if action == "score" else (),
         trusted,
-        by_user="sources" in map(name_of, options_of(rest)),
+        by_user=by_user,
     )
     return run, evaluation, action
 

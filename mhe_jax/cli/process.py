@@ -101,6 +101,9 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
         _check_names()
         main()
         output("")
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            # All is done. What is called at exit would show the exception and go on.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     except BrokenPipeError:  # the reader, such as `head`, has enough
         if sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -231,6 +231,11 @@ def load_json(path: str | Path) -> Config:
         raise InputError(f"{path}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise InputError(f"{path}: not a config: takes a dictionary of fields")
+    if values and not values.keys() & {part.name for part in dataclasses.fields(Config)}:
+        hint = ""
+        if "model_type" in values:
+            hint = f"; of a model of transformers `convert {path.parent} NEW` makes one"
+        raise InputError(f"{path}: of another program, not of a run{hint}")
     try:
         return from_dict(values)
     except InputError as error:

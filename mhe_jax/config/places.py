@@ -56,10 +56,12 @@ def path_of(name: str | os.PathLike[str]) -> Path:
     """The place of a run, or of a file in one: local, or in a bucket of `gs://`.
 
     Raises:
-      InputError: another scheme, or the extra `cloud` is not installed.
+      InputError: no name, another scheme, or the extra `cloud` is not installed.
     """
     if isinstance(name, Path | Bucket):
         return cast(Path, name)
+    if not isinstance(name, str | os.PathLike):
+        raise InputError(f"{name!r} is no path: takes a text or a pathlib.Path")
     return _place(os.fspath(name), RUNS)
 
 

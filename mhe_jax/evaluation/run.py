@@ -211,8 +211,8 @@ class Run:
         """The log-probability of each token of each text, eos last, as a `Scored`.
 
         Of a translation run texts are pairs (source, target), and the target is scored. A language
-        model reads what is longer than `data.sequence_length` in windows, as with the setting
-        stride. Settings: stride, batch_size.
+        model reads what is longer than `data.sequence_length` in blocks, or with the setting stride
+        in windows. Settings: stride, batch_size.
         """
         scorer = Scorer(self, self._asked("log_probs", settings))
         return answers(texts, scorer.item, scorer.score, scorer.evaluation.batch_size)
@@ -259,6 +259,10 @@ def load(
       InputError: no such run, checkpoint or setting, or its files do not belong together.
     """
     workdir = path_of(path)
+    if devices is not None:
+        given = list(devices) if isinstance(devices, Iterable) else []
+        if not given or not all(isinstance(device, jax.Device) for device in given):
+            raise InputError(f"devices is {devices!r}: takes devices of JAX, or None for all")
     config = config_of(workdir)
     own = config.evaluation.checkpoint
     if checkpoint is None:

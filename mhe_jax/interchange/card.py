@@ -26,7 +26,7 @@ def card(run: Run, to: str, what: str, use: str) -> str:
     """
     config, counts = run.config, count_parameters(run.params, run.config.model)
     model, scores = config.model, scores_of(run)
-    layers = f"{model.num_layers} layers"
+    layers = f"{model.num_layers} layer{'s' * (model.num_layers != 1)}"
     if "cross" in config.facts.roles:
         layers = f"{model.num_layers} + {model.decoder_layers} layers"
     kinds = {kind: role for role, kind in reversed(config.kinds.items())}
@@ -37,6 +37,7 @@ def card(run: Run, to: str, what: str, use: str) -> str:
         *(f"- `{kind}`: {equation(kind)}" for kind in kinds),
         f"- {HEADS}",
         *([f"- trained on {', '.join(config.data.train)}"] if config.data.train else []),
+        *([f"- began with {config.train.init_from}"] if config.train.init_from else []),
         f"- checkpoint of step {', '.join(map(str, run.steps))}"
         + (" (their mean)" if len(run.steps) > 1 else ""),
         *(f"- {split}: {numbers}" for split, numbers in scores.items()),

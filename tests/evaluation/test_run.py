@@ -211,6 +211,19 @@ def test_a_run_without_validation_has_its_last_checkpoint(translation_run, tmp_p
         (lambda run: run.translate(["a"], beam_size="x"), "evaluation.beam_size is 'x': takes a w"),
         (lambda run: run.generate(["a"]), "is a run of task translation: only lm generates"),
         (lambda run: load(run.workdir / "none"), "no run at .*/none"),
+        (lambda run: mhe_jax.load(None), "None is no path: takes a text or a pathlib.Path"),
+        (
+            lambda run: mhe_jax.load(run.workdir, devices=2),
+            "devices is 2: takes devices of JAX, or None",
+        ),
+        (
+            lambda run: mhe_jax.load(run.workdir, devices=[]),
+            r"devices is \[\]: takes devices of JAX",
+        ),
+        (
+            lambda run: mhe_jax.load(run.workdir, devices=["cpu"]),
+            r"devices is \['cpu'\]: takes devices",
+        ),
         (lambda run: load(run.workdir, checkpoint=99), "has no checkpoint '99'"),
         (lambda run: load(run.workdir, beem_size=9), "unknown field evaluation.beem_size; did you"),
         (lambda run: load(run.workdir, beam_size=-1), "evaluation.beam_size is -1: takes"),

@@ -166,6 +166,18 @@ def test_the_card_says_what_the_model_is(run_of, tmp_path):
     assert "other" not in card
 
 
+def test_the_card_says_what_the_run_began_with(run_of, tmp_path):
+    run = run_of("lm", **{"model.num_layers": 1})
+    export(run, tmp_path / "out", "safetensors")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "task `lm`, 1 layer of width 24" in card
+    assert "began" not in card
+    config = load_json(run / "config.json")
+    save_json(set_field(config, "train.init_from", "runs/mul"), run / "config.json")
+    export(run, tmp_path / "tuned", "safetensors")
+    assert "- began with runs/mul\n" in (tmp_path / "tuned" / "README.md").read_text()
+
+
 def test_the_card_of_a_model_that_came_in(run_of, tmp_path):
     place = run_of("lm", **{"model.attention.kind": "mhe_mul"})
     run = Run.load(place, load_json(place / "config.json"))
