@@ -1,12 +1,15 @@
 """The README.md of an export: what the model is, where it comes from, and how it is used."""
 
+import dataclasses
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 from mhe_jax import tasks
 from mhe_jax.attention.kinds import KINDS
-from mhe_jax.config.fields import parse_json
+from mhe_jax.config.fields import load_json, parse_json
+from mhe_jax.config.files import CONFIG
 from mhe_jax.evaluation.run import Run
 from mhe_jax.model import count_parameters
 
@@ -40,12 +43,10 @@ def card(run: Run, to: str, what: str, use: str) -> str:
         *([f"- began with {config.train.init_from}"] if config.train.init_from else []),
         f"- checkpoint of step {', '.join(map(str, run.steps))}"
         + (" (their mean)" if len(run.steps) > 1 else ""),
-        *(f"- {split}: {numbers}" for split, numbers in scores.items()),
+        *(f"- {split}: {numbers}" for split, (numbers, _) in scores.items()),
     ]
-    source = shlex.quote(str(run.workdir))
-    made = [f"python -m mhe_jax export {source} OUT --to {to}"]
-    if scores:
-        made = [f"python eval.py {source}", *made]
+    made = [command for _, command in scores.values()]
+    made.append(f"python -m mhe_jax export {shlex.quote(str(run.workdir))} OUT --to {to}")
     model_and_origin = ["## The model", "", *facts, "", "Made by", "", "```", *made, "```", ""]
     return "\n".join([f"# {run.workdir.resolve().name}", "", what, "", use, "", *model_and_origin])
 
@@ -56,14 +57,18 @@ def equation(kind: str) -> str:
     return " ".join(paragraph.partition(": ")[2].split())
 
 
-def scores_of(run: Run) -> dict[str, str]:
-    """What each eval_*.json of the run says, in words; a file that is none is left out."""
+def scores_of(run: Run) -> dict[str, tuple[str, str]]:
+    """What each eval_*.json of the run says, in words, and the command that made it.
+
+    A file that is none is left out.
+    """
     found = {}
     names = (*tasks.of(run.config).metrics, *SCORES)
     for path in sorted(run.workdir.glob("eval_*.json")):
         try:
             result: dict[str, Any] = parse_json(path)
             values = {name: result[name] for name in names if result.get(name) is not None}
+            command = command_of(run.workdir, result)
         except (OSError, ValueError, AttributeError, TypeError):
             continue
         split = path.stem.removeprefix("eval_")
@@ -71,5 +76,18 @@ def scores_of(run: Run) -> dict[str, str]:
             f"{name} {json.dumps(round(value, 4) if isinstance(value, float) else value)}"
             for name, value in values.items()
         )
-        found[split] = ", ".join(numbers) + f" (steps {result.get('steps')})"
+        found[split] = ", ".join(numbers) + f" (steps {result.get('steps')})", command
     return found
+
+
+def command_of(run: Path, result: dict[str, Any]) -> str:
+    """What makes `result` again: eval.py with the settings that the run's config has otherwise."""
+    usual = load_json(run / CONFIG).evaluation
+    flags = [
+        f" --{field.name} {shlex.quote(str(result[field.name]))}"
+        for field in dataclasses.fields(usual)
+        if field.name != "sources"
+        and field.name in result
+        and result[field.name] != getattr(usual, field.name)
+    ]
+    return f"python eval.py {shlex.quote(str(run))}{''.join(flags)}"

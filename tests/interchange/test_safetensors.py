@@ -166,6 +166,17 @@ def test_the_card_says_what_the_model_is(run_of, tmp_path):
     assert "other" not in card
 
 
+def test_the_card_has_the_command_of_each_score(run_of, tmp_path):
+    run = run_of("lm")
+    usual = load_json(run / "config.json").evaluation
+    for changed in ({"split": "validation"}, {"stride": 3}):
+        evaluate(run, dataclasses.replace(usual, **changed))
+    export(run, tmp_path / "out", "safetensors")
+    card = (tmp_path / "out" / "README.md").read_text()
+    test, validation = f"{run} --stride 3", f"{run} --split validation"
+    assert f"```\npython eval.py {test}\npython eval.py {validation}\npython -m" in card
+
+
 def test_the_card_says_what_the_run_began_with(run_of, tmp_path):
     run = run_of("lm", **{"model.num_layers": 1})
     export(run, tmp_path / "out", "safetensors")
