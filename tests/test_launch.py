@@ -118,10 +118,13 @@ def here(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def test_a_pod_installs_prepares_and_starts_in_this_order(cluster, here):
+def test_a_pod_installs_prepares_and_starts_in_this_order(cluster, here, tmp_path):
     fields = ("--data.directory", "my data", "--train.seed", "3")
-    done = launch("tpu_pod.sh", "pod", "zone-a", *fields, clone=cluster, SHARE="10.0.0.2:/a share")
+    (drafts := tmp_path / "drafts").mkdir()
+    where = {"SHARE": "10.0.0.2:/a share", "TMPDIR": str(drafts)}
+    done = launch("tpu_pod.sh", "pod", "zone-a", *fields, clone=cluster, **where)
     assert done.returncode == 0, done.stderr
+    assert not [*drafts.iterdir()]  # the archive is on the hosts
     found = calls(cluster, "python train.py")
     assert order(
         found, "scp", "--worker all", "pip install", "mount -t nfs", "--worker 0", "mhe_jax data",

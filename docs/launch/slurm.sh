@@ -12,8 +12,8 @@
 #     docs/launch/slurm.sh --train.seed 1
 #
 # It installs into .venv, prepares the text (wiki40b/en, in data/; docs/pods.md says what it takes),
-# and submits itself as a job; what follows its name are fields of the config. SIGTERM comes 90 s before the time limit:
-# the run saves, and the job is queued again and goes on.
+# and submits itself as a job; what follows its name are fields of the config. SIGTERM comes 90 s
+# before the time limit: the run saves, and the job is queued again and goes on.
 set -euo pipefail
 
 data=${DATA-wiki40b/en}           # what `python -m mhe_jax data` prepares; empty: nothing

@@ -31,6 +31,7 @@ on() { # WORKERS COMMAND
 }
 
 archive=$(mktemp -d)/mhe_jax.tar.gz
+trap 'rm -r "${archive%/*}"' EXIT
 git archive --output "$archive" HEAD
 gcloud compute tpus tpu-vm scp "$archive" "$name:" --zone "$zone" --worker all
 

@@ -36,7 +36,8 @@ class DataConfig:
     """Where text comes from and how it becomes batches.
 
     A split is one source, or for translation two parallel text files. A source is a text file, a
-    `.tsv` or `.jsonl` file, each also as `.gz` or `.xz`, or `tfds:NAME/CONFIG:SPLIT`. A split of
+    `.tsv` or `.jsonl` file, each also as `.gz` or `.xz`, a `.parquet` file, all files of a
+    directory or pattern, any of them in a bucket, or `tfds:NAME/CONFIG:SPLIT`. A split of
     labelled examples is one or more files as `dataset` distributes them, read one after the other.
     """
 

@@ -14,6 +14,7 @@ plain.py        parameters in one plain form, from which other layouts are made
 card.py         the README.md of an export: what the model is, and where it comes from
 safetensors.py  parameters by name, which is a run that eval.py takes
 uptraining.py   a run with another attention
+activations.py  what its sublayers take and give, which that is fitted on
 ctranslate2.py  language and translation models for the server CTranslate2
 stablehlo.py    compiled functions without this code
 huggingface/    models and tokenizers of transformers, both ways

@@ -8,9 +8,10 @@
 
 Each is one file for CPU, CUDA and TPU, of any number of rows b and, up to `model.max_length`, any
 length t. The parameters are arguments, by name, in `model.safetensors`. The form `shared` and all
-engines but `xla` need the length when they are compiled: attention is `folded` here, by `xla`; with
-a cache that of `mla` is `absorbed` and that of `tpa` `factored`. It is `materialized` otherwise: of
-`mva`, of encoders, and where rotary positions or `normalize_qk` leave nothing to fold or absorb.
+engines but `xla` need the length when they are compiled. So attention is computed by `xla`, of the
+MHE kinds `folded`, and with a cache of `mla` `absorbed` and of `tpa` `factored`. All else is
+`materialized`: other kinds, `mla` and `tpa` in encoders, and what rotary positions or
+`normalize_qk` keep from being folded or absorbed.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 - `sharding`: the mesh, and which axis of an array is split over which axis of the mesh
 - `optimizer`: AdamW, Adafactor, schedules
 - `state`: what a step changes
-- `step`: one update, one evaluation
+- `step`: one update, one evaluation; `stepper`: all of them, with validation and checkpoints
 - `checkpoint/`: on disk, whole or not at all
 - `tracking`: metrics.jsonl and progress; `metric_writers`: TensorBoard, W&B; `curve`: the picture
 - `meter`, `profile`: metrics of steps, their speed, and a trace

@@ -143,11 +143,13 @@ class Tracker:
         """Leave the terminal as it was, and the log whole."""
         with contextlib.suppress(InputError):  # why the run ended comes first
             self.upload()
-        for part in (self._progress and self._progress.stop, self._file and self._file.close):
-            if part:
-                part()
-        for writer in self._writers:
-            writer.close()
+        with contextlib.ExitStack() as all_of_them:  # whatever one of them raises
+            for writer in reversed(self._writers):
+                all_of_them.callback(writer.close)
+            if self._file is not None:
+                all_of_them.callback(self._file.close)
+            if self._progress is not None:
+                all_of_them.callback(self._progress.stop)
         self._progress = None
 
     def __enter__(self) -> "Tracker":

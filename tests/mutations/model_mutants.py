@@ -623,7 +623,7 @@ MODEL = (
     Mutant(
         "decoder as deep as the encoder",
         "EncoderDecoder.setup",
-        "c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers",
+        "c.decoder_layers",
         "c.num_layers",
         "test_stack.py::test_decoder_depth_of_its_own",
     ),

@@ -698,7 +698,7 @@ TRAINING = (
     Mutant(
         "decoder as deep as the encoder in the operations",
         "Translation.step_flops",
-        "m.num_decoder_layers or m.num_layers",
+        "m.decoder_layers",
         "m.num_layers",
         "test_flops.py::test_formula_by_hand",
     ),

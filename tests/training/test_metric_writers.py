@@ -82,6 +82,22 @@ def test_every_writer_gets_the_metrics_and_is_closed(tmp_path):
     assert (tmp_path / METRICS).exists()
 
 
+def test_a_writer_that_cannot_be_closed_leaves_no_other_open(tmp_path):
+    class Kept:
+        def __init__(self, broken):
+            self.broken, self.closed = broken, False
+
+        def close(self):
+            self.closed = True
+            if self.broken:
+                raise OSError("no network")
+
+    writers = [Kept(True), Kept(False)]
+    with pytest.raises(OSError, match="no network"):
+        Tracker(tmp_path, 10, writers=writers).close()
+    assert all(writer.closed for writer in writers)
+
+
 def test_none_is_made_unless_asked_for(tiny):
     assert make_writers(tiny("lm"), 0) == []
 
