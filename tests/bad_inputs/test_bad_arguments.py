@@ -243,7 +243,8 @@ def test_sweeping(refused, flags, says):
         ("eval.py runs/lmm", r"no run at runs/lmm; did you mean runs/lm"),
         (
             "eval.py runs",
-            r"no run at runs: it has no config\.json; did you mean runs/lm, runs/mlm\?$",
+            r"no run at runs: it has no config\.json; did you mean runs/labels, runs/lm, "
+            r"runs/mlm, runs/translation\?$",
         ),
         ("eval.py tiny.py", r"no run at tiny\.py"),
         ("eval.py " + "a" * 300, r"a+/config\.json: File name too long$"),

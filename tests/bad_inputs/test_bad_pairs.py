@@ -80,9 +80,11 @@ def test_a_table_in_gz(place, refused):
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_two_files_of_other_lengths(place, refused, entry):
     (place / "short.de").write_text("ein Hund\n")
+    field = r" \(data\.validation\)" if entry == "validation" else ""
     refused(
         ENTRIES[entry].format("train.en short.de"),
-        r"train\.en has 200 lines, short\.de has 1; parallel files have the same number$",
+        r"train\.en has 200 lines, short\.de has 1; parallel files have the same number"
+        f"{field}$",
     )
 
 
@@ -91,7 +93,7 @@ def test_two_files_of_other_lengths(place, refused, entry):
     [
         (
             "train.en",
-            r"data\.train is \('train\.en',\): translation takes two files, a \.tsv, or one f",
+            r"data\.train=train\.en: translation needs two parallel text files, a \.tsv, a \.json",
         ),
         ("train.en train.de dev.en", r"data\.train is .*: takes one source or two parallel files;"),
         ("a.tsv b.tsv", r"data\.train=a\.tsv,b\.tsv: only two text files can be parallel$"),
@@ -102,7 +104,7 @@ def test_two_files_of_other_lengths(place, refused, entry):
         ("demo:dev", r"demo:dev: has no split 'dev'; it has train, validation, test$"),
         (
             "a.jsonl --data.fields en",
-            r"data\.train is \('a\.jsonl',\): translation takes two files",
+            r"data\.fields=\('en',\): a\.jsonl needs 2, such as",
         ),
         ("a.jsonl --data.fields en en", r"data\.fields=\('en', 'en'\): a\.jsonl needs 2, such as"),
         (

@@ -65,7 +65,7 @@ def closed(place, run, refused, monkeypatch):
     [
         (f"{NEW} runs/new", "tiny.py", r"tiny\.py: PermissionError: .*Permission denied"),
         (f"{NEW} runs/new", "train.en", r"train\.en: Permission denied$"),
-        (f"{NEW} runs/new", "dev.en", r"dev\.en: Permission denied$"),
+        (f"{NEW} runs/new", "dev.en", r"dev\.en: Permission denied \(data\.validation\)$"),
         ("train.py tiny.py:translation --workdir runs/new", "train.de", r"train\.de: Permission"),
         ("train.py tiny.py:labels --workdir runs/new", "labels.tsv", r"labels\.tsv: Permission"),
         ("train.py tiny.py:span --workdir runs/new", "squad.json", r"squad\.json: Permission"),

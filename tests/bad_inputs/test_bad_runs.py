@@ -294,9 +294,10 @@ def test_the_list_of_a_sweep(run, place, refused, text, entry):
 
 def test_a_text_that_is_gone(place, refused):
     (place / "dev.en").unlink()
-    for arguments in ("train.py tiny.py:lm --workdir runs/lm", "eval.py runs/lm"):
+    training = "train.py tiny.py:lm --workdir runs/lm"
+    refused(training, r"dev\.en: no such file \(data\.validation\)$")
+    for arguments in ("eval.py runs/lm", "eval.py runs/translation"):
         refused(arguments, r"dev\.en: no such file$")
-    refused("eval.py runs/translation", r"dev\.en: no such file$")
 
 
 @pytest.mark.parametrize("name", ["lm", "translation", "labels"])

@@ -101,7 +101,8 @@ def spoil(place, name, made):
 def test_a_text(place, refused, fault, entry):
     name, made, says = FAULTS[fault]
     spoil(place, name, made)
-    refused(ENTRIES[entry].format(name), f"{name}: ?{says}$")
+    field = r" \(data\.validation\)" if entry == "validation" else ""
+    refused(ENTRIES[entry].format(name), f"{name}: ?{says}{field}$")
 
 
 def test_a_name_that_is_not_utf8(place, refused):
