@@ -1,7 +1,7 @@
 """Functions of a trained run as StableHLO, by `jax.export`: they run without this code.
 
     encoders       encode(params, tokens, token_types where there are several) -> [b, t, M]
-                   predict(params, ...) -> the task's logits
+                   predict(params, ...) -> the task's logits; not of shuffle_random
     lm             start(params, tokens, positions) -> logits [b, t, V], cache
     translation    start(params, sources) -> cache
     both           step(params, cache, tokens [b, 1], positions [b, 1]) -> logits [b, 1, V], cache
