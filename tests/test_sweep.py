@@ -177,6 +177,8 @@ def test_what_asks_for_a_sweep():
         ("--sweep", "--sweep has no value"),
         ("--seeds 0", "--seeds is '0': takes a whole number from 1"),
         ("--seeds two", "--seeds is 'two'"),
+        ("--seeds 1001", "--seeds is '1001': takes a whole number from 1 to 1000"),
+        ("--seeds " + "9" * 5000, "--seeds is '999"),
         ("--seeds 2 --compile_only --topology v5e:2x2", "--compile_only goes with one run"),
         ("--seeds 2 --distributed auto", "--distributed goes with one run"),
         ("--sweep train.num_steps=1,0", "train.num_steps is 0: takes 1 or more"),

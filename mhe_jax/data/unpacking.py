@@ -73,7 +73,7 @@ def _check_limit(name: str, size: int, packed_size: int) -> None:
                 "the most bytes that a file may unpack to"
             )
         return
-    if not given.isdecimal():
-        raise InputError(f"{LIMIT} is {given!r}: takes a number of bytes")
+    if not given.isdecimal() or len(given) > 18:
+        raise InputError(f"{LIMIT} is {given[:99]!r}: takes a number of bytes, below 10^18")
     if size > int(given):
         raise InputError(f"{name}: unpacks to more than {int(given):,} bytes ({LIMIT})")

@@ -223,7 +223,7 @@ def test_compiling(refused, flags, says):
             "model.features=8,16 --sweep model.features=4",
             r"--sweep model\.features is given twice$",
         ),
-        ("model.features=8,16 --seeds 0", r"--seeds is '0': takes a whole number from 1$"),
+        ("model.features=8,16 --seeds 0", r"--seeds is '0': takes a whole number from 1 to 1000$"),
         (
             "model.features=8,16 --workdir runs/lm",
             r"runs/lm holds a run: a sweep needs a --workdir of",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from text_for_tests import equal, experiment, joined, sentences, with_seed, write_lines
 
-from mhe_jax.config import InputError
-from mhe_jax.config.rules import check
+from mhe_jax.config import Config, DataConfig, InputError
+from mhe_jax.config.rules import check, training_sources
 from mhe_jax.data import MASK
 from mhe_jax.data.mixture import BLOCK, Draws
 from mhe_jax.data.tokenizer import NUM_FIXED
@@ -103,6 +103,13 @@ def test_an_epoch_of_batches_shows_each_source_whole(directory, tokenizer):
     assert batches.steps_per_epoch == pytest.approx(max(first * 4, second * 4 / 3))
 
 
+def test_a_weight_for_each_name_says_that_no_two_are_one_source():
+    """Names of directories do not tell whether they hold pairs."""
+    data = DataConfig(train=("saved/a", "b"), train_weights=(1.0, 2.0))
+    found = training_sources(Config(task="translation", data=data))
+    assert found == [(("saved/a",), 1.0), (("b",), 2.0)]
+
+
 def test_the_tokenizer_sees_all_sources(directory, tmp_path):
     config = mixed(directory, "translation")
     config = dataclasses.replace(
@@ -125,11 +132,6 @@ def test_the_tokenizer_sees_all_sources(directory, tmp_path):
         ("mlm", {"train_weights": (1.0, float("nan"))}, r"data.train_weights is .*above 0"),
         ("translation", {"train_weights": ()}, r"data.train is .*two parallel files; more need"),
         ("translation", {"train_weights": (1.0,) * 3}, r"data.train_weights is .*which has 2"),
-        (
-            "translation",
-            {"train": ("b.tsv", "a.en"), "train_weights": (1.0, 1.0)},
-            r"data.train is \('a.en',\): translation takes two files",
-        ),
         ("translation", {"packing": True, "length_buckets": (8, 24)}, r"not with data.packing"),
     ],
 )
@@ -144,5 +146,7 @@ def test_bad_sources_are_one_clear_line(directory, tokenizer):
         train_batches(mixed(directory, "lm", train_weights=(1.0, 1e6)), tokenizer)
     with pytest.raises(InputError, match="none.txt: no such file"):
         check_sources(mixed(directory, "lm", train=("a.txt", "none.txt")))
+    with pytest.raises(InputError, match="data.train=a.en: translation needs two parallel"):
+        check_sources(mixed(directory, "translation", train=("b.tsv", "a.en")))
     with pytest.raises(InputError, match="data.train has several sources"):
         evaluation_batches(mixed(directory, "lm"), tokenizer, "train")

@@ -23,6 +23,7 @@ from mhe_jax.config.places import check_scheme, path_of
 from mhe_jax.report.results import read_result
 
 # What train.py takes from the data set of a labelled task, where it is not given.
+MOST_SEEDS = 1000
 OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")
 
 
@@ -110,9 +111,12 @@ def _take_out(options: list[list[str]]) -> tuple[dict[str, list[str]], int, list
         flag, equals, text = option[0].partition("=")
         values = [text, *option[1:]] if equals else option[1:]
         if flag == "--seeds":
-            if len(values) != 1 or not values[0].isdecimal() or int(values[0]) < 1:
-                raise InputError(f"--seeds is {' '.join(values)!r}: takes a whole number from 1")
-            seeds = int(values[0])
+            given = " ".join(values)
+            if not given.isdecimal() or len(given) > 4 or not 1 <= int(given) <= MOST_SEEDS:
+                raise InputError(
+                    f"--seeds is {given[:99]!r}: takes a whole number from 1 to {MOST_SEEDS}"
+                )
+            seeds = int(given)
         elif flag == "--sweep":
             if not values:
                 raise InputError("--sweep has no value: takes FIELD=VALUE,VALUE,...")

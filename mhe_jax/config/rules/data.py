@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from mhe_jax.config import (
     Config,
@@ -105,8 +106,10 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
     if not sum(data.train_weights) < math.inf:
         raise refuse("data.train_weights", data.train_weights, "their sum is not finite")
     sources, names = [], list(data.train)
+    each = len(names) == len(data.train_weights)
     while names:
         alone = config.facts.content != "pair" or _is_whole(names[0])
+        alone |= each and not PurePath(names[0]).suffix  # a directory, of whatever files
         sources.append(tuple(names[: 1 if alone else 2]))
         names = names[len(sources[-1]) :]
     if len(sources) != len(data.train_weights):

@@ -79,9 +79,9 @@ def _number(given: dict[str, str], name: str, least: int) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    if text.isdecimal() and int(text) >= least:
+    if text.isdecimal() and len(text) < 7 and int(text) >= least:
         return int(text)
-    raise InputError(f"--{name} is {text!r}: takes a whole number, {least} or more")
+    raise InputError(f"--{name} is {text[:99]!r}: takes a whole number from {least} to 999,999")
 
 
 @contextlib.contextmanager
