@@ -19,7 +19,7 @@ import jax
 
 from mhe_jax import tasks
 from mhe_jax.attention import recording
-from mhe_jax.config import EvaluationConfig
+from mhe_jax.config import Config, EvaluationConfig
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG, write_whole
 from mhe_jax.config.places import path_of
@@ -27,7 +27,10 @@ from mhe_jax.evaluation.lines import generate, predict, translate
 from mhe_jax.evaluation.run import Run, load, name_of
 from mhe_jax.training.cluster import group
 
-__all__ = ["Run", "evaluate", "generate", "load", "predict", "translate"]
+# What says how well a model does, beside the metrics of its task.
+SCORES = ("loss", "accuracy", "chrf", "exact_match", "beam_size", "length_penalty", "stride")
+
+__all__ = ["Run", "evaluate", "generate", "in_words", "load", "predict", "translate"]
 
 
 def evaluate(
@@ -63,3 +66,17 @@ def evaluate(
         path = workdir / f"eval_{name_of(evaluation)}.json"
         write_whole(path, json.dumps(result, indent=2) + "\n")
     return result
+
+
+def in_words(config: Config, result: dict[str, Any]) -> str:
+    """How well a run of this config does, by a result of `evaluate`, for people.
+
+    `bleu 33.38, chrf 57.58, exact_match 4.6, beam_size 5, length_penalty 0.6 (steps [2100])`.
+    """
+    names = dict.fromkeys((*tasks.of(config).metrics, *SCORES))
+    numbers = {name: result[name] for name in names if result.get(name) is not None}
+    words = (
+        f"{name} {json.dumps(round(number, 4) if isinstance(number, float) else number)}"
+        for name, number in numbers.items()
+    )
+    return ", ".join(words) + f" (steps {result.get('steps')})"

@@ -1,20 +1,17 @@
 """The README.md of an export: what the model is, where it comes from, and how it is used."""
 
 import dataclasses
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from mhe_jax import tasks
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.config.fields import load_json, parse_json
 from mhe_jax.config.files import CONFIG
+from mhe_jax.evaluation import in_words
 from mhe_jax.evaluation.run import Run
 from mhe_jax.model import count_parameters
 
-# Numbers of eval_SPLIT.json that say how well a model does, beside the metrics of its task.
-SCORES = ("loss", "accuracy", "chrf", "exact_match", "beam_size", "length_penalty", "stride")
 HEADS = "each head is `softmax(Q_h K_hᵀ/√D) V_h` unless an equation of O says else; W_o joins them"
 
 
@@ -63,20 +60,13 @@ def scores_of(run: Run) -> dict[str, tuple[str, str]]:
     A file that is none is left out.
     """
     found = {}
-    names = (*tasks.of(run.config).metrics, *SCORES)
     for path in sorted(run.workdir.glob("eval_*.json")):
         try:
             result: dict[str, Any] = parse_json(path)
-            values = {name: result[name] for name in names if result.get(name) is not None}
-            command = command_of(run.workdir, result)
+            words, command = in_words(run.config, result), command_of(run.workdir, result)
         except (OSError, ValueError, AttributeError, TypeError):
             continue
-        split = path.stem.removeprefix("eval_")
-        numbers = (
-            f"{name} {json.dumps(round(value, 4) if isinstance(value, float) else value)}"
-            for name, value in values.items()
-        )
-        found[split] = ", ".join(numbers) + f" (steps {result.get('steps')})", command
+        found[path.stem.removeprefix("eval_")] = words, command
     return found
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -233,12 +234,31 @@ def start(*arguments, **options):
 
 def test_eval_py_ends_with_a_line_of_json(translation_run, texts):
     flags = "--split", "validation", "--beam_size", "2", "--trust", texts
-    process = start(translation_run, *flags)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0
-    result = json.loads(output.splitlines()[-1])
+    terminal, its_end = os.openpty()
+    process = start(translation_run, *flags, stderr=its_end)
+    os.close(its_end)
+    shown = []
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(lambda: shown.extend(iter(lambda: read(terminal), b"")))
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0
+        reading.result(timeout=60)
+    os.close(terminal)
+    (line,) = output.splitlines()
+    result = json.loads(line)
     assert (result["split"], result["beam_size"]) == ("validation", 2)
     assert (translation_run / "validation.hypotheses.txt").exists()
+    said = b"".join(shown).decode()
+    assert f"scoring {translation_run}" in "".join(said.split("\r\n"))
+    assert f"validation: bleu {round(result['bleu'], 4)}, chrf " in said
+    assert said.endswith(f"(steps {result['steps']})\r\n")
+
+
+def read(terminal):
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # nobody writes to it any more
+        return b""
 
 
 def test_eval_py_translates_and_stops_at_ctrl_c(translation_run):
