@@ -5,15 +5,14 @@ from typing import Any, NamedTuple
 
 from mhe_jax.report.groups import Group, Section, unlike
 from mhe_jax.report.page import Atlas, Picture
-from mhe_jax.report.plots import style, svg
+from mhe_jax.report.plots import is_mha, style, svg
 from mhe_jax.report.runs import STEP
 from mhe_jax.tasks.metrics import lower_is_better
 from mhe_jax.training.curve import new_figure, spread_out
 
 NOTE = (
     "The line is the front: the best score at each cost, by the means over seeds. Bars are one "
-    "standard deviation over seeds, to either side; a hollow mark has one seed, and no bar. The "
-    "cross is mha."
+    "standard deviation over seeds, to either side; a hollow mark has one seed, and no bar."
 )
 # Fields that are none of the model, on which the time of a step depends.
 CONDITIONS = (
@@ -81,7 +80,8 @@ def atlas(section: Section) -> Atlas:
         (svg(_key(section, number, group)), group.name)
         for number, group in enumerate(section.groups)
     ]
-    return Atlas([picture(section, cost) for cost in COSTS], keys, NOTE)
+    crosses = " The cross is mha." if any(is_mha(group.name) for group in section.groups) else ""
+    return Atlas([picture(section, cost) for cost in COSTS], keys, NOTE + crosses)
 
 
 def picture(section: Section, cost: Cost) -> Picture:

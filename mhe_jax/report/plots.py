@@ -30,9 +30,12 @@ def svg(figure: Any) -> str:
 def style(number: int, name: str) -> dict[str, Any]:
     """Colour and mark of a group; mha, which the others are to match, is a cross."""
     round_, colour = divmod(number, len(COLOURS))
-    cross = name.partition(",")[0] == "mha"
-    mark = CROSSES[round_ % len(CROSSES)] if cross else MARKS[number % len(MARKS)]
+    mark = CROSSES[round_ % len(CROSSES)] if is_mha(name) else MARKS[number % len(MARKS)]
     return {"color": COLOURS[colour], "marker": mark}
+
+
+def is_mha(name: str) -> bool:
+    return name.partition(",")[0] == "mha"
 
 
 def learning_curves(section: Section) -> Any:

@@ -238,3 +238,5 @@ def test_the_atlas_of_a_section():
     assert [name for _, name in found.legend] == ["mha", "sha", "mqa"]
     assert all(picture.svg for picture in found.pictures)
     assert "standard deviation over seeds" in found.note
+    assert found.note.endswith(" The cross is mha.")
+    assert "cross" not in atlas.atlas(section(*THREE[1:])).note
