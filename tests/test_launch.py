@@ -151,6 +151,34 @@ def test_without_data_nothing_is_prepared(cluster, script):
     assert not any("mhe_jax data" in call for call in found)
 
 
+def test_a_share_that_is_for_root_alone_is_opened(cluster):
+    done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, SHARE="10.0.0.2:/share")
+    assert done.returncode == 0, done.stderr
+    assert order(calls(cluster), "mount -t nfs", "sudo chmod a+rwxt /mnt/share", "mhe_jax data")
+
+
+def test_a_pod_that_trains_is_left_alone(cluster):
+    """Else the log of the job that runs is gone, and the number by which it is stopped."""
+    log, pid = (cluster.parent / "hosts" / "mhe_jax" / name for name in ("train.log", "train.pid"))
+    log.parent.mkdir()
+    log.write_text("step 1", encoding="utf-8")
+    with subprocess.Popen(["bash", "-c", "read", "train.py"], stdin=subprocess.PIPE) as training:
+        pid.write_text(f"{training.pid}\n", encoding="utf-8")
+        done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, SHARE="10.0.0.2:/share")
+        training.communicate(b"\n")
+    assert done.returncode == 1
+    assert done.stderr.endswith(": it trains already\n")
+    (only,) = calls(cluster)
+    assert "pgrep" in only
+    assert log.read_text(encoding="utf-8") == "step 1"
+    # That number may be another program's by now.
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
+        pid.write_text(f"{other.pid}\n", encoding="utf-8")
+        done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, SHARE="10.0.0.2:/share")
+        other.communicate()
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_pod_without_a_share_is_told_the_usage(cluster):
     done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, SHARE="")
     assert done.returncode == 2

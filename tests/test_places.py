@@ -57,6 +57,9 @@ def test_any_other_scheme_is_refused(field, value, allowed):
 def test_a_url_without_a_bucket_is_refused():
     with pytest.raises(InputError, match="names no bucket: takes gs://bucket/name"):
         path_of("gs:///run")
+    for name in ("gs:/bucket/run", "gs:bucket/run"):  # else a local directory of that name
+        with pytest.raises(InputError, match=f"^workdir={name}: names no bucket: takes gs://b"):
+            check(Config(task="lm", workdir=name, data=DataConfig(train=("a.txt",))))
 
 
 def test_a_url_does_not_go_up():

@@ -24,7 +24,7 @@ export TFDS_DATA_DIR=$PWD/data/tensorflow_datasets
 if [ -z "${SLURM_JOB_ID:-}" ]; then
     [ -f train.py ] || { echo "$0: start it at the top of the clone" >&2; exit 2; }
     [ -x .venv/bin/python ] || "${PYTHON:-python3.11}" -m venv .venv
-    .venv/bin/python -m pip install --quiet -e '.[cuda]' -c constraints.txt
+    .venv/bin/python -m pip install --quiet -e '.[cuda,cloud]' -c constraints.txt
     [ -z "$data" ] || .venv/bin/python -m mhe_jax data "$data"
     exec sbatch "$0" "$@"
 fi

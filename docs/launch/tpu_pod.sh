@@ -30,6 +30,9 @@ on() { # WORKERS COMMAND
     gcloud compute tpus tpu-vm ssh "$name" --zone "$zone" --worker "$1" --command "$2"
 }
 
+on all "! pgrep -F mhe_jax/train.pid -f train.py > /dev/null 2>&1 ||
+    { echo \"\$(hostname): it trains already\" >&2; exit 1; }"
+
 archive=$(mktemp -d)/mhe_jax.tar.gz
 trap 'rm -r "${archive%/*}"' EXIT
 git archive --output "$archive" HEAD
@@ -39,12 +42,15 @@ on all "set -eu
 mkdir -p mhe_jax
 tar -xzf mhe_jax.tar.gz -C mhe_jax
 cd mhe_jax
-sudo apt-get -qq update
-sudo apt-get -qq install -y python3.11-venv nfs-common
+# A machine that has just started may be upgrading itself, and holds the lock.
+sudo apt-get -qq -o DPkg::Lock::Timeout=600 update
+sudo apt-get -qq -o DPkg::Lock::Timeout=600 install -y python3.11-venv nfs-common
 [ -x .venv/bin/python ] || python3.11 -m venv .venv
-.venv/bin/python -m pip install --quiet -e '.[tpu]' -c constraints.txt
+.venv/bin/python -m pip install --quiet -e '.[tpu,cloud]' -c constraints.txt
 sudo mkdir -p /mnt/share
-mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$SHARE") /mnt/share"
+mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$SHARE") /mnt/share
+# A new share is for root alone to write.
+[ -w /mnt/share ] || sudo chmod a+rwxt /mnt/share"
 
 [ -z "$data" ] || on 0 "cd mhe_jax
 TFDS_DATA_DIR=/mnt/share/tensorflow_datasets .venv/bin/python -m mhe_jax data $(printf %q "$data")"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mhe_jax.cli import compare, paper
-from mhe_jax.cli.arguments import name_of, options_of, parse_fields
+from mhe_jax.cli.arguments import PROCESSES, name_of, options_of, parse_fields
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.config.fields import load_json
@@ -111,7 +111,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
         print(f"\n{called('compare')} {compare.ARGUMENTS}")
         print("    tables and plots of many runs, and of sweeps")
         print(f"\n{called('paper')}\n    the published tables beside our recomputed values")
-        print("\n--distributed auto joins the processes of a pod or cluster: see docs/pods.md.")
+        print(f"\n{PROCESSES}")
         raise SystemExit(0)
     if name.startswith("-"):
         raise InputError(f"the run comes before {name}; usage: {usage}")

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from mhe_jax import tasks
 from mhe_jax.attention import recording
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.fields import leaves, shown, to_dict
 from mhe_jax.config.files import CONFIG, RESULT, write_whole
 from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.config.rules import check
@@ -33,7 +34,7 @@ from mhe_jax.training.meter import NotFinite
 from mhe_jax.training.metric_writers import check_writers, make_writers
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.run import resume, warm_start
-from mhe_jax.training.run.lock import Lock, locked
+from mhe_jax.training.run.lock import Lock, check_shared, locked
 from mhe_jax.training.state import initializer_of
 from mhe_jax.training.stepper import Measure, Stepper
 from mhe_jax.training.tracking import Tracker
@@ -75,6 +76,7 @@ def _train(
 ) -> dict[str, Any]:
     # 1. What can be wrong is found before anything is written.
     group.check()
+    _check_alike(config)
     changed = resume.changed_fields(config)
     resume.check_files(config)
     mesh = sharding.make_mesh(config, devices)
@@ -98,6 +100,19 @@ def _train(
                 resume.drop_draft(config)
 
 
+def _check_alike(config: Config) -> None:
+    """Raises InputError where process 0 trains with other fields; files may lie elsewhere."""
+    elsewhere = ("workdir", "data.directory", "data.cache_directory")
+    mine = leaves(to_dict(config))
+    first = json.loads(group.of_first("config", json.dumps(mine)))
+    for name, value in mine.items():
+        if name not in elsewhere and value != first.get(name):
+            raise InputError(
+                f"{name} is {shown(value)}, and {shown(first.get(name))} in process 0: "
+                "give all processes the same command"
+            )
+
+
 def _train_alone(
     config: Config,
     mesh: Mesh,
@@ -108,6 +123,7 @@ def _train_alone(
 ) -> dict[str, Any]:
     workdir, writes = path_of(config.workdir), lock is not None
     share, shares = sharding.share_of_rows(mesh)
+    check_shared(workdir, lock)
 
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     with group.first_one_first("tokenizer"):
@@ -119,6 +135,8 @@ def _train_alone(
     group.together("tokenizer read")
     process = {"process_index": share, "process_count": shares}
     batches = tasks.train_batches(config, tokenizer, **process)
+    if group.of_first("text", batches.text) != batches.text:
+        raise InputError("data.train: is not the text of process 0: all processes need the same")
     validation = None
     if config.data.validation:
         rows = sharding.round_up_rows(config.evaluation.batch_size, mesh)

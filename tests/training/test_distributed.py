@@ -2,6 +2,7 @@
 
 import pytest
 
+from mhe_jax.cli.arguments import PROCESSES
 from mhe_jax.config import InputError
 from mhe_jax.training.cluster.distributed import ProcessFlags, take_flags
 
@@ -38,3 +39,8 @@ def test_wrong_flags_are_one_line(flags, message):
     with pytest.raises(InputError, match=message) as error:
         take_flags(["config.py", *flags])
     assert "\n" not in str(error.value)
+
+
+def test_help_names_every_flag():
+    for flag in ["--distributed", *EXPLICIT[::2], "--process_timeout"]:
+        assert flag in PROCESSES

@@ -1,6 +1,7 @@
 """Real processes that train as one: the same numbers, one end, nothing lost when one is."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -152,6 +153,29 @@ def test_what_is_wrong_with_one_ends_all(tiny, job, tmp_path):
     lines = [err.strip().splitlines()[-1] for _, _, err in found]
     assert lines[0].startswith("error: process 1: ")
     assert all("nowhere" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("flag", "before", "message"),
+    [
+        ("--train.seed", "", "train.seed is 3, and 0 in process 0: give all processes the same"),
+        ("--workdir", "from mhe_jax.training.run import lock; lock.LEASE = 4", "not the directory"),
+        ("--data.directory", "", "data.train: is not the text of process 0"),
+    ],
+)
+def test_processes_that_do_not_agree_are_told(tiny, job, tmp_path, flag, before, message):
+    """Else they train a mixture of two runs, or wait for each other at the first checkpoint."""
+    config = tiny("lm")
+    other = tmp_path / "other"
+    if flag == "--data.directory":
+        shutil.copytree(config.data.directory, other)
+        text = other / config.data.train[0]
+        text.write_text(text.read_text(encoding="utf-8").swapcase(), encoding="utf-8")
+    value = "3" if flag == "--train.seed" else str(other)
+    found = job(config, tmp_path / "run", 2, flags={1: [flag, value]}, before={1: before})
+    assert_ended(found, 2)
+    assert all(message in err.strip().splitlines()[-1] for _, _, err in found)
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.slow

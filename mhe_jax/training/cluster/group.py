@@ -79,6 +79,11 @@ def all_of_them(mine: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(mine)))
 
 
+def of_first(name: str, mine: str) -> str:
+    """What process 0 gives as `mine`, in each process; for one `name` once."""
+    return mine if _processes is None else _processes.of_first(name, mine)
+
+
 @contextlib.contextmanager
 def first_one_first(name: str) -> Iterator[None]:
     """Process 0 runs the block, and when it is done all others do."""
@@ -123,6 +128,13 @@ class Processes:
     def wait(self, name: str) -> None:
         """Until all processes wait for `name`."""
         self._client.wait_at_barrier(f"{ROOT}/{name}", timeout_in_ms=DAY * 1000)
+
+    def of_first(self, name: str, mine: str) -> str:
+        key = f"{ROOT}/first/{name}"
+        if self.index == 0:
+            self._client.key_value_set(key, mine)
+            return mine
+        return self._client.blocking_key_value_get(key, DAY * 1000)
 
     def leave(self) -> None:
         """The work is done: wait for the others, who may still write."""

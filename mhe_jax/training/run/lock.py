@@ -38,6 +38,7 @@ from typing import NoReturn
 
 from mhe_jax.config import InputError
 from mhe_jax.config.places import Bucket
+from mhe_jax.training.cluster import group
 
 FILE = "lock.json"
 RENEWAL, LEASE = 20.0, 120.0  # seconds
@@ -82,6 +83,22 @@ def locked(workdir: Path) -> Iterator["Lock"]:
         lock.release()
 
 
+def check_shared(workdir: Path, lock: "Lock | None") -> None:
+    """Raises InputError where this process does not find in `workdir` the lock of process 0.
+
+    Processes without a directory in common would wait for each other at the first checkpoint.
+    """
+    token = group.of_first("lock", lock.token if lock else "")
+    late = _now() + LEASE / 2  # a file of another host may take so long to be seen
+    while (found := _read(workdir / FILE)) is None or found.token != token:
+        if _now() > late:
+            raise InputError(
+                f"workdir={workdir}: is not the directory of process 0: takes one that all "
+                "processes share"
+            )
+        time.sleep(LEASE / 1200)
+
+
 class Lock:
     """A lock that is held from here until `release`."""
 
@@ -91,6 +108,10 @@ class Lock:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lock", daemon=True)
         self._thread.start()
+
+    @property
+    def token(self) -> str:
+        return self._owner.token
 
     def check(self) -> None:
         """Before a write: after a long pause, checks that the lock is still our own."""
