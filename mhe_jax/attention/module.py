@@ -52,10 +52,11 @@ class Attention(nn.Module):
 
     A kind overrides what differs: how inputs become queries (`queries`), what the key/value cache
     holds of a key token (`memory`), how that becomes keys and values (`expand`), how heads become
-    the output (`merge`), the bias of the scores (`key_bias`) and their factor (`scale`), what
+    the output (`merge`), the bias of the scores (`score_bias`) and their factor (`scale`), what
     rotation turns (`turned`, `turned_features`), what a call decides first (`start`), how many key
     and value heads are projected (`kv_heads`), which parameters cannot change the output
-    (`untrained`), and what it costs (`widths`).
+    (`untrained`), and what it costs (`widths`). No method has the name of a parameter: in NNX the
+    two would be one attribute.
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash', 'pallas' or
@@ -150,7 +151,7 @@ class Attention(nn.Module):
         """
         return self.project_out(heads, call)
 
-    def key_bias(self, memory: cache.KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
+    def score_bias(self, memory: cache.KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
         """[B, S, H], what each head adds to the scores of a key; None for nothing."""
         return None
 
@@ -349,7 +350,7 @@ class Attention(nn.Module):
         if self.turned is None:
             of_cache = jnp.arange(keys)[None]
             key = self._rotated(key, of_cache if self.decode else positions)
-        bias = self.key_bias(memory, key, call)
+        bias = self.score_bias(memory, key, call)
         arrays, as_they_were = jax.tree.flatten((query, key, value))
         arrays = promote_dtype(*arrays, dtype=self.dtype)
         query, key, value = jax.tree.unflatten(as_they_were, arrays)
