@@ -113,6 +113,8 @@ class Attention(nn.Module):
             raise ValueError(
                 f"broadcast_dropout={self.broadcast_dropout!r} is not one of True, False, 'batch'"
             )
+        if not hasattr(self.num_heads, "__index__") or self.num_heads < 1:
+            raise ValueError(f"num_heads={self.num_heads!r} must be a whole number of 1 or more")
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(f"dropout_rate={self.dropout_rate} is not in [0, 1)")
         super().__post_init__()
@@ -307,6 +309,7 @@ class Attention(nn.Module):
             )
         if inputs_v is None and not self.one_source:
             inputs_v = inputs_k
+        _check_axes(inputs_q, inputs_k, inputs_v)
         asks = inputs_k if fill else inputs_q
         batch, features = asks.shape[:-2], asks.shape[-1]
         _check_shapes(batch, inputs_k, inputs_v)
@@ -417,8 +420,9 @@ class Attention(nn.Module):
                 )
             width = self.num_heads * nn.meta.unbox(out["kernel"]).shape[-2]
         if width % self.num_heads:
+            whose = "" if self.qkv_features else ", the width of the inputs,"
             raise ValueError(
-                f"qkv_features={width} must be a multiple of num_heads={self.num_heads}"
+                f"qkv_features={width}{whose} must be a multiple of num_heads={self.num_heads}"
             )
         return width
 
@@ -444,6 +448,13 @@ class Attention(nn.Module):
             float32_softmax=self.force_fp32_for_softmax,
             sow=sow_weights if sow else None,
         )
+
+
+def _check_axes(inputs_q, inputs_k, inputs_v) -> None:
+    for name, x in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+        if x is not None and getattr(x, "ndim", 0) < 2:
+            given = f"has shape {x.shape}" if hasattr(x, "shape") else f"is a {type(x).__name__}"
+            raise ValueError(f"{name} {given}: it must be an array [..., length, width]")
 
 
 def _check_shapes(batch: tuple[int, ...], inputs_k, inputs_v) -> None:
