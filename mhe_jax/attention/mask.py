@@ -75,12 +75,13 @@ class Mask:
     @classmethod
     def padding(cls, key_valid: jax.Array) -> "Mask":
         """Only the keys where `key_valid` [B, S] holds."""
-        return cls(key_valid=key_valid.astype(bool))
+        return cls(key_valid=jnp.asarray(key_valid).astype(bool))
 
     @classmethod
     def segments(cls, queries: jax.Array, keys: jax.Array | None = None) -> "Mask":
         """Only keys of the query's own segment; `queries` [B, T], `keys` [B, S] or the same."""
-        return cls(segment_ids=(queries, queries if keys is None else keys))
+        queries = jnp.asarray(queries)
+        return cls(segment_ids=(queries, queries if keys is None else jnp.asarray(keys)))
 
     @classmethod
     def array(cls, allowed: jax.Array) -> "Mask":
@@ -194,7 +195,7 @@ class Mask:
             ("key_valid", self.key_valid, (B, S)),
             ("segments of queries", of_queries, (B, T)),
             ("segments of keys", of_keys, (B, S)),
-            ("allowed", self.allowed, heads),
+            ("the array [batch, heads, queries, keys]", self.allowed, heads),
         ):
             shape = wanted if array is None else array.shape
             fits = len(shape) == len(wanted)
@@ -225,7 +226,7 @@ class Mask:
 
 
 def _per_example(number) -> jax.Array | None:
-    return None if number is None else jnp.atleast_1d(number)
+    return None if number is None else jnp.atleast_1d(jnp.asarray(number))
 
 
 def _both_windows(one: Mask, other: Mask):

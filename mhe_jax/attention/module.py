@@ -52,10 +52,11 @@ class Attention(nn.Module):
 
     A kind overrides what differs: how inputs become queries (`queries`), what the key/value cache
     holds of a key token (`memory`), how that becomes keys and values (`expand`), how heads become
-    the output (`merge`), the bias of the scores (`key_bias`) and their factor (`scale`), what
+    the output (`merge`), the bias of the scores (`score_bias`) and their factor (`scale`), what
     rotation turns (`turned`, `turned_features`), what a call decides first (`start`), how many key
     and value heads are projected (`kv_heads`), which parameters cannot change the output
-    (`untrained`), and what it costs (`widths`).
+    (`untrained`), and what it costs (`widths`). No method has the name of a parameter: in NNX the
+    two would be one attribute.
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash', 'pallas' or
@@ -112,6 +113,8 @@ class Attention(nn.Module):
             raise ValueError(
                 f"broadcast_dropout={self.broadcast_dropout!r} is not one of True, False, 'batch'"
             )
+        if not hasattr(self.num_heads, "__index__") or self.num_heads < 1:
+            raise ValueError(f"num_heads={self.num_heads!r} must be a whole number of 1 or more")
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(f"dropout_rate={self.dropout_rate} is not in [0, 1)")
         super().__post_init__()
@@ -150,7 +153,7 @@ class Attention(nn.Module):
         """
         return self.project_out(heads, call)
 
-    def key_bias(self, memory: cache.KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
+    def score_bias(self, memory: cache.KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
         """[B, S, H], what each head adds to the scores of a key; None for nothing."""
         return None
 
@@ -306,6 +309,7 @@ class Attention(nn.Module):
             )
         if inputs_v is None and not self.one_source:
             inputs_v = inputs_k
+        _check_axes(inputs_q, inputs_k, inputs_v)
         asks = inputs_k if fill else inputs_q
         batch, features = asks.shape[:-2], asks.shape[-1]
         _check_shapes(batch, inputs_k, inputs_v)
@@ -349,7 +353,7 @@ class Attention(nn.Module):
         if self.turned is None:
             of_cache = jnp.arange(keys)[None]
             key = self._rotated(key, of_cache if self.decode else positions)
-        bias = self.key_bias(memory, key, call)
+        bias = self.score_bias(memory, key, call)
         arrays, as_they_were = jax.tree.flatten((query, key, value))
         arrays = promote_dtype(*arrays, dtype=self.dtype)
         query, key, value = jax.tree.unflatten(as_they_were, arrays)
@@ -416,8 +420,9 @@ class Attention(nn.Module):
                 )
             width = self.num_heads * nn.meta.unbox(out["kernel"]).shape[-2]
         if width % self.num_heads:
+            whose = "" if self.qkv_features else ", the width of the inputs,"
             raise ValueError(
-                f"qkv_features={width} must be a multiple of num_heads={self.num_heads}"
+                f"qkv_features={width}{whose} must be a multiple of num_heads={self.num_heads}"
             )
         return width
 
@@ -443,6 +448,13 @@ class Attention(nn.Module):
             float32_softmax=self.force_fp32_for_softmax,
             sow=sow_weights if sow else None,
         )
+
+
+def _check_axes(inputs_q, inputs_k, inputs_v) -> None:
+    for name, x in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+        if x is not None and getattr(x, "ndim", 0) < 2:
+            given = f"has shape {x.shape}" if hasattr(x, "shape") else f"is a {type(x).__name__}"
+            raise ValueError(f"{name} {given}: it must be an array [..., length, width]")
 
 
 def _check_shapes(batch: tuple[int, ...], inputs_k, inputs_v) -> None:

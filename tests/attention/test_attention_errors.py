@@ -85,10 +85,36 @@ def test_engines(case):
 def test_heads_divide_the_width(case):
     kv = {"num_kv_heads": 1} if case.kv_heads else {}
     x = normal(1, B, T, 16)
-    with pytest.raises(ValueError, match="qkv_features=16 must be a multiple of num_heads=3"):
+    with pytest.raises(
+        ValueError,
+        match="qkv_features=16, the width of the inputs, must be a multiple of num_heads=3",
+    ):
         start(KINDS[case.kind](num_heads=3, **kv), x)
     with pytest.raises(ValueError, match="qkv_features=20 must be a multiple of num_heads=3"):
         start(KINDS[case.kind](num_heads=3, qkv_features=20, **kv), x)
+
+
+@pytest.mark.parametrize("heads", [0, -4, 4.0, "4", None])
+def test_heads_are_a_whole_number(heads):
+    with pytest.raises(ValueError, match=f"num_heads={heads!r} must be a whole number of 1 or mor"):
+        make_attention("mha", num_heads=heads)
+    make_attention("mha", num_heads=np.int64(4))
+
+
+def test_inputs_are_arrays_of_two_axes_or_more():
+    module = Case("mha").module()
+    with pytest.raises(
+        ValueError, match=r"inputs_q has shape \(33,\): it must be an array \[\.\.\."
+    ):
+        start(module, X[0, 0])
+    with pytest.raises(ValueError, match="inputs_k is a list: it must be an array"):
+        start(module, X, [[1.0] * 33])
+
+
+def test_an_array_that_fits_no_call_is_told_by_its_axes():
+    said = r"array \[batch, heads, queries, keys\] has shape \(1, 1, 2, 5\), .* to \(2, 3, 5, 5\)"
+    with pytest.raises(ValueError, match=said):
+        start(Case("mha").module(), X, mask=jnp.ones((B, T)))
 
 
 def test_groups_that_are_not_set():
@@ -222,6 +248,6 @@ def test_leading_axes_of_queries_and_keys_agree(batch):
 
 
 def test_a_single_head_has_no_mask_per_head():
-    with pytest.raises(ValueError, match=r"mask: allowed has shape .*does not broadcast to"):
+    with pytest.raises(ValueError, match="mask: the array .batch, heads, queries, keys. has"):
         start(Case("sha").module(), X, Y, mask=jnp.ones((B, H, T, S), bool))
     start(Case("sha").module(), X, Y, mask=jnp.ones((B, 1, T, S), bool))

@@ -31,6 +31,7 @@ from mhe_jax.attention.conversion.fitting import fit_output, moments_of
 from mhe_jax.attention.conversion.heads import NOT_LINEAR, expand
 from mhe_jax.attention.conversion.kinds import TARGETS, closest
 from mhe_jax.attention.conversion.scores import Moments, Scores, Target
+from mhe_jax.config import InputError
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -315,6 +316,43 @@ def test_what_cannot_be_is_said(kind, fields, said):
     _, params = start("mha")
     with pytest.raises(ValueError, match=said):
         convert(params, kind, **fields)
+
+
+def test_parameters_of_something_else_are_named():
+    _, params = start("mha", use_bias=True)
+    with pytest.raises(ValueError, match=r"of kind mha: params/key/bias \(.*\), .* and 4 more$"):
+        convert({"params": params}, "mqa")
+    with pytest.raises(ValueError, match="of kind mha: none$"):
+        convert({}, "mqa")
+    with pytest.raises(ValueError, match="params hold NaN or infinity"):
+        convert(jax.tree.map(lambda leaf: leaf * np.nan, params), "mqa")
+
+
+@pytest.mark.parametrize(
+    ("activations", "said"),
+    [
+        (None, "activations must be a list of Activations"),
+        (inputs(2, 3), "activations must be a list of Activations"),
+        ([inputs(2, 3)], "activations must be a list of Activations"),
+        (Activations(inputs(2, 3)), "activations must be a list of Activations"),
+        ([Activations(inputs(2, 3)[0])], f"query has shape .* must be .batch, length, {M}."),
+        ([Activations(inputs(2, 3)[..., 1:])], f"query has shape .* must be .batch, length, {M}."),
+        ([Activations(inputs(2, 3) * np.nan)], "activations hold NaN or infinity"),
+    ],
+)
+def test_activations_that_cannot_be_are_refused(activations, said):
+    _, params = start("mha")
+    with pytest.raises(InputError, match=said):
+        convert(params, "mqa", activations=activations)
+
+
+def test_the_mask_of_activations_may_be_an_array():
+    _, params = start("mha")
+    x = inputs(2, 3)
+    causal = nn.make_causal_mask(x[..., 0])
+    found = convert(params, "mqa", activations=[Activations(x, mask=causal)])
+    same = convert(params, "mqa", activations=[Activations(x, mask=Mask.array(causal))])
+    jax.tree.map(np.testing.assert_array_equal, found, same)
 
 
 def test_a_layer_norm_in_between_is_refused():

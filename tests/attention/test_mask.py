@@ -81,3 +81,11 @@ def test_sizes_of_a_window(size):
         Mask.local(size)
     with pytest.raises(ValueError, match=f"right={size} of a window is no whole number >= 0"):
         Mask.local(1, size)
+
+
+def test_parts_may_be_lists():
+    lists = Mask.lengths([3, 4]) & Mask.padding([[1, 1, 0, 1]] * 2) & Mask.segments([[1, 1, 2, 2]])
+    arrays = [jnp.array(part) for part in ([3, 4], [[1, 1, 0, 1]] * 2, [[1, 1, 2, 2]])]
+    lengths, padding, segments = arrays
+    same = Mask.lengths(lengths) & Mask.padding(padding) & Mask.segments(segments)
+    np.testing.assert_array_equal(lists.to_dense(4, 4), same.to_dense(4, 4))

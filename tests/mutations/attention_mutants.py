@@ -219,7 +219,7 @@ ATTENTION = (
     ),
     Mutant(
         "key bias without the root of the width",
-        "MHEAddAttention.key_bias",
+        "MHEAddAttention.score_bias",
         " * D**-0.5",
         "",
         "test_kinds.py::test_every_mask[mhe_add-shared-none]",
@@ -268,7 +268,7 @@ ATTENTION = (
     ),
     Mutant(
         "mva without its biases",
-        "MultiValueAttention.key_bias",
+        "MultiValueAttention.score_bias",
         'return memory["key_bias"]',
         'return memory["key_bias"] * 0',
         "test_kinds.py::test_self_attention_output",

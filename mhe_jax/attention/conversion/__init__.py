@@ -117,8 +117,12 @@ def convert(
     biased = given.use_bias or _needs_bias(kind, heads)
     made = made.clone(use_bias=biased)
     target = Target(kind, heads.value.shape[-1], use_bias=biased, **_numbers(made))
+    _check_activations(activations, _inputs(params, source)[0])
     whole = [a.completed(given, params) for a in activations]
     moments = moments_of(whole) if whole else Moments.unit(heads)
+    for name, arrays in (("params", params), ("activations", dataclasses.astuple(moments))):
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays)):
+            raise InputError(f"{name} hold NaN or infinity: nothing comes close to that")
     found = closest(heads, target, moments)
     dtype = params["out"]["kernel"].dtype
     found = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), found)
@@ -145,8 +149,30 @@ def module_of(params: Mapping[str, Any], kind: str) -> Attention:
     except (KeyError, ValueError, TypeError, IndexError):
         same = False
     if not same:
-        raise ValueError(f"these are not the parameters of an attention module of kind {kind}")
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        found = [
+            f"{jax.tree_util.keystr(path, simple=True, separator='/')} {np.shape(leaf)}"
+            for path, leaf in leaves
+        ]
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        raise ValueError(
+            f"these are not the parameters of an attention module of kind {kind}: "
+            f"{', '.join(found[:4]) or 'none'}{more}"
+        )
     return module
+
+
+def _check_activations(activations: Sequence[Activations], width: int) -> None:
+    """`width` of the queries' inputs."""
+    several = isinstance(activations, Sequence)
+    if not several or not all(isinstance(a, Activations) for a in activations):
+        raise InputError("activations must be a list of Activations, one of each batch")
+    for a in activations:
+        if np.ndim(a.query) != 3 or np.shape(a.query)[-1] != width:
+            raise InputError(
+                f"activations: query has shape {np.shape(a.query)}, and must be [batch, length, "
+                f"{width}], as the parameters are of inputs {width} wide"
+            )
 
 
 def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.conversion.scores import Moments
-from mhe_jax.attention.mask import Mask
+from mhe_jax.attention.mask import Mask, as_mask
 from mhe_jax.attention.module import Attention
 
 # Of the mean square of what W_o reads: how strongly it is held where it was.
@@ -32,7 +32,7 @@ class Activations:
 
     query: Any  # [B, T, M]
     key: Any = None  # [B, S, N]; None for `query`
-    mask: Mask = Mask()
+    mask: Any = Mask()  # or an array, as a call takes it
     valid: Any = None  # [B, T]; None for all
     output: Any = None  # [B, T, P]; None for what the module to be converted gives
 
@@ -40,7 +40,8 @@ class Activations:
         """With every part; the output is that of `module`."""
         key = self.query if self.key is None else self.key
         valid = np.ones(np.shape(self.query)[:2], bool) if self.valid is None else self.valid
-        whole = dataclasses.replace(self, key=key, valid=valid)
+        mask = as_mask(self.mask, np.shape(self.query)[:1])
+        whole = dataclasses.replace(self, key=key, valid=valid, mask=mask)
         return whole if self.output is not None else _with_output(module, params, whole)
 
 

@@ -91,7 +91,7 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
             key, value = jnp.broadcast_to(key, shape), jnp.broadcast_to(value, shape)
         return key, value
 
-    def key_bias(self, memory: KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
+    def score_bias(self, memory: KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
         if call.form != "shared":
             return None
         B, S, G, D = key.shape

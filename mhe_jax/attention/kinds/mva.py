@@ -68,7 +68,7 @@ class MultiValueAttention(AttentionInGroups):
     def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
         return self._over_heads(memory["key"], call), memory["value"]
 
-    def key_bias(self, memory: KeyValues, key: jax.Array, call: Call) -> jax.Array:
+    def score_bias(self, memory: KeyValues, key: jax.Array, call: Call) -> jax.Array:
         return memory["key_bias"]
 
     def widths(self, head_features: int) -> Widths:
