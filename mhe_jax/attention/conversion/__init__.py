@@ -68,7 +68,7 @@ def convert(
     Args:
       params: of one module, as Flax's own or as `make_attention` of `source` has them.
       kind: of the parameters that are made.
-      source: the kind of `params`; of `mfa`, `mla` and `tpa` nothing else is made.
+      source: the kind of `params`; none is guessed. Of `mfa`, `mla` and `tpa` nothing else is made.
       activations: inputs that the module gets. Products are weighted by their moments then, and
         W_o is fitted to the outputs. Without any, inputs count as independent, of variance 1.
       fields: of the new module, where its kind has them: `num_kv_heads`, `num_groups`,
@@ -95,7 +95,8 @@ def convert(
       ValueError: an unknown kind; a source whose heads are not linear; a field that the kind does
         not have, or that does not divide the heads, or is too small for a latent; keys and values
         of inputs that differ in width for a kind with one input for both, or of `el` from
-        `qkv_features`; a LayerNorm between projections and scores (`normalize_qk`).
+        `qkv_features`; a LayerNorm between projections and scores (`normalize_qk`); activations of
+        another width; parameters or activations that hold NaN or infinity.
     """
     given = module_of(params, source)
     made = _target_module(kind, given, fields)
