@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+import statistics
 import sys
 from pathlib import Path
 
@@ -238,3 +239,26 @@ def test_the_page_has_the_table_and_the_picture_of_the_record():
     page = (Path(__file__).parents[1] / "docs" / "uptraining.md").read_text(encoding="utf-8")
     assert "\n".join(rows) in page
     assert uptraining_picture.OUT.read_text(encoding="utf-8") == uptraining_picture.picture(lines)
+
+
+def test_the_page_has_what_the_language_model_scores():
+    root = Path(__file__).parents[1]
+    lines = json.loads((root / "docs/records/uptraining/lm.json").read_text())["lines"]
+    table = uptraining.table(lines, "perplexity_per_token").markdown()
+    page = " ".join((root / "docs" / "uptraining.md").read_text(encoding="utf-8").split())
+    assert " ".join(row for row in table.splitlines() if row.startswith("|")) in page
+
+    def mean(name: str, start: str, share: float) -> float:
+        case = (name, start, share)
+        own = [x for x in lines if (x["attention"], x["start"], x["share"]) == case]
+        return statistics.fmean(x["perplexity_per_token"] for x in own)
+
+    said = "Beside it `gqa` is {:.1f} % worse and `mva` {:.1f} %, with 63 and 77 % of its"
+    control = mean("mha", "uptrained", 0.25)
+    after = [100 * (mean(name, "uptrained", 0.25) / control - 1) for name in ("gqa", "mva")]
+    assert said.format(*after) in page
+    said = "At once `gqa` is {:.1f} % worse than the runs that it was made of, and `mva` {:.1f} %"
+    source = mean("mha", "at once", 0.0)
+    assert (
+        said.format(*(100 * (mean(n, "at once", 0.0) / source - 1) for n in ("gqa", "mva"))) in page
+    )
