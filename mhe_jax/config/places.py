@@ -46,10 +46,8 @@ def check_scheme(field: str, name: str, allowed: tuple[str, ...]) -> None:
     if scheme is not None and scheme not in allowed:
         takes = "".join(f" or {one}://bucket/name" for one in allowed)
         raise InputError(f"{start}: {scheme}:// is not taken here: takes a local name{takes}")
-    short = re.match(r"(gs|s3):(?!//)", name)
-    if short or (scheme is not None and not re.match(r"[^/]+://[^/]+", name)):
-        named = short[1] if short else scheme
-        raise InputError(f"{start}: names no bucket: takes {named}://bucket/name")
+    if scheme is not None and not re.match(r"[^/]+://[^/]+", name):
+        raise InputError(f"{start}: names no bucket: takes {scheme}://bucket/name")
     if scheme is not None and ".." in name.split("/"):
         raise InputError(f"{start}: takes a name without ..")  # some libraries would go up
 

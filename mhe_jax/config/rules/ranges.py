@@ -133,6 +133,8 @@ def check_ranges(config: Config) -> None:
     if not config.workdir:
         raise InputError("workdir is empty: takes a directory")
     check_scheme("workdir", config.workdir, RUNS)
+    if config.workdir.startswith("gs:") and not config.workdir.startswith("gs://"):
+        raise InputError(f"workdir={config.workdir}: names no bucket: takes gs://bucket/name")
     if steps and scheme_of(config.workdir):
         raise refuse("train.profile_steps", steps, f"not with workdir={config.workdir}")
 
