@@ -4,6 +4,7 @@
 """
 
 import importlib.util
+import pkgutil
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ pages = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(pages)
 
 TEXTS = [*pages.PAGES, *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("**/*.md")))]
+API = (ROOT / "docs/api.md").read_text(encoding="utf-8")
 
 
 def anchors(text: str) -> set[str]:
@@ -41,6 +43,13 @@ def test_every_link_of_a_page_leads_somewhere(name):
 def test_every_place_within_a_page_is_there(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert {*re.findall(r"\]\(#([^)\s]+)\)", text)} <= anchors(text)
+
+
+@pytest.mark.parametrize("name", re.findall("^::: (.*)$", API, re.MULTILINE))
+def test_an_example_of_the_api_is_shown_as_code(name):
+    """Lines with >>> are quotations to Markdown, but not in the section of examples."""
+    before, example, _ = (pkgutil.resolve_name(name).__doc__ or "").partition(">>>")
+    assert not example or before.rstrip().endswith("Examples:")
 
 
 def test_every_page_is_in_the_navigation_once():

@@ -40,9 +40,10 @@ def parameters(module: Costed, features: int) -> int:
 
     The scales of `normalize_qk` are left out.
 
-    >>> from mhe_jax.attention import make_attention
-    >>> parameters(make_attention("mhe_mul", num_heads=12, use_bias=False), features=768)
-    739584
+    Examples:
+      >>> from mhe_jax.attention import make_attention
+      >>> parameters(make_attention("mhe_mul", num_heads=12, use_bias=False), features=768)
+      739584
     """
     D = _head_features(module, features)
     row = module.widths(D)
@@ -55,9 +56,10 @@ def parameters(module: Costed, features: int) -> int:
 def cached_numbers(module: Costed, features: int) -> int:
     """Numbers that the cache holds of each token.
 
-    >>> from mhe_jax.attention import make_attention
-    >>> [cached_numbers(make_attention(k, num_heads=12), 768) for k in ("mhe_mul", "mha")]
-    [128, 1536]
+    Examples:
+      >>> from mhe_jax.attention import make_attention
+      >>> [cached_numbers(make_attention(k, num_heads=12), 768) for k in ("mhe_mul", "mha")]
+      [128, 1536]
     """
     return module.widths(_head_features(module, features)).cached
 
@@ -69,9 +71,10 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     MHE-Add where it can, in the form `shared`, and with `decode` `mla` and `tpa` in the form of one
     query. Rotation, next to nothing, is left out. The backward pass is twice that.
 
-    >>> from mhe_jax.attention import make_attention
-    >>> forward_flops(make_attention("mha", num_heads=12), features=768, keys=512)
-    6291456
+    Examples:
+      >>> from mhe_jax.attention import make_attention
+      >>> forward_flops(make_attention("mha", num_heads=12), features=768, keys=512)
+      6291456
     """
     D = _head_features(module, features)
     row = module.widths(D)

@@ -24,12 +24,13 @@ class Mask:
     `&` combines two masks. The parts stay apart, so that an engine may skip blocks that nobody sees
     and refuse a part that it cannot honour.
 
-    >>> import jax.numpy as jnp
-    >>> mask = Mask.causal() & Mask.padding(jnp.array([[True, True, False]]))
-    >>> mask.to_dense(3, 3)[0, 0].astype(int)
-    Array([[1, 0, 0],
-           [1, 1, 0],
-           [1, 1, 0]], dtype=int32)
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> mask = Mask.causal() & Mask.padding(jnp.array([[True, True, False]]))
+      >>> mask.to_dense(3, 3)[0, 0].astype(int)
+      Array([[1, 0, 0],
+             [1, 1, 0],
+             [1, 1, 0]], dtype=int32)
     """
 
     is_causal: bool = flax.struct.field(pytree_node=False, default=False)

@@ -81,15 +81,16 @@ def convert(
       the head embeddings of `mhe_add` in `mha`, or the kind takes them to be made (`mfa`, `mla`,
       `tpa`); `use_bias` there must be as they are.
 
-    >>> import flax.linen as nn
-    >>> from mhe_jax.attention import make_attention
-    >>> x = jax.random.normal(jax.random.key(0), (2, 5, 32))
-    >>> theirs = nn.MultiHeadDotProductAttention(num_heads=4, use_bias=False)
-    >>> params = theirs.init(jax.random.key(1), x)["params"]
-    >>> grouped = convert(params, "gqa", num_kv_heads=2)
-    >>> ours = make_attention("gqa", num_heads=4, num_kv_heads=2, use_bias=False)
-    >>> ours.apply({"params": grouped}, x).shape
-    (2, 5, 32)
+    Examples:
+      >>> import flax.linen as nn
+      >>> from mhe_jax.attention import make_attention
+      >>> x = jax.random.normal(jax.random.key(0), (2, 5, 32))
+      >>> theirs = nn.MultiHeadDotProductAttention(num_heads=4, use_bias=False)
+      >>> params = theirs.init(jax.random.key(1), x)["params"]
+      >>> grouped = convert(params, "gqa", num_kv_heads=2)
+      >>> ours = make_attention("gqa", num_heads=4, num_kv_heads=2, use_bias=False)
+      >>> ours.apply({"params": grouped}, x).shape
+      (2, 5, 32)
 
     Raises:
       ValueError: an unknown kind; a source whose heads are not linear; a field that the kind does

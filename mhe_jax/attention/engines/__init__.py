@@ -282,13 +282,14 @@ def recording() -> Iterator[Made]:
 
     Choices are made when a call is traced: a program that was compiled before makes none.
 
-    >>> with recording() as made:
-    ...     record_choice("mhe_add", "shared on xla")
-    ...     record_choice("mhe_add", "folded on xla")
-    ...     choices()
-    {'mhe_add': 'shared on xla, folded on xla'}
-    >>> made, choices()
-    ({'mhe_add': ['shared on xla', 'folded on xla']}, {})
+    Examples:
+      >>> with recording() as made:
+      ...     record_choice("mhe_add", "shared on xla")
+      ...     record_choice("mhe_add", "folded on xla")
+      ...     choices()
+      {'mhe_add': 'shared on xla, folded on xla'}
+      >>> made, choices()
+      ({'mhe_add': ['shared on xla', 'folded on xla']}, {})
     """
     made: Made = {}
     token = _recordings.set((*_recordings.get(), made))
