@@ -42,12 +42,13 @@ def main(arguments: Sequence[str]) -> None:
     run, evaluation, action = parse(arguments)
     with joined(processes) as writes:
         from mhe_jax.evaluation import evaluate, generate, in_words, predict, translate
+        from mhe_jax.training.tracking import spinner
 
         if action == "score":
-            with _spinner(f"scoring {run}") if writes else contextlib.nullcontext():
+            with spinner(f"scoring {run}") if writes else contextlib.nullcontext():
                 result = evaluate(run, evaluation)
             if writes:
-                if _somebody_looks():
+                if sys.stderr is not None and sys.stderr.isatty():
                     words = in_words(load_json(run / CONFIG), result)
                     print(f"{result['split']}: {words}", file=sys.stderr)
                 output(json.dumps(result) + "\n")
@@ -59,20 +60,6 @@ def main(arguments: Sequence[str]) -> None:
         chunk = 1 if sys.stdin.isatty() else None
         answer = {"translate": translate, "generate": generate, "predict": predict}[action]
         print(json.dumps(answer(run, evaluation, lines, output, chunk=chunk)), file=sys.stderr)
-
-
-def _somebody_looks() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
-def _spinner(text: str) -> contextlib.AbstractContextManager:
-    """Shows on a terminal that something is going on."""
-    if not _somebody_looks():
-        return contextlib.nullcontext()
-    from rich.console import Console
-    from rich.markup import escape
-
-    return Console(stderr=True, emoji=False).status(escape(text))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ MHE kinds `folded`, and with a cache of `mla` `absorbed` and of `tpa` `factored`
 """
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from jax import export as jax_export
 
 from mhe_jax import tasks
 from mhe_jax.config import FORMS_OF_KINDS, MHE_KINDS, AttentionConfig, Config, InputError, Role
+from mhe_jax.config.errors import not_installed
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.evaluation.run import Run
@@ -92,8 +94,11 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
       `functions`, their names, `platforms`, and the `form` of each role of attention.
 
     Raises:
-      InputError: a run of hashed words, whose signatures this code alone computes.
+      InputError: a run of hashed words, whose signatures this code alone computes; flatbuffers is
+        not installed.
     """
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise not_installed("stablehlo needs flatbuffers", "export")
     check(run.config)
     config = at_any_length(run.config)
     found = functions(config)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
@@ -157,6 +158,12 @@ class Tracker:
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
+
+
+def spinner(text: str) -> contextlib.AbstractContextManager:
+    """Shows on a terminal that something is going on, until the block ends."""
+    console = Console(stderr=True, emoji=False)
+    return console.status(escape(text)) if console.is_terminal else contextlib.nullcontext()
 
 
 def _open_log(path: Path) -> Any:

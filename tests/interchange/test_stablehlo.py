@@ -1,5 +1,6 @@
 """Serialized functions of a run: what they give is what the run's own model gives."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -159,3 +160,12 @@ def test_hashed_words_have_no_home(run_of, tmp_path):
     config = set_field(config, "model.hashing", "md_proj")
     with pytest.raises(InputError, match=r"model\.hashing is 'md_proj': .* no home in stablehlo$"):
         stablehlo.check(config)
+
+
+def test_without_its_library_it_says_what_to_install(run_of, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    without = lambda name, *rest: None if name == "flatbuffers" else found(name, *rest)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    with pytest.raises(InputError, match=r"^stablehlo needs flatbuffers: .*\[export\]"):
+        export(run_of("lm"), tmp_path / "out", "stablehlo")
+    assert not list(tmp_path.iterdir())

@@ -41,7 +41,7 @@ def write_tensors(
       InputError: the library is not installed.
       OSError: it cannot be written.
     """
-    save_file = _library(path).numpy.save_file
+    save_file = _library(Path(path.name)).numpy.save_file
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     # The library lets nobody but its owner read what it writes.
     path.touch()
