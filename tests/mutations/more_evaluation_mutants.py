@@ -509,7 +509,7 @@ MORE_EVALUATION = (
     ),
     Mutant(
         "mha has any mark",
-        "style",
+        "is_mha",
         'name.partition(",")[0] == "mha"',
         "False",
         "test_atlas.py",
