@@ -22,8 +22,8 @@ from mhe_jax.config.files import CONFIG, RESULT
 from mhe_jax.config.places import check_scheme, path_of
 from mhe_jax.report.results import read_result
 
-# What train.py takes from the data set of a labelled task, where it is not given.
 MOST_SEEDS = 1000
+# What train.py takes from the data set of a labelled task, where it is not given.
 OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")
 
 
