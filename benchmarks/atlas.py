@@ -6,9 +6,10 @@
     python benchmarks/atlas_tables.py runs/atlas    # the tables of docs/atlas.md
 
 Runs go in the order of `atlas_cases.stages`, two at a time with one core each. In each stage the
-learning rate of every case is searched with seed 0 by validation loss: three rates, and halves or
-doubles of them while the lowest or the highest is best, six at most. Then the controls and the best
-of the other cases have three fresh seeds, which are scored on the test set.
+learning rate of every case is searched with seed 0 and a quarter of the steps, by validation loss:
+three rates, and halves or doubles of them while the lowest or the highest is best, six at most.
+Then the controls and the best of the other cases have three fresh seeds with all steps, which are
+scored on the test set.
 
 WORKDIR/atlas/TASK.json has a line for each run that is done, with what it took; with it alone, and
 without the runs, they are not repeated. One that was interrupted goes on; one that failed, such as
@@ -30,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import experiments, sizes, timing
-from benchmarks.atlas_cases import CONTROLS, TASKS, Case, Stage, models, stages
+from benchmarks.atlas_cases import CONTROLS, TASKS, Case, Stage, base_of, models, stages
 from benchmarks.sizes import Fields
 from benchmarks.uptraining import SOURCES
 from benchmarks.workplace import (
@@ -53,6 +54,8 @@ from mhe_jax.training import tracking
 # The best that is known of most kinds, between a half and a double of it.
 RATES = {"lm": ("2e-3", "4e-3", "8e-3"), "translation": experiments.RATES}
 CHOOSES, FRESH = "0", ("1", "2", "3")
+# The choosing seed has a part of the steps.
+SHORTER = 4
 RECORDS = ROOT / "docs" / "records" / "translation"
 SCORES = "eval_test.json"
 
@@ -79,29 +82,36 @@ class Atlas:
 
     def line(self, case: Case, rate: str, seed: str) -> dict[str, Any]:
         """The record's line of a run, which is made if it is not there."""
-        fields = self.fields(case)
+        fields = self.fields(case, seed)
         who = {**case._asdict(), "fields": fields, "rate": rate, "seed": int(seed)}
         for line in self.record.lines:
             if who.items() <= line.items():
                 return line
-        line = who | (self.recorded(case, rate, seed) or self.run(case, fields, rate, seed))
+        line = who | (self.recorded(case, fields, rate, seed) or self.run(case, fields, rate, seed))
         self.record.add(line)
         return line
 
-    def fields(self, case: Case) -> Fields:
+    def fields(self, case: Case, seed: str) -> Fields:
         """What lies over the config of the task."""
         fields = models(self.task)[case.regime][case.name]
+        steps = fields.get("train.num_steps", self.steps)
         if case.regime == "time":
             begun = [line for line in self.record.lines if of(line, case)]
             if begun:  # times that are measured since do not change it
-                return begun[0]["fields"]
-            mha, own = map(self.step_seconds, (Case("shape", "mha"), Case("flops", case.name)))
-            fields = fields | {"train.num_steps": round(self.steps * mha / own)}
+                steps = steps_of(begun[0])
+            else:
+                mha, own = map(self.step_seconds, (Case("shape", "mha"), Case("flops", case.name)))
+                steps = SHORTER * round(self.steps * mha / own / SHORTER)
         if self.steps != self.source.steps:
-            fields = fields | {
-                "train.num_steps": self.steps,
-                "optimizer.warmup_steps": max(1, self.steps // 10),
-            }
+            steps = self.steps
+        if seed == CHOOSES:
+            steps = max(1, steps // SHORTER)
+        if steps == self.source.steps:
+            return fields
+        fields = fields | {"train.num_steps": steps}
+        if steps < self.source.steps:
+            warmup = base_of(self.task).optimizer.warmup_steps
+            fields["optimizer.warmup_steps"] = max(1, warmup * steps // self.source.steps)
         return fields
 
     def step_seconds(self, case: Case) -> float:
@@ -117,7 +127,7 @@ class Atlas:
             raise InputError(f"{case.regime}, {case.name}: no time of a step is measured here")
         return min(found)
 
-    def recorded(self, case: Case, rate: str, seed: str) -> dict[str, Any] | None:
+    def recorded(self, case: Case, fields: Fields, rate: str, seed: str) -> dict[str, Any] | None:
         """Of the same run in docs/records/translation, if its config is the same."""
         run = RECORDS / f"{case.name},{rate},seed={seed}"
         if not (run / plan.CONFIG).exists() or (seed in FRESH and not (run / SCORES).exists()):
@@ -128,28 +138,25 @@ class Atlas:
                 for field, value in leaves(to_dict(config)).items()
                 if field not in ("workdir", "data.directory")
             }
-            for config in (self.config(case, rate, seed), load_json(run / plan.CONFIG))
+            for config in (self.config(fields, rate, seed), load_json(run / plan.CONFIG))
         )
         if asked != found:
             return None
         return self.told(run, seed) | {"from": f"docs/records/translation/{run.name}", "hours": 0}
 
-    def config(self, case: Case, rate: str, seed: str) -> Config:
-        arguments = self.at.arguments(self.source.config, self.source.data, *self.flags(case, rate))
+    def config(self, fields: Fields, rate: str, seed: str) -> Config:
+        flags = flags_of(fields, rate, seed)
+        arguments = self.at.arguments(self.source.config, self.source.data, *flags)
         with PARSING:
-            return parse_train_arguments([*arguments, "--train.seed", seed])
-
-    def flags(self, case: Case, rate: str) -> list[str]:
-        fields = self.fields(case) | {"optimizer.learning_rate": rate}
-        return [part for field, value in fields.items() for part in (f"--{field}", str(value))]
+            return parse_train_arguments(arguments)
 
     def run(self, case: Case, fields: Fields, rate: str, seed: str) -> dict[str, Any]:
         if sum(line["hours"] for line in self.record.lines) >= self.budget:
             raise Spent
         name = f"atlas/{self.task}/{case.regime}/{case.name},{rate},seed={seed}"
         run = self.at.directory / name
-        flags = [*self.flags(case, rate), "--train.seed", seed]
         try:
+            flags = flags_of(fields, rate, seed)
             self.at.train(name, self.source.config, self.source.data, *flags)
             if seed in FRESH:
                 self.at.evaluate(run, "test")
@@ -179,6 +186,17 @@ class Atlas:
             "flops": sizes.flops(config),
             "step_seconds": min(times, default=None),  # other work only adds to it
         }
+
+
+def flags_of(fields: Fields, rate: str, seed: str) -> list[str]:
+    every = fields | {"optimizer.learning_rate": rate, "train.seed": seed}
+    return [part for field, value in every.items() for part in (f"--{field}", str(value))]
+
+
+def steps_of(line: dict[str, Any]) -> int:
+    """Steps of the runs that are scored, from a line of any seed."""
+    steps = line["fields"]["train.num_steps"]
+    return steps * SHORTER if line["seed"] == int(CHOOSES) else steps
 
 
 def of(line: dict[str, Any], case: Case) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import sizes, timing
-from benchmarks.atlas import CHOOSES, loss_of, of
+from benchmarks.atlas import CHOOSES, loss_of, of, steps_of
 from benchmarks.atlas_cases import SMALL, TASKS, Case, attention, base_of, models
 from benchmarks.sizes import changed
 from benchmarks.uptraining import SOURCES
@@ -92,7 +92,7 @@ def regime(lines: Lines, task: str, name: str) -> Table:
     columns = [Column("attention"), Column("layers"), Column("MLP", 0), Column("parameters", 0)]
     columns += [Column("cached numbers a token", 0), Column("% of mha's", 0)]
     columns += [Column("MFLOPs a token", 2), Column("steps", 0), Column("rate")]
-    columns += [Column("validation loss of seed 0", 3), Column("validation loss")]
+    columns += [Column("validation loss that chose", 3), Column("validation loss")]
     columns += [Column(SCORE[task]), Column("ms a step", 0)]
     cases = [Case(name, each) for each in models(task)[name]]
     rows = [row(lines, task, case) for case in cases]
@@ -109,7 +109,7 @@ def row(lines: Lines, task: str, case: Case) -> list[Any]:
     both = f"{m.num_layers} + {m.num_decoder_layers or m.num_layers}"
     steps = config.train.num_steps
     if case.regime == "time":
-        steps = own[0]["fields"]["train.num_steps"] if own else NOT_MEASURED
+        steps = steps_of(own[0]) if own else NOT_MEASURED
     cells = [case.name, both if task == "translation" else str(m.num_layers), m.mlp_features]
     cells += [sizes.parameters(config), sizes.cached(config)]
     cells += [100 * sizes.cached(config) / sizes.cached(mha), sizes.flops(config) / 1e6, steps]

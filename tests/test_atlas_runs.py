@@ -220,11 +220,29 @@ def test_a_record_goes_on_without_the_runs(calls, tmp_path, monkeypatch):
     assert lines_of(tmp_path)[: len(first)] == first
 
 
+def test_the_search_has_a_quarter_of_the_steps(calls, tmp_path, monkeypatch):
+    """And of the warm-up; 2 · 2,000 steps of the same FLOPs have the warm-up of 2,000."""
+    stage(monkeypatch, "flops", ["mhe_mul"])
+    base = base_of("lm")
+    double = {"model.attention.kind": "mhe_mul", "train.num_steps": 2 * base.train.num_steps}
+    monkeypatch.setattr(atlas, "models", lambda task: {"flops": {"mhe_mul": double}})
+    assert run(tmp_path, monkeypatch) == 0
+    lines = lines_of(tmp_path)
+    assert [(line["seed"], line["steps"]) for line in lines] == [
+        *[(0, 1000)] * 3,
+        *((seed, 4000) for seed in (1, 2, 3)),
+    ]
+    warmups = [line["fields"].get("optimizer.warmup_steps") for line in lines]
+    assert warmups == [100] * 3 + [None] * 3
+
+
 def test_a_record_of_other_steps_is_refused(calls, tmp_path, monkeypatch, capsys):
-    assert run(tmp_path, monkeypatch, "--steps", "20", "--budget", "0.15") == 0
-    assert [line["steps"] for line in lines_of(tmp_path)] == [20, 20]
-    config = load_json(tmp_path / "atlas/lm/depth/mha,2e-3,seed=0" / CONFIG)
-    assert config.optimizer.warmup_steps == 2
+    stage(monkeypatch, "depth", ["mha"])
+    assert run(tmp_path, monkeypatch, "--steps", "40", "--budget", "0.35") == 0
+    assert [line["steps"] for line in lines_of(tmp_path)] == [10, 10, 10, 40]
+    for name, warmup in (("2e-3,seed=0", 1), ("4e-3,seed=1", 4)):
+        config = load_json(tmp_path / f"atlas/lm/depth/mha,{name}" / CONFIG)
+        assert config.optimizer.warmup_steps == warmup
     assert run(tmp_path, monkeypatch) == 2
     assert "lm.json is not of" in capsys.readouterr().err
 
@@ -315,9 +333,14 @@ def test_data_that_is_not_there(calls, tmp_path, monkeypatch, capsys):
 
 def test_runs_of_docs_records_stand_for_their_own(calls, tmp_path, monkeypatch):
     """Those of the same config alone: not of another shape, nor of seed 3, which has none."""
+    monkeypatch.setitem(LOSSES, 2e-3, 1.9)
     stage(monkeypatch, "shape", ["mha"])
     assert run(tmp_path, monkeypatch, task="translation") == 0
-    assert calls == [("train", "shape/mha,2e-3,seed=3"), ("eval", "shape/mha,2e-3,seed=3")]
+    rates = ("1e-3", "2e-3", "4e-3")
+    assert calls == [
+        *(("train", f"shape/mha,{rate},seed=0") for rate in rates),
+        *((done, "shape/mha,2e-3,seed=3") for done in ("train", "eval")),
+    ]
     lines = lines_of(tmp_path, "translation")
     place = "docs/records/translation/mha,2e-3,seed=1"
     found = json.loads((ROOT / place / "eval_test.json").read_text())
@@ -346,8 +369,9 @@ def test_steps_of_the_same_time(calls, tmp_path, monkeypatch, capsys):
     assert run(tmp_path, monkeypatch, "--budget", "1.35") == 0
     monkeypatch.setattr(atlas.Atlas, "step_seconds", lambda *_: 1.0)
     assert run(tmp_path, monkeypatch) == 0
-    steps = {line["steps"] for line in lines_of(tmp_path) if line["regime"] == "time"}
-    assert steps == {4000}
+    found = [line for line in lines_of(tmp_path) if line["regime"] == "time"]
+    assert [line["steps"] for line in found] == [1000] * 3 + [4000] * 3
+    assert {atlas.steps_of(line) for line in found} == {4000}
 
 
 def test_processor_time_of_a_command():
@@ -449,7 +473,7 @@ def test_a_page_counts_the_runs_of_each_stage():
     """Three rates of each case, three seeds of controls and of the best; less what records have."""
     page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
     for stages in zip(*map(atlas_cases.stages, TASKS), strict=True):
-        counts = []
+        counts = [" and ".join(dict.fromkeys(str(3 * len(each.cases)) for each in stages))]
         for task, each in zip(TASKS, stages, strict=True):
             controls = [case for case in each.cases if case.name in atlas_cases.CONTROLS]
             others = min(each.best, len(each.cases) - len(controls))
@@ -457,10 +481,11 @@ def test_a_page_counts_the_runs_of_each_stage():
                 found
                 for case in each.cases
                 if (task, case.regime) == ("translation", "shape")
-                for found in atlas.RECORDS.glob(f"{case.name},*")
+                for found in atlas.RECORDS.glob(f"{case.name},*seed=[{''.join(atlas.FRESH)}]")
             ]
-            counts.append(3 * (len(each.cases) + len(controls) + others) - len(there))
-        assert f" | {counts[0]} | {counts[1]} |" in page
+            counts.append(3 * (len(controls) + others) - len(there))
+        short, lm, translation = counts
+        assert f" | {short} | {lm} | {translation} |" in page
 
 
 def test_a_page_has_the_tables_of_the_records():
