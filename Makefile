@@ -10,7 +10,7 @@
 # make slow    the tests that take minutes, and all combinations of parameters
 # make mutants puts bugs in, and says which ones no test sees; takes long
 # make lint    ruff and pyright
-# make clean   remove .venv, site and the demo's runs
+# make clean   remove .venv, dist, site and the demo's runs
 #
 # PYTHON=python3.12 picks the interpreter; it must be 3.11 or newer.
 
@@ -95,7 +95,7 @@ lint: $(INSTALLED)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf .venv site runs/demo runs/demo-*
+	rm -rf .venv dist site runs/demo runs/demo-*
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -159,10 +159,12 @@ def run_directory(tmp_path):
 def test_evaluation_arguments(run_directory):
     found, evaluation, action = evaluate.parse([str(run_directory)])
     assert (found, evaluation, action) == (run_directory, EvaluationConfig(beam_size=3), "score")
-    arguments = f"{run_directory} --split validation --translate --length_penalty 1".split()
+    arguments = f"{run_directory} --translate --length_penalty 1".split()
     _, evaluation, action = evaluate.parse(arguments)
-    assert evaluation == EvaluationConfig(split="validation", beam_size=3, length_penalty=1.0)
+    assert evaluation == EvaluationConfig(beam_size=3, length_penalty=1.0)
     assert action == "translate"
+    _, evaluation, _ = evaluate.parse([str(run_directory), "--split", "validation"])
+    assert evaluation == EvaluationConfig(split="validation", beam_size=3)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +177,7 @@ def test_evaluation_arguments(run_directory):
         ("--average_checkpoints 2", "needs evaluation.checkpoint last, not best"),
         ("--translate --generate", "--translate and --generate: give only one"),
         ("--translate --sources a b", "--sources is given with --translate, which reads standard"),
+        ("--predict --split test", "--split is given with --predict, which reads standard"),
         ("--generate 3", "--generate is '3': takes no value"),
         ("--stride 129", "evaluation.stride is 129: at most data.sequence_length=128"),
         ("--stride 0", "evaluation.stride is 0: takes 1 or more"),

@@ -35,7 +35,7 @@ PROGRAMS = {
     "python3.11": NOTE + 'mkdir -p "$3/bin"; cp "$CLUSTER/venv-python" "$3/bin/python"\n',
     "venv-python": PYTHON.replace("basename", "echo python; :"),
     "sbatch": NOTE + 'SLURM_JOB_ID=7 bash "$@"\n',
-    "srun": NOTE + '"$@"\n',
+    "srun": NOTE + '[ "$1" = --cpus-per-task ] || exit 9; shift 2; "$@"\n',
     "scontrol": NOTE,
 }
 
@@ -184,6 +184,17 @@ def test_a_pod_without_a_share_is_told_the_usage(cluster):
     assert done.returncode == 2
     assert done.stderr.startswith("usage: SHARE=HOST:/PATH")
     assert not (cluster.parent / "calls").exists()
+
+
+def test_a_pod_whose_run_and_text_are_in_buckets_needs_no_share(cluster):
+    where = {"SHARE": "", "DATA": "", "WORKDIR": "gs://bucket/run"}
+    done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, **where)
+    assert done.returncode == 0, done.stderr
+    found = calls(cluster, "python train.py")
+    assert not any(call.startswith(("sudo mkdir", "sudo mount")) for call in found)
+    assert "--workdir gs://bucket/run" in found[-1]
+    done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, **where | {"DATA": "wiki40b/en"})
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize(("status", "again"), [(143, True), (0, False), (1, False)])

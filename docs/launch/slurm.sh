@@ -3,6 +3,7 @@
 #SBATCH --nodes 2
 #SBATCH --ntasks-per-node 8
 #SBATCH --gpus-per-node 8
+#SBATCH --cpus-per-task 8
 #SBATCH --signal TERM@90
 #SBATCH --requeue
 #SBATCH --open-mode append
@@ -33,8 +34,9 @@ fi
 MHE_JAX_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export MHE_JAX_TOKEN
 status=0
-srun .venv/bin/python train.py "$config" --workdir "$workdir" --mesh.fsdp 8 "$@" \
-    --distributed auto || status=$?
+# srun does not take the number of CPUs from the job.
+srun --cpus-per-task "${SLURM_CPUS_PER_TASK:-1}" .venv/bin/python train.py "$config" \
+    --workdir "$workdir" --mesh.fsdp 8 "$@" --distributed auto || status=$?
 if [ "$status" -eq 143 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -6,23 +6,27 @@
 #         --version v2-alpha-tpuv5-lite
 #     SHARE=10.0.0.2:/share docs/launch/tpu_pod.sh NAME ZONE --train.seed 1
 #
-# SHARE is an NFS share that all hosts reach, such as one of Filestore: text and run lie there. What
+# SHARE is an NFS share that all hosts reach, such as one of Filestore: text and run lie there. Where
+# both lie in a bucket it is not needed (WORKDIR=gs://..., DATA= and --data.directory gs://...). What
 # follows ZONE are fields of the config. The script copies what is committed to all hosts, installs
 # it, mounts the share, has host 0 prepare the text (wiki40b/en; docs/pods.md says what it takes), and
 # starts training, which goes on when this terminal is closed. The same call goes on from the newest
 # checkpoint.
 set -euo pipefail
 
-if [ $# -lt 2 ] || [ -z "${SHARE:-}" ]; then
-    echo "usage: SHARE=HOST:/PATH $0 NAME ZONE [--FIELD VALUE ...]" >&2
-    exit 2
-fi
+usage="usage: SHARE=HOST:/PATH $0 NAME ZONE [--FIELD VALUE ...]"
+[ $# -ge 2 ] || { echo "$usage" >&2; exit 2; }
 [ -f train.py ] || { echo "$0: start it at the top of the clone" >&2; exit 2; }
 name=$1 zone=$2
 shift 2
 data=${DATA-wiki40b/en}           # what `python -m mhe_jax data` prepares; empty: nothing
 config=${CONFIG:-configs/bert_base.py}
 workdir=${WORKDIR:-/mnt/share/bert}
+share=${SHARE:-}
+if [ -z "$share" ] && { [ -n "$data" ] || [[ $workdir != gs://* ]]; }; then
+    echo "$usage; without SHARE: WORKDIR=gs://BUCKET/RUN DATA= before it" >&2
+    exit 2
+fi
 # Who knows it may take part in the job.
 token=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 
@@ -47,8 +51,10 @@ sudo apt-get -qq -o DPkg::Lock::Timeout=600 update
 sudo apt-get -qq -o DPkg::Lock::Timeout=600 install -y python3.11-venv nfs-common
 [ -x .venv/bin/python ] || python3.11 -m venv .venv
 .venv/bin/python -m pip install --quiet -e '.[tpu,cloud]' -c constraints.txt
+share=$(printf %q "$share")
+[ -n \"\$share\" ] || exit 0
 sudo mkdir -p /mnt/share
-mountpoint -q /mnt/share || sudo mount -t nfs $(printf %q "$SHARE") /mnt/share
+mountpoint -q /mnt/share || sudo mount -t nfs \"\$share\" /mnt/share
 # A new share is for root alone to write.
 [ -w /mnt/share ] || sudo chmod a+rwxt /mnt/share"
 

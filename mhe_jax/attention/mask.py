@@ -115,6 +115,9 @@ class Mask:
             allowed=allowed,
         )
 
+    __rand__ = __and__
+    __array_ufunc__ = None  # NumPy leaves `array & mask` to it
+
     @property
     def may_empty_a_row(self) -> bool:
         """Whether a query may have no key at all, as far as the static parts tell."""

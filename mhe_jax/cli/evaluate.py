@@ -115,16 +115,17 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     evaluation = EvaluationConfig(**values)
     check(dataclasses.replace(config, evaluation=evaluation), trains=False)
     action: Action = given[0] if given else "score"
-    by_user = "sources" in map(name_of, options_of(rest))
-    if given and by_user:
-        raise InputError(f"--sources is given with --{action}, which reads standard input")
+    named = set(map(name_of, options_of(rest)))
+    for name in ("sources", "split"):
+        if given and name in named:
+            raise InputError(f"--{name} is given with --{action}, which reads standard input")
     names = evaluation.sources or getattr(config.data, evaluation.split)
     check_files(
         run,
         config.data.directory,
         names if action == "score" else (),
         trusted,
-        by_user=by_user,
+        by_user="sources" in named,
     )
     return run, evaluation, action
 

@@ -70,6 +70,15 @@ def test_both_at_once(one, other):
     np.testing.assert_array_equal(dense(both), dense(PARTS[one]) & dense(PARTS[other]))
 
 
+@pytest.mark.parametrize("kind", [jnp.asarray, np.asarray])
+def test_an_array_before_a_mask(kind):
+    """As behind it; NumPy would make an array of masks."""
+    array, mask = kind(PARTS["heads"].allowed), PARTS["offset"]
+    for found in (array & mask, mask & array):
+        assert isinstance(found, Mask)
+        np.testing.assert_array_equal(dense(found), np.asarray(array) & dense(mask))
+
+
 def test_who_may_have_rows_without_a_key():
     assert not Mask().may_empty_a_row
     assert {name for name, mask in PARTS.items() if not mask.may_empty_a_row} == {"causal"}
