@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from benchmarks import timing
+from benchmarks import pytorch, timing
 
 RUNS = ("forward", "with gradients")
 
@@ -164,17 +164,13 @@ def transformer_engine(about, args, length):
 def torch_sdpa(backend, about, args, length):
     if backend is not None:
         needs("gpu")
-    import torch  # pyright: ignore[reportMissingImports]
+    torch, device = pytorch.with_device()
     from torch.nn.attention import (  # pyright: ignore[reportMissingImports]
         SDPBackend,
         sdpa_kernel,
     )
 
     B, T, H, D = peer_shape(args, length)
-    on_gpu = jax.default_backend() == "gpu"
-    if on_gpu and not torch.cuda.is_available():
-        raise ValueError("this PyTorch has no GPU")
-    device = torch.device("cuda" if on_gpu else "cpu")
     make = functools.partial(
         torch.randn, B, H, T, D, dtype=getattr(torch, args.dtype), device=device
     )
@@ -187,16 +183,16 @@ def torch_sdpa(backend, about, args, length):
 
     def forward():
         with torch.no_grad():
-            return timing.TorchResult(torch, sdpa(*qkv))
+            return pytorch.Result(torch, sdpa(*qkv))
 
     def with_gradients():
         output = sdpa(*qkv)
         gradients = torch.autograd.grad(output, qkv, cotangent)
-        return timing.TorchResult(torch, (output, gradients))
+        return pytorch.Result(torch, (output, gradients))
 
     flops = peer_flops(args, length)
     return [
-        timing.Case({**about, "run": run}, call, times * flops, timing.torch_memory(torch, call))
+        timing.Case({**about, "run": run}, call, times * flops, pytorch.memory(torch, call))
         for run, call, times in zip(RUNS, (forward, with_gradients), (1, 3), strict=True)
     ]
 

@@ -25,6 +25,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
+from benchmarks import pytorch
 from mhe_jax.attention import KINDS, make_attention
 from mhe_jax.attention.cost import parameters
 from mhe_jax.config import Form
@@ -211,10 +212,10 @@ def peak_cases(dtype: str) -> list[Case]:
     compiled = jax.jit(jnp.matmul).lower(a, a).compile()
     flops = 2.0 * n**3
     cases = [Case({"case": PEAK, "size": n}, lambda: compiled(a, a), flops)]
-    if (torch := torch_here()) is not None:
-        device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    if found := pytorch.here():
+        torch, device = found
         b = torch.full((n, n), 1 / n, dtype=getattr(torch, dtype), device=device)
-        call = lambda: TorchResult(torch, b @ b)  # noqa: E731
+        call = lambda: pytorch.Result(torch, b @ b)  # noqa: E731
         cases.append(Case({"case": TORCH_PEAK, "size": n}, call, flops))
     return cases
 
@@ -271,7 +272,7 @@ def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]
         # As train.py runs, where the machine has them: see docs/runs.md.
         "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""),
         "dtype": dtype,
-        **({"torch": torch_build(torch)} if (torch := torch_here()) is not None else {}),
+        **({"torch": pytorch.build(found[0])} if (found := pytorch.here()) else {}),
         **made_by(file, arguments),
     }
 
@@ -355,50 +356,9 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def torch_here() -> Any:
-    """PyTorch, where it is installed and has the device of JAX."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    import torch  # pyright: ignore[reportMissingImports]
-
-    return torch if jax.default_backend() == "cpu" or torch.cuda.is_available() else None
-
-
-def torch_build(torch) -> str:
-    """Its version with the build, its threads, and its libraries for matrix products on a CPU."""
-    has = {"MKL": torch.backends.mkl, "oneDNN": torch.backends.mkldnn}
-    libraries = [name for name, library in has.items() if library.is_available()]
-    capability = torch.backends.cpu.get_cpu_capability()
-    return ", ".join(
-        [str(torch.__version__), f"{torch.get_num_threads()} threads", capability, *libraries]
-    )
-
-
 def peak_line(peak: dict[str, Any]) -> str:
     """Both peaks, as the pages tell them."""
     line = f"peak {peak['flops_per_second'] / 1e9:,.0f} GFLOP/s"
     if torch := peak.get("torch_flops_per_second"):
         line += f", of PyTorch {torch / 1e9:,.0f}"
     return line
-
-
-class TorchResult:
-    """Waits for the work that PyTorch has queued, as for JAX's arrays."""
-
-    def __init__(self, torch, value):
-        self.torch, self.value = torch, value
-
-    def block_until_ready(self):
-        if self.torch.cuda.is_available():
-            self.torch.cuda.synchronize()
-
-
-def torch_memory(torch, call: Callable[[], Any]) -> int | None:
-    """Most bytes that a call holds beyond what is there before it; only a GPU counts them."""
-    if not torch.cuda.is_available():
-        return None
-    jax.block_until_ready(call())
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    jax.block_until_ready(call())
-    return torch.cuda.max_memory_allocated() - before

@@ -37,7 +37,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from benchmarks import experiment, timing
+from benchmarks import experiment, pytorch, timing
 from mhe_jax.attention import MultiHeadAttention
 from mhe_jax.attention.cost import Widths
 from mhe_jax.cli.process import ask_for_huge_pages
@@ -244,12 +244,7 @@ def flax_step(config: Config, rows: int) -> timing.Case:
 
 
 def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
-    import torch  # pyright: ignore[reportMissingImports]
-
-    on_gpu = jax.default_backend() == "gpu"
-    if on_gpu and not torch.cuda.is_available():
-        raise ValueError("this PyTorch has no GPU")
-    device = torch.device("cuda" if on_gpu else "cpu")
+    torch, device = pytorch.with_device()
     m, o = config.model, config.optimizer
     make = bert if config.task == "mlm" else marian
     model, logits_of, inputs, labels = make(config, random_batch(config, rows))
@@ -262,12 +257,12 @@ def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
         betas=(o.beta1, o.beta2),
         eps=o.epsilon,
         weight_decay=o.weight_decay,
-        fused=on_gpu,
+        fused=device == "cuda",
     )
     dtype = getattr(torch, m.dtype)
 
     def call():
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
             logits = logits_of(model, **inputs).flatten(0, 1)
             loss = torch.nn.functional.cross_entropy(
                 logits, labels, label_smoothing=o.label_smoothing
@@ -277,7 +272,7 @@ def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
             torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
-        return timing.TorchResult(torch, loss.detach())
+        return pytorch.Result(torch, loss.detach())
 
     parameters = {
         "total": sum(p.numel() for p in model.parameters()),
@@ -290,7 +285,7 @@ def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
     }
     about = about_step(name, config, rows, parameters, peer=True)
     return timing.Case(
-        about, call, TASKS[config.task].step_flops(config, rows), timing.torch_memory(torch, call)
+        about, call, TASKS[config.task].step_flops(config, rows), pytorch.memory(torch, call)
     )
 
 
