@@ -81,15 +81,20 @@ def heads(base: Config) -> dict[str, Fields]:
 
 
 def starts(base: Config) -> dict[str, Fields]:
-    """Standard deviations of the first head embeddings, beside 0.02 (mhe_add) and 0.5 (mhe_mul)."""
-    defaults = {"mhe_mul": 0.5, "mhe_add": 0.02}
-    return {
-        f"{name}, start {start:g}": attention(base, name)
-        | {"model.attention.head_embedding_stddev": start}
-        for name, default in defaults.items()
-        for start in (0.0, 0.02, 0.1, 0.5, 1.0)
-        if start != default
-    }
+    """Standard deviations of the first head embeddings, and rates of their own.
+
+    Beside 0.02 (mhe_add) and 0.5 (mhe_mul), and the rate of all else.
+    """
+    found = {}
+    for name, default in {"mhe_mul": 0.5, "mhe_add": 0.02}.items():
+        fields = attention(base, name)
+        for start in sorted({0.0, 0.02, 0.1, 0.5, 1.0} - {default}):
+            own = {"model.attention.head_embedding_stddev": start}
+            found[f"{name}, start {start:g}"] = fields | own
+        for times in (3, 10):
+            rate = {"optimizer.head_embedding_rate": float(times)}
+            found[f"{name}, {times} times the rate"] = fields | rate
+    return found
 
 
 def limits(base: Config) -> dict[str, Fields]:

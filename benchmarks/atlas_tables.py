@@ -34,7 +34,7 @@ REGIMES = {
     "flops": "the same FLOPs of training",
     "time": "the same time of training",
     "heads": "head embeddings, numbers of heads",
-    "starts": "head embeddings, how they start",
+    "starts": "head embeddings, how they start and learn",
     "limits": "where `mva` stops",
 }
 NAMES = {"lm": "Language model", "translation": "Translation"}

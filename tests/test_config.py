@@ -226,6 +226,11 @@ ACCEPTED = [
     PAIRS,
     with_attention(kind="gqa", num_kv_heads=4),
     with_attention(kind="mhe_mul", form="folded", head_embedding_stddev=0.5),
+    with_role(
+        changed(with_attention(kind="mha"), optimizer__head_embedding_rate=3.0),
+        "decoder",
+        kind="mhe_add",
+    ),
     with_attention(kind="mha", num_heads=3, qkv_features=33),
     with_attention(kind="collaborative", score_features=13, head_embedding_stddev=0.1),
     with_attention(kind="mfa", query_rank=13, reuse_keys=True),
@@ -310,6 +315,10 @@ def test_accepted(config):
         (
             with_attention(kind="mhe_add", num_groups=3, num_heads=8),
             "num_groups is 3: must divide model.attention.num_heads=8",
+        ),
+        (
+            changed(with_attention(kind="mqa"), optimizer__head_embedding_rate=3.0),
+            "optimizer.head_embedding_rate is 3.0: kinds mhe_add, mhe_mul, collaborative only",
         ),
         (
             with_attention(kind="sha", head_embedding_stddev=0.1),

@@ -12,6 +12,8 @@ class OptimizerConfig:
     name: Literal["adamw", "adafactor"] = "adamw"
     # Peak learning rate, reached at the end of the warmup.
     learning_rate: float = 1e-3
+    # Learning rate of the head embeddings, in multiples of that of all else.
+    head_embedding_rate: float = 1.0
     # Course after the warmup: `linear` and `cosine` reach 0 at the last of train.num_steps updates
     # (updates that train.skip_nonfinite leaves out are not counted).
     schedule: Literal["constant", "inverse_sqrt", "linear", "cosine"] = "inverse_sqrt"

@@ -12,9 +12,10 @@ from mhe_jax.model.layers import attention_module
 from mhe_jax.model.stack import role_of
 from mhe_jax.training.sharding import path_parts
 
+HEAD_EMBEDDING = "_head_embedding"
 # Ends of the names of parameters without weight decay: biases, scales, and the embeddings of heads
 # and of groups of heads.
-NO_DECAY = ("bias", "scale", "_head_embedding", "_group_embedding")
+NO_DECAY = ("bias", "scale", HEAD_EMBEDDING, "_group_embedding")
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> Callable[[Any], jax.Array]:
@@ -55,7 +56,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     Works by the names of parameters, so unrolled and scanned layers are treated alike. No weight
     decay on biases, scales and embeddings of heads and groups of heads; no update of any kind for
     the key embeddings of `mhe_add`, which cannot matter (their gradient is left out of the norm,
-    too).
+    too). Updates of head embeddings are `head_embedding_rate` times as large.
     """
     c = config.optimizer
     schedule = make_schedule(c, config.train.num_steps)
@@ -76,6 +77,9 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
             optax.add_decayed_weights(c.weight_decay, mask=decayed),
             optax.scale_by_learning_rate(schedule),
         )
+    if c.head_embedding_rate != 1:
+        own = optax.masked(optax.scale(c.head_embedding_rate), of_head_embeddings)
+        update = optax.chain(update, own)
     clip = optax.identity() if c.clip_norm is None else optax.clip_by_global_norm(c.clip_norm)
     return optax.chain(optax.masked(optax.set_to_zero(), lambda p: frozen(p, config)), clip, update)
 
@@ -83,6 +87,11 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 def decayed(params: Any) -> Any:
     """True where weight decay applies."""
     return _by_name(params, lambda parts: not parts[-1].endswith(NO_DECAY))
+
+
+def of_head_embeddings(params: Any) -> Any:
+    """True for the embeddings of heads."""
+    return _by_name(params, lambda parts: parts[-1].endswith(HEAD_EMBEDDING))
 
 
 def frozen(params: Any, config: Config) -> Any:

@@ -567,6 +567,7 @@ OTHERS = {
     "optimizer.name": "adafactor",
     "optimizer.learning_rate": 0.5,
     "optimizer.weight_decay": 0.5,
+    "optimizer.head_embedding_rate": 2.0,
     "optimizer.accumulate_steps": 2,
     "optimizer.ema_decay": 0.5,
     "optimizer.label_smoothing": 0.5,

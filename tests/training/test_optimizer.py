@@ -128,6 +128,29 @@ def test_decay_moves_only_what_decays(tiny):
     jax.tree.map(lambda u, w: np.testing.assert_allclose(u, w, rtol=1e-6), updates, wanted)
 
 
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("kind", ["mhe_mul", "collaborative"])
+def test_head_embeddings_have_a_rate_of_their_own(tiny, name, kind):
+    """All else moves as without it, in the second step too."""
+    rates = {1.0: None, 3.0: None}
+    for rate in rates:
+        fields = {"optimizer.name": name, "optimizer.head_embedding_rate": rate}
+        config = tiny("lm", **fields, **{"model.attention.kind": kind})
+        params, optimizer = params_of(config), make_optimizer(config)
+        gradients = jax.tree.map(
+            lambda p: np.linspace(-1, 2, p.size, dtype=np.float32).reshape(p.shape), params
+        )
+        _, state = optimizer.update(gradients, optimizer.init(params), params)
+        rates[rate], _ = optimizer.update(gradients, state, params)
+
+    def compare(path, plain, other):
+        factor = 3 if str(path[-1].key).endswith("_head_embedding") else 1
+        np.testing.assert_allclose(other, factor * plain, rtol=1e-6)
+        return factor
+
+    assert 3 in jax.tree.leaves(jax.tree_util.tree_map_with_path(compare, *rates.values()))
+
+
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_only_key_embeddings_of_mhe_add_stay(tiny, name, scan):

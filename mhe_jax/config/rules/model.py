@@ -34,7 +34,7 @@ def check_positions(config: Config) -> None:
 
 
 def check_attention(config: Config) -> None:
-    """Every role that the task has: widths, heads, and fields of other kinds."""
+    """Every role that the task has: widths, heads, and what only other kinds have."""
     model, roles = config.model, config.facts.roles
     for role in ("encoder", "decoder", "cross"):
         override = getattr(model.attention_by_role, role)
@@ -57,6 +57,9 @@ def check_attention(config: Config) -> None:
         if model.positions != "rotary" and attention.rotary_features is not None:
             complaint = f"model.positions rotary only, not {model.positions}"
             raise refuse(named("rotary_features"), attention.rotary_features, complaint)
+    rate, kinds = config.optimizer.head_embedding_rate, FIELDS_OF_KINDS["head_embedding_stddev"]
+    if rate != 1 and not any(model.attention_for(role).kind in kinds for role in roles):
+        raise refuse("optimizer.head_embedding_rate", rate, f"kinds {', '.join(kinds)} only")
 
 
 def _check_one_attention(attention: AttentionConfig, features: int, named) -> None:

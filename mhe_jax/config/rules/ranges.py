@@ -63,6 +63,7 @@ RANGES: dict[str, Range] = {
     "model.num_classes": (AT_LEAST_1, WIDTH),
     "model.num_spans": (AT_LEAST_0, LAYERS),
     "optimizer.learning_rate": (POSITIVE, None),
+    "optimizer.head_embedding_rate": (POSITIVE, None),
     "optimizer.warmup_steps": (AT_LEAST_0, STEPS),
     "optimizer.beta1": (SHARE, None),
     "optimizer.beta2": (SHARE, None),
