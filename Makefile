@@ -74,7 +74,7 @@ images:
 	tests/images.sh $(PYTHON) $(addprefix $(CURDIR)/,$(IMAGES))
 
 # Python and JAX, the oldest and the newest that pyproject.toml allows.
-MATRIX ?= python3.11,jax==0.10.0 python3.12,jax python3.13,jax
+MATRIX ?= python3.11,jax==0.10.2 python3.12,jax python3.13,jax
 matrix:
 	for pair in $(MATRIX); do \
 	    python=$${pair%%,*} jax=$${pair#*,} place=.venv/matrix/$${pair%%,*}-$${pair#*,}; \
