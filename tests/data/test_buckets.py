@@ -101,6 +101,23 @@ def test_it_is_fetched_once_and_anew_when_it_has_changed(url, put, read, tmp_pat
     assert copy.read_bytes() == b"two\n"
 
 
+def test_one_that_changes_while_it_is_fetched(url, put, read, tmp_path, monkeypatch):
+    """The etag of `s3://` comes back with what it held before."""
+    fetch = Bucket.fetch
+
+    def late(self, file):
+        put("a.txt", b"two\n")
+        fetch(self, file)
+
+    put("a.txt", b"one\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "fetch", late)
+        with pytest.raises(InputError, match=rf"^{url}/a.txt: has changed while it was read$"):
+            read(f"{url}/a.txt")
+    put("a.txt", b"one\n")
+    assert list(read(f"{url}/a.txt")) == ["one"]
+
+
 def test_what_is_wrong_is_told_with_the_url(url, put, read):
     put("a.txt", b"\xff\n")
     put("empty.txt", b"")
