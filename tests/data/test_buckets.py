@@ -3,10 +3,12 @@
 import gzip
 import lzma
 import uuid
+from types import SimpleNamespace
 
 import fsspec
 import pyarrow as pa
 import pytest
+from free_ports import free_port
 from pyarrow import parquet
 
 from mhe_jax.config import InputError
@@ -153,6 +155,20 @@ def test_a_run_of_somebody_else_reads_no_object_that_is_not_trusted(url, put, tm
     check("c/a.txt", f"{url}/c")
     check("c/*.txt", f"{url}/")
     check("c/a.txt", by_user=True)
+
+
+def test_a_network_that_fails_is_told_once(gs, monkeypatch, read, caplog):
+    """Not by the library too, whose log is a traceback."""
+    retry = pytest.importorskip("gcsfs.retry")
+
+    async def at_once(_):
+        pass
+
+    monkeypatch.setattr(retry, "asyncio", SimpleNamespace(sleep=at_once, TimeoutError=TimeoutError))
+    monkeypatch.setattr(Bucket(gs)._fs, "_endpoint", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(InputError, match=r"^gs://bucket/a.txt: Cannot connect[^\n]*$"):
+        read(f"{gs}/a.txt")
+    assert not [record for record in caplog.records if record.name == "gcsfs"]
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Forbidden"), OSError("Forbidden: b/a")])
