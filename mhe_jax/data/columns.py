@@ -18,6 +18,7 @@ from mhe_jax.config import InputError
 from mhe_jax.config.files import publish
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 from mhe_jax.data.index import LONGEST, LineFile, drop_earlier, real_file
+from mhe_jax.data.unpacking import check_limit
 
 SUFFIXES = (".parquet", ".arrow")
 ROWS = 1024  # of a batch that is copied
@@ -64,6 +65,7 @@ def _copy(
 ) -> None:
     """Writes the texts to `copy`, and to `index` where each begins and the SHA-256 of all."""
     digest, end, rows, blank = hashlib.sha256(), 0, 0, True
+    size = path.stat().st_size
     with publish(copy, with_size=True) as draft, draft.open("wb") as out, index.open("wb") as at:
         for array in _column_parts(name, path, form, field):
             with _told(name, form):
@@ -80,6 +82,7 @@ def _copy(
             digest.update(np.diff(starts).tobytes())
             digest.update(data)
             end, rows = end + len(data), rows + len(array)
+            check_limit(name, end, size)
         if blank:
             raise InputError(f"{name}: has no text in {field}")
         at.write(np.int64(end).tobytes())

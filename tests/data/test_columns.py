@@ -11,7 +11,7 @@ from text_for_tests import small_tokenizer, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import files_of
-from mhe_jax.data import columns
+from mhe_jax.data import columns, unpacking
 from mhe_jax.data.blocks import density
 from mhe_jax.data.sources import stream
 from mhe_jax.data.tokenizer import sample_text
@@ -167,6 +167,16 @@ def test_a_stream_whose_texts_lie_outside_of_it(read, tmp_path):
         read("a.arrow")
     with pytest.raises(InputError, match=said):
         list(columns.rows_of(tmp_path / "a.arrow", tmp_path, named=True))
+
+
+def test_a_column_that_unpacks_to_far_too_much(read, tmp_path, monkeypatch):
+    """A text is in a file once, and a row is a number."""
+    monkeypatch.setattr(unpacking, "ALWAYS", 1 << 16)
+    parquet.write_table(pa.table({"text": ["x" * 10_000] * 1000}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="a.parquet: unpacks to more than 100 times its size"):
+        read("a.parquet")
+    monkeypatch.setenv("MHE_JAX_UNPACKED_LIMIT", "10000000")
+    assert len(read("a.parquet")) == 1000
 
 
 def test_checksums_of_parquet_are_looked_at(read, tmp_path):
