@@ -198,14 +198,29 @@ def test_an_interrupt_while_a_module_loads_is_no_error_of_the_module(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
 
 
-def test_an_interrupt_in_a_callback_is_not_lost():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_a_callback_is_not_lost(number):
     """Python drops what is raised there; JAX has a callback for each collection of garbage."""
     done = run_program(
         "import gc, os, signal, time\n"
-        "    gc.callbacks.append(lambda *_: os.kill(os.getpid(), signal.SIGINT))\n"
+        f"    gc.callbacks.append(lambda *_: os.kill(os.getpid(), {int(number)}))\n"
         "    gc.collect(); gc.callbacks.clear(); time.sleep(9); print('went on')"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_draft(tmp_path, number):
+    done = run_program(
+        "import os, pathlib\n"
+        "    from mhe_jax.config.files import publish_directory\n"
+        f"    with publish_directory(pathlib.Path({str(tmp_path / 'out')!r})) as draft:\n"
+        "        (draft / 'weights').write_text('half')\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "        print('went on')"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("stopped", ["KeyboardInterrupt", "SystemExit(128 + 15)"])

@@ -23,6 +23,8 @@ SCRIPTS = {
     "paper": "eval.py paper",
 }
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# Signals that end a command by an exception, so that drafts of files go.
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LESS_MEMORY = (
     "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
     "evaluation.batch_size), a larger optimizer.accumulate_steps, or model.remat True"
@@ -84,7 +86,7 @@ def ask_for_huge_pages() -> None:
 
 
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
-    """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130.
+    """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130, SIGTERM 143.
 
     So is an error of the operating system, with the name of the file, and a name that is not UTF-8.
     A device without enough memory is one line and 1. With MHE_JAX_TRACEBACK=1 in the environment
@@ -93,17 +95,19 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     if sys.stderr is None:  # closed by who started us: print would take standard output instead
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
-        # SIG_DFL: see train.py. Ctrl-C that is ignored stays so.
-        if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(signal.SIGINT, _interrupt)
-            sys.unraisablehook = _interrupt_again
+        # SIG_DFL: see train.py. What is ignored stays so.
+        for caught in _CAUGHT:
+            if signal.getsignal(caught) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(caught, _interrupt)
+                sys.unraisablehook = _interrupt_again
         ask_for_huge_pages()
         _check_names()
         main()
         output("")
-        if signal.getsignal(signal.SIGINT) is _interrupt:
-            # All is done. What is called at exit would show the exception and go on.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for caught in _CAUGHT:
+            if signal.getsignal(caught) is _interrupt:
+                # All is done. What is called at exit would show the exception and go on.
+                signal.signal(caught, signal.SIG_DFL)
     except BrokenPipeError:  # the reader, such as `head`, has enough
         if sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -129,24 +133,29 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt; ends the process where a module is being loaded.
+    """Raises KeyboardInterrupt, of another signal SystemExit.
 
-    Some of those that are not written in Python turn it into an error of their own, or crash.
+    Ends the process where a module is being loaded: some of those that are not written in Python
+    turn it into an error of their own, or crash.
     """
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             os._exit(128 + number)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Sends an interrupt once more that came in a callback, of which Python drops the exceptions.
+    """Sends a signal once more that came in a callback, of which Python drops the exceptions.
 
     JAX has one for each collection of garbage.
     """
-    if isinstance(lost.exc_value, KeyboardInterrupt):
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()  # after the callback
+    error = lost.exc_value
+    status = error.code if isinstance(error, SystemExit) else 0
+    status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else status
+    if isinstance(status, int) and status > 128:
+        # After the callback, and after this, on a machine that has much to do.
+        threading.Timer(0.1, os.kill, (os.getpid(), status - 128)).start()
     else:
         sys.__unraisablehook__(lost)
 

@@ -112,7 +112,11 @@ def config_of(run: str | Path, field: str = "") -> Config:
       InputError: there is no run, or its config is not one.
     """
     run = path_of(run)
-    if not (run / CONFIG).is_file():
+    try:
+        there = (run / CONFIG).is_file()
+    except OSError as error:
+        raise InputError(f"{f'{field}: ' if field else ''}{run}: {error.strerror}") from None
+    if not there:
         hint = f": it has no {CONFIG}" if run.is_dir() else ""
         hint += neighbours(run, f"*/{CONFIG}")
         raise InputError(f"{f'{field}: ' if field else ''}no run at {run}{hint}")

@@ -16,6 +16,7 @@ import errno
 import functools
 import importlib
 import io
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -101,6 +102,8 @@ def _store(scheme: str) -> Any:
     # what is written past them.
     os.environ.setdefault("EPATH_USE_TF", "0")
     conf.setdefault({"gs": "gcs"}.get(scheme, scheme), {})["use_listings_cache"] = False
+    # It prints the traceback of each error that it raises, and `_telling` says in a line.
+    logging.getLogger(LIBRARIES[scheme][0]).setLevel(logging.CRITICAL)
     return fsspec.filesystem(scheme, use_listings_cache=False)
 
 

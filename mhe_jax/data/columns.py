@@ -18,6 +18,7 @@ from mhe_jax.config import InputError
 from mhe_jax.config.files import publish
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 from mhe_jax.data.index import LONGEST, LineFile, drop_earlier, real_file
+from mhe_jax.data.unpacking import check_limit
 
 SUFFIXES = (".parquet", ".arrow")
 ROWS = 1024  # of a batch that is copied
@@ -64,9 +65,11 @@ def _copy(
 ) -> None:
     """Writes the texts to `copy`, and to `index` where each begins and the SHA-256 of all."""
     digest, end, rows, blank = hashlib.sha256(), 0, 0, True
+    size = path.stat().st_size
     with publish(copy, with_size=True) as draft, draft.open("wb") as out, index.open("wb") as at:
         for array in _column_parts(name, path, form, field):
-            starts, data = _texts(f"{name}:row ", field, array, rows)
+            with _told(name, form):
+                starts, data = _texts(f"{name}:row ", field, array, rows)
             if whole and (long := np.flatnonzero(np.diff(starts) > LONGEST)).size:
                 raise InputError(
                     f"{name}:row {rows + int(long[0]) + 1}: has more than {LONGEST >> 20} MiB, too "
@@ -79,6 +82,7 @@ def _copy(
             digest.update(np.diff(starts).tobytes())
             digest.update(data)
             end, rows = end + len(data), rows + len(array)
+            check_limit(name, end, size)
         if blank:
             raise InputError(f"{name}: has no text in {field}")
         at.write(np.int64(end).tobytes())
@@ -92,18 +96,21 @@ def _texts(where: str, field: str, array: Any, rows: int) -> tuple[np.ndarray, m
     if array.null_count:
         number = array.is_null().to_pylist().index(True)
         raise InputError(f"{where}{rows + number + 1}: field {field!r} is empty (null)")
-    array = array.cast(pyarrow.large_string())
     try:
         array.validate(full=True)
     except pyarrow.ArrowInvalid:
-        for number, one in enumerate(array.cast(pyarrow.large_binary())):
+        if pyarrow.types.is_dictionary(array.type):
+            raise
+        binary = array.cast(pyarrow.large_binary())
+        binary.validate(full=True)  # reading past the end of the buffer ends the process
+        for number, one in enumerate(binary):
             try:
                 one.as_py().decode()
             except UnicodeDecodeError as error:
                 reason = f"field {field!r} is not UTF-8 ({error.reason})"
                 raise InputError(f"{where}{rows + number + 1}: {reason}") from None
         raise
-    _, offsets, data = array.buffers()
+    _, offsets, data = array.cast(pyarrow.large_string()).buffers()
     starts = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     data = memoryview(data if data is not None else b"")
     return starts - starts[0], data[starts[0] : starts[-1]]
@@ -125,7 +132,9 @@ def _opened(path: Path, form: str, fields: list[str] | None = None) -> tuple[Any
 
     if form == ".parquet":
         # Not pre-buffered: that holds all of the file that has been read, until the end.
-        file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        file = parquet.ParquetFile(
+            path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+        )
         return file.schema_arrow, file.iter_batches(ROWS, columns=fields, use_threads=False)
     stream = ipc.open_stream(memory_map(str(path)))
     return stream.schema, stream
@@ -158,6 +167,7 @@ def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict
         classes = _classes(schema) if named else {}
         numbers = itertools.count(1)
         for batch in batches:
+            batch.validate(full=True)  # as in `_texts`
             for values in batch.to_pylist():
                 for field in classes.keys() & values.keys():
                     values[field] = classes[field].get(values[field])

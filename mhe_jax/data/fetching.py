@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import io
 import lzma
+import os
 import urllib.request
 import zipfile
 import zlib
@@ -31,7 +32,7 @@ def get(name: str, directory: Path, tell: Callable[[str], None]) -> list[Path]:
     missing = []
     for file, text in data.files.items():
         path = directory / file
-        if not path.exists():
+        if not os.path.lexists(path):  # a link to what is not mounted stays one
             missing.append(file)
         elif not _is(text, path, path.suffix):
             raise InputError(

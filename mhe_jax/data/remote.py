@@ -16,13 +16,20 @@ def local_copy(path: Path, cache: Path) -> Path:
     """The copy of an object; a local file is its own. Copies of what it held before are deleted.
 
     Raises:
-      InputError: there is no such object, or it cannot be read.
+      InputError: there is no such object, it cannot be read, or it changes meanwhile.
     """
     if not isinstance(path, Bucket):
         return path
     try:
+        version = path.version()
+
+        def fetch(draft: Path) -> None:
+            path.fetch(draft)
+            if path.version() != version:
+                raise InputError(f"{path}: has changed while it was read")
+
         copies = cache / "fetched" / key_of(str(path))
-        copy = built_once(copies / key_of(*path.version()), path.fetch)
+        copy = built_once(copies / key_of(*version), fetch)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     for other in copies.iterdir():

@@ -54,6 +54,8 @@ class Pieces:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
             self.vocabulary_size = self._processor.vocab_size()
+            # The pieces by their numbers, as sentencepiece spells them.
+            self.vocabulary = list(map(self._processor.id_to_piece, range(self.vocabulary_size)))
         except (RuntimeError, OSError, TypeError, ValueError):  # pieces may not be UTF-8
             self.vocabulary_size = 0
         if self.vocabulary_size == 0:
@@ -82,11 +84,6 @@ class Pieces:
             if not (processor.is_control(i) or processor.is_byte(i) or processor.is_unknown(i)):
                 found[processor.id_to_piece(i)] = processor.get_score(i)
         return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-    @property
-    def vocabulary(self) -> list[str]:
-        """The pieces by their numbers, as sentencepiece spells them."""
-        return [self._processor.id_to_piece(i) for i in range(self.vocabulary_size)]
 
     @functools.cached_property
     def characters(self) -> np.ndarray:

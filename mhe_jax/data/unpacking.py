@@ -30,7 +30,7 @@ def unpacked_parts(name: str, path: Path, packed: str) -> Iterator[bytes]:
         try:
             for part in _parts_of_gz(file) if packed == ".gz" else _parts_of_xz(file):
                 size += len(part)
-                _check_limit(name, size, file.tell())
+                check_limit(name, size, file.tell())
                 yield part
         except EOFError:
             raise InputError(f"{name}: is cut short (the {packed} stream has no end)") from None
@@ -63,7 +63,7 @@ def _parts_of_xz(file: BinaryIO) -> Iterator[bytes]:
             data = data.lstrip(b"\0")
 
 
-def _check_limit(name: str, size: int, packed_size: int) -> None:
+def check_limit(name: str, size: int, packed_size: int) -> None:
     """Raises InputError where a file that unpacks to so much is no text but a trap."""
     given = os.environ.get(LIMIT)
     if given is None:

@@ -3,10 +3,12 @@
 import gzip
 import lzma
 import uuid
+from types import SimpleNamespace
 
 import fsspec
 import pyarrow as pa
 import pytest
+from free_ports import free_port
 from pyarrow import parquet
 
 from mhe_jax.config import InputError
@@ -101,6 +103,23 @@ def test_it_is_fetched_once_and_anew_when_it_has_changed(url, put, read, tmp_pat
     assert copy.read_bytes() == b"two\n"
 
 
+def test_one_that_changes_while_it_is_fetched(url, put, read, tmp_path, monkeypatch):
+    """The etag of `s3://` comes back with what it held before."""
+    fetch = Bucket.fetch
+
+    def late(self, file):
+        put("a.txt", b"two\n")
+        fetch(self, file)
+
+    put("a.txt", b"one\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "fetch", late)
+        with pytest.raises(InputError, match=rf"^{url}/a.txt: has changed while it was read$"):
+            read(f"{url}/a.txt")
+    put("a.txt", b"one\n")
+    assert list(read(f"{url}/a.txt")) == ["one"]
+
+
 def test_what_is_wrong_is_told_with_the_url(url, put, read):
     put("a.txt", b"\xff\n")
     put("empty.txt", b"")
@@ -136,6 +155,20 @@ def test_a_run_of_somebody_else_reads_no_object_that_is_not_trusted(url, put, tm
     check("c/a.txt", f"{url}/c")
     check("c/*.txt", f"{url}/")
     check("c/a.txt", by_user=True)
+
+
+def test_a_network_that_fails_is_told_once(gs, monkeypatch, read, caplog):
+    """Not by the library too, whose log is a traceback."""
+    retry = pytest.importorskip("gcsfs.retry")
+
+    async def at_once(_):
+        pass
+
+    monkeypatch.setattr(retry, "asyncio", SimpleNamespace(sleep=at_once, TimeoutError=TimeoutError))
+    monkeypatch.setattr(Bucket(gs)._fs, "_endpoint", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(InputError, match=r"^gs://bucket/a.txt: Cannot connect[^\n]*$"):
+        read(f"{gs}/a.txt")
+    assert not [record for record in caplog.records if record.name == "gcsfs"]
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Forbidden"), OSError("Forbidden: b/a")])

@@ -11,7 +11,7 @@ from text_for_tests import small_tokenizer, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import files_of
-from mhe_jax.data import columns
+from mhe_jax.data import columns, unpacking
 from mhe_jax.data.blocks import density
 from mhe_jax.data.sources import stream
 from mhe_jax.data.tokenizer import sample_text
@@ -153,6 +153,41 @@ def test_damaged_files(read, tmp_path, form):
     path.write_bytes(b"")
     with pytest.raises(InputError, match=rf"a\.{form}: is empty"):
         read(f"a.{form}")
+
+
+def test_a_stream_whose_texts_lie_outside_of_it(read, tmp_path):
+    texts = [f"text {i:02}" for i in range(64)]
+    write_stream(tmp_path / "a.arrow", 64, text=texts)
+    data = bytearray((tmp_path / "a.arrow").read_bytes())
+    at = data.find(np.arange(0, 65 * 7, 7, np.int32).tobytes())
+    data[at + 4 * 9 + 2] ^= 1  # the end of the ninth text
+    (tmp_path / "a.arrow").write_bytes(data)
+    said = "a.arrow: is not an Arrow stream, or is damaged .*offset"
+    with pytest.raises(InputError, match=said):
+        read("a.arrow")
+    with pytest.raises(InputError, match=said):
+        list(columns.rows_of(tmp_path / "a.arrow", tmp_path, named=True))
+
+
+def test_a_column_that_unpacks_to_far_too_much(read, tmp_path, monkeypatch):
+    """A text is in a file once, and a row is a number."""
+    monkeypatch.setattr(unpacking, "ALWAYS", 1 << 16)
+    parquet.write_table(pa.table({"text": ["x" * 10_000] * 1000}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="a.parquet: unpacks to more than 100 times its size"):
+        read("a.parquet")
+    monkeypatch.setenv("MHE_JAX_UNPACKED_LIMIT", "10000000")
+    assert len(read("a.parquet")) == 1000
+
+
+def test_checksums_of_parquet_are_looked_at(read, tmp_path):
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["aaaa", "bbbb"]})
+    parquet.write_table(
+        table, path, compression="none", use_dictionary=False, write_page_checksum=True
+    )
+    path.write_bytes(path.read_bytes().replace(b"aaaa", b"aaca"))
+    with pytest.raises(InputError, match="a.parquet: is not a Parquet file, or is damaged .*CRC"):
+        read("a.parquet")
 
 
 def test_a_file_that_changes_while_it_is_read(read, tmp_path, monkeypatch):

@@ -76,8 +76,8 @@ def test_a_trap_is_seen_early(read, tmp_path, monkeypatch, suffix):
     """What unpacks to a thousand times its size is no text; nearly nothing is written of it."""
     monkeypatch.setattr(unpacking, "ALWAYS", 1 << 20)
     monkeypatch.setattr(unpacking, "CHUNK", 1 << 16)
-    check, sizes = unpacking._check_limit, []
-    monkeypatch.setattr(unpacking, "_check_limit", lambda *a: sizes.append(a[1]) or check(*a))
+    check, sizes = unpacking.check_limit, []
+    monkeypatch.setattr(unpacking, "check_limit", lambda *a: sizes.append(a[1]) or check(*a))
     (tmp_path / f"a.txt{suffix}").write_bytes(PACK[suffix](bytes(1_000_000)) * 101)
     with pytest.raises(InputError, match=rf"a\.txt{suffix}: unpacks to more than 100 times its si"):
         read(f"a.txt{suffix}")

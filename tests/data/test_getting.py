@@ -74,6 +74,15 @@ def get(capsys, *arguments):
     return json.loads(out.splitlines()[-1]), err
 
 
+def test_a_link_to_what_is_not_there_stays(files, tmp_path, monkeypatch, capsys):
+    link = tmp_path / "a.en.gz"
+    link.symlink_to(tmp_path / "not_mounted" / "a.en.gz")
+    with pytest.raises(OSError, match="No such file"):
+        get(capsys, "--directory", str(tmp_path))
+    assert link.is_symlink()
+    assert files == []
+
+
 def test_files_are_fetched_and_checked(files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     found, said = get(capsys)

@@ -146,6 +146,12 @@ def test_a_foreign_model_is_refused(tmp_path):
             Tokenizer(model.getvalue())
 
 
+def test_pieces_that_are_not_utf8_are_refused(tokenizer):
+    model = tokenizer.model.replace("\u2581".encode(), b"\xe2\x96 ")
+    with pytest.raises(InputError, match=r"^flipped.model: is not a sentencepiece model$"):
+        Tokenizer(model, "flipped.model")
+
+
 def test_the_tokenizer_of_a_run(tokenizer, tmp_path):
     write_lines(tmp_path / "a.txt", sentences(300))
     config = experiment(tmp_path, "lm", train=("a.txt",))

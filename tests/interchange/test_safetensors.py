@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 import shutil
 
 import jax
@@ -15,6 +16,7 @@ from tiny_runs import tiny_config
 from mhe_jax.config import InputError
 from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import load_json, save_json, set_field
+from mhe_jax.config.files import publish_directory
 from mhe_jax.config.rules.trust import is_own
 from mhe_jax.data import JsonTokenizer
 from mhe_jax.evaluation import evaluate
@@ -49,6 +51,20 @@ def test_whoever_the_umask_lets_may_read_it(tmp_path, mask):
     finally:
         os.umask(before)
     assert (tmp_path / WEIGHTS).stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_disk_that_is_full_is_one_line(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # as no more room
+    try:
+        with (
+            pytest.raises(InputError, match=rf"^cannot write {tmp_path}/out: [^\n]+disk full\?$"),
+            publish_directory(tmp_path / "out") as directory,
+        ):
+            write_tensors(directory / WEIGHTS, {"a": np.zeros(1 << 16)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [*tmp_path.iterdir()] == []
 
 
 def same(one, other):

@@ -6,7 +6,7 @@ CLOUD = (
     Mutant(
         "an object that has changed is not fetched again",
         "local_copy",
-        "copies / key_of(*path.version())",
+        "copies / key_of(*version)",
         'copies / key_of("one")',
         "test_buckets.py",
     ),

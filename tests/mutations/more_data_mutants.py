@@ -583,8 +583,8 @@ MORE_DATA = (
         "test_files.py",
     ),
     Mutant(
-        "data: _check_limit 1",
-        "_check_limit",
+        "data: check_limit 1",
+        "check_limit",
         "size > ALWAYS + RATIO * packed_size",
         "size > 1 << 50",
         "test_files.py",
@@ -611,8 +611,8 @@ MORE_DATA = (
         "test_files.py",
     ),
     Mutant(
-        "data: _check_limit 2",
-        "_check_limit",
+        "data: check_limit 2",
+        "check_limit",
         "if size > int(given):",
         "if size >= int(given):",
         "test_files.py",

@@ -209,6 +209,8 @@ def test_what_cannot_be_converted_is_said(tiny, tmp_path, field, value, said):
 
 def test_a_run_is_not_written_over_nor_made_of_none(source, tiny, tmp_path):
     config = source("mlm")
+    with pytest.raises(InputError, match=r"^workdir=.*/new\[1\]: takes a path without"):
+        convert(config.workdir, tmp_path / "new[1]", wanted("mqa"))
     with pytest.raises(InputError, match="is there already: takes a new directory"):
         convert(config.workdir, config.workdir, wanted("mqa"))
     with pytest.raises(InputError, match="no run at"):

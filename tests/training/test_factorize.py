@@ -105,6 +105,8 @@ def test_what_is_wrong_is_told_and_nothing_is_written(tiny, trained, tmp_path):
         factorize(trained.workdir, new, KroneckerConfig(apply="factored"))
     with pytest.raises(InputError, match="model.kronecker.mlp"):
         factorize(trained.workdir, new, KroneckerConfig(mlp=0))
+    with pytest.raises(InputError, match=r"^workdir=.*/new\[1\]: takes a path without"):
+        factorize(trained.workdir, tmp_path / "new[1]", one)
     assert not new.exists()
     with pytest.raises(InputError, match="is there already: takes a new directory"):
         factorize(trained.workdir, trained.workdir, one)

@@ -12,6 +12,7 @@ from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.model import count_parameters
 from mhe_jax.training import sharding
+from mhe_jax.training.checkpoint import check_path
 from mhe_jax.training.run.fresh import write_run
 
 
@@ -39,6 +40,7 @@ def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
     check_scheme("", str(source), ())
     source, new = Path(source), path_of(new)
     check_new(new, source)
+    check_path(new)
     config, params, tokenizer = read(source)
     config = dataclasses.replace(config, workdir=str(new))
     mesh = sharding.mesh_at_hand(config, "converting")

@@ -41,12 +41,15 @@ def write_tensors(
       InputError: the library is not installed.
       OSError: it cannot be written.
     """
-    save_file = _library(Path(path.name)).numpy.save_file
+    library = _library(Path(path.name))
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     # The library lets nobody but its owner read what it writes.
     path.touch()
     mode = path.stat().st_mode
-    save_file(arrays, path, {**(metadata or {}), DIGEST: _digest(arrays)})
+    try:
+        library.numpy.save_file(arrays, path, {**(metadata or {}), DIGEST: _digest(arrays)})
+    except library.SafetensorError as error:
+        raise OSError(str(error)) from error
     path.chmod(mode)
 
 

@@ -20,6 +20,7 @@ from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.shapeshifter import factorize as parameters
 from mhe_jax.training import sharding
+from mhe_jax.training.checkpoint import check_path
 from mhe_jax.training.run.fresh import write_run
 from mhe_jax.training.run.warm_start import read_run
 from mhe_jax.training.state import abstract_params
@@ -40,6 +41,7 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     run, new = path_of(run), path_of(new)
     dense = config_of(run)
     check_new(new, run)
+    check_path(new)
     config = _factorized(dense, new, kronecker)
     mesh = sharding.mesh_at_hand(config, "factorizing")
     params, step, tokenizer = read_run(run, dense, mesh)

@@ -314,6 +314,8 @@ def test_the_two_tokenizers_of_marian(spoilt):
 
 def test_what_is_there_already(spoilt):
     spoilt()
+    with pytest.raises(InputError, match=r"^workdir=.*/new\[1\]: takes a path without"):
+        command.main(["source", "new[1]"])
     Path("new").mkdir()
     refused("^new is there already: takes a new directory$")
     Path("new").rmdir()
