@@ -13,7 +13,7 @@ from text_for_tests import equal, experiment, sentences, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import publish, write_whole
-from mhe_jax.data import index, open_source, unpacking
+from mhe_jax.data import EOS, index, open_source, unpacking
 from mhe_jax.data.cache import built_once
 from mhe_jax.data.pairs import token_lengths
 from mhe_jax.data.tokens import TokenFile
@@ -343,6 +343,27 @@ def test_a_text_that_was_only_touched_keeps_its_tokens(read, tmp_path, tokenizer
         TokenFile(read(name), tokenizer, tmp_path / "cache")
 
 
+def test_each_field_of_a_file_has_tokens_of_its_own(read, tmp_path, tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"en": "one", "de": "eins"}\n' * 3)
+    keys = set()
+    for fields in (("en",), ("de",), ("en", "de"), ("de", "en")):
+        content = "pair" if len(fields) == 2 else "text"
+        source = read("a.jsonl", content=content, fields=fields)
+        keys.add(source.key)
+        if content == "text":
+            tokens = TokenFile(source, tokenizer, tmp_path / "cache")
+            assert tokens[0 : len(tokens)].tolist() == [*tokenizer.encode(source[0]), EOS] * 3
+    assert len(keys) == 4
+
+
+def test_files_in_another_order_are_another_text(read, tmp_path):
+    (tmp_path / "a.txt").write_bytes(ONE)
+    (tmp_path / "b.txt").write_bytes(TWO)
+    key = read("?.txt").key
+    (tmp_path / "a.txt").rename(tmp_path / "c.txt")
+    assert read("?.txt").key != key
+
+
 SQUAD = (
     '{"data": [{"paragraphs": [{"context": "the big dog runs", "qas": [{"id": "1", "question": '
     '"who runs", "answers": [{"text": "big dog", "answer_start": 4}]}]}]}]}\n'
@@ -432,6 +453,8 @@ def test_the_longest_line(read, tmp_path, monkeypatch, chunk, name, end):
         read(*written, content=content)
     (tmp_path / "a.txt").write_bytes(line)
     assert len(read("a.txt")) == 1
+    with pytest.raises(InputError, match="a.txt:1: has more than 0 MiB"):  # of pairs, though known
+        read("a.txt", "a.txt", content="pair")
 
 
 def test_lengths_are_those_of_the_tokens(read, tmp_path, tokenizer):
