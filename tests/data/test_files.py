@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from text_for_tests import equal, experiment, sentences, write_lines
+from text_for_tests import equal, experiment, sentences, small_tokenizer, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import publish, write_whole
@@ -356,12 +356,30 @@ def test_each_field_of_a_file_has_tokens_of_its_own(read, tmp_path, tokenizer):
     assert len(keys) == 4
 
 
+def test_each_tokenizer_has_tokens_and_lengths_of_its_own(read, tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_bytes(ONE)
+    (tmp_path / "a.tsv").write_bytes(ONE.replace(b"\n", b"\tja\n"))
+    text, pairs, cache = read("a.txt"), read("a.tsv", content="pair"), tmp_path / "cache"
+    for own in (tokenizer, small_tokenizer(320)):
+        ids = [own.encode(line) for line in text]
+        tokens = TokenFile(text, own, cache)
+        assert tokens[0 : len(tokens)].tolist() == [i for row in ids for i in (*row, EOS)]
+        assert token_lengths(pairs, own, cache)[:, 0].tolist() == [len(row) for row in ids]
+
+
 def test_files_in_another_order_are_another_text(read, tmp_path):
     (tmp_path / "a.txt").write_bytes(ONE)
     (tmp_path / "b.txt").write_bytes(TWO)
     key = read("?.txt").key
     (tmp_path / "a.txt").rename(tmp_path / "c.txt")
     assert read("?.txt").key != key
+
+
+def test_pairs_are_known_by_both_of_their_texts(read, tmp_path):
+    for name, data in (("a.en", ONE), ("a.de", TWO), ("b.de", ONE)):
+        (tmp_path / name).write_bytes(data)
+    sides = [("a.en", "a.de"), ("a.en", "b.de"), ("a.de", "a.en")]
+    assert len({read(*written, content="pair").key for written in sides}) == 3
 
 
 SQUAD = (
