@@ -107,6 +107,10 @@ def test_unknown_variant_names_the_variants(config_file):
             "    raise InputError('set DATA\\nfirst')\n",
             ":3: set DATA first",
         ),
+        (
+            "def get_config():\n    return half(3)\n\n\ndef half(n):\n    return n / 0\n",
+            ":6: ZeroDivisionError: ",
+        ),
         ("import no_such_module_anywhere\n", ":1: ModuleNotFoundError: No module named"),
         ("x = 1\n", ": has no function get_config"),
         ("def get_config():\n    return {}\n", ": get_config() returned dict, not a Config"),
@@ -157,6 +161,7 @@ def test_json_keeps_text_that_is_not_ascii(tmp_path):
         ({"data": {"train": "a.txt"}}, "data.train is 'a.txt': takes any number of texts"),
         ({"data": {"train": ["a", 1]}}, "data.train is ['a', 1]: takes any number of texts"),
         ({"optimizer": {"learning_rate": None}}, "learning_rate is None: takes a number"),
+        ({"optimizer": {"learning_rate": True}}, "learning_rate is True: takes a number"),
     ],
 )
 def test_json_mistakes(values, complaint):
