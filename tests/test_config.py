@@ -213,6 +213,17 @@ def test_set_field():
 # Rules between fields
 
 
+@pytest.mark.parametrize(("hashing", "room"), [(None, 45), ("md_pool", 44)])
+def test_windows_hold_a_question_and_what_stands_between(hashing, room):
+    """bos, the question, eos (hashed words: two), the context, eos."""
+    data = DataConfig(dataset="squad", train=("a.json",), sequence_length=64, question_length=16)
+    config = changed(Config(task="span", data=data), model__num_spans=None, model__hashing=hashing)
+    rules.check(changed(config, data__window_stride=room))
+    told = message(rules.check, changed(config, data__window_stride=room + 1))
+    assert told.startswith(f"data.window_stride is {room + 1}: at most data.sequence_length - ")
+    assert told.endswith(f" = {room}")
+
+
 def with_attention(**attention):
     return fields.set_field(LM, "model.attention", AttentionConfig(**attention))
 
@@ -370,6 +381,7 @@ def test_accepted(config):
         (changed(LM, data__sequence_length=513), "at most model.max_length=512"),
         (changed(LM, data__length_buckets=(128,)), "buckets is (128,): not for task lm"),
         (changed(PAIRS, data__length_buckets=(64, 32, 128)), "each above the last"),
+        (changed(PAIRS, data__length_buckets=(16, 16, 128)), "each above the last"),
         (changed(PAIRS, data__length_buckets=(0, 128)), "lengths above 0"),
         (changed(PAIRS, data__length_buckets=(16, 64)), "must be data.sequence_length=128"),
         (

@@ -83,10 +83,16 @@ def test_patterns_and_directories_are_sources_of_all_their_files(url, put, read)
     assert list(read(f"{url}/c/**/*.txt")) == ["one", "two", "three", "four", "five"]
     assert list(read(f"{url}/c/[12d]*")) == ["one", "two", "three", "four"]  # no directory
     assert list(read(f"{url}/c")) == ["one", "two", "three", "four"]
-    put("c/", b"")  # as consoles of stores make a directory
-    assert list(read(f"{url}/c")) == ["one", "two", "three", "four"]
     put("d/[a].txt", b"a name, no pattern\n")
     assert list(read(f"{url}/d/[a].txt")) == ["a name, no pattern"]
+
+
+def test_the_mark_of_a_directory_is_no_file_in_it(url, monkeypatch):
+    """Consoles of stores make an object `c/` for a directory `c`."""
+    place = Bucket(f"{url}/c")
+    names = [f"{place}/".partition("//")[2], f"{place / 'a'}".partition("//")[2]]
+    monkeypatch.setattr(place._fs, "ls", lambda *_, **__: names)
+    assert list(place.iterdir()) == [place / "a"]
 
 
 def test_it_is_fetched_once_and_anew_when_it_has_changed(url, put, read, tmp_path, monkeypatch):
