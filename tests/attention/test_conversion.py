@@ -250,6 +250,24 @@ def test_a_fit_is_the_least_squares_of_real_outputs(kind, use_bias, monkeypatch)
     assert error(made, after, [wild]) == pytest.approx(error(made, after, [a]))
 
 
+def test_a_fit_is_held_by_a_thousandth_of_what_it_reads():
+    """`W_o + (FᵀF + λ)⁻¹ Fᵀ (Y - F W_o)`, F the outputs of the heads, λ 0.001 of their mean FᵀF."""
+    source, params = start("mha", False)
+    a = Activations(inputs(5, 30)).completed(source, params)
+    found = convert(params, "mqa")
+    made = module_of(found, "mqa")
+    heads, width, features = found["out"]["kernel"].shape
+    n = heads * width
+    alone = {**found, "out": {"kernel": jnp.eye(n).reshape(heads, width, n)}}
+    F = made.clone(out_features=n).apply({"params": alone}, a.query)
+    F, Y = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (F, a.output))
+    old = np.asarray(found["out"]["kernel"], np.float64).reshape(n, features)
+    held = 1e-3 * np.mean(np.sum(F**2, 0))
+    new = old + np.linalg.solve(F.T @ F + held * np.eye(n), F.T @ (Y - F @ old))
+    kernel = fit_output(made, found, [a])["out"]["kernel"]
+    np.testing.assert_allclose(kernel.reshape(n, features), new, atol=1e-5)
+
+
 def test_an_exact_conversion_stays_exact_when_it_is_fitted():
     made, params = start("gqa", True)
     found = convert(params, "mha", source="gqa", activations=[Activations(inputs(8, 4))])
