@@ -303,6 +303,18 @@ def test_mha_of_scores_that_are_too_wide_is_the_nearest():
     assert apart(made, params, module_of(found, "mha"), found) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["mqa", "sha", "mhe_mul"])
+def test_queries_and_keys_are_equally_large(kind):
+    """Column by column: their products alone say nothing of how each of them learns."""
+    _, params = start("mha", False)
+    found = convert(params, kind)
+    query, key = (np.asarray(found[role]["kernel"], np.float64) for role in ("query", "key"))
+    query, key = query.reshape(len(query), -1, key.shape[-1]), key.reshape(len(key), -1)
+    query = query / key.shape[-1] ** 0.5  # the scale of the scores
+    sizes = np.sqrt(np.mean(np.sum(query**2, 0), 0))
+    np.testing.assert_allclose(sizes, np.sqrt(np.sum(key**2, 0)), rtol=1e-5)
+
+
 def test_columns_that_nothing_needs_can_learn():
     _, params = start("mva", score_features=2)
     found = convert(params, "mha", source="mva")
