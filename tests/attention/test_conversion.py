@@ -25,10 +25,10 @@ from conversion_cases import (
 from scipy.optimize import linear_sum_assignment
 
 from mhe_jax.attention import Activations, Mask, convert, make_attention
-from mhe_jax.attention.conversion import error, module_of
+from mhe_jax.attention.conversion import error, kinds, module_of
 from mhe_jax.attention.conversion.factors import align, common_factor, parafac, root
 from mhe_jax.attention.conversion.fitting import fit_output, moments_of
-from mhe_jax.attention.conversion.heads import NOT_LINEAR, expand
+from mhe_jax.attention.conversion.heads import NOT_LINEAR, Heads, expand
 from mhe_jax.attention.conversion.kinds import TARGETS, closest
 from mhe_jax.attention.conversion.scores import Moments, Scores, Target
 from mhe_jax.config import InputError
@@ -301,6 +301,20 @@ def test_mha_of_scores_that_are_too_wide_is_the_nearest():
     made, params = start("mva", score_features=D - 1)
     found = convert(params, "mha", source="mva")
     assert apart(made, params, module_of(found, "mha"), found) < 1e-5
+
+
+def test_groups_of_scores_ask_for_no_common_values():
+    """Heads 0, 2 and 4 have nearly the scores of the others; 0, 1 and 2 have values in common."""
+    draw = np.random.default_rng(0)
+    query = np.repeat(draw.normal(size=(1, M + 1, D)), H, 0)
+    query[1::2] += 0.1 * draw.normal(size=(M + 1, D))
+    value = np.repeat(draw.normal(size=(2, M, D)), H // 2, 0)
+    key = np.repeat(draw.normal(size=(1, M, D)), H, 0)
+    heads = Heads(query, key, value, draw.normal(size=(H, D, M)), np.zeros(M))
+    target = Target("mhe_add", D, score_groups=2)
+    found = kinds._in_groups(heads, 2, target, Moments.unit(heads))
+    for half in np.split(found.query, 2):
+        np.testing.assert_array_equal(half, half[:1].repeat(H // 2, 0))
 
 
 @pytest.mark.parametrize("kind", ["mqa", "sha", "mhe_mul"])
