@@ -1,6 +1,7 @@
 """Models of transformers as runs: what a loaded run does with texts, in the file's own numbers."""
 
 import json
+from operator import attrgetter
 
 import jax
 import numpy as np
@@ -18,6 +19,8 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import is_own
 from mhe_jax.data import JsonTokenizer
+from mhe_jax.interchange.huggingface import bert, gpt2, llama
+from mhe_jax.interchange.huggingface.fields import Fields
 from mhe_jax.tasks.labelled.examples import Example
 from mhe_jax.tasks.labelled.rows import LabelledRows
 from mhe_jax.tasks.labelled.windows import WindowRows
@@ -46,6 +49,59 @@ def come_in(tmp_path, capsys):
         return *theirs, run
 
     return make
+
+
+SIZES = {
+    bert: {
+        "model_type": "bert",
+        **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 8),
+        **dict.fromkeys(("num_attention_heads", "max_position_embeddings"), 2),
+    },
+    gpt2: {
+        "model_type": "gpt2",
+        **dict.fromkeys(("vocab_size", "n_embd", "n_layer", "n_head", "n_positions"), 4),
+    },
+    llama: {
+        **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 8),
+        "num_attention_heads": 2,
+    },
+}
+# Our field, theirs, and what transformers takes where a config does not name it.
+FIELDS = {
+    bert: {
+        "layer_norm_epsilon": ("layer_norm_eps", 1e-12),
+        "dropout_rate": ("hidden_dropout_prob", 0.1),
+        "attention.dropout_rate": ("attention_probs_dropout_prob", 0.1),
+        "num_token_types": ("type_vocab_size", 2),
+    },
+    gpt2: {
+        "layer_norm_epsilon": ("layer_norm_epsilon", 1e-5),
+        "dropout_rate": ("resid_pdrop", 0.1),
+        "attention.dropout_rate": ("attn_pdrop", 0.1),
+        "mlp_features": ("n_inner", 16),
+    },
+    llama: {
+        "layer_norm_epsilon": ("rms_norm_eps", 1e-6),
+        "attention.dropout_rate": ("attention_dropout", 0.0),
+        "rotary_base": ("rope_theta", 10_000.0),
+        "max_length": ("max_position_embeddings", 2048),
+    },
+}
+
+
+@pytest.mark.parametrize("module", FIELDS, ids=lambda module: module.__name__.split(".")[-1])
+def test_each_field_is_read_and_has_the_default_of_transformers(module, tmp_path):
+    def read(**given):
+        (tmp_path / "config.json").write_text(json.dumps(SIZES[module] | given))
+        model = module.model_of(Fields(tmp_path))
+        return {name: attrgetter(name)(model) for name in FIELDS[module]}
+
+    assert read() == {name: default for name, (_, default) in FIELDS[module].items()}
+    values = {
+        theirs: default + i if isinstance(default, int) else default + i / 64
+        for i, (theirs, default) in enumerate(FIELDS[module].values(), 1)
+    }
+    assert read(**values) == {name: values[theirs] for name, (theirs, _) in FIELDS[module].items()}
 
 
 def log_probs(config, params, *ids):
