@@ -2,6 +2,7 @@
 
 import json
 from operator import attrgetter
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ from mhe_jax.config.rules.trust import is_own
 from mhe_jax.data import JsonTokenizer
 from mhe_jax.interchange.huggingface import bert, gpt2, llama
 from mhe_jax.interchange.huggingface.fields import Fields
+from mhe_jax.interchange.huggingface.reading import _permuted
 from mhe_jax.tasks.labelled.examples import Example
 from mhe_jax.tasks.labelled.rows import LabelledRows
 from mhe_jax.tasks.labelled.windows import WindowRows
@@ -102,6 +104,16 @@ def test_each_field_is_read_and_has_the_default_of_transformers(module, tmp_path
         for i, (theirs, default) in enumerate(FIELDS[module].values(), 1)
     }
     assert read(**values) == {name: values[theirs] for name, (theirs, _) in FIELDS[module].items()}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_of_tokens_that_a_file_lacks(axis):
+    """bos is as the token that begins a text, and what nobody reads is 0."""
+    file = SimpleNamespace(of_file=np.array([-1, 2, -1, 1, -1, 0, 3]))
+    array = np.arange(1, 9).reshape(4, 2)
+    found = _permuted(array if axis == 0 else array.T, axis, file, 3)
+    right = [[0, 0], [5, 6], [7, 8], [3, 4], [0, 0], [1, 2], [7, 8]]
+    np.testing.assert_array_equal(found if axis == 0 else found.T, right)
 
 
 def log_probs(config, params, *ids):
