@@ -285,7 +285,8 @@ def test_convert_arguments():
         ("run", "two directories come first; usage: python -m mhe_jax convert RUN NEW"),
         ("run --kind mqa", "two directories come first; usage: "),
         ("run new --kind mhe_mull", "--kind is 'mhe_mull': takes one of mha, sha, "),
-        ("run new --kind mhe_mull", "; did you mean mhe_mul"),
+        ("run new --kind mhe_mull", ", tpa; did you mean mhe_mul"),
+        ("run new --kind=mhe_mull", ", tpa; did you mean mhe_mul"),
         ("run new --kind=mva --score_features many", "--score_features is 'many': takes a whole"),
         ("run new --kin mqa", "unknown field --kin; did you mean --kind"),
     ],
@@ -301,6 +302,14 @@ def test_export_arguments():
         Path("out"),
         export.ExportArguments(to="ctranslate2", checkpoint="last"),
     )
+
+
+def test_export_gets_all_that_was_given(monkeypatch, capsys):
+    told = {}
+    monkeypatch.setattr(export, "export", lambda *_, **given: told.update(given) or {})
+    arguments = "run out --to stablehlo --checkpoint last --average_checkpoints 2 --trust a b"
+    export.main(arguments.split())
+    assert told == {"checkpoint": "last", "average_checkpoints": 2, "trust": ("a", "b")}
 
 
 @pytest.mark.parametrize(

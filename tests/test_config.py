@@ -107,6 +107,10 @@ def test_unknown_variant_names_the_variants(config_file):
             "    raise InputError('set DATA\\nfirst')\n",
             ":3: set DATA first",
         ),
+        (
+            "def get_config():\n    return half(3)\n\n\ndef half(n):\n    return n / 0\n",
+            ":6: ZeroDivisionError: ",
+        ),
         ("import no_such_module_anywhere\n", ":1: ModuleNotFoundError: No module named"),
         ("x = 1\n", ": has no function get_config"),
         ("def get_config():\n    return {}\n", ": get_config() returned dict, not a Config"),
@@ -157,6 +161,7 @@ def test_json_keeps_text_that_is_not_ascii(tmp_path):
         ({"data": {"train": "a.txt"}}, "data.train is 'a.txt': takes any number of texts"),
         ({"data": {"train": ["a", 1]}}, "data.train is ['a', 1]: takes any number of texts"),
         ({"optimizer": {"learning_rate": None}}, "learning_rate is None: takes a number"),
+        ({"optimizer": {"learning_rate": True}}, "learning_rate is True: takes a number"),
     ],
 )
 def test_json_mistakes(values, complaint):
@@ -206,6 +211,17 @@ def test_set_field():
 
 
 # Rules between fields
+
+
+@pytest.mark.parametrize(("hashing", "room"), [(None, 45), ("md_pool", 44)])
+def test_windows_hold_a_question_and_what_stands_between(hashing, room):
+    """bos, the question, eos (hashed words: two), the context, eos."""
+    data = DataConfig(dataset="squad", train=("a.json",), sequence_length=64, question_length=16)
+    config = changed(Config(task="span", data=data), model__num_spans=None, model__hashing=hashing)
+    rules.check(changed(config, data__window_stride=room))
+    told = message(rules.check, changed(config, data__window_stride=room + 1))
+    assert told.startswith(f"data.window_stride is {room + 1}: at most data.sequence_length - ")
+    assert told.endswith(f" = {room}")
 
 
 def with_attention(**attention):
@@ -374,6 +390,7 @@ def test_accepted(config):
         (changed(LM, data__sequence_length=513), "at most model.max_length=512"),
         (changed(LM, data__length_buckets=(128,)), "buckets is (128,): not for task lm"),
         (changed(PAIRS, data__length_buckets=(64, 32, 128)), "each above the last"),
+        (changed(PAIRS, data__length_buckets=(16, 16, 128)), "each above the last"),
         (changed(PAIRS, data__length_buckets=(0, 128)), "lengths above 0"),
         (changed(PAIRS, data__length_buckets=(16, 64)), "must be data.sequence_length=128"),
         (

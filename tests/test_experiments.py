@@ -207,3 +207,16 @@ def test_a_page_has_the_tables_of_the_records():
         assert mean is not None
         count = scores[name].parameters("attention")
         assert f"| {count:,} | {mean:.2f} | {spread:.2f} |" in page
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    bleu = {name: f"{group.mean('bleu'):.2f}" for name, group in scores.items()}
+    counts = {name: group.parameters("attention") or 0 for name, group in scores.items()}
+    share = {name: f"{100 * count / counts['mha']:.0f} %" for name, count in counts.items()}
+    assert share["mhe_mul"] == share["mhe_add"]
+    for said in (
+        f"`mhe_mul` and `mhe_add` have {share['mhe_mul']} of the attention parameters of `mha`",
+        f"({bleu['mhe_mul']} and {bleu['mhe_add']} BLEU against {bleu['mha']})",
+        f"one head without embeddings ({bleu['sha']})",
+        "with two groups ({}, {})".format(*(x["mhe_add, num_groups=2"] for x in (bleu, share))),
+        f"`mva` ({bleu['mva']}, {share['mva']}) score more",
+    ):
+        assert said in page

@@ -66,6 +66,9 @@ def test_a_url_does_not_go_up():
     for directory, name in [("", "gs://bucket/a/../b"), ("s3://bucket/a", "../b")]:
         with pytest.raises(InputError, match=r"/a/\.\./b: takes a name without \.\.$"):
             source_path(directory, name)
+    for name in ("gs://bucket/..", "gs://bucket/a/.."):
+        with pytest.raises(InputError, match=r"\.\.: takes a name without \.\.$"):
+            path_of(name)
 
 
 def test_a_cache_is_local(monkeypatch):

@@ -241,6 +241,50 @@ def test_the_page_has_the_table_and_the_picture_of_the_record():
     assert uptraining_picture.OUT.read_text(encoding="utf-8") == uptraining_picture.picture(lines)
 
 
+def test_what_the_page_says_of_the_record_is_so():
+    lines = json.loads(uptraining_picture.RECORD.read_text())["lines"]
+    page = (Path(__file__).parents[1] / "docs" / "uptraining.md").read_text(encoding="utf-8")
+    page = " ".join(page.split())
+
+    def mean(name: str, start: str = "uptrained", share: float = 0.25) -> float:
+        case = (name, start, share)
+        own = [x for x in lines if (x["attention"], x["start"], x["share"]) == case]
+        return statistics.fmean(x["bleu"] for x in own)
+
+    kinds = ("mva", "gqa", "mhe_add-2-groups", "mhe_mul")
+    base, control = mean("mha", "at once", 0.0), mean("mha")
+    for said, of in (
+        (
+            "After 25 % of the steps `mva` scores what the `mha` runs scored ({mva}, {} %), `gqa` "
+            "{} % of it, `mhe_add` with 2 groups, with 44 % of the attention parameters and a "
+            "quarter of the cache, {} %, and `mhe_mul`, with 35 % and an eighth, {} %.",
+            base,
+        ),
+        (
+            "Of the control `mva` has {} %, `gqa` {} %, `mhe_add` with 2 groups {} % and "
+            "`mhe_mul` {} %.",
+            control,
+        ),
+    ):
+        shares = [f"{100 * mean(kind) / of:.2f}" for kind in kinds]
+        assert said.format(*shares, mva=f"{mean('mva'):.2f}") in page
+    assert f"gains {control - base:.2f} BLEU by 25 % of the steps ({control:.2f})" in page
+    at_once = {kind: mean(kind, "at once", 0.0) / base for kind in kinds}
+    assert f"worth using at once, with {100 * at_once.pop('gqa'):.2f} %" in page
+    assert all(1 / 6 < 1 - share < 0.205 for share in at_once.values())  # a sixth to a fifth
+    for kind in ("mhe_mul", "mva"):
+        gained = mean(kind, share=0.05) - mean(kind, "at once", 0.0)
+        assert gained > (1 - at_once[kind]) * base / 2
+    control_runs = [x for x in lines if (x["attention"], x["start"]) == ("mha", "uptrained")]
+    losses = {x["share"]: x["losses"] for x in control_runs if "losses" in x}
+    for share in (0.05, 0.1):
+        by_rate = sorted(losses[share].items(), key=lambda item: float(item[0]))
+        assert [loss for _, loss in by_rate] == sorted(losses[share].values())
+        assert min(losses[share].values()) > 2.032
+        assert len(by_rate) == 6
+    assert f"falls from 2.032 to {min(losses[0.25].values()):.3f} (seed 0)" in page
+
+
 def test_the_page_has_what_the_language_model_scores():
     root = Path(__file__).parents[1]
     lines = json.loads((root / "docs/records/uptraining/lm.json").read_text())["lines"]

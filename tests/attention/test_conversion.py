@@ -25,10 +25,10 @@ from conversion_cases import (
 from scipy.optimize import linear_sum_assignment
 
 from mhe_jax.attention import Activations, Mask, convert, make_attention
-from mhe_jax.attention.conversion import error, module_of
+from mhe_jax.attention.conversion import error, kinds, module_of
 from mhe_jax.attention.conversion.factors import align, common_factor, parafac, root
 from mhe_jax.attention.conversion.fitting import fit_output, moments_of
-from mhe_jax.attention.conversion.heads import NOT_LINEAR, expand
+from mhe_jax.attention.conversion.heads import NOT_LINEAR, Heads, expand
 from mhe_jax.attention.conversion.kinds import TARGETS, closest
 from mhe_jax.attention.conversion.scores import Moments, Scores, Target
 from mhe_jax.config import InputError
@@ -250,6 +250,24 @@ def test_a_fit_is_the_least_squares_of_real_outputs(kind, use_bias, monkeypatch)
     assert error(made, after, [wild]) == pytest.approx(error(made, after, [a]))
 
 
+def test_a_fit_is_held_by_a_thousandth_of_what_it_reads():
+    """`W_o + (FᵀF + λ)⁻¹ Fᵀ (Y - F W_o)`, F the outputs of the heads, λ 0.001 of their mean FᵀF."""
+    source, params = start("mha", False)
+    a = Activations(inputs(5, 30)).completed(source, params)
+    found = convert(params, "mqa")
+    made = module_of(found, "mqa")
+    heads, width, features = found["out"]["kernel"].shape
+    n = heads * width
+    alone = {**found, "out": {"kernel": jnp.eye(n).reshape(heads, width, n)}}
+    F = made.clone(out_features=n).apply({"params": alone}, a.query)
+    F, Y = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (F, a.output))
+    old = np.asarray(found["out"]["kernel"], np.float64).reshape(n, features)
+    held = 1e-3 * np.mean(np.sum(F**2, 0))
+    new = old + np.linalg.solve(F.T @ F + held * np.eye(n), F.T @ (Y - F @ old))
+    kernel = fit_output(made, found, [a])["out"]["kernel"]
+    np.testing.assert_allclose(kernel.reshape(n, features), new, atol=1e-5)
+
+
 def test_an_exact_conversion_stays_exact_when_it_is_fitted():
     made, params = start("gqa", True)
     found = convert(params, "mha", source="gqa", activations=[Activations(inputs(8, 4))])
@@ -283,6 +301,32 @@ def test_mha_of_scores_that_are_too_wide_is_the_nearest():
     made, params = start("mva", score_features=D - 1)
     found = convert(params, "mha", source="mva")
     assert apart(made, params, module_of(found, "mha"), found) < 1e-5
+
+
+def test_groups_of_scores_ask_for_no_common_values():
+    """Heads 0, 2 and 4 have nearly the scores of the others; 0, 1 and 2 have values in common."""
+    draw = np.random.default_rng(0)
+    query = np.repeat(draw.normal(size=(1, M + 1, D)), H, 0)
+    query[1::2] += 0.1 * draw.normal(size=(M + 1, D))
+    value = np.repeat(draw.normal(size=(2, M, D)), H // 2, 0)
+    key = np.repeat(draw.normal(size=(1, M, D)), H, 0)
+    heads = Heads(query, key, value, draw.normal(size=(H, D, M)), np.zeros(M))
+    target = Target("mhe_add", D, score_groups=2)
+    found = kinds._in_groups(heads, 2, target, Moments.unit(heads))
+    for half in np.split(found.query, 2):
+        np.testing.assert_array_equal(half, half[:1].repeat(H // 2, 0))
+
+
+@pytest.mark.parametrize("kind", ["mqa", "sha", "mhe_mul"])
+def test_queries_and_keys_are_equally_large(kind):
+    """Column by column: their products alone say nothing of how each of them learns."""
+    _, params = start("mha", False)
+    found = convert(params, kind)
+    query, key = (np.asarray(found[role]["kernel"], np.float64) for role in ("query", "key"))
+    query, key = query.reshape(len(query), -1, key.shape[-1]), key.reshape(len(key), -1)
+    query = query / key.shape[-1] ** 0.5  # the scale of the scores
+    sizes = np.sqrt(np.mean(np.sum(query**2, 0), 0))
+    np.testing.assert_allclose(sizes, np.sqrt(np.sum(key**2, 0)), rtol=1e-5)
 
 
 def test_columns_that_nothing_needs_can_learn():

@@ -1,7 +1,9 @@
 """The cost table against the published counts and against real modules."""
 
 import functools
+import re
 import typing
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +75,42 @@ def test_counts_of_rivals(kind, fields, parameters, cached):
     of_kind = make_attention(kind, num_heads=12, use_bias=False, **fields)
     scale = fields.get("query_rank", 64) if kind == "mfa" else 0
     assert cost.parameters(of_kind, 768) == parameters + scale
+    assert cost.cached_numbers(of_kind, 768) == cached
+
+
+MLA = {"query_rank": 384, "rotary": Rotary()}  # of the same shape in both rows
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "fields", "scales"),
+    [
+        ("README.md", "`mha`", {}, 0),
+        ("README.md", "`skv`", {}, 0),
+        ("README.md", "`gqa`", {"num_kv_heads": 4}, 0),
+        ("README.md", "`mqa`", {}, 0),
+        ("README.md", "`el`", {}, 0),
+        ("README.md", "`mhe_mul`", {}, 0),
+        ("README.md", "`mhe_add`", {}, 0),
+        ("README.md", "`sha`", {}, 0),
+        ("README.md", "`mva`", {}, 0),
+        ("docs/kinds.md", "`collaborative`", {}, 0),
+        ("docs/kinds.md", "`mfa`", {}, 64),
+        ("docs/kinds.md", "`mfa`, `reuse_keys`", {"reuse_keys": True}, 64),
+        ("docs/kinds.md", "`gta`", {"num_kv_heads": 3, "rotary": Rotary()}, 0),
+        ("docs/kinds.md", "`mla`", MLA, 384 + 256),
+        ("docs/kinds.md", "`mla`, `latent_groups` 2", {"latent_groups": 2, **MLA}, 384 + 256),
+        ("docs/kinds.md", "`tpa`", {}, 0),
+    ],
+)
+def test_the_tables_of_the_pages_have_these_counts(page, name, fields, scales):
+    """At M = 768 and 12 heads; the scales of norms are not in the tables."""
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    cells = [cell.strip() for cell in row.split(" | ")]
+    count = int(cells[3].split()[0].replace(",", ""))
+    cached = int(re.sub(r".*= ", "", cells[4]).replace(",", ""))
+    of_kind = make_attention(name.split("`")[1], num_heads=12, use_bias=False, **fields)
+    assert cost.parameters(of_kind, 768) == count + scales
     assert cost.cached_numbers(of_kind, 768) == cached
 
 

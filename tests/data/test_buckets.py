@@ -83,9 +83,18 @@ def test_patterns_and_directories_are_sources_of_all_their_files(url, put, read)
     assert list(read(f"{url}/c/*.txt")) == ["one", "two", "three", "four"]
     assert list(read("c/?.txt", directory=url)) == ["one", "two", "three", "four"]
     assert list(read(f"{url}/c/**/*.txt")) == ["one", "two", "three", "four", "five"]
+    assert list(read(f"{url}/c/[12d]*")) == ["one", "two", "three", "four"]  # no directory
     assert list(read(f"{url}/c")) == ["one", "two", "three", "four"]
     put("d/[a].txt", b"a name, no pattern\n")
     assert list(read(f"{url}/d/[a].txt")) == ["a name, no pattern"]
+
+
+def test_the_mark_of_a_directory_is_no_file_in_it(url, monkeypatch):
+    """Consoles of stores make an object `c/` for a directory `c`."""
+    place = Bucket(f"{url}/c")
+    names = [f"{place}/".partition("//")[2], f"{place / 'a'}".partition("//")[2]]
+    monkeypatch.setattr(place._fs, "ls", lambda *_, **__: names)
+    assert list(place.iterdir()) == [place / "a"]
 
 
 def test_it_is_fetched_once_and_anew_when_it_has_changed(url, put, read, tmp_path, monkeypatch):
@@ -101,6 +110,19 @@ def test_it_is_fetched_once_and_anew_when_it_has_changed(url, put, read, tmp_pat
     assert len(fetched) == 2
     (copy,) = (tmp_path / "cache" / "fetched").glob("*/*")
     assert copy.read_bytes() == b"two\n"
+    draft = copy.with_name(".of another process.tmp")
+    draft.touch()
+    put("a.txt", b"six\n")
+    assert list(read(f"{url}/a.txt")) == ["six"]
+    assert draft.exists()
+
+
+def test_objects_of_one_name_in_two_places_are_kept_both(url, put, read, tmp_path):
+    for name, text in (("x/a.txt", b"one\n"), ("y/a.txt", b"two\n")):
+        put(name, text)
+        assert list(read(f"{url}/{name}")) == [text.decode().strip()]
+    copies = (tmp_path / "cache" / "fetched").glob("*/*")
+    assert sorted(copy.read_bytes() for copy in copies) == [b"one\n", b"two\n"]
 
 
 def test_one_that_changes_while_it_is_fetched(url, put, read, tmp_path, monkeypatch):

@@ -62,11 +62,13 @@ def test_no_more_than_a_part_of_a_file_is_held(tmp_path, fields, monkeypatch):
     assert 0 < most < path.stat().st_size / 8
 
 
-def test_fields_are_one_text_or_a_pair(read, tmp_path):
+def test_fields_are_one_text_or_a_pair(read, tmp_path, monkeypatch):
     write(tmp_path / "a.parquet", en=["one", "two"], de=["eins", "zwei"])
     assert list(read("a.parquet", fields=("de",))) == ["eins", "zwei"]
     pairs = read("a.parquet", content="pair", fields=("en", "de"))
     assert list(pairs) == [("one", "eins"), ("two", "zwei")]
+    monkeypatch.setattr(columns, "_column_parts", lambda *_: pytest.fail("read again"))
+    assert list(read("a.parquet", content="pair", fields=("en", "de"))) == list(pairs)
 
 
 def test_the_same_texts_have_one_key_and_others_another(read, tmp_path):

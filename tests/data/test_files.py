@@ -9,11 +9,11 @@ import time
 
 import numpy as np
 import pytest
-from text_for_tests import equal, experiment, sentences, write_lines
+from text_for_tests import equal, experiment, sentences, small_tokenizer, write_lines
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import publish, write_whole
-from mhe_jax.data import index, open_source, unpacking
+from mhe_jax.data import EOS, index, open_source, unpacking
 from mhe_jax.data.cache import built_once
 from mhe_jax.data.pairs import token_lengths
 from mhe_jax.data.tokens import TokenFile
@@ -343,6 +343,45 @@ def test_a_text_that_was_only_touched_keeps_its_tokens(read, tmp_path, tokenizer
         TokenFile(read(name), tokenizer, tmp_path / "cache")
 
 
+def test_each_field_of_a_file_has_tokens_of_its_own(read, tmp_path, tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"en": "one", "de": "eins"}\n' * 3)
+    keys = set()
+    for fields in (("en",), ("de",), ("en", "de"), ("de", "en")):
+        content = "pair" if len(fields) == 2 else "text"
+        source = read("a.jsonl", content=content, fields=fields)
+        keys.add(source.key)
+        if content == "text":
+            tokens = TokenFile(source, tokenizer, tmp_path / "cache")
+            assert tokens[0 : len(tokens)].tolist() == [*tokenizer.encode(source[0]), EOS] * 3
+    assert len(keys) == 4
+
+
+def test_each_tokenizer_has_tokens_and_lengths_of_its_own(read, tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_bytes(ONE)
+    (tmp_path / "a.tsv").write_bytes(ONE.replace(b"\n", b"\tja\n"))
+    text, pairs, cache = read("a.txt"), read("a.tsv", content="pair"), tmp_path / "cache"
+    for own in (tokenizer, small_tokenizer(320)):
+        ids = [own.encode(line) for line in text]
+        tokens = TokenFile(text, own, cache)
+        assert tokens[0 : len(tokens)].tolist() == [i for row in ids for i in (*row, EOS)]
+        assert token_lengths(pairs, own, cache)[:, 0].tolist() == [len(row) for row in ids]
+
+
+def test_files_in_another_order_are_another_text(read, tmp_path):
+    (tmp_path / "a.txt").write_bytes(ONE)
+    (tmp_path / "b.txt").write_bytes(TWO)
+    key = read("?.txt").key
+    (tmp_path / "a.txt").rename(tmp_path / "c.txt")
+    assert read("?.txt").key != key
+
+
+def test_pairs_are_known_by_both_of_their_texts(read, tmp_path):
+    for name, data in (("a.en", ONE), ("a.de", TWO), ("b.de", ONE)):
+        (tmp_path / name).write_bytes(data)
+    sides = [("a.en", "a.de"), ("a.en", "b.de"), ("a.de", "a.en")]
+    assert len({read(*written, content="pair").key for written in sides}) == 3
+
+
 SQUAD = (
     '{"data": [{"paragraphs": [{"context": "the big dog runs", "qas": [{"id": "1", "question": '
     '"who runs", "answers": [{"text": "big dog", "answer_start": 4}]}]}]}]}\n'
@@ -432,6 +471,8 @@ def test_the_longest_line(read, tmp_path, monkeypatch, chunk, name, end):
         read(*written, content=content)
     (tmp_path / "a.txt").write_bytes(line)
     assert len(read("a.txt")) == 1
+    with pytest.raises(InputError, match="a.txt:1: has more than 0 MiB"):  # of pairs, though known
+        read("a.txt", "a.txt", content="pair")
 
 
 def test_lengths_are_those_of_the_tokens(read, tmp_path, tokenizer):

@@ -331,6 +331,10 @@ def test_columns_of_own_examples(config, tmp_path):
         (("poor",), 0),
         (("well",), 1),
     ]
+    label, about = classes(["bad", "good"], [1, -1])  # -1: no label
+    write_rows(tmp_path / "own" / "test.parquet", about, text=["fine", "poor"], label=label)
+    unlabelled = config("own", train=("many",), test=("test.parquet",), labels=("bad", "good"))
+    assert [e.label for e in read_examples(unlabelled, "test")] == [1, None]
     (many / "1.parquet").write_bytes(b"")
     with pytest.raises(InputError, match="1.parquet: is empty"):
         read_examples(given, "train")

@@ -110,6 +110,15 @@ def test_a_weight_for_each_name_says_that_no_two_are_one_source():
     assert found == [(("saved/a",), 1.0), (("b",), 2.0)]
 
 
+@pytest.mark.parametrize("packed", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("form", [".tsv", ".jsonl"])
+def test_a_file_of_pairs_is_a_source_by_itself(form, packed):
+    whole = f"a{form}{packed}"
+    data = DataConfig(train=("b.en", "b.de", whole, "c.en", "c.de"), train_weights=(1.0,) * 3)
+    found = training_sources(Config(task="translation", data=data))
+    assert [names for names, _ in found] == [("b.en", "b.de"), (whole,), ("c.en", "c.de")]
+
+
 def test_the_tokenizer_sees_all_sources(directory, tmp_path):
     config = mixed(directory, "translation")
     config = dataclasses.replace(

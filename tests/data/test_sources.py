@@ -318,6 +318,14 @@ def test_stream_starts_inside_long_items_only(read, tmp_path):
     assert [last for _, last in whole] == [False] * (len(whole) - 2) + [True, True]
 
 
+def test_after_the_first_item_each_is_read_from_its_beginning(read, tmp_path):
+    lines = ["first " + "one " * 2000, "second " + "two " * 2000]
+    write_lines(tmp_path / "a.txt", lines)
+    found = "".join(f"{part} " for part, _ in stream(read("a.txt"), 4000, 100))
+    assert not found.startswith("first")
+    assert "second two" in found
+
+
 def test_places_cover_a_file_evenly(read, tmp_path):
     write_lines(tmp_path / "a.txt", sentences(1000))
     source = read("a.txt")

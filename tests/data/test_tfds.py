@@ -90,6 +90,8 @@ def test_prepared_as_tfrecord(read, in_tfrecord):
     assert list(read("tfds:tiny_pairs_in_tfrecord:train")) == PAIRS
     assert list(read("tfds:tiny_pairs_in_tfrecord:train[3:8]")) == PAIRS[3:8]
     assert list(read("tfds:tiny_pairs_in_tfrecord:train[:5]")) == PAIRS[:5]
+    parts = ("", "[3:8]", "[:8]", "[3:]")
+    assert len({read(f"tfds:tiny_pairs_in_tfrecord:train{part}").key for part in parts}) == 4
     assert "tensorflow" not in sys.modules
 
 

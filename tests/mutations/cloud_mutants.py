@@ -38,4 +38,25 @@ CLOUD = (
         "except OSError:",
         "test_buckets.py",
     ),
+    Mutant(
+        "objects of one name take each other's place",
+        "local_copy",
+        '"fetched" / key_of(str(path))',
+        '"fetched" / key_of(path.name)',
+        "test_buckets.py::test_objects_of_one_name_in_two_places_are_kept_both",
+    ),
+    Mutant(
+        "what another process fetches is deleted",
+        "local_copy",
+        ' and other.suffix != ".tmp"',
+        "",
+        "test_buckets.py::test_it_is_fetched_once_and_anew_when_it_has_changed",
+    ),
+    Mutant(
+        "a name goes up at its end",
+        "check_scheme",
+        '".." in name.split("/")',
+        '"/../" in name',
+        "test_places.py::test_a_url_does_not_go_up",
+    ),
 )

@@ -254,4 +254,25 @@ RUN = (
         'split != "train"',
         "test_bad_texts.py test_sources.py",
     ),
+    Mutant(
+        "the number of checkpoints is not passed on",
+        "main",
+        "        average_checkpoints=given.average_checkpoints,\n",
+        "",
+        "test_command_line.py::test_export_gets_all_that_was_given",
+    ),
+    Mutant(
+        "the head pools as the other run",
+        "_shaped_as",
+        "        pooling=ours.pooling,\n",
+        "",
+        "test_warm_start.py::test_the_command_line_takes_the_shape_of_the_other_run",
+    ),
+    Mutant(
+        "a mean of checkpoints is of its first",
+        "_stale",
+        "then[-1] if",
+        "then[0] if",
+        "test_report.py::test_a_mean_of_checkpoints_is_of_its_last",
+    ),
 )

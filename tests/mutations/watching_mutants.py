@@ -101,4 +101,11 @@ WATCHING = (
         "for writer in self._writers[:1]:",
         "test_metric_writers.py",
     ),
+    Mutant(
+        "the step that a run goes on from is lost",
+        "TensorBoard.__init__",
+        "purge_step=start_step + 1",
+        "purge_step=start_step",
+        "test_metric_writers.py::test_tensorboard_forgets_what_comes_again",
+    ),
 )

@@ -3,12 +3,14 @@
 import json
 import struct
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.config.fields import set_field
+from mhe_jax.config.fields import set_field, to_dict
 from mhe_jax.config.files import METRICS
 from mhe_jax.training import tracking
 from mhe_jax.training.loop import train
@@ -110,6 +112,36 @@ def test_tensorboard(tiny, tmp_path):
     writer.close()
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert b"train/loss" in events.read_bytes()
+
+
+def test_tensorboard_forgets_what_comes_again(tiny, monkeypatch):
+    """The step that a run goes on from is kept, and those after it are not."""
+    tensorboard = pytest.importorskip("tensorboardX")
+    told = []
+    monkeypatch.setattr(tensorboard, "SummaryWriter", lambda *_, **settings: told.append(settings))
+    make_writers(tiny("lm", **{"train.tensorboard": True}), 4)
+    assert told == [{"purge_step": 5}]
+
+
+def test_what_wandb_is_told(tiny, tmp_path, monkeypatch):
+    """Also where the library is not installed."""
+    told = []
+    library = ModuleType("wandb")
+    library.__spec__ = ModuleSpec("wandb", None)
+    run = SimpleNamespace(define_metric=lambda *_, **__: None)
+    fake = {"init": lambda **said: told.append(said) or run, "Error": OSError, "Settings": dict}
+    vars(library).update(fake)
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    config = tiny("lm", **{"train.wandb": True, "workdir": str(tmp_path / "mine")})
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    make_writers(config, 0)
+    monkeypatch.setenv("WANDB_PROJECT", "ours")
+    make_writers(config, 4)
+    first, second = told
+    assert (first.pop("project"), second.pop("project")) == ("mhe_jax", "ours")
+    assert first == second
+    assert (first["name"], first["dir"], first["resume"]) == ("mine", config.workdir, "allow")
+    assert first["config"] == to_dict(config)
 
 
 @pytest.mark.whole_run

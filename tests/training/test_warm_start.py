@@ -358,6 +358,10 @@ def test_the_command_line_takes_the_shape_of_the_other_run(tiny, tmp_path):
     found = parse_train_arguments([*command, "--data.sequence_length", "16"])
     encoder = found.model.attention_for("encoder")
     assert (encoder.dropout_rate, encoder.num_heads) == (found.model.attention.dropout_rate, 4)
+    pooled = tiny("mlm", workdir=mlm.workdir, **{"model.pooling": "mean"})
+    save_json(pooled, Path(mlm.workdir) / "config.json")
+    found = parse_train_arguments([*command, "--data.sequence_length", "16"])
+    assert found.model.pooling == "first"  # of the head, which is its own
     save_json(mlm, Path(mlm.workdir) / "config.json")
     with pytest.raises(
         InputError, match="data.sequence_length is 128: at most model.max_length=16"

@@ -112,10 +112,13 @@ class Fields:
             raise InputError(f"{self.path}: {name} is {value!r}: takes a number above 0")
         return value
 
-    def must(self, name: str, *allowed: Any) -> None:
-        """Raises InputError unless a field, where it is there, has one of the values."""
+    def must(self, name: str, *allowed: Any, absent: Any = ...) -> None:
+        """Raises InputError unless a field has one of the values.
+
+        Where it is not there it has the value `absent`, if one is given, else the first of them.
+        """
         self._asked.add(name)
-        value = self.values.get(name, allowed[0])
+        value = self.values.get(name, allowed[0] if absent is ... else absent)
         if value not in allowed:
             takes = " or ".join(repr(value) for value in allowed)
             raise InputError(f"{self.path}: {name} is {value!r}, and our models have only {takes}")

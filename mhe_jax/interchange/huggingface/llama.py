@@ -123,7 +123,8 @@ def model_of(fields: Fields) -> ModelConfig:
       InputError: a field that our models do not have.
     """
     base, scaling = _rotary(fields)
-    fields.must("sliding_window", None)
+    mistral = fields.values.get("model_type") == "mistral"
+    fields.must("sliding_window", None, absent=4096 if mistral else None)
     width, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     key_heads = fields.size("num_key_value_heads", heads)
     kind = "mha" if key_heads == heads else "mqa" if key_heads == 1 else "gqa"

@@ -114,7 +114,7 @@ def model_of(fields: Fields) -> ModelConfig:
     fields.must("normalize_embedding", False)
     fields.must("add_final_layer_norm", False)
     fields.must("share_encoder_decoder_embeddings", True)
-    fields.must("scale_embedding", True)
+    fields.must("scale_embedding", True, absent=False)
     heads = fields.size("encoder_attention_heads"), fields.size("decoder_attention_heads")
     by_role = AttentionByRole()
     if heads[0] != heads[1]:

@@ -201,6 +201,16 @@ CONFIGS = {
         "is True, and our models have only False$",
     ),
     "a window": ("llama", {"sliding_window": 9}, "sliding_window is 9, and our models have only"),
+    "a window that is not named": (
+        "llama",
+        {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+        "sliding_window is 4096, and our models have only None$",
+    ),
+    "a scale that is not named": (
+        "marian",
+        {"scale_embedding": ...},
+        "scale_embedding is False, and our models have only True$",
+    ),
     "other scaling": (
         "llama",
         {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},

@@ -1,6 +1,8 @@
 """Models of transformers as runs: what a loaded run does with texts, in the file's own numbers."""
 
 import json
+from operator import attrgetter
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -18,6 +20,9 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import is_own
 from mhe_jax.data import JsonTokenizer
+from mhe_jax.interchange.huggingface import bert, gpt2, llama
+from mhe_jax.interchange.huggingface.fields import Fields
+from mhe_jax.interchange.huggingface.reading import _permuted
 from mhe_jax.tasks.labelled.examples import Example
 from mhe_jax.tasks.labelled.rows import LabelledRows
 from mhe_jax.tasks.labelled.windows import WindowRows
@@ -46,6 +51,69 @@ def come_in(tmp_path, capsys):
         return *theirs, run
 
     return make
+
+
+SIZES = {
+    bert: {
+        "model_type": "bert",
+        **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 8),
+        **dict.fromkeys(("num_attention_heads", "max_position_embeddings"), 2),
+    },
+    gpt2: {
+        "model_type": "gpt2",
+        **dict.fromkeys(("vocab_size", "n_embd", "n_layer", "n_head", "n_positions"), 4),
+    },
+    llama: {
+        **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 8),
+        "num_attention_heads": 2,
+    },
+}
+# Our field, theirs, and what transformers takes where a config does not name it.
+FIELDS = {
+    bert: {
+        "layer_norm_epsilon": ("layer_norm_eps", 1e-12),
+        "dropout_rate": ("hidden_dropout_prob", 0.1),
+        "attention.dropout_rate": ("attention_probs_dropout_prob", 0.1),
+        "num_token_types": ("type_vocab_size", 2),
+    },
+    gpt2: {
+        "layer_norm_epsilon": ("layer_norm_epsilon", 1e-5),
+        "dropout_rate": ("resid_pdrop", 0.1),
+        "attention.dropout_rate": ("attn_pdrop", 0.1),
+        "mlp_features": ("n_inner", 16),
+    },
+    llama: {
+        "layer_norm_epsilon": ("rms_norm_eps", 1e-6),
+        "attention.dropout_rate": ("attention_dropout", 0.0),
+        "rotary_base": ("rope_theta", 10_000.0),
+        "max_length": ("max_position_embeddings", 2048),
+    },
+}
+
+
+@pytest.mark.parametrize("module", FIELDS, ids=lambda module: module.__name__.split(".")[-1])
+def test_each_field_is_read_and_has_the_default_of_transformers(module, tmp_path):
+    def read(**given):
+        (tmp_path / "config.json").write_text(json.dumps(SIZES[module] | given))
+        model = module.model_of(Fields(tmp_path))
+        return {name: attrgetter(name)(model) for name in FIELDS[module]}
+
+    assert read() == {name: default for name, (_, default) in FIELDS[module].items()}
+    values = {
+        theirs: default + i if isinstance(default, int) else default + i / 64
+        for i, (theirs, default) in enumerate(FIELDS[module].values(), 1)
+    }
+    assert read(**values) == {name: values[theirs] for name, (theirs, _) in FIELDS[module].items()}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_of_tokens_that_a_file_lacks(axis):
+    """bos is as the token that begins a text, and what nobody reads is 0."""
+    file = SimpleNamespace(of_file=np.array([-1, 2, -1, 1, -1, 0, 3]))
+    array = np.arange(1, 9).reshape(4, 2)
+    found = _permuted(array if axis == 0 else array.T, axis, file, 3)
+    right = [[0, 0], [5, 6], [7, 8], [3, 4], [0, 0], [1, 2], [7, 8]]
+    np.testing.assert_array_equal(found if axis == 0 else found.T, right)
 
 
 def log_probs(config, params, *ids):
