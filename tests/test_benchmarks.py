@@ -392,13 +392,15 @@ def test_pages_have_the_ratios_of_the_records():
 def test_pages_have_the_bytes_and_cycles_of_the_records():
     """Tables and sentences that tell a part of what a record has."""
     found = {}
-    for path in (ROOT / "benchmarks/records/fit").glob("search-*-bert-base-*.json"):
+    for path in (ROOT / "benchmarks/records/fit").glob("search-*.json"):
         cell = json.loads(path.read_text())
         rows, engine = cell["batch"]["rows_per_chip"], *cell["attention"].values()
-        found[cell["kind"], cell["attention_dropout"]] = f"{rows} ({engine})"
-    for kind in {kind for kind, _ in found}:
-        row = [found.get((kind, rate), "not measured") for rate in fit.RATES]
-        assert f"| BERT-base | `{kind}` | {' | '.join(row)} |" in page("docs/fit.md")
+        shape = cell["shape"].capitalize().replace("Bert", "BERT")
+        rates = found.setdefault((shape, cell["kind"]), {})
+        rates[cell["attention_dropout"]] = f"{rows} ({engine})"
+    for (shape, kind), rates in found.items():
+        row = [rates.get(rate, "not measured") for rate in fit.RATES]
+        assert f"| {shape} | `{kind}` | {' | '.join(row)} |" in page("docs/fit.md")
 
     cpu, chip = (
         {row["case"]: row["memory_bytes"] / 1e6 for row in rows}
