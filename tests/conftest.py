@@ -1,5 +1,6 @@
 """Eight simulated CPU devices, strict ranks, quick compilation; set before jax is imported."""
 
+import gc
 import importlib.metadata
 import importlib.util
 import itertools
@@ -25,6 +26,9 @@ if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 12
 given = os.environ.get("XLA_FLAGS", "")
 missing = [flag for flag in FLAGS if flag.split("=")[0] not in given]
 os.environ["XLA_FLAGS"] = " ".join([given, *missing]).strip()
+
+# To trace and compile a program makes thousands of objects, hardly any of them in cycles.
+gc.set_threshold(20_000, 20, 20)
 
 import emulators  # noqa: E402
 import jax  # noqa: E402
@@ -59,12 +63,30 @@ def pytest_collection_modifyitems(items):
             item.add_marker("rest")
 
 
+def pytest_collection_finish():
+    """What was imported and collected stays: garbage is sought in what tests make alone."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
     """Where evaluation keeps indices: not in the home of whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MHE_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs(tmp_path_factory):
+    """Compiled programs on disk: what one file compiled, no later file compiles again.
+
+    Of one worker: JAX writes them in place, where another worker could read half of one.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        directory = tmp_path_factory.getbasetemp() / "programs"
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """What the tests of conversions are made of: modules, their parameters, inputs, and heads."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,13 +36,24 @@ def drawn(params, seed=2):
     return jax.tree.unflatten(tree, moved)
 
 
+@functools.cache
 def inputs(seed=0, rows=3):
     return jax.random.normal(jax.random.key(seed), (rows, T, M)) + 0.3
 
 
+@functools.cache
+def _started(made):
+    return drawn(made.init(jax.random.key(1), inputs())["params"])
+
+
+def started(made):
+    """Parameters of a module, in dicts of the caller's own."""
+    return jax.tree.map(lambda leaf: leaf, _started(made))
+
+
 def start(kind, use_bias=False, **fields):
     made = module(kind, use_bias, **fields)
-    return made, drawn(made.init(jax.random.key(1), inputs())["params"])
+    return made, started(made)
 
 
 def apart(made, params, other, theirs, x=None, **how):

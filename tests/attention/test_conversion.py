@@ -21,6 +21,7 @@ from conversion_cases import (
     module,
     moved,
     start,
+    started,
 )
 from scipy.optimize import linear_sum_assignment
 
@@ -85,7 +86,7 @@ def test_what_a_kind_can_be_is_found_again(name, real):
     """From its own heads, in another order and turned by maps that change nothing."""
     kind, fields = name.split()[0], FEW[name]
     made = make_attention(kind, num_heads=H, use_bias=False, **fields)
-    params = drawn(made.init(jax.random.key(1), inputs())["params"])
+    params = started(made)
     heads = moved(expand(params, kind))
     moments = Moments.unit(heads)
     if real:
@@ -283,11 +284,12 @@ def test_flax_parameters_of_another_width_and_other_inputs(kind):
     )
     width = WIDTHS.get(kind, M)
     theirs = nn.MultiHeadDotProductAttention(num_heads=H, qkv_features=width, out_features=13)
-    params = drawn(theirs.init(jax.random.key(1), x[..., : M - 1], y)["params"])
+    given = x[..., : M - 1], y
+    params = drawn(jax.jit(theirs.init)(jax.random.key(1), *given)["params"])
     found = convert(params, kind, **FIELDS.get(kind, {}))
     made = module(kind, True, qkv_features=width, out_features=13)
-    assert made.apply({"params": found}, x[..., : M - 1], y).shape == (3, T, 13)
-    shapes = made.init(jax.random.key(0), x[..., : M - 1], y)["params"]
+    assert jax.eval_shape(made.apply, {"params": found}, *given).shape == (3, T, 13)
+    shapes = jax.eval_shape(made.init, jax.random.key(0), *given)["params"]
     assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, shapes)
     if kind == "mha":
         assert found["key"]["kernel"] is params["key"]["kernel"]

@@ -288,10 +288,12 @@ def test_every_parameter_can_learn(kind):
     found = convert(params, kind)
     other, x = module_of(found, kind), inputs()
 
-    def loss(params):
+    @jax.jit
+    @jax.grad
+    def gradients(params):
         return jnp.sum((other.apply({"params": params}, x) - 1) ** 2)
 
-    grads = jax.grad(loss)(found)
+    grads = gradients(found)
     names = {"mla": ("latent", "query"), "mfa": ("query_latent", "key")}.get(
         kind, ("query", "key", "value", "query_basis")
     )

@@ -291,7 +291,7 @@ def test_engines_compute_the_same(engine, name, dtype):
     """Output and gradients of each engine of the ladder are those of `xla` in float32."""
     mask, biased, K = CALLS[name]
     shapes = ((B, 16, 4, 8), (B, 16, K, 8), (B, 16, K, 8), (B, 16, 4))
-    given = [jnp.asarray(normal(i, *shape), dtype) for i, shape in enumerate(shapes)]
+    given = [normal(i, *shape).astype(dtype) for i, shape in enumerate(shapes)]
     given = given if biased else [*given[:3], None]
     reason = engines.LADDER[engine].refusal(*given, mask, Options())
     if reason is not None:
@@ -300,19 +300,23 @@ def test_engines_compute_the_same(engine, name, dtype):
     def output(engine, *given):
         return engines.attend(*given, mask, Options(float32_softmax=True), engine)[0]
 
-    wanted_of = jax.tree.map(lambda x: x.astype(jnp.float32), given)
-    found, pull = jax.vjp(functools.partial(output, engine), *given)
-    wanted, wanted_pull = jax.vjp(functools.partial(output, "xla"), *wanted_of)
+    wanted_of = jax.tree.map(np.float32, given)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def output_and_gradients(engine, cotangent, *given):
+        found, pull = jax.vjp(functools.partial(output, engine), *given)
+        return found, *pull(cotangent.astype(given[0].dtype))
+
+    cotangent = normal(7, B, 16, 4, 8)
+    both = (
+        output_and_gradients(engine, cotangent, *given),
+        output_and_gradients("xla", cotangent, *wanted_of),
+    )
     exact = dtype == "float32" and jax.default_backend() == "cpu"
     tolerance = 2e-6 if exact else 0.1
-    cotangent = jnp.asarray(normal(7, *wanted.shape))
-    both = (found, *pull(cotangent.astype(dtype))), (wanted, *wanted_pull(cotangent))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(
-            a.astype(jnp.float32), b, atol=tolerance * max(1.0, float(abs(b).max()))
-        ),
-        *both,
-    )
+    for a, b in zip(*map(jax.tree.leaves, both), strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b)
+        np.testing.assert_allclose(a, b, atol=tolerance * max(1.0, float(abs(b).max())))
 
 
 def test_an_engine_asked_for_by_name_does_not_fall_back():
@@ -328,8 +332,8 @@ def test_choices_tell_what_ran(case, caplog):
     params = {"params": random_parameters(module, x)}
     engines.tell.cache_clear()
     with caplog.at_level(logging.INFO, "mhe_jax.attention"), engines.recording():
-        for _ in range(2):
-            module.apply(params, x)
+        for _ in range(2):  # traced anew each time
+            jax.eval_shape(lambda params, x: module.apply(params, x), params, x)
         made = choices()
     form = case.form or FORMS_OF_KINDS.get(case.kind, [""])[-1]
     wanted = f"{form} on xla" if form else "xla"

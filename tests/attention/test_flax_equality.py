@@ -100,7 +100,7 @@ def test_outputs_with_other_fields(fields, batch):
 def test_initial_parameters_are_those_of_flax(fields):
     ours, flax = pair(**fields)
     q, k = normal(1, B, T, 17), normal(2, B, S, 19)
-    mine, theirs = (m.init(jax.random.key(3), q, k) for m in (ours, flax))
+    mine, theirs = (jax.jit(m.init)(jax.random.key(3), q, k) for m in (ours, flax))
     jax.tree.map(np.testing.assert_array_equal, mine, theirs)
 
 
@@ -117,7 +117,7 @@ def test_initializers_are_used_as_in_flax(given):
     fields = {n: INITIALIZERS[n] for n in ("kernel_init", "bias_init", *given)}
     ours, flax = pair(**fields)
     x = normal(1, B, T, 33)
-    mine, theirs = (m.init(jax.random.key(3), x) for m in (ours, flax))
+    mine, theirs = (jax.jit(m.init)(jax.random.key(3), x) for m in (ours, flax))
     jax.tree.map(np.testing.assert_array_equal, mine, theirs)
 
 
@@ -128,8 +128,8 @@ def test_initial_standard_deviations_are_those_of_flax(case):
     x = jnp.zeros((1, 2, inputs))
     kv = {"num_kv_heads": 2} if case.kv_heads else {}
     module = KINDS[case.kind](num_heads=heads, qkv_features=width, **kv)
-    params = module.init(jax.random.key(0), x)["params"]
-    flax = Flax(num_heads=heads, qkv_features=width).init(jax.random.key(0), x)["params"]
+    both = module, Flax(num_heads=heads, qkv_features=width)
+    params, flax = (jax.device_get(jax.jit(m.init)(jax.random.key(0), x)["params"]) for m in both)
     for name, leaves in params.items():
         if name.endswith("embedding"):
             assert leaves.shape == (heads, width // heads)
@@ -292,14 +292,25 @@ def test_values_of_their_own_do_not_depend_on_identity(case, lift):
     lifted = lift(KINDS[case.kind])(**fields_of(module))
     q, k, v = (normal(i, B, n, case.width) for i, n in ((1, T), (2, S), (3, S)))
     params = {"params": random_parameters(module, q)}
-    alone = module.apply(params, q, k)
-    for run in (module, lifted):
-        assert_close(run.apply(params, q, k, k), alone)
-        assert_close(run.apply(params, q, k, k * 1), alone)
-        output = run.apply(params, q, k, v)
+
+    @jax.jit
+    def outputs(params, q, k, v):
+        runs = {
+            "alone": lambda m: m.apply(params, q, k),
+            "the same": lambda m: m.apply(params, q, k, k),
+            "equal": lambda m: m.apply(params, q, k, k * 1),
+            "another": lambda m: m.apply(params, q, k, v),
+        }
+        return [{name: run(m) for name, run in runs.items()} for m in (module, lifted)]
+
+    plain, through = jax.device_get(outputs(params, q, k, v))
+    alone = plain["alone"]
+    for found in (plain, through):
+        assert_close(found["the same"], alone)
+        assert_close(found["equal"], alone)
         mask = np.ones((B, case.heads, T, S), bool)
-        assert_close(output, case.reference(params["params"], q, k, v, mask)[0])
-        assert np.abs(output - alone).max() > 0.1
+        assert_close(found["another"], case.reference(params["params"], q, k, v, mask)[0])
+        assert np.abs(found["another"] - alone).max() > 0.1
 
 
 def fields_of(module):
@@ -313,10 +324,17 @@ def test_what_a_decoding_call_means_does_not_depend_on_identity(case):
     x = normal(1, B, T, case.width)
     module = case.module(decode=True)
     params = {"params": random_parameters(case.module(), x)}
-    _, cache = module.apply(params, x, mutable=["cache"])
-    wanted = module.apply(params, x, mask=Mask.causal(), mutable=["cache"])[0]
     lifted = [lift(KINDS[case.kind])(**fields_of(module)) for lift in (nn.remat, nn.jit)]
-    for run, inputs in ((module, (x, x * 1)), *((m, (x, x)) for m in (module, *lifted))):
-        output, after = run.apply(params | cache, *inputs, mutable=["cache"])
+
+    @jax.jit
+    def outputs(params, x):
+        run = functools.partial(module.apply, mutable=["cache"])
+        _, cache = run(params, x)
+        calls = ((module, (x, x * 1)), *((m, (x, x)) for m in (module, *lifted)))
+        found = [m.apply(params | cache, *inputs, mutable=["cache"]) for m, inputs in calls]
+        return run(params, x, mask=Mask.causal())[0], found
+
+    wanted, found = outputs(params, x)
+    for output, after in found:
         assert_close(output, wanted)
         np.testing.assert_array_equal(after["cache"]["cache_index"], [T] * B)

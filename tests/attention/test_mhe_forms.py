@@ -133,7 +133,7 @@ def test_equal_embeddings_of_zero_are_single_head_attention(kind):
 def test_forms_start_from_the_same_parameters(kind, fields):
     x = normal(1, B, T, ADD.width)
     started = [
-        Case(kind).module(form=form, **fields).init(jax.random.key(0), x)
+        jax.jit(Case(kind).module(form=form, **fields).init)(jax.random.key(0), x)
         for form in ("auto", *KINDS[kind].forms)
     ]
     for other in started[1:]:
@@ -285,21 +285,20 @@ def test_modes_of_differentiation(kind, other, queries):
     x = normal(1, 1, queries, 6)
     direction = normal(2, 1, queries, 6)
     module = make_attention(kind, num_heads=2)
-    params = module.init(jax.random.key(0), x)
+    params = jax.jit(module.init)(jax.random.key(0), x)
 
     def loss(x, form="auto"):
         return (module.clone(form=form).apply(params, x) ** 2).sum()
 
+    def forward(f):
+        return jax.jit(lambda x, along: jax.jvp(f, (x,), (along,))[1])
+
     with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(loss, (x,), (direction,))
+        forward(loss)(x, direction)
     by_other = functools.partial(loss, form=other)
-    _, along = jax.jvp(by_other, (x,), (direction,))
-    assert_close(along, np.sum(jax.grad(loss)(x) * direction), 1e-4)
-
-    def of_gradient(f):
-        return jax.jvp(jax.grad(f), (x,), (direction,))[1]
-
-    assert_close(jax.jit(of_gradient, static_argnums=0)(loss), of_gradient(by_other), 1e-4)
+    along = forward(by_other)(x, direction)
+    assert_close(along, np.sum(jax.jit(jax.grad(loss))(x) * direction), 1e-4)
+    of_other = forward(jax.grad(by_other))(x, direction)
+    assert_close(forward(jax.grad(loss))(x, direction), of_other, 1e-4)
     if queries > 1:
-        short = x[:, : queries - 1]
-        jax.jvp(loss, (short,), (direction[:, : queries - 1],))
+        forward(loss)(x[:, : queries - 1], direction[:, : queries - 1])

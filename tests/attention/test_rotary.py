@@ -172,7 +172,7 @@ def test_the_cache_counts_positions(case):
     d = decoder(case, rotary=of("interleaved"))
     prefill_and_steps(d)
     rows_at_places_of_their_own(d)
-    same = np.broadcast_to(d.x[:, :1], (B, 2, case.width))
+    same = np.broadcast_to(d.x[:, :1], (B, 3, case.width))
     _, cache = d.feed(d.cache, same)
     turned = {f"cached_{d.module.turned}"}  # none where what turns is made of the cache
     for name in cache.keys() - {"cache_index"}:

@@ -50,26 +50,28 @@ def call(T, S, dtype=jnp.float32, H=4, K=2, D=8, E=6):
 def close(mask, bias, *qkv, tolerance=1e-5, blocks=SMALL):
     """Output, weight sum and gradients are those of the engine `xla` in float32."""
 
-    @jax.jit
     def ours(q, k, v, bias):
         return splash.attend(
             q, k, v, bias, mask, Options(), scale=0.4, blocks=blocks, interpret=True
         )
 
-    @jax.jit
     def plain(q, k, v, bias):
         return xla.attend(q, k, v, bias, mask, Options(float32_softmax=True), scale=0.4)
 
+    @functools.partial(jax.jit, static_argnums=0)
+    def computed(attend, cotangent, *given):
+        (output, total), pull = jax.vjp(attend, *given)
+        return output, total, pull((cotangent.astype(given[0].dtype), jnp.zeros_like(total)))
+
+    query, _, value = qkv
+    cotangent = normal(6, *query.shape[:3], value.shape[-1])
     wide = [x.astype(jnp.float32) for x in qkv]
     with jax.default_matmul_precision("highest"):
-        (output, total), pull = jax.vjp(ours, *qkv, bias)
-        (wanted, wanted_total), wanted_pull = jax.vjp(plain, *wide, bias)
-        np.testing.assert_array_equal(total.astype(jnp.float32), wanted_total)
-        np.testing.assert_allclose(output.astype(jnp.float32), wanted, atol=tolerance)
-        assert output.dtype == qkv[0].dtype
-        cotangent = jnp.asarray(normal(6, *wanted.shape))
-        got = pull((cotangent.astype(output.dtype), jnp.zeros_like(total)))
-        exact = wanted_pull((cotangent, jnp.zeros_like(wanted_total)))
+        output, total, got = computed(ours, cotangent, *qkv, bias)
+        wanted, wanted_total, exact = computed(plain, cotangent, *wide, bias)
+    np.testing.assert_array_equal(total.astype(jnp.float32), wanted_total)
+    np.testing.assert_allclose(output.astype(jnp.float32), wanted, atol=tolerance)
+    assert output.dtype == query.dtype
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(exact), strict=True):
         a = a.astype(jnp.float32)
         np.testing.assert_allclose(a, b, atol=tolerance * max(1, np.abs(b).max()))

@@ -294,28 +294,36 @@ def test_dropout_has_one_mask_in_both_passes(broadcast):
     """And for all heads: gradients are those of a softmax whose weights this mask takes out."""
     options = Options(RATE, jax.random.key(5), broadcast_dropout=broadcast)
     attend, (*given, key_bias) = weights_of(21, 43, (8, 16), options, spread=1.0)
-    with jax.default_matmul_precision("highest"):
-        (weights, total), pull = jax.vjp(attend, *given, key_bias)
-        kept = weights > 0
-        assert 0 < kept.mean() < 1
-        assert (kept == kept[:, :, :1]).all()
-        assert (kept[0] == kept[1]).all() == (broadcast == "batch")
-        np.testing.assert_allclose(total[..., 0], weights.sum(-1), rtol=1e-5)
+    rng = np.random.default_rng(7)
+    shapes = (*given[0].shape[:2], R, 43), (*given[0].shape[:2], R, 1)
+    cotangents = tuple(rng.normal(size=shape).astype(np.float32) for shape in shapes)
 
-        def plain(q, k, v, b):
-            scores = jnp.einsum("btgd,bsgd->bts", q, k)[:, :, None] * D**-0.5
-            exact = jax.nn.softmax(scores + b.swapaxes(1, 2)[:, None])
-            exact = exact * kept / (1 - RATE)
-            return jnp.einsum("bths,bsge->bthe", exact, v), exact.sum(-1, keepdims=True)
+    def computed(attend):
+        @jax.jit
+        def run(*given):
+            outputs, pull = jax.vjp(attend, *given)
+            return outputs, pull(cotangents)
 
-        (wanted, of_total), wanted_pull = jax.vjp(plain, *given, key_bias)
-        np.testing.assert_allclose(weights, wanted, atol=1e-6)
-        rng = np.random.default_rng(7)
-        cotangents = tuple(
-            jnp.asarray(rng.normal(size=x.shape), x.dtype) for x in (wanted, of_total)
-        )
-        for a, b in zip(pull(cotangents), wanted_pull(cotangents), strict=True):
-            np.testing.assert_allclose(a, b, atol=3e-6)
+        with jax.default_matmul_precision("highest"):
+            return jax.device_get(run(*given, key_bias))
+
+    (weights, total), gradients = computed(attend)
+    kept = weights > 0
+    assert 0 < kept.mean() < 1
+    assert (kept == kept[:, :, :1]).all()
+    assert (kept[0] == kept[1]).all() == (broadcast == "batch")
+    np.testing.assert_allclose(total[..., 0], weights.sum(-1), rtol=1e-5)
+
+    def plain(q, k, v, b):
+        scores = jnp.einsum("btgd,bsgd->bts", q, k)[:, :, None] * D**-0.5
+        exact = jax.nn.softmax(scores + b.swapaxes(1, 2)[:, None])
+        exact = exact * kept / (1 - RATE)
+        return jnp.einsum("bths,bsge->bthe", exact, v), exact.sum(-1, keepdims=True)
+
+    (wanted, _), wanted_gradients = computed(plain)
+    np.testing.assert_allclose(weights, wanted, atol=1e-6)
+    for a, b in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-6)
 
 
 def test_dropout_keeps_its_share():

@@ -48,11 +48,15 @@ def test_both_ways_are_the_dense_product(shape, rank, apply):
     def loss(x, a, b):
         return jnp.sum(weights * kronecker.multiply(apply, x, a, b, n))
 
+    @jax.jit
+    def computed(x, a, b):
+        product = kronecker.multiply(apply, x, a, b, n)
+        return kronecker.materialize(a, b, m, n), product, jax.grad(loss, (0, 1, 2))(x, a, b)
+
     w = by_definition(a, b, m, n)
-    chex.assert_trees_all_close(kronecker.materialize(*f32(a, b), m, n), w, rtol=1e-5, atol=1e-5)
-    got = kronecker.multiply(apply, *f32(x, a, b), n)
+    matrix, got, gradients = computed(*f32(x, a, b))
+    chex.assert_trees_all_close(matrix, w, rtol=1e-5, atol=1e-5)
     chex.assert_trees_all_close(got, x @ w, rtol=1e-5, atol=1e-5 * np.abs(x @ w).max())
-    gradients = jax.grad(loss, (0, 1, 2))(*f32(x, a, b))
     # d loss / dA[k, a, b] = Σ dW ⊙ (e_ab ⊗ B_k), and so for B.
     dw = np.einsum("uvm,uvn->mn", x, weights)
     (_, m1, n1), (_, m2, n2) = a.shape, b.shape

@@ -201,12 +201,3 @@ def job(launch, finish):
         return [finish(process) for process in processes]
 
     return run
-
-
-@pytest.fixture(scope="module")
-def cached_compilation(tmp_path_factory):
-    """The same few programs are compiled by every test here."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "programs"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)

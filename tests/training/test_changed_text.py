@@ -12,8 +12,6 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.training import loop
 from mhe_jax.training.run import resume
 
-pytestmark = pytest.mark.usefixtures("cached_compilation")
-
 
 def train(config):
     return loop.train(config, jax.devices()[:1])

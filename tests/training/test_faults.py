@@ -27,7 +27,7 @@ from mhe_jax.training.cluster import signals
 from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.optimizer import make_schedule
 
-pytestmark = [pytest.mark.whole_run, pytest.mark.usefixtures("cached_compilation")]
+pytestmark = pytest.mark.whole_run
 
 
 def train(config):

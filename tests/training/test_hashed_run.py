@@ -22,7 +22,7 @@ from mhe_jax.training.run.warm_start import check_init_from
 from mhe_jax.training.sharding import make_mesh
 from mhe_jax.training.state import abstract_params
 
-pytestmark = [pytest.mark.whole_run, pytest.mark.usefixtures("cached_compilation")]
+pytestmark = pytest.mark.whole_run
 
 
 def train(config, count=1):

@@ -25,7 +25,7 @@ from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.run import resume
 from mhe_jax.training.stepper import Stepper
 
-pytestmark = [pytest.mark.whole_run, pytest.mark.usefixtures("cached_compilation")]
+pytestmark = pytest.mark.whole_run
 
 
 def train(config):

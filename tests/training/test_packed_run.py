@@ -10,15 +10,6 @@ from mhe_jax.training import loop
 pytestmark = pytest.mark.whole_run
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cached_compilation(tmp_path_factory):
-    """Every part of a run compiles the same programs."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
 @pytest.mark.parametrize("task", [pytest.param("mlm", marks=pytest.mark.rest), "translation"])
 def test_packed_rows_of_a_mixture_resume_exactly(tiny, saved, tmp_path, task, capsys):
     train = ("train.en", "train.de") if task == "translation" else ("train.en",)

@@ -1,6 +1,7 @@
 """Runs of ours as files of transformers and back, by what needs no torch."""
 
 import dataclasses
+import functools
 import json
 import random
 
@@ -49,6 +50,19 @@ def attended(heads, x):
     return np.einsum("hts,hsm->tm", weights @ v, heads.out) + heads.out_bias
 
 
+@functools.cache
+def called(kind, bias, **fields):
+    """An input, random parameters and the output of a module."""
+    module = make_attention(kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(7, 12 if kind == "el" else 13)).astype(np.float32)
+    shapes = jax.eval_shape(module.init, jax.random.key(1), x[None])["params"]
+    params = jax.tree.map(
+        lambda leaf: 0.5 * draw.normal(size=leaf.shape).astype(np.float32), shapes
+    )
+    return x, params, module.apply({"params": params}, x[None])[0]
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize(
@@ -64,27 +78,17 @@ def attended(heads, x):
 )
 def test_heads_do_what_the_kind_does(kind, fields, bias, wide):
     """As few key heads as the kind allows, wider ones with zeros, and then as many as queries."""
-    module = make_attention(kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
-    width = 12 if kind == "el" else 13
-    x = jax.random.normal(jax.random.key(0), (1, 7, width))
-    params = module.init(jax.random.key(1), x)["params"]
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    leaves = [
-        0.5 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)
-    ]
-    params = jax.tree.unflatten(tree, leaves)
-    expected = module.apply({"params": params}, x)[0]
-
+    x, params, expected = called(kind, bias, **fields)
+    width = x.shape[1]
     config = AttentionConfig(kind=kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
-    heads = heads_of(config, width, jax.device_get(params))
+    heads = heads_of(config, width, params)
     groups = fields.get("num_groups", 1)
     few = {"sha": 1, "mqa": 1, "gqa": 2, "mhe_add": groups, "mhe_mul": groups}
     assert heads.value.shape[1] == few.get(kind, 4)
     if wide:
         heads = heads.widened(5, "a home").repeated(4)
         assert heads.query.shape == heads.key.shape == heads.value.shape == (width, 4, 5)
-    np.testing.assert_allclose(attended(heads, np.float64(x[0])), expected, atol=2e-5, rtol=0)
+    np.testing.assert_allclose(attended(heads, x), expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
