@@ -141,6 +141,8 @@ def run_program(body, **environment):
         text=True,
         env=environment,
         check=False,
+        # Who started the tests may have it ignored, as nohup does.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
 
 

@@ -115,7 +115,9 @@ def config_of(run: str | Path, field: str = "") -> Config:
     try:
         there = (run / CONFIG).is_file()
     except OSError as error:
-        raise InputError(f"{f'{field}: ' if field else ''}{run}: {error.strerror}") from None
+        raise InputError(
+            f"{f'{field}: ' if field else ''}{run / CONFIG}: {error.strerror}"
+        ) from None
     if not there:
         hint = f": it has no {CONFIG}" if run.is_dir() else ""
         hint += neighbours(run, f"*/{CONFIG}")

@@ -164,8 +164,8 @@ RUN = (
     Mutant(
         "what the user names needs trust",
         "parse",
-        '"sources" in map(name_of, options_of(rest))',
-        "False",
+        'by_user="sources" in named',
+        "by_user=False",
         "test_bad_strangers.py test_command_line.py",
     ),
     Mutant(

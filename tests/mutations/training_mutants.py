@@ -130,9 +130,16 @@ TRAINING = (
     Mutant(
         "head embeddings decay",
         "NO_DECAY",
-        '"_head_embedding", ',
+        "HEAD_EMBEDDING, ",
         "",
         "test_optimizer.py::test_no_decay_on_biases_norms_and_head_embeddings",
+    ),
+    Mutant(
+        "head embeddings have the rate of all else",
+        "make_optimizer",
+        "optax.scale(c.head_embedding_rate)",
+        "optax.scale(1.0)",
+        "test_optimizer.py::test_head_embeddings_have_a_rate_of_their_own",
     ),
     Mutant(
         "embeddings of groups decay",
