@@ -68,9 +68,20 @@ def test_bytes(name):
     what is cached would be more. (Two latents are copied, key heads first.)
     """
     kind, _, _, parameters, _, cached = STEPS[name]
-    numbers = step(name)[1].cost_analysis()["bytes accessed"] / 4
+    compiled = step(name)[1]
+    numbers = compiled.cost_analysis()["bytes accessed"] / 4 - changed_in_place(compiled)
     read = parameters + B * S * cached * (2 if kind == "mla" else 1)
     assert read <= numbers < read + parameters + B * S * 20 * H
+
+
+def changed_in_place(compiled):
+    """Numbers that are counted too much: a scatter of newer XLA is one fusion, and counts as if it
+    read and wrote the whole array, of which it changes a row where the buffer was given away.
+    """
+    text = compiled.as_text()
+    shapes = re.findall(r"= f32\[([\d,]+)\]\S* fusion\(.*calls=%wrapped_scatter", text)
+    donated = "input_output_alias={" in text
+    return donated * sum(2 * np.prod([int(size) for size in shape.split(",")]) for shape in shapes)
 
 
 def largest(compiled):
