@@ -401,6 +401,15 @@ def test_pages_have_the_bytes_and_cycles_of_the_records():
     for (shape, kind), rates in found.items():
         row = [rates.get(rate, "not measured") for rate in fit.RATES]
         assert f"| {shape} | `{kind}` | {' | '.join(row)} |" in page("docs/fit.md")
+    shapes = [name.capitalize().replace("Bert", "BERT") for name in fit.SHAPES]
+    rows = {
+        (shape, kind, rate): int(cell.split()[0])
+        for (shape, kind), rates in found.items()
+        for rate, cell in rates.items()
+    }
+    for kind, rate in itertools.product(("mhe_add", "sha"), fit.RATES):
+        more = [rows[shape, kind, rate] / rows[shape, "mha", rate] for shape in shapes]
+        assert "{:.2f}, {:.2f} and {:.2f}".format(*more) in page("docs/fit.md")
 
     cpu, chip = (
         {row["case"]: row["memory_bytes"] / 1e6 for row in rows}
