@@ -106,8 +106,6 @@ class Atlas:
             steps = self.steps
         if seed == CHOOSES:
             steps = max(1, steps // SHORTER)
-        if steps == self.source.steps:
-            return fields
         fields = fields | {"train.num_steps": steps}
         if steps < self.source.steps:
             warmup = base_of(self.task).optimizer.warmup_steps

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from mhe_jax.attention import conversion
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError
 from mhe_jax.config.conversion import ConversionConfig
-from mhe_jax.config.files import TOKENIZER, check_new
+from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check, check_files
@@ -24,8 +24,7 @@ from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.interchange.activations import Recorder, Sublayer, at, sublayers
 from mhe_jax.model.stack import count_parameters, role_of, stack_layers, unroll_layers
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import check_path
-from mhe_jax.training.run.fresh import write_run
+from mhe_jax.training.run.fresh import check_new_run, write_run
 from mhe_jax.training.run.warm_start import read_run
 
 
@@ -45,8 +44,7 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     """
     run, new = path_of(run), path_of(new)
     old = config_of(run)
-    check_new(new, run)
-    check_path(new)
+    check_new_run(new, run)
     config = _converted(old, new, wanted)
     names = old.data.train if wanted.rows else ()
     check_files(run, old.data.directory, names, wanted.trust, by_user=False)

@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import InputError
-from mhe_jax.config.files import CONFIG, check_new
+from mhe_jax.config.files import CONFIG
 from mhe_jax.config.places import check_scheme, path_of
 from mhe_jax.config.rules.trust import remember
 from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.model import count_parameters
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import check_path
-from mhe_jax.training.run.fresh import write_run
+from mhe_jax.training.run.fresh import check_new_run, write_run
 
 
 def is_foreign(directory: Path) -> bool:
@@ -39,8 +38,7 @@ def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
     """
     check_scheme("", str(source), ())
     source, new = Path(source), path_of(new)
-    check_new(new, source)
-    check_path(new)
+    check_new_run(new, source)
     config, params, tokenizer = read(source)
     config = dataclasses.replace(config, workdir=str(new))
     mesh = sharding.mesh_at_hand(config, "converting")

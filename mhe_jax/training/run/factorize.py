@@ -13,15 +13,14 @@ from typing import Any
 import jax
 
 from mhe_jax.config import Config, InputError, KroneckerConfig
-from mhe_jax.config.files import TOKENIZER, check_new
+from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.shapeshifter import factorize as parameters
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import check_path
-from mhe_jax.training.run.fresh import write_run
+from mhe_jax.training.run.fresh import check_new_run, write_run
 from mhe_jax.training.run.warm_start import read_run
 from mhe_jax.training.state import abstract_params
 
@@ -40,8 +39,7 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     """
     run, new = path_of(run), path_of(new)
     dense = config_of(run)
-    check_new(new, run)
-    check_path(new)
+    check_new_run(new, run)
     config = _factorized(dense, new, kronecker)
     mesh = sharding.mesh_at_hand(config, "factorizing")
     params, step, tokenizer = read_run(run, dense, mesh)

@@ -1,5 +1,6 @@
 """A run that has not trained yet, of given parameters: as `factorize` and `convert` leave it."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,12 +9,18 @@ from jax.sharding import Mesh
 from mhe_jax import tasks
 from mhe_jax.config import Config
 from mhe_jax.config.fields import save_json
-from mhe_jax.config.files import CONFIG, TOKENIZER, publish_directory
+from mhe_jax.config.files import CONFIG, TOKENIZER, check_new, publish_directory
 from mhe_jax.config.places import path_of
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.checkpoint import Checkpoints, check_path
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import initializer_of
+
+
+def check_new_run(new: Path, source: Path) -> None:
+    """Raises InputError, before anything is computed, unless a run can be made at `new`."""
+    check_new(new, source)
+    check_path(new)
 
 
 def write_run(config: Config, params: Any, mesh: Mesh, key: str, pieces: bytes | None) -> None:
