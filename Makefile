@@ -25,7 +25,7 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test runs ahead peers site package images matrix slow mutants lint clean
+.PHONY: demo test runs ahead libtpu peers site package images matrix slow mutants lint clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -51,6 +51,8 @@ LIBTPU := .venv/libtpu
 ahead: $(LIBTPU)/libtpu/libtpu.so
 	PYTHONPATH=$(CURDIR)/$(LIBTPU) JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 -m 'libtpu and $(FAST)' \
 	    $(call NAMING,libtpu)
+
+libtpu: $(LIBTPU)/libtpu/libtpu.so
 
 $(LIBTPU)/libtpu/libtpu.so: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(LIBTPU) libtpu -c constraints.txt

@@ -12,10 +12,10 @@ for each number of steps, the learning rate with the lowest validation loss of s
 of halves or doubles of them while the lowest or the highest is best, six at most.
 
 A run that is done is not repeated, one that was interrupted goes on. WORKDIR/uptraining/TASK.json
-gets every number, with version and device, as soon as a kind has all seeds of a number of steps;
-with it alone, and without the runs, what it has is not repeated either. The table goes to standard
-output, with the scores of the whole runs of docs/records where there are any. Two cases at a time,
-one core each.
+gets every number, with version, device and the score of the `mha` run, as soon as a kind has all
+seeds of a number of steps; with it alone, and without the runs, what it has is not repeated
+either. The table goes to standard output, with the scores of the whole runs of docs/records where
+there are any. Two cases at a time, one core each.
 """
 
 import argparse
@@ -168,6 +168,9 @@ class Uptraining:
     def line(self, run: Path, name, start, share, rate, seed) -> dict[str, Any]:
         found = json.loads((run / "eval_test.json").read_text())
         kept = {k: found.get(k) for k in ("device", "jax", "parameters", self.source.score)}
+        if start != "nothing":  # what the `mha` run itself scores, trained here
+            trained = self.trained(seed)
+            kept["source"] = json.loads((trained / "eval_test.json").read_text())[self.source.score]
         who = {"attention": name, "start": start, "share": share, "rate": rate, "seed": int(seed)}
         return {**who, "steps": self.part(share) if share else 0, **kept}
 

@@ -123,6 +123,8 @@ def test_every_share_has_its_rate_and_all_seeds(calls, tmp_path, monkeypatch, ca
     assert cells[5] == "33.36"  # docs/records
     record = json.loads((tmp_path / "uptraining/translation.json").read_text())
     assert len(record["lines"]) == 2 * (3 + 3 * 3 + 3)
+    for line in record["lines"]:  # the `mha` run of the seed, but from nothing
+        assert line.get("source") == (None if line["start"] == "nothing" else 40.0 + line["seed"])
     losses = [line["losses"] for line in record["lines"] if "losses" in line]
     assert len(losses) == 2 * (3 + 1)
     assert losses[0] == {"5e-4": 2.5, "1e-3": 2.0, "2e-3": 2.5}

@@ -121,7 +121,7 @@ def end_soon(params):
     """Special tokens have no probability, and eos has more with every position."""
     table = params["embeddings"]
     never = np.array([PAD, UNK, BOS, MASK])
-    table["vocabulary_bias"] = table["vocabulary_bias"].at[never].set(-50.0)
+    table["vocabulary_bias"][never] = -50.0
     eos = table["token"][EOS] / np.linalg.norm(table["token"][EOS])
     steps = 0.8 * np.arange(len(table["position"]))[:, None]
     table["position"] = table["position"] + steps * eos[None]
