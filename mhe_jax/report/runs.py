@@ -5,6 +5,7 @@ for the runs below it, and for those that its `sweep.json` says have failed.
 """
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,7 +46,7 @@ class RunRecord:
     curve: dict[str, list[tuple[int, float]]]  # split -> (step, loss)
     step_seconds: float | None = None  # in training, the median of the log
 
-    @property
+    @functools.cached_property  # read thousands of times where there are many runs
     def fields(self) -> dict[str, Any]:
         return {} if self.config is None else leaves(to_dict(self.config))
 

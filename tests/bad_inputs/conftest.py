@@ -10,10 +10,10 @@ import shutil
 import sys
 from pathlib import Path
 
-import flax.linen as nn
 import jax
 import pytest
 from labelled_files import squad
+from random_parameters import random_parameters
 
 from mhe_jax import tasks
 from mhe_jax.config.fields import save_json
@@ -74,7 +74,7 @@ def leave_untrained(config):
     save_json(config, workdir / "config.json")
     model = tasks.of(config).model(config.model)
     initialize = tasks.of(config).initializer(model, config.data.sequence_length)
-    params = jax.jit(lambda key: nn.unbox(initialize(key)))(jax.random.key(0))
+    params = random_parameters(initialize)
     checkpoints = Checkpoints(workdir)
     checkpoints.save_best(params, 2, {"validation": {"loss": 1.0}, "tokenizer": tokenizer.key})
     checkpoints.close()

@@ -4,10 +4,10 @@ import dataclasses
 import random
 from pathlib import Path
 
-import flax.linen as nn
 import jax
 import pytest
 from labelled_files import write
+from random_parameters import random_parameters
 
 from mhe_jax.config import (
     AttentionConfig,
@@ -79,9 +79,7 @@ def save_run(config, change=lambda params: params):
     remember(workdir)
     model = TASKS[config.task].model(config.model)
     initialize = TASKS[config.task].initializer(model, config.data.sequence_length)
-    params = jax.jit(lambda key: nn.unbox(initialize(key)))(jax.random.key(3))
-    # Larger than initial ones, so that the probabilities are far from flat.
-    params = change(jax.tree.map(lambda x: 1.5 * x, params))
+    params = change(random_parameters(initialize, size=0.8))
     checkpoints = Checkpoints(workdir)
     checkpoints.save_best(params, 7, {"validation": {"loss": 1.0}})
     checkpoints.close()

@@ -81,13 +81,13 @@ def test_predictions_are_those_of_the_evaluation(run, dataset):
 def test_probabilities_are_the_softmax_of_the_model(run):
     one = run("rte")
     texts = [("first 0", "second"), ("a", "b longer text than the others"), ("x", "")]
-    found = one.predict(texts)
+    found, apply = one.predict(texts), jax.jit(one.model.apply)
     for (first, second), prediction in zip(texts, found, strict=True):
         a, b = one.tokenizer.encode(first), one.tokenizer.encode(second)
         tokens = jnp.array([[2, *a, 3, *b, 3]])
         types = jnp.array([[0] * (len(a) + 2) + [1] * (len(b) + 1)])
         marks = jnp.zeros_like(tokens)
-        logits = one.model.apply({"params": one.params}, tokens, types, marks)[0]
+        logits = apply({"params": one.params}, tokens, types, marks)[0]
         expected = jax.nn.softmax(logits)
         assert [*prediction.probabilities] == ["entailment", "not_entailment"]
         assert [*prediction.probabilities.values()] == pytest.approx(expected.tolist(), abs=1e-6)

@@ -435,6 +435,7 @@ def test_records_of_the_docs_can_be_read():
     runs = read_runs([Path(__file__).parents[2] / "docs/records"], "test")
     assert {run.status for run in runs} == {"done"}
     assert sections(runs, None, ("optimizer.learning_rate",))
+    assert runs[0].fields is runs[0].fields  # hundreds of runs ask thousands of times
 
 
 def test_memory_of_each_kind(translations, tmp_path):

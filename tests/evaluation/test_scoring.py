@@ -31,9 +31,10 @@ def translating(translation_run):
 
 
 def test_each_token_by_hand(lm):
+    apply = jax.jit(lm.model.apply)
     for text, found in zip(TEXTS, lm.log_probs(TEXTS), strict=True):
         tokens = [*lm.tokenizer.encode(text), 3]
-        logits = lm.model.apply({"params": lm.params}, jnp.array([[2, *tokens[:-1]]]))[0]
+        logits = apply({"params": lm.params}, jnp.array([[2, *tokens[:-1]]]))[0]
         expected = np.asarray(jax.nn.log_softmax(logits))[range(len(tokens)), tokens]
         assert found.tokens == tokens
         np.testing.assert_allclose(found.log_probs, expected, rtol=1e-6, atol=2e-6)
@@ -44,11 +45,12 @@ def test_each_token_by_hand(lm):
 
 
 def test_each_token_of_a_target_by_hand(translating):
+    apply = jax.jit(translating.model.apply)
     for (source, target), found in zip(PAIRS, translating.log_probs(PAIRS), strict=True):
         encode = translating.tokenizer.encode
         tokens = [*encode(target), 3]
         sources, targets = jnp.array([[*encode(source), 3]]), jnp.array([[2, *tokens[:-1]]])
-        logits = translating.model.apply({"params": translating.params}, sources, targets)[0]
+        logits = apply({"params": translating.params}, sources, targets)[0]
         expected = np.asarray(jax.nn.log_softmax(logits))[range(len(tokens)), tokens]
         assert found.tokens == tokens
         np.testing.assert_allclose(found.log_probs, expected, rtol=1e-6, atol=2e-6)

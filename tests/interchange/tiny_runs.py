@@ -3,9 +3,7 @@
 import random
 from pathlib import Path
 
-import flax.linen as nn
-import jax
-import numpy as np
+from random_parameters import random_parameters
 
 from mhe_jax import tasks
 from mhe_jax.config import (
@@ -81,10 +79,6 @@ def save_run(config, seed=3, change=None):
     """Leaves config, tokenizer and a best checkpoint, step 7, in the workdir.
 
     `change(params)` may set some of them first, in place.
-
-    No parameter is what an initializer would leave as 0 or 1, so that none can be forgotten, and
-    all are large enough that probabilities are far from flat. They are drawn by shape: to compile
-    an initializer takes longer than most tests that want a run.
     """
     config = tasks.resolve(config)
     check(config)
@@ -95,16 +89,7 @@ def save_run(config, seed=3, change=None):
     remember(workdir)
     task = tasks.of(config)
     initialize = task.initializer(task.model(config.model), config.data.sequence_length)
-    shapes = jax.eval_shape(lambda key: nn.unbox(initialize(key)), jax.random.key(0))
-    draw = np.random.default_rng(seed)
-
-    def drawn(path, leaf):
-        name = path[-1].key
-        size = 0.7 if "head_embedding" in name else 0.2 if name in ("bias", "scale") else 0.35
-        value = (name == "scale") * 1.4 + size * draw.standard_normal(leaf.shape)
-        return value.astype(leaf.dtype)
-
-    params = jax.tree_util.tree_map_with_path(drawn, shapes)
+    params = random_parameters(initialize, seed)
     if change is not None:
         change(params)
     checkpoints = Checkpoints(workdir)
