@@ -1,6 +1,7 @@
 # make demo    install, train and score the demo, show translations and a picture
 # make test    install, run the tests but for whole runs
 # make runs    the tests that train whole runs or start whole programs
+# make libtpu  fetch the compiler for TPUs, which `ahead` needs
 # make ahead   install libtpu, run the tests that compile for TPUs that are not here
 # make peers   install transformers and torch, run the tests that compare with them
 # make package build sdist and wheel in dist/, and use them in an empty environment
