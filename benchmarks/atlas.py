@@ -159,7 +159,7 @@ class Atlas:
             if seed in FRESH:
                 self.at.evaluate(run, "test")
         except Failed as failed:
-            if not 0 < failed.status < 128:  # a signal, which is no result
+            if failed.status != 1:  # a signal or a wrong input is no result
                 raise
             note(f"error: {failed}")
             return {"failed": failed.reason, "hours": self.hours(run)}
@@ -242,8 +242,9 @@ def main() -> None:
     done = True
     try:
         work = Atlas(at, args.task, args.steps, args.budget)
-        for stage in stages(args.task):
-            done = measure(work, stage, args.jobs) and done
+        with work.record:
+            for stage in stages(args.task):
+                done = measure(work, stage, args.jobs) and done
     except KeyboardInterrupt:
         note("stopped; the same command goes on")
         sys.exit(130)

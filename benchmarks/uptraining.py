@@ -226,7 +226,7 @@ def main() -> None:
     try:
         about = {"task": work.task, "steps": work.steps, "seeds": len(work.seeds)}
         record = Record(at.directory / f"uptraining/{work.task}.json", about)
-        with ThreadPoolExecutor(args.jobs) as pool:
+        with record, ThreadPoolExecutor(args.jobs) as pool:
             # The control last, which is no news.
             if names := [name for name in (*NAMES, "mha") if work.missing(record, name)]:
                 list(pool.map(work.trained, work.seeds))  # all of them need these

@@ -1,5 +1,6 @@
 """A place for the runs of an experiment: commands that are not repeated, and a record of them."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks import timing
 from mhe_jax.cli.arguments import parse_train_arguments
@@ -103,23 +104,44 @@ def timed(command: list[str], **options: Any) -> tuple[int, float]:
 class Record:
     """A file of lines, one for each run: with it alone, and without the runs, all goes on.
 
+    In a `with` statement, it is read and then this process's alone.
+
     Args:
       about: what all lines have in common, and must have in a file that is there.
 
     Raises:
-      InputError: the file is of something else.
+      InputError: the file is of something else, or another process adds to it.
     """
 
     def __init__(self, path: Path, about: dict[str, Any]):
         self.path, self.about = path, about
         self.lines: list[dict[str, Any]] = []
         self.lock = threading.Lock()
-        if not path.exists():
-            return
-        found = json.loads(path.read_text())
-        if not about.items() <= found.items():
-            raise InputError(f"{path} is not of {about}: move it away to measure anew")
-        self.lines = found["lines"]
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.held = self.path.with_name(f".{self.path.name}.lock").open("w")
+        try:
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.lines = self.read()
+        except BlockingIOError:
+            self.held.close()
+            raise InputError(f"{self.path}: another process measures, and adds to it") from None
+        except BaseException:
+            self.held.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.held.close()
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        found = json.loads(self.path.read_text())
+        if not self.about.items() <= found.items():
+            raise InputError(f"{self.path} is not of {self.about}: move it away to measure anew")
+        return found["lines"]
 
     def add(self, *lines: dict[str, Any]) -> None:
         with self.lock:

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import os
 import signal
+import threading
 from collections import Counter, defaultdict
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would all that tests start.
@@ -33,8 +34,23 @@ gc.set_threshold(20_000, 20, 20)
 import emulators  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jax._src.interpreters import mlir  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# JAX loads all dialects of MLIR for each program that it lowers, which takes half as long as to
+# compile a small one. One context of a thread serves all its programs, in half of the memory.
+_contexts = threading.local()
+_make_context = mlir.make_ir_context
+
+
+def _context():
+    if not hasattr(_contexts, "one"):
+        _contexts.one = _make_context()
+    return _contexts.one
+
+
+mlir.make_ir_context = _context
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -81,12 +97,13 @@ def cache(tmp_path_factory):
 def programs(tmp_path_factory):
     """Compiled programs on disk: what one file compiled, no later file compiles again.
 
-    Of one worker: JAX writes them in place, where another worker could read half of one.
+    Of one worker: JAX writes them in place, where another worker could read half of one. Small ones
+    are compiled as soon as they are read.
     """
     if jax.config.jax_compilation_cache_dir is None:
         directory = tmp_path_factory.getbasetemp() / "programs"
         jax.config.update("jax_compilation_cache_dir", str(directory))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture(scope="session")

@@ -306,16 +306,29 @@ def read_of_log(given):
     return lambda path, *args, **kw: "no" if path.suffix == ".log" else given(path, *args, **kw)
 
 
-def test_a_run_that_is_killed_is_no_result(calls, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("status", [-9, 2])
+def test_no_result_of_a_run_that_is_killed_or_refused(calls, tmp_path, monkeypatch, capsys, status):
+    """2 is of wrong input, such as another process that trains there."""
     given = workplace.timed
-    monkeypatch.setattr(workplace, "timed", lambda *_, **__: (-9, 0.0))
+    monkeypatch.setattr(workplace, "timed", lambda *_, **__: (status, 0.0))
+    monkeypatch.setattr(Path, "read_text", read_of_log(Path.read_text))
     stage(monkeypatch, "depth", ["gqa"])
     assert run(tmp_path, monkeypatch) == 1
-    assert "exit status -9" in capsys.readouterr().err
+    assert f"exit status {status}" in capsys.readouterr().err
     assert not (tmp_path / "atlas/lm.json").exists()
     monkeypatch.setattr(workplace, "timed", given)
     assert run(tmp_path, monkeypatch) == 0
     assert len(lines_of(tmp_path)) == 6
+
+
+def test_two_at_once_are_told(calls, tmp_path, monkeypatch, capsys):
+    """Each would write a file of its own lines alone."""
+    stage(monkeypatch, "depth", ["gqa"])
+    with workplace.Record(tmp_path / "atlas/lm.json", {}):
+        assert run(tmp_path, monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {tmp_path}/atlas/lm.json: another process measures, and adds to it\n"
+    assert run(tmp_path, monkeypatch) == 0
 
 
 def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
