@@ -169,11 +169,9 @@ def _rotary(fields: Fields) -> tuple[float, float]:
     rope.pop("type", None)
     base = rope.pop("rope_theta", said.get("rope_theta", 10000.0))
     factor = rope.pop("factor", 1.0) if kind == "linear" else 1.0
-    for value in (base, factor):
+    for name, value in (("rope_theta", base), ("factor of rotary positions", factor)):
         if type(value) not in (int, float) or not value > 0:
-            raise InputError(
-                f"{fields.path}: rotary positions have {value!r}: takes numbers above 0"
-            )
+            raise InputError(f"{fields.path}: {name} is {value!r}: takes a number above 0")
     if kind not in ("default", "linear") or rope.pop("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(
             f"{fields.path}: rotary positions of type {kind!r} have no place in our models: takes "

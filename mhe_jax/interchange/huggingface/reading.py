@@ -82,7 +82,7 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     source = Path(source)
     fields = Fields(source)
     model_type, task, module = _architecture(fields)
-    fields.must("model_type", model_type)
+    fields.must("model_type", model_type, absent=None)
     model: ModelConfig = module.model_of(fields)
     data = DataConfig(sequence_length=min(model.max_length, LONGEST))
     if task in ("classification", "span"):  # no head over the vocabulary, and so no table of it

@@ -11,6 +11,7 @@ from foreign_models import foreign
 
 from mhe_jax.cli import convert as command
 from mhe_jax.config import InputError
+from mhe_jax.interchange.huggingface import read
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors, write_tensors
 
 pytest.importorskip("tokenizers", reason="needs the extra `export`")
@@ -217,7 +218,12 @@ CONFIGS = {
         "rotary positions of type 'llama3' have no place in our models: takes 'default'",
     ),
     "no object": ("llama", {"rope_scaling": [1]}, r"rope_scaling is \[1\]: takes an object$"),
-    "a base": ("llama", {"rope_theta": -1}, "rotary positions have -1: takes numbers above 0$"),
+    "a base": ("llama", {"rope_theta": -1}, "rope_theta is -1: takes a number above 0$"),
+    "a factor": (
+        "llama",
+        {"rope_scaling": {"type": "linear", "factor": "2"}},
+        "factor of rotary positions is '2': takes a number above 0$",
+    ),
     "odd heads": ("llama", {"head_dim": 3}, "is no model of ours: .* an even width, not 3$"),
     "groups": ("llama", {"num_key_value_heads": 3}, "num_kv_heads is 3: must divide"),
     "another eos": ("gpt2", {"eos_token_id": 7}, "has 1 as eos, and source/config.json has 7$"),
@@ -265,6 +271,13 @@ def test_a_config_that_ours_has_no_place_for(spoilt, fault):
     name, fields, says = CONFIGS[fault]
     change(spoilt(name) / "config.json", **fields)
     refused(f"^source[:/].*{says}")
+
+
+def test_a_config_without_a_type(spoilt):
+    """`convert` takes such a directory for one of another program."""
+    change(spoilt("gpt2") / "config.json", model_type=...)
+    with pytest.raises(InputError, match="model_type is None, and our models have only 'gpt2'$"):
+        read(Path("source"))
 
 
 def test_bos_past_the_vocabulary_is_that_of_nobody(spoilt):
