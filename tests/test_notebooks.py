@@ -52,8 +52,11 @@ def test_what_is_served_is_what_is_translated(tmp_path):
 
 def run(code: str, place: Path) -> str:
     (place / "cells.py").write_text(code, encoding="utf-8")
+    flags = os.environ["XLA_FLAGS"].split()
     environment = {
         **os.environ,
+        # Of one device, as where notebooks run.
+        "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag),
         "MPLBACKEND": "agg",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",

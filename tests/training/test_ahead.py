@@ -368,23 +368,27 @@ def test_train_py_compiles_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.libtpu
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
-def test_engines_of_bert_base(topology):
-    """Splash attention draws no dropout: with it heads with scores of their own run in blocks."""
-    field = "--model.attention."
-    for kind, rate, runs_as in [
+@pytest.mark.parametrize(
+    ("kind", "rate", "runs_as"),
+    [
         ("mha", "0", "splash"),
         ("mha", "0.1", "blocked"),
         ("mhe_add", "0.1", "shared on pallas"),
-    ]:
-        # What does not choose an engine is small.
-        command = ["train.py", "configs/bert_base.py", "--compile_only", "--topology", topology]
-        command += ["--model.num_layers", "1", "--data.batch_size", "4"]
-        command += ["--model.vocabulary_size", "512", "--model.mlp_features", "64"]
-        command += [f"{field}kind", kind, f"{field}dropout_rate", rate]
-        found = json.loads(alone(command).stdout.splitlines()[-1])
-        assert found["attention"] == {kind: runs_as}
-        assert found["fits"]
+    ],
+)
+def test_engines_of_bert_base(topology, kind, rate, runs_as):
+    """Splash attention draws no dropout: with it heads with scores of their own run in blocks."""
+    field = "--model.attention."
+    # What does not choose an engine is small.
+    command = ["train.py", "configs/bert_base.py", "--compile_only", "--topology", topology]
+    command += ["--model.num_layers", "1", "--data.batch_size", "4"]
+    command += ["--model.vocabulary_size", "512", "--model.mlp_features", "64"]
+    command += [f"{field}kind", kind, f"{field}dropout_rate", rate]
+    found = json.loads(alone(command).stdout.splitlines()[-1])
+    assert found["attention"] == {kind: runs_as}
+    assert found["fits"]
 
 
 def test_shard_bytes():
