@@ -1,5 +1,6 @@
 """A place for the runs of an experiment: commands that are not repeated, and a record of them."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -120,16 +121,15 @@ class Record:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.held = self.path.with_name(f".{self.path.name}.lock").open("w")
-        try:
-            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as stack:
+            held = stack.enter_context(self.path.with_name(f".{self.path.name}.lock").open("w"))
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = f"{self.path}: another process measures, and adds to it"
+                raise InputError(message) from None
             self.lines = self.read()
-        except BlockingIOError:
-            self.held.close()
-            raise InputError(f"{self.path}: another process measures, and adds to it") from None
-        except BaseException:
-            self.held.close()
-            raise
+            self.held = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
