@@ -86,8 +86,10 @@ matrix:
 	    $$place/bin/python -m pytest -n 2 -q tests/attention tests/model -m '$(FAST)' || exit 1; \
 	done
 
-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m 'slow or rest'
+slow: $(LIBTPU)/libtpu/libtpu.so
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m '(slow or rest) and not libtpu'
+	PYTHONPATH=$(CURDIR)/$(LIBTPU) JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --timeout 3600 \
+	    -m '(slow or rest) and libtpu' $(call NAMING,libtpu)
 
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants.py

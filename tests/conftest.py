@@ -98,7 +98,7 @@ def programs(tmp_path_factory):
     """Compiled programs on disk: what one file compiled, no later file compiles again.
 
     Of one worker: JAX writes them in place, where another worker could read half of one. Small ones
-    are compiled as soon as they are read.
+    are left out: to read one takes as long as to compile it.
     """
     if jax.config.jax_compilation_cache_dir is None:
         directory = tmp_path_factory.getbasetemp() / "programs"
