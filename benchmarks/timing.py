@@ -344,12 +344,15 @@ def save(path: Path | None, content: dict[str, Any]) -> None:
 
 
 def processor() -> str:
-    """The name of the CPU."""
-    path = Path("/proc/cpuinfo")
+    """The name of the CPU, with its family and model: rented ones of many speeds share a name."""
+    path, found = Path("/proc/cpuinfo"), {}
     for line in path.read_text().splitlines() if path.exists() else ():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+        field, _, value = line.partition(":")
+        found.setdefault(field.strip(), value.strip())
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    parts = [f"{part} {found[part]}" for part in ("cpu family", "model") if part in found]
+    return ", ".join([found["model name"], *parts])
 
 
 def _cores() -> int:
