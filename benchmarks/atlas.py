@@ -49,6 +49,7 @@ from mhe_jax.cli.sweep import plan
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, load_json, to_dict
 from mhe_jax.config.files import METRICS
+from mhe_jax.tasks.cache import cached_numbers
 from mhe_jax.training import tracking
 
 # The best that is known of most kinds, between a half and a double of it.
@@ -180,7 +181,7 @@ class Atlas:
             **{name: result[name] for name in kept},
             "validation_loss": result["best_validation_loss"],
             **{name: scores[name] for name in (self.source.score,) if name in scores},
-            "cached": sizes.cached(config),
+            "cached": cached_numbers(config),
             "flops": sizes.flops(config),
             "step_seconds": min(times, default=None),  # other work only adds to it
         }

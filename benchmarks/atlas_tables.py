@@ -25,6 +25,7 @@ from benchmarks.sizes import changed
 from benchmarks.uptraining import SOURCES
 from benchmarks.workplace import beyond
 from mhe_jax.report.tables import Column, Table
+from mhe_jax.tasks.cache import cached_numbers
 
 NOT_MEASURED = "not measured"
 REGIMES = {
@@ -111,8 +112,9 @@ def row(lines: Lines, task: str, case: Case) -> list[Any]:
     if case.regime == "time":
         steps = steps_of(own[0]) if own else NOT_MEASURED
     cells = [case.name, both if task == "translation" else str(m.num_layers), m.mlp_features]
-    cells += [sizes.parameters(config), sizes.cached(config)]
-    cells += [100 * sizes.cached(config) / sizes.cached(mha), sizes.flops(config) / 1e6, steps]
+    cached, flops = cached_numbers(config), sizes.flops(config)
+    cells += [sizes.parameters(config), cached, 100 * cached / cached_numbers(mha)]
+    cells += [flops / 1e6, steps]
     if (found := measured(lines, case)) is None:
         return cells + [NOT_MEASURED] * 5
     most = processor(lines)

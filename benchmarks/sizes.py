@@ -8,10 +8,11 @@ import functools
 from typing import Any
 
 from mhe_jax.attention import cost
-from mhe_jax.config import Config, Role
+from mhe_jax.config import Config
 from mhe_jax.config.fields import set_field
 from mhe_jax.model.layers import attention_module
 from mhe_jax.tasks import TASKS
+from mhe_jax.tasks.cache import sublayers
 
 # Layers more that are tried.
 MORE = range(1, 13)
@@ -25,13 +26,6 @@ def changed(config: Config, fields: Fields) -> Config:
     return functools.reduce(lambda c, field: set_field(c, *field), fields.items(), config)
 
 
-def layers(config: Config) -> dict[Role, int]:
-    """How many sublayers of attention there are in each role."""
-    m = config.model
-    of_decoder = m.num_decoder_layers or m.num_layers
-    return {role: m.num_layers if role == "encoder" else of_decoder for role in config.facts.roles}
-
-
 def parameters(config: Config) -> int:
     """V·M + P·M + Σ_sublayers (A + 2M) + Σ_MLPs (2MF + F + 3M) + 2M of the norm after each stack.
 
@@ -40,21 +34,11 @@ def parameters(config: Config) -> int:
     m = config.model
     M, F = m.features, m.mlp_features
     total = m.vocabulary_size * M + (m.max_length * M if m.positions == "learned" else 0)
-    for role, count in layers(config).items():
+    for role, count in sublayers(config).items():
         total += count * (cost.parameters(attention_module(m, role), M) + 2 * M)
         if role != "cross":
             total += count * (2 * M * F + F + 3 * M) + 2 * M
     return total
-
-
-def cached(config: Config) -> int:
-    """Numbers that the decoder's layers hold of a token, and in translation of a source token."""
-    m = config.model
-    return sum(
-        count * cost.cached_numbers(attention_module(m, role), m.features)
-        for role, count in layers(config).items()
-        if role != "encoder"
-    )
 
 
 def flops(config: Config) -> float:

@@ -21,6 +21,7 @@ from mhe_jax.config.files import METRICS
 from mhe_jax.config.rules import check
 from mhe_jax.model import count_parameters
 from mhe_jax.tasks import TASKS as MODELS
+from mhe_jax.tasks.cache import cached_numbers
 
 ROOT = Path(__file__).parents[1]
 LOSSES = {1e-3: 2.2, 2e-3: 2.1, 4e-3: 2.0, 8e-3: 2.3}
@@ -78,18 +79,18 @@ def test_depth_is_at_least_a_layer_more():
 def test_the_cache_of_all_layers():
     """2·M numbers a layer of `mha`, and as many again of its cross-attention; no encoder's."""
     deep = {task: models(task)["depth"]["mha"] for task in TASKS}
-    assert sizes.cached(sizes.changed(base_of("lm"), deep["lm"])) == 4 * 256
+    assert cached_numbers(sizes.changed(base_of("lm"), deep["lm"])) == 4 * 256
     config = sizes.changed(base_of("translation"), deep["translation"])
-    assert sizes.cached(config) == 2 * (512 + 512)
+    assert cached_numbers(config) == 2 * (512 + 512)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_what_decides_has_at_most_half_of_the_cache(task):
     base = base_of(task)
-    mha = sizes.cached(sizes.changed(base, models(task)["shape"]["mha"]))
+    mha = cached_numbers(sizes.changed(base, models(task)["shape"]["mha"]))
     for regime in ("depth", "width"):
         for name in atlas_cases.SMALL:
-            assert sizes.cached(sizes.changed(base, models(task)[regime][name])) <= mha / 2, name
+            assert cached_numbers(sizes.changed(base, models(task)[regime][name])) <= mha / 2, name
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 TIME = Cost("time of a step", "ms", 1e3, lambda g: g.mean(STEP), lambda g: g.spread(STEP))
 COSTS = (
     Cost("attention parameters", "millions", 1e-6, lambda g: g.parameters("attention")),
-    Cost("cached numbers a token", "one layer", 1, Group.cached_numbers),
+    Cost("cached numbers a token", "all layers", 1, Group.cached_numbers),
     TIME,
 )
 

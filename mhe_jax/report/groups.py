@@ -12,12 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhe_jax.attention.cost import cached_numbers
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, TaskName
 from mhe_jax.config.fields import did_you_mean, nearest, short_names
-from mhe_jax.model.layers import attention_module
 from mhe_jax.report.runs import VALIDATION, RunRecord, score_names
 from mhe_jax.tasks import TASKS
+from mhe_jax.tasks.cache import cached_numbers
 
 # Fields in which the runs of one experiment may differ: the seed, directories, devices, when and
 # what is logged and kept, and how the same numbers are computed. `train.skip_nonfinite` is none of
@@ -71,12 +70,8 @@ class Group:
         return self.runs[0].parameters().get(which)
 
     def cached_numbers(self) -> int | None:
-        """Numbers that one layer of the decoder keeps of a token; None without a decoder."""
-        roles = self.config.facts.roles
-        if "decoder" not in roles:
-            return None
-        model = self.config.model
-        return cached_numbers(attention_module(model, "decoder"), model.features)
+        """Of a token, in all layers of the decoder; None without one."""
+        return cached_numbers(self.config) or None
 
 
 @dataclasses.dataclass(frozen=True)

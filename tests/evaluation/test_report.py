@@ -87,6 +87,10 @@ def compare(tmp_path, *paths, **settings):
     return report.compare([str(path) for path in paths], Comparison(**settings))
 
 
+def report_of(tmp_path):
+    return (tmp_path / "report" / "report.md").read_text()
+
+
 def rows(found, section=0):
     return {row["attention"]: row for row in found["sections"][section]["groups"]}
 
@@ -108,8 +112,11 @@ def test_numbers_by_hand(translations, tmp_path):
     assert mul["PEoP"] == pytest.approx(((39 - 30) / 30) / ((2100 - 2000) / 2000))
     assert groups["mha"]["PRR"] == 100
     assert (sha["PEoP"], sha["± over seeds"]) == (None, None)
-    # One key and one value head of 6 numbers for mhe_mul, four of each for mha.
-    assert (mul["cached numbers a token"], groups["mha"]["cached numbers a token"]) == (12, 48)
+    # Two layers, each with its cache of the token and of the source: one key and one value head of
+    # 6 numbers for mhe_mul, four of each for mha.
+    cached = [groups[kind]["cached numbers a token"] for kind in ("mhe_mul", "mha")]
+    assert cached == [2 * 2 * 12, 2 * 2 * 48]
+    assert "of a token and a source token in all layers" in report_of(tmp_path)
     assert (mul["training minutes"], mul["training tokens/s"]) == (2.0, 1000.0)
 
 
@@ -148,7 +155,7 @@ def test_ratios_are_explained_where_there_are_any(tmp_path, base):
         if kind:
             leave(tmp_path / kind, PAIRS, scores={"bleu": 9.0}, model__attention__kind=kind)
     compare(tmp_path, tmp_path)
-    text = (tmp_path / "report" / "report.md").read_text().partition("## Published")[0]
+    text = report_of(tmp_path).partition("## Published")[0]
     assert ("PRR" in text) == ("PEoP" in text) == ("mha" in text) == (base is not None)
 
 
@@ -165,7 +172,7 @@ def test_a_loss_is_better_when_lower(tmp_path):
     assert mul["perplexity per word"] == 60
     assert mul["PRR"] == pytest.approx(80)
     assert mul["PEoP"] == pytest.approx(((80 - 60) / 80) / (100 / 2000))
-    assert "Lower is better here" in (tmp_path / "report" / "report.md").read_text()
+    assert "Lower is better here" in report_of(tmp_path)
 
 
 def test_without_scores_the_validation_loss_is_shown(tmp_path):
@@ -173,7 +180,7 @@ def test_without_scores_the_validation_loss_is_shown(tmp_path):
     found = compare(tmp_path, tmp_path / "runs")
     assert found["sections"][0]["metric"] == "best_validation_loss"
     assert rows(found)["mha"]["best validation loss"] == 3.0
-    assert "`python eval.py RUN` makes them" in (tmp_path / "report" / "report.md").read_text()
+    assert "`python eval.py RUN` makes them" in report_of(tmp_path)
 
 
 def test_any_named_metric(tmp_path):
@@ -273,7 +280,7 @@ def test_scores_of_an_earlier_step_are_left_out(tmp_path):
     found = compare(tmp_path, tmp_path / "runs")
     assert rows(found)["mha"]["bleu"] == 40
     assert rows(found)["mhe_mul"]["bleu"] is None
-    told = (tmp_path / "report" / "report.md").read_text()
+    told = report_of(tmp_path)
     assert "done: eval_test.json is left out, it is of step 5, not 10: python eval.py" in told
 
 
@@ -301,7 +308,7 @@ def test_what_was_not_evaluated_alike_is_told(tmp_path):
             model__attention__kind=kind,
         )
     compare(tmp_path, tmp_path / "runs")
-    told = (tmp_path / "report" / "report.md").read_text()
+    told = report_of(tmp_path)
     assert "Not evaluated alike: beam_size is 5 (as mha), 1 (as mhe_mul)." in told
     assert "length_penalty" not in told
 
@@ -418,7 +425,7 @@ def test_failed_and_unfinished_runs_are_told(translations, tmp_path):
     )
     found = compare(tmp_path, translations)
     assert found["runs"] == {"done": 5, "not finished": 1, "failed": 1}
-    text = (tmp_path / "report" / "report.md").read_text()
+    text = report_of(tmp_path)
     assert f"| {half} | - | 0 | not finished: logged 10 of 10 steps |" in text
     assert f"| {broken} | - | - | failed: data.train: \\| no such file |" in text
     assert len(rows(found)) == 3
@@ -524,7 +531,7 @@ def test_odd_names_of_runs_and_fields(tmp_path):
             optimizer__warmup_steps=1 + number,
         )
     compare(tmp_path, tmp_path / "runs")
-    text = (tmp_path / "report" / "report.md").read_text()
+    text = report_of(tmp_path)
     assert "runs/a b\\|c |" in text
     assert r"runs/\udcff$\x$" in text
 
@@ -662,5 +669,5 @@ def test_a_copy_of_a_run_is_no_second_seed(tmp_path):
     for name, seed in (("a", 0), ("copy", 0), ("b", 1)):
         leave(tmp_path / "runs" / name, PAIRS, scores={"bleu": 4.0}, train__seed=seed)
     compare(tmp_path, tmp_path / "runs")
-    told = (tmp_path / "report" / "report.md").read_text()
+    told = report_of(tmp_path)
     assert "has several runs of seed 0: no spread over seeds." in told

@@ -1,0 +1,25 @@
+"""The numbers that a decoder keeps while it generates, counted from a config."""
+
+from mhe_jax.attention import cost
+from mhe_jax.config import Config, Role
+from mhe_jax.model.layers import attention_module
+
+
+def sublayers(config: Config) -> dict[Role, int]:
+    """How many sublayers of attention the model has in each role."""
+    m = config.model
+    of_decoder = m.num_decoder_layers or m.num_layers
+    return {role: m.num_layers if role == "encoder" else of_decoder for role in config.facts.roles}
+
+
+def cached_numbers(config: Config) -> int:
+    """Of a token in all layers of the decoder, and in translation of a source token too.
+
+    Σ_sublayers `mhe_jax.attention.cost.cached_numbers`; 0 without a decoder.
+    """
+    m = config.model
+    return sum(
+        count * cost.cached_numbers(attention_module(m, role), m.features)
+        for role, count in sublayers(config).items()
+        if role != "encoder"
+    )
