@@ -1,6 +1,7 @@
 """What benchmarks/atlas.py runs, by a stand-in for train.py and eval.py, and its tables."""
 
 import json
+import re
 import shutil
 import statistics
 import sys
@@ -12,7 +13,7 @@ from command_lines import parsed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import atlas, atlas_cases, atlas_tables, sizes, timing, workplace
+from benchmarks import atlas, atlas_cases, atlas_picture, atlas_tables, sizes, timing, workplace
 from benchmarks.atlas_cases import TASKS, Case, Stage, base_of, models
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
@@ -483,6 +484,28 @@ def test_the_bar(bleu, deep, bar):
     assert rows[atlas_tables.REGIMES["depth"], "mqa"][2] == "not measured"
 
 
+def test_a_picture():
+    """Marks of what has its seeds, labels that are not in each other's way, the front."""
+    mha = lines("shape", "mha", [2.0, 2.01, 2.02], [1, 1, 1])
+    assert atlas_picture.picture(mha, "lm") is None
+    one, other = ([1.90, 1.91, 1.92], [1.9001, 1.9101, 1.9201])  # closer than a line of text
+    begun = lines("depth", "gqa", [], [])
+    kinds = [*lines("depth", "sha", one, one), *lines("depth", "mqa", other, other)]
+    drawn = atlas_picture.picture([*mha, *kinds, *begun], "lm")
+    assert drawn.count("<circle") == 3
+    heights = {
+        name: float(down)
+        for down, name in re.findall(r'<text x="[\d.]+" y="([\d.]+)".*>(mha|sha|mqa)<', drawn)
+    }
+    assert heights["sha"] - heights["mqa"] == pytest.approx(atlas_picture.LINE, abs=0.1)
+    # `sha` has the least cache and the least loss: nothing else is on the front.
+    assert "stroke-dasharray" not in drawn
+    found = atlas_picture.points([*mha, *kinds, *begun], "lm")
+    assert [(p.name, p.cached) for p in found] == [("mha", 768), ("sha", 128), ("mqa", 128)]
+    assert found[1].score == pytest.approx(1.91)
+    assert found[1].error == pytest.approx(0.01 / 3**0.5)
+
+
 def test_a_page_counts_the_runs_of_each_stage():
     """Three rates of each case, three seeds of controls and of the best; less what records have."""
     page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
@@ -506,3 +529,13 @@ def test_a_page_has_the_tables_of_the_records():
     page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
     for table in atlas_tables.tables(ROOT / "docs" / "records" / "atlas"):
         assert table.markdown() in page
+
+
+def test_a_page_has_the_pictures_of_the_records():
+    page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    for task in TASKS:
+        drawn = atlas_picture.picture(atlas_tables.read(atlas_picture.RECORDS, task), task)
+        file = atlas_picture.IMAGES / f"atlas-{task}.svg"
+        assert (drawn is not None) == file.exists() == (f"images/{file.name}" in page)
+        if drawn:
+            assert file.read_text(encoding="utf-8") == drawn
