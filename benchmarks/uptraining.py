@@ -228,11 +228,12 @@ def main() -> None:
         record = Record(at.directory / f"uptraining/{work.task}.json", about)
         with record, ThreadPoolExecutor(args.jobs) as pool:
             # The control last, which is no news.
-            if names := [name for name in (*NAMES, "mha") if work.missing(record, name)]:
-                list(pool.map(work.trained, work.seeds))  # all of them need these
+            missing = {name: work.missing(record, name) for name in (*NAMES, "mha")}
+            if any(start != "nothing" for parts in missing.values() for start, _ in parts):
+                list(pool.map(work.trained, work.seeds))  # all of these need them
                 if not record.lines:
                     record.add(*work.lines("mha", "at once", 0.0))
-            list(pool.map(case, names))
+            list(pool.map(case, (name for name, parts in missing.items() if parts)))
     except KeyboardInterrupt:
         note("stopped; the same command goes on")
         sys.exit(130)
