@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -86,12 +87,14 @@ class Workplace:
                 [sys.executable, *command], stdout=output, stderr=output, env=self.environment
             )
         self.seconds[run] += seconds
-        if status == 130:  # Ctrl-C reaches the run as well, which saves
+        if not status:
+            return
+        reason = log.read_text().rstrip().rpartition("\n")[2].removeprefix("error: ")
+        # Ctrl-C reaches the run as well, which saves, or Python, which has not begun it yet.
+        if status in (130, -signal.SIGINT) or reason == KeyboardInterrupt.__name__:
             self.interrupted = True
             raise KeyboardInterrupt
-        if status:
-            reason = log.read_text().rstrip().rpartition("\n")[2].removeprefix("error: ")
-            raise Failed(run, status, reason, log)
+        raise Failed(run, status, reason, log)
 
 
 def timed(command: list[str], **options: Any) -> tuple[int, float]:

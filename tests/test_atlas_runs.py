@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import statistics
 import sys
 from pathlib import Path
@@ -333,10 +334,22 @@ def test_two_at_once_are_told(calls, tmp_path, monkeypatch, capsys):
     assert run(tmp_path, monkeypatch) == 0
 
 
-def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
-    monkeypatch.setattr(workplace, "timed", lambda *_, **__: (calls.append(()) or 130, 0.0))
+@pytest.mark.parametrize(
+    ("status", "last"), [(130, "stopped"), (-signal.SIGINT, ""), (1, "KeyboardInterrupt")]
+)
+def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch, status, last):
+    """By our status, by the signal, or while Python starts, which says so and ends with 1."""
+
+    def interrupted(command, stdout, **_):
+        calls.append(())
+        stdout.write(f"Fatal Python error\n{last}\n")
+        stdout.flush()
+        return status, 0.0
+
+    monkeypatch.setattr(workplace, "timed", interrupted)
     assert run(tmp_path, monkeypatch) == 130
     assert len(calls) == 1
+    assert not (tmp_path / "atlas/lm.json").exists()
 
 
 def test_data_that_is_not_there(calls, tmp_path, monkeypatch, capsys):
