@@ -1,6 +1,7 @@
 """What benchmarks/atlas.py runs, by a stand-in for train.py and eval.py, and its tables."""
 
 import json
+import math
 import re
 import shutil
 import signal
@@ -552,3 +553,33 @@ def test_a_page_has_the_pictures_of_the_records():
         assert (drawn is not None) == file.exists() == (f"images/{file.name}" in page)
         if drawn:
             assert file.read_text(encoding="utf-8") == drawn
+
+
+def test_what_the_page_says_of_the_language_model_is_so():
+    page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    record = atlas_tables.read(ROOT / "docs" / "records" / "atlas", "lm")
+    kinds = ("mha", "sha", "mhe_add-2-groups", "gqa", "mqa", "gta")
+    cases = {name: Case("depth", name) for name in kinds} | {"as it is": atlas_tables.MHA}
+    found = {name: atlas_tables.measured(record, case) for name, case in cases.items()}
+    means = {k: atlas_tables.with_error(m.values("validation_loss")) for k, m in found.items()}
+
+    def told(one, other):
+        difference = means[one][0] - means[other][0]
+        return f"by {difference:.3f} ± {2 * math.hypot(means[one][1], means[other][1]):.3f}"
+
+    assert f"worse than the deeper `mha` {told('sha', 'mha')}" in page
+    assert f"is the same, {told('sha', 'mqa')}" in page
+    assert f"better than `sha` {told('sha', 'mhe_add-2-groups')}" in page
+    near = [means[name][0] for name in ("gqa", "gta", "mhe_add-2-groups", "mqa")]
+    (whole, error), (deeper, other) = means["as it is"], means["mha"]
+    losses = f"{whole:.3f} ± {error:.3f} and, deeper, {deeper:.3f} ± {other:.3f}"
+    assert f"({min(near):.3f} to {max(near):.3f} against {losses})" in page
+    for name in ("gqa", "gta", "mhe_add-2-groups", "mqa"):
+        gain, errors = atlas_tables.gain(record, "lm", cases[name])
+        assert -errors < gain < 0, name
+    seconds = {name: min(m.values("step_seconds")) for name, m in found.items()}
+    times = {name: f"{value / seconds['as it is']:.2f}" for name, value in seconds.items()}
+    assert f"2 groups takes {times['mhe_add-2-groups']} times as long" in page
+    slow = sorted(times[name] for name in ("gqa", "mqa", "gta"))
+    assert f"take {slow[0]} to {slow[-1]} times as long" in page
+    assert f"{sum(line['hours'] for line in record):.1f} of the 13 hours" in page
