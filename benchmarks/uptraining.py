@@ -38,7 +38,9 @@ from mhe_jax.report.tables import Column, Table
 
 SHARES = (0.05, 0.1, 0.25)
 RATES = ("5e-4", "1e-3", "2e-3")
-RECORDS = Path(__file__).parents[1] / "docs" / "records" / "translation"
+# Whole runs from nothing, of translation and of the language model.
+RECORDS = Path(__file__).parents[1] / "docs" / "records"
+WHOLE = (RECORDS / "translation", RECORDS / "atlas" / "lm" / "shape")
 NAMES = ("gqa", "mva", "mhe_mul", "mhe_add-2-groups", "mhe_add", "mqa")
 
 
@@ -198,7 +200,7 @@ def table(lines: list[dict[str, Any]], score: str) -> Table:
 
 def _recorded(name: str, score: str) -> list[float]:
     """Of whole runs from nothing, at their best rate: the one that has scores."""
-    files = RECORDS.glob(f"{name},*/eval_test.json")
+    files = (file for place in WHOLE for file in place.glob(f"{name},*/eval_test.json"))
     return [found[score] for f in files if score in (found := json.loads(f.read_text()))]
 
 

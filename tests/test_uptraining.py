@@ -314,3 +314,9 @@ def test_the_page_has_what_the_language_model_scores():
     was = [f"{x['perplexity_per_token']:.2f}" for x in first]
     said = "{}, {} and {} instead of {}, {} and {}."
     assert said.format(*(anew[seed] for seed in range(3)), *was) in page
+    nothing = [mean(name, "nothing", 0.25) for name in (*kinds, "mha")]
+    assert f"give {min(nothing):.1f} to {max(nothing):.1f}." in page
+    assert {x["rate"] for x in lines if x["start"] == "nothing"} == {"0.008"}
+    whole = statistics.fmean(uptraining._recorded("mha", "perplexity_per_token"))
+    assert f"at 8e-3 score {whole:.2f}." in page
+    assert whole < min(*after, control)
