@@ -570,4 +570,11 @@ MORE_EVALUATION = (
         "times[-1]",
         "test_report.py::test_the_time_of_a_step_is_the_median_of_the_log",
     ),
+    Mutant(
+        "a cache of as many layers as the encoder has",
+        "sublayers",
+        "m.num_decoder_layers or m.num_layers",
+        "m.num_layers",
+        "test_atlas_runs.py::test_the_cache_of_all_layers",
+    ),
 )
