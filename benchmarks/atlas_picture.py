@@ -47,10 +47,10 @@ def points(lines: Lines, task: str) -> list[Point]:
     named = {"mha": MHA, "mha, deeper": Case("depth", "mha")}
     found = []
     for name, case in (named | {kind: Case("depth", kind) for kind in SMALL}).items():
-        mean, error = None, None
-        if own := measured(lines, case):
-            mean, error = with_error(own.values(DECIDES[task][0]) or [math.nan])
-        if mean is not None and error is not None:
+        own = measured(lines, case)
+        values = own.values(DECIDES[task][0]) if own else []
+        mean, error = with_error(values) if values else (0.0, None)
+        if error is not None:
             config = changed(base_of(task), models(task)[case.regime][case.name])
             found.append(Point(name.replace("-2-", ", 2 "), cached_numbers(config), mean, error))
     return found
@@ -66,7 +66,7 @@ def picture(lines: Lines, task: str) -> str | None:
     high = math.ceil(max(p.score + p.error for p in found) / step) * step
     cached = [p.cached for p in found]
     better = "lower" if lower else "higher"
-    note = f"As many parameters each, {better} is better. Bars: ± standard error of 3 seeds."
+    note = f"As many parameters each, {better} is better. Bars: ± standard error over seeds."
     plot = Plot(
         f"{ABOUT[task]}: {SCORE[task]} against the cache",
         note,
