@@ -107,14 +107,14 @@ def row(lines: Lines, task: str, case: Case) -> list[Any]:
     own = [line for line in lines if of(line, case)]
     config = changed(base, models(task)[case.regime][case.name])
     m, mha = config.model, changed(base, attention(base, "mha"))
-    both = f"{m.num_layers} + {m.num_decoder_layers or m.num_layers}"
+    both = f"{m.num_layers} + {m.decoder_layers}"
     steps = config.train.num_steps
     if case.regime == "time":
         steps = steps_of(own[0]) if own else NOT_MEASURED
     cells = [case.name, both if task == "translation" else str(m.num_layers), m.mlp_features]
-    cached, flops = cached_numbers(config), sizes.flops(config)
+    cached = cached_numbers(config)
     cells += [sizes.parameters(config), cached, 100 * cached / cached_numbers(mha)]
-    cells += [flops / 1e6, steps]
+    cells += [sizes.flops(config) / 1e6, steps]
     if (found := measured(lines, case)) is None:
         return cells + [NOT_MEASURED] * 5
     most = processor(lines)

@@ -63,7 +63,7 @@ def deeper(config: Config, wanted: int) -> Fields:
         m = config.model
         if "encoder" not in config.facts.roles:
             return {"model.num_layers": m.num_layers + count}
-        of_decoder = (m.num_decoder_layers or m.num_layers) + count // 2
+        of_decoder = m.decoder_layers + count // 2
         return {
             "model.num_layers": m.num_layers + (count + 1) // 2,
             "model.num_decoder_layers": of_decoder,

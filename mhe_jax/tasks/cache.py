@@ -8,8 +8,8 @@ from mhe_jax.model.layers import attention_module
 def sublayers(config: Config) -> dict[Role, int]:
     """How many sublayers of attention the model has in each role."""
     m = config.model
-    of_decoder = m.num_decoder_layers or m.num_layers
-    return {role: m.num_layers if role == "encoder" else of_decoder for role in config.facts.roles}
+    count = {"encoder": m.num_layers, "decoder": m.decoder_layers, "cross": m.decoder_layers}
+    return {role: count[role] for role in config.facts.roles}
 
 
 def cached_numbers(config: Config) -> int:

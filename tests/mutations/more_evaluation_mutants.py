@@ -573,8 +573,8 @@ MORE_EVALUATION = (
     Mutant(
         "a cache of as many layers as the encoder has",
         "sublayers",
-        "m.num_decoder_layers or m.num_layers",
-        "m.num_layers",
+        '"decoder": m.decoder_layers',
+        '"decoder": m.num_layers',
         "test_atlas_runs.py::test_the_cache_of_all_layers",
     ),
 )
