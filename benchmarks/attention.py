@@ -154,7 +154,7 @@ def attempt(left_out: timing.LeftOut, name: str, make: Callable[[], list]) -> li
 def attention_cases(args) -> Iterator[tuple[str, nn.Module]]:
     """(name, module) of every kind, form and engine."""
     for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():
-        ladder = engines.OF_FORMS.get(fields.get("form"), engines.LADDER)
+        ladder = engines.OF_FORMS.get(fields.get("form", ""), engines.LADDER)
         for engine in reversed(ladder):
             module = make_attention(
                 **fields,

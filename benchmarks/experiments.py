@@ -125,8 +125,11 @@ def pieces(at: Workplace) -> Path:
                 wikitext, *configs = [
                     parse_train_arguments(at.arguments(*one)) for one in (MLM, *map(of_task, TASKS))
                 ]
-            texts = [(of(config).text(config), 1.0) for config in configs]
-            train_tokenizer([*open_train(wikitext), *texts], VOCABULARY_SIZE).save(path)
+            sources = open_train(wikitext)
+            for config in configs:
+                text = of(config).text(config)
+                sources += text if isinstance(text, list) else [(text, 1.0)]
+            train_tokenizer(sources, VOCABULARY_SIZE).save(path)
     return path
 
 

@@ -27,7 +27,12 @@ sys.path.insert(0, str(ROOT / "tests" / "attention"))
 import jax
 import jax.numpy as jnp
 import numpy as np
-from attention_cases import CASES, Case, f64, random_parameters
+from attention_cases import (  # pyright: ignore[reportMissingImports]  # of the tests
+    CASES,
+    Case,
+    f64,
+    random_parameters,
+)
 
 from mhe_jax.attention import Mask
 

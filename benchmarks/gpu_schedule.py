@@ -17,6 +17,7 @@ nvidia-cuda-nvdisasm, ptxas with the extra.
 
 import collections
 import functools
+import importlib.util
 import os
 import re
 import subprocess
@@ -172,9 +173,8 @@ def machine_code(ptx: Path) -> dict:
 
 
 def tool(name: str) -> str:
-    import nvidia
-
-    for root in nvidia.__path__:
+    nvidia = importlib.util.find_spec("nvidia")
+    for root in (nvidia and nvidia.submodule_search_locations) or ():
         for found in Path(root).glob(f"*/bin/{name}"):
             return str(found)
     return name

@@ -88,7 +88,8 @@ def configs_of(args) -> dict[str, Config]:
         parts = text.split("/")
         if len(parts) != 3 or not all(part.isdecimal() for part in parts):
             raise InputError(f"--ranks has {text!r}: takes A/M/E, three whole numbers")
-        ranks = KroneckerConfig(*map(int, parts))
+        attention, mlp, embedding = map(int, parts)
+        ranks = KroneckerConfig(attention, mlp, embedding)
         for how in args.apply:
             found[f"{text} {how}"] = _with(config, dataclasses.replace(ranks, apply=how))
     for each in found.values():

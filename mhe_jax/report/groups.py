@@ -36,6 +36,8 @@ SAME_BELOW = (
     "model.kronecker.apply",
 )
 SAME_OF_ATTENTION = (".form", ".engine")  # of every role
+# Fields that make another attention of a kind, such as GLA of `mla`, where they have a value.
+VARIANTS = ("num_groups", "score_groups", "latent_groups", "reuse_keys")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +208,7 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
         for name in differing
         if name.endswith(".kind")
         or (name.rpartition(".")[2] in FIELDS_OF_KINDS or name == "train.init_from")
+        and name.rpartition(".")[2] not in VARIANTS
         and not _varies_within_a_kind(name, [members[0] for members in by_fields.values()])
     }
     short = short_names(differing)

@@ -224,6 +224,16 @@ def test_what_differs_makes_groups_and_each_has_its_own_base(tmp_path):
     assert found["mhe_mul, num_groups=2, learning_rate=0.001"]["PRR"] == pytest.approx(3600 / 41)
 
 
+def test_a_variant_of_a_kind_is_named_even_where_it_is_the_only_one(tmp_path):
+    runs = tmp_path / "runs"
+    leave(runs / "mha", PAIRS, model__attention__kind="mha")
+    add = {"model__attention__kind": "mhe_add", "model__attention__num_groups": 2}
+    leave(runs / "add", PAIRS, attention=3000, **add)
+    gqa = {"model__attention__kind": "gqa", "model__attention__num_kv_heads": 2}
+    leave(runs / "gqa", PAIRS, attention=6000, **gqa)
+    assert set(rows(compare(tmp_path, runs))) == {"mha", "mhe_add, num_groups=2", "gqa"}
+
+
 def test_the_learning_rate_is_chosen_by_the_validation_loss_of_common_seeds(tmp_path):
     runs = tmp_path / "runs"
     for kind, rate, seed, loss, bleu in (
