@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from random_parameters import random_parameters
 
 from mhe_jax import tasks
 from mhe_jax.config import AttentionConfig, Config, DataConfig, ModelConfig
@@ -47,24 +48,11 @@ def model_config(task, kind="mha", **fields):
     return config
 
 
-def random_params(config, seed=0):
-    """Parameters of the size of trained ones."""
+def random_params(config):
+    """Parameters that nothing trained."""
     task = tasks.of(config)
     init = task.initializer(task.model(config.model), config.data.sequence_length)
-    generator = np.random.default_rng(seed)
-
-    def draw(path, leaf):
-        name = path[-1].key
-        noise = generator.standard_normal(leaf.shape).astype(np.float32)
-        if name == "scale":
-            return 1 + 0.2 * noise
-        if "bias" in name and "key_bias" not in jax.tree_util.keystr(path):
-            return 0.2 * noise
-        if "embedding" in name:
-            return 0.4 * noise
-        return 0.3 * noise
-
-    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(init, jax.random.key(0)))
+    return random_parameters(init)
 
 
 def tokens_of(config, shape, seed=1, first=5):
