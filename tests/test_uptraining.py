@@ -271,12 +271,32 @@ def test_what_the_page_says_of_the_record_is_so():
         shares = [f"{100 * mean(kind) / of:.2f}" for kind in kinds]
         assert said.format(*shares, mva=f"{mean('mva'):.2f}") in page
     assert f"gains {control - base:.2f} BLEU by 25 % of the steps ({control:.2f})" in page
-    at_once = {kind: mean(kind, "at once", 0.0) / base for kind in kinds}
-    assert f"worth using at once, with {100 * at_once.pop('gqa'):.2f} %" in page
-    assert all(1 / 6 < 1 - share < 0.205 for share in at_once.values())  # a sixth to a fifth
-    for kind in ("mhe_mul", "mva"):
+    first = {x["seed"]: x["bleu"] for x in lines if (x["attention"], x["share"]) == ("mha", 0.0)}
+    anew = {x["seed"]: x["source"] for x in lines if x["attention"] == "mqa" and "source" in x}
+    told = " instead of ".join(
+        "{:.2f}, {:.2f} and {:.2f}".format(*(scores[seed] for seed in range(3)))
+        for scores in (anew, first)
+    )
+    assert f"the same seeds score {told}." in page
+    base_anew = statistics.fmean(anew.values())
+    assert f"Those runs score {base - base_anew:.2f} BLEU less" in page
+    for kind, said in (
+        ("mqa", "an eighth of the cache, has {:.2f} % after 25 % of the steps ({:.2f})"),
+        ("mhe_add", "groups, with 35 % and an eighth, {:.2f} % ({:.2f})"),
+    ):
+        assert {x["source"] for x in lines if x["attention"] == kind and "source" in x} == {
+            *anew.values()
+        }
+        assert said.format(100 * mean(kind) / base_anew, mean(kind)) in page
+    bases = dict.fromkeys(kinds, base) | dict.fromkeys(("mqa", "mhe_add"), base_anew)
+    at_once = {kind: mean(kind, "at once", 0.0) / of for kind, of in bases.items()}
+    assert f"worth using at once, with {100 * at_once['gqa']:.2f} %" in page
+    lost = {kind: 1 - share for kind, share in at_once.items() if kind != "gqa"}
+    assert 0.3 < lost["mhe_add"] < 0.35  # a third
+    assert all(0.16 < lost[kind] < 0.205 for kind in lost if kind != "mhe_add")
+    for kind in ("mhe_mul", "mva", "mqa", "mhe_add"):
         gained = mean(kind, share=0.05) - mean(kind, "at once", 0.0)
-        assert gained > (1 - at_once[kind]) * base / 2
+        assert gained > lost[kind] * bases[kind] / 2
     control_runs = [x for x in lines if (x["attention"], x["start"]) == ("mha", "uptrained")]
     losses = {x["share"]: x["losses"] for x in control_runs if "losses" in x}
     for share in (0.05, 0.1):
