@@ -288,6 +288,8 @@ def test_what_the_page_says_of_the_record_is_so():
             *anew.values()
         }
         assert said.format(100 * mean(kind) / base_anew, mean(kind)) in page
+    nothing = [mean(kind, "nothing") for kind in ("mha", *uptraining.NAMES)]
+    assert f"are worth {min(nothing):.1f} to {max(nothing):.1f} BLEU" in page
     bases = dict.fromkeys(kinds, base) | dict.fromkeys(("mqa", "mhe_add"), base_anew)
     at_once = {kind: mean(kind, "at once", 0.0) / of for kind, of in bases.items()}
     assert f"worth using at once, with {100 * at_once['gqa']:.2f} %" in page
