@@ -295,7 +295,8 @@ def test_what_the_page_says_of_the_record_is_so():
     assert f"worth using at once, with {100 * at_once['gqa']:.2f} %" in page
     lost = {kind: 1 - share for kind, share in at_once.items() if kind != "gqa"}
     assert 0.3 < lost["mhe_add"] < 0.35  # a third
-    assert all(0.16 < lost[kind] < 0.205 for kind in lost if kind != "mhe_add")
+    # The others lose a sixth to a fifth.
+    assert all(1 / 6 < lost[kind] < 0.205 for kind in lost if kind != "mhe_add")
     for kind in ("mhe_mul", "mva", "mqa", "mhe_add"):
         gained = mean(kind, share=0.05) - mean(kind, "at once", 0.0)
         assert gained > lost[kind] * bases[kind] / 2

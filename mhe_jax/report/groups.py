@@ -202,7 +202,8 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
         if run.status == "done":
             key = json.dumps([run.fields.get(name) for name in differing])
             by_fields.setdefault(key, []).append(run)
-    # What goes with the kind is worth a word only where one kind has it with several values.
+    # What goes with the kind is worth a word only where it makes a variant of it, or one kind has
+    # it with several values.
     silent = {
         name
         for name in differing

@@ -571,6 +571,13 @@ MORE_EVALUATION = (
         "test_report.py::test_the_time_of_a_step_is_the_median_of_the_log",
     ),
     Mutant(
+        "the only variant of a kind goes by the name of the kind",
+        "_groups",
+        'name.rpartition(".")[2] not in VARIANTS',
+        "True",
+        "test_report.py::test_a_variant_of_a_kind_is_named_even_where_it_is_the_only_one",
+    ),
+    Mutant(
         "a cache of as many layers as the encoder has",
         "sublayers",
         '"decoder": m.decoder_layers',
