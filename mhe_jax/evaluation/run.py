@@ -132,7 +132,8 @@ class Run:
         process = sharding.share_of_rows(self.mesh)
         rows = sharding.round_up_rows(self.evaluation.batch_size, self.mesh)
         batches = task.scored_batches(self.config, tokenizer, self.evaluation.split, rows, *process)
-        for number in _first_of_each_length(batches):  # compiled here, not in the time below
+        text = task.inputs[0]
+        for number in _first_of_each_length(batches, text):  # compiled here, not in the time below
             jax.block_until_ready(self._step(batches.batch(number)))
         begin = time.perf_counter()
         found = self.sums_of(batches)
@@ -321,11 +322,11 @@ def name_of(evaluation: EvaluationConfig) -> str:
     return name
 
 
-def _first_of_each_length(batches: EvaluationBatches) -> Iterator[int]:
-    """Found in few batches, which are in order of length (or all of one)."""
+def _first_of_each_length(batches: EvaluationBatches, text: str) -> Iterator[int]:
+    """Found in few batches, which are in order of length of `text` (or all of one)."""
 
     def length(number: int) -> int:
-        return batches.batch(number)["tokens"].shape[-1]
+        return batches.batch(number)[text].shape[-1]
 
     number = 0
     while number < len(batches):

@@ -15,7 +15,8 @@ from mhe_jax.data.packed import PackedPairs
 from mhe_jax.model import EncoderDecoder
 from mhe_jax.tasks.flops import attention_flops, decoder_layer_flops, encoder_flops, logits_flops
 from mhe_jax.tasks.metrics import translation_scores
-from mhe_jax.tasks.task import Result, Task, TrainedRun
+from mhe_jax.tasks.sums import ratios, total
+from mhe_jax.tasks.task import Result, Task, TrainedRun, finite
 
 
 class Translation(Task):
@@ -78,8 +79,12 @@ class Translation(Task):
         return 3.0 * rows * T * (encoder_flops(config) + decoder + logits_flops(m))
 
     def evaluate(self, run: TrainedRun) -> Result:
-        """BLEU, chrF and exact matches of a split; what was scored is in SPLIT.hypotheses.txt."""
+        """BLEU, chrF and exact matches of a split; what was scored is in SPLIT.hypotheses.txt.
+
+        Beside them loss, accuracy and perplexity of the references, as validation has them.
+        """
         evaluation = run.evaluation
+        sums = finite(run, total(run.outputs()[0]))
         source = open_split(run.config, evaluation.split)
         texts, references = [], []
         for number in range(len(source)):
@@ -93,6 +98,7 @@ class Translation(Task):
         return {
             **run.described(),
             **translation_scores(hypotheses, references),
+            **ratios(sums),
             "beam_size": evaluation.beam_size,
             "length_penalty": evaluation.length_penalty,
             "sentences": len(texts),

@@ -68,6 +68,18 @@ def test_translation_result_and_hypotheses(translation_run, texts):
     assert len(set(written)) > 10
 
 
+def test_a_translators_result_has_the_loss_of_the_references(translation_run, texts):
+    result, run = score(translation_run, batch_size=4), load(translation_run)
+    pairs = [line.split("\t") for line in (texts / "pairs.tsv").read_text().splitlines()]
+    ids = [[run.tokenizer.encode(text)[:19] for text in pair] for pair in pairs]
+    targets = [[*target, EOS] for _, target in ids]
+    log_probs = _log_probs(run, [source for source, _ in ids], targets)
+    loss = -log_probs.sum() / sum(map(len, targets))
+    assert result["loss"] == pytest.approx(loss, rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+    assert 0 <= result["accuracy"] <= 1
+
+
 def test_a_result_names_every_choice_of_its_evaluation_and_no_other(run_of):
     cross = AttentionByRole(cross=AttentionOverride(kind="mhe_add", form="shared"))
     workdir = run_of("translation", kind="mhe_add", attention_by_role=cross)
