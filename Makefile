@@ -1,5 +1,5 @@
 # make demo    install, train and score the demo, show translations and a picture
-# make test    install, run the tests but for whole runs
+# make test    install, run the tests but whole runs and slow ones
 # make runs    the tests that train whole runs or start whole programs
 # make libtpu  fetch the compiler for TPUs, which `ahead` needs
 # make ahead   install libtpu, run the tests that compile for TPUs that are not here
