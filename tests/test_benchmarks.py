@@ -436,7 +436,7 @@ def test_pages_have_the_bytes_and_cycles_of_the_records():
     for text in (
         "{:.2f} and {:.2f} times fewer cycles".format(*fewer["v5e", "mhe_add shared"]),
         "{:.2f} times fewer with 8 heads of 128".format(*fewer["v5e_wide", "mhe_add shared"]),
-        "`sha`, the control, {:.1f} and {:.1f}, and {:.1f} times fewer".format(
+        "`sha`, the control, takes {:.1f} and {:.1f}, and {:.1f} times fewer".format(
             *fewer["v5e", "sha splash"], *fewer["v5e_wide", "sha splash"]
         ),
     ):
