@@ -5,9 +5,9 @@
     python benchmarks/bit_flips.py --megabytes 400      # what checksums cost a save of this size
 
 Half of the bits lie in files drawn uniformly, the other half at places drawn uniformly from all
-bytes. With each the newest checkpoint, or the best, is loaded twice: for evaluation, and by a run
-that goes on. What comes out is refused with a reason, or is the checkpoint before it, or equals
-what was saved; `other` counts what does not, and must be 0.
+bytes. With each there are three loads: of the newest checkpoint and of the best for evaluation, and
+by a run that goes on. What comes out is refused with a reason, or is the checkpoint before it, or
+equals what was saved; `other` counts what does not, and must be 0.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def flip_bits(directory: Path, flips: int, seed: int) -> dict[str, int]:
-    """How often each outcome came, of `flips` bits and two ways to load."""
+    """How often each outcome came, of `flips` bits and three ways to load."""
     draw, whole = random.Random(seed), directory / "whole"
     states = [small_state(value) for value in (1.0, 2.0)]
     save_run(whole, states)
