@@ -257,14 +257,14 @@ def test_what_the_page_says_of_the_record_is_so():
     base, control = mean("mha", "at once", 0.0), mean("mha")
     for said, of in (
         (
-            "After 25 % of the steps `mva` scores what the `mha` runs scored ({mva}, {} %), `gqa` "
-            "{} % of it, `mhe_add` with 2 groups, with 44 % of the attention parameters and a "
-            "quarter of the cache, {} %, and `mhe_mul`, with 35 % and an eighth, {} %.",
+            "After 25 % of the steps, `mva` scores what the `mha` runs scored ({mva}, {} %). `gqa` "
+            "scores {} % of it. `mhe_add` with 2 groups scores {} %, with 44 % of the attention "
+            "parameters and a quarter of the cache, and `mhe_mul` {} %, with 35 % and an eighth.",
             base,
         ),
         (
-            "Of the control `mva` has {} %, `gqa` {} %, `mhe_add` with 2 groups {} % and "
-            "`mhe_mul` {} %.",
+            "Compared with the control, `mva` has {} %, `gqa` {} %, `mhe_add` with 2 groups {} % "
+            "and `mhe_mul` {} %.",
             control,
         ),
     ):
@@ -279,10 +279,10 @@ def test_what_the_page_says_of_the_record_is_so():
     )
     assert f"the same seeds score {told}." in page
     base_anew = statistics.fmean(anew.values())
-    assert f"Those runs score {base - base_anew:.2f} BLEU less" in page
+    assert f"Those `mha` runs score {base - base_anew:.2f} BLEU less" in page
     for kind, said in (
-        ("mqa", "an eighth of the cache, has {:.2f} % after 25 % of the steps ({:.2f})"),
-        ("mhe_add", "groups, with 35 % and an eighth, {:.2f} % ({:.2f})"),
+        ("mqa", "After 25 % of the steps `mqa` has {:.2f} % ({:.2f}), with 56 % of the"),
+        ("mhe_add", "and `mhe_add` {:.2f} % ({:.2f}), with 35 % and an eighth."),
     ):
         assert {x["source"] for x in lines if x["attention"] == kind and "source" in x} == {
             *anew.values()
