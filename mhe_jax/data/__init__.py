@@ -1,11 +1,11 @@
 """From files and data sets to batches: sources, tokens, examples, batches.
 
-    sources = open_train(config)                what counts as a source stands in `sources.py`
-    tokenizer = load_tokenizer(config, path)    what a run has kept
-    row = examples.lm_row(ids, length)          arrays of a row stand in `examples.py`
+    sources = open_train(config)                `sources.py` says what counts as a source
+    tokenizer = load_tokenizer(config, path)    the tokenizer that a run has kept
+    row = examples.lm_row(ids, length)          `examples.py` lists the arrays of a row
     batches.batch(step)                         a pure function of (seed, step), see `batches.py`
 
-Which sources, rows and batches an experiment has is for its task to say: `mhe_jax.tasks`.
+The task of an experiment decides its sources, rows and batches: `mhe_jax.tasks`.
 """
 
 from pathlib import Path
@@ -54,13 +54,13 @@ __all__ = [
 
 
 def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
-    """The tokenizer of a run, whose pieces, if it has any, lie at `path`; as `read_tokenizer`."""
+    """The tokenizer of a run; `read_tokenizer` reads its pieces, if it has any, from `path`."""
     pieces = read_tokenizer(config, path) if config.model.has_pieces else None
     return pieces if isinstance(pieces, Tokenizer) else HashedWords(config.model, pieces)
 
 
 def tokenizer_file(config: Config) -> Path | None:
-    """The file of the pieces that a new run starts with; None where it trains or has none."""
+    """The file of pieces that a new run starts with; None if it trains its own or has none."""
     if not config.model.has_pieces:
         return None
     if config.train.init_from is not None:
@@ -74,7 +74,7 @@ def read_tokenizer(config: Config, path: str | Path) -> Pieces:
     """Reads the pieces that `config` needs: a tokenizer, or the features of hashed words.
 
     Raises:
-      InputError: they cannot be read, or a tokenizer has not `model.vocabulary_size` of them.
+      InputError: they cannot be read, or a tokenizer does not have `model.vocabulary_size` pieces.
     """
     if config.model.hashing is not None:
         return Pieces.load(path)

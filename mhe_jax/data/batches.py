@@ -2,9 +2,9 @@
 
     global batch = f(seed, step)        process p of P holds its rows pR/P to (p + 1)R/P of R
 
-Nothing else decides what a batch holds, so a run resumes from its step alone, with any number of
-processes, and all processes see the same shape at the same step. Their parts one after the other
-are the batch of one process, so that dropout, which goes by the place of a row, is the same too.
+Nothing else decides what a batch holds. So a run resumes from its step alone, with any number of
+processes, and all processes see the same shape at the same step. Their parts, concatenated, are the
+batch of a single process, so dropout, which depends on the position of a row, is the same too.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Batches:
         raise NotImplementedError
 
     def iterate(self, start_step: int = 0, stop_step: int | None = None) -> BatchIterator:
-        """Batches from `start_step` on, a few ahead of time in threads; close it when done."""
+        """Batches from `start_step` on, a few prefetched in threads; close it when done."""
         return BatchIterator(self.batch, start_step, stop_step)
 
     def _own_rows(self, rows: int) -> slice:
@@ -41,9 +41,9 @@ class Batches:
 
 
 class TrainBatches(Batches):
-    """Endless. `steps_per_epoch` batches see all the text once; it need not be whole.
+    """Endless batches. `steps_per_epoch` of them, maybe a fraction, see all the text once.
 
-    `text` is a key of what that text holds: the same wherever it lies, and however it is packed.
+    `text` is a key of the text's content: the same wherever it is stored and however it is packed.
     """
 
     steps_per_epoch: float
@@ -57,7 +57,7 @@ class TrainBatches(Batches):
 class TrainRows(TrainBatches):
     """Endless rows of one shape, numbered from the first step on: batch s has B·s .. B·s + B - 1.
 
-    `num_rows` see all the text once; epochs follow each other within a batch.
+    `num_rows` rows see all the text once; a batch may span epochs.
     """
 
     num_rows: int
@@ -73,7 +73,7 @@ class TrainRows(TrainBatches):
 
     @property
     def steps_per_epoch(self) -> float:
-        """Batches in an epoch, not a whole number."""
+        """Batches in an epoch, not necessarily a whole number."""
         return self.num_rows / self.rows_per_batch
 
     def batch(self, step: int) -> Row:
@@ -92,7 +92,7 @@ class EvaluationBatches(Batches):
         raise NotImplementedError
 
     def iterate(self, start_step: int = 0, stop_step: int | None = None) -> BatchIterator:
-        """Batches from `start_step` on, to the end of the split or to before `stop_step`."""
+        """Batches from `start_step` on, until the end of the split or just before `stop_step`."""
         stop = len(self) if stop_step is None else min(stop_step, len(self))
         return BatchIterator(self.batch, start_step, stop)
 

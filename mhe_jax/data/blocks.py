@@ -1,16 +1,16 @@
 """Rows of running text: the tokens of all items in order, eos after each.
 
-What a row makes of its tokens, and how many it takes, is for the task to say: `RowMaker`.
+The task decides how many tokens a row takes, and how they become a row: `RowMaker`.
 
 Training never tokenizes a whole file. An epoch has N rows; row i starts near place
 
     (i + shift of the epoch) · extent / N
 
-of the source: at the start of the item there, or between two words of it where the item is longer
+of the source: at the start of the item there, or between two of its words if the item is longer
 than a quarter of a row. It takes the text that follows until it is full; at the end of the source
-it goes on at the beginning. N is such that the rows of an epoch hold about as much as the text, as
-measured on a sample; the shift is random, so that over epochs every token is seen, and in other
-surroundings.
+it wraps around to the beginning. N is chosen so that the rows of an epoch hold about as much as the
+text, as measured on a sample. The shift is random, so that over several epochs every token is seen,
+in different contexts.
 """
 
 import math
@@ -38,9 +38,9 @@ SAMPLE_ITEMS = 4096
 class RowMaker:
     """How the tokens of a text become a row.
 
-    `make(ids, length, generator)` is a row of `length`, with what is random in it drawn from the
-    generator; at most length - begin ids fit. `mask_rate` is the share of the tokens that are
-    predicted at positions of their own; None where each place of a row has its prediction.
+    `make(ids, length, generator)` returns a row of `length`, and draws anything random in it from
+    the generator; at most length - begin ids fit. `mask_rate` is the share of the tokens that are
+    predicted, at chosen positions; None if every position of a row has its prediction.
     """
 
     make: Callable[[Sequence[int] | np.ndarray, int, np.random.Generator], Row]
@@ -60,7 +60,7 @@ def count_words(lines: Iterable[str]) -> int:
 def density(source: Source, tokenizer: AnyTokenizer) -> tuple[float, float]:
     """Tokens in the whole source, and bytes of text per token, measured on a sample of its items.
 
-    Exact where the source has at most `SAMPLE_ITEMS` items, none of them long.
+    Exact if the source has at most `SAMPLE_ITEMS` items, none of them long.
     """
     generator = np.random.default_rng(0)
     count = min(len(source), SAMPLE_ITEMS)
@@ -76,7 +76,7 @@ def density(source: Source, tokenizer: AnyTokenizer) -> tuple[float, float]:
         total += len(data) + 1
     rows = tokenizer.encode_batch(heads, num_threads=-1)
     tokens = sum(len(ids) * share + 1 for ids, share in zip(rows, shares, strict=True))
-    if not size:  # empty rows of a column: what the others hold is not known
+    if not size:  # only empty rows of a column: what the others hold is not known
         return float(source.extent + len(source)), 1.0
     return tokens / size * source.extent, total / tokens
 
@@ -99,7 +99,7 @@ class TrainBlocks(TrainRows):
         self.text = source.key
         self._wanted = self._length - maker.begin
         self.num_tokens, self._bytes_per_token = density(self.source, tokenizer)
-        # Rows in an epoch. A single one starts at the beginning and may end before it is full.
+        # Rows in an epoch. A single row starts at the beginning and may end before it is full.
         self.num_rows = max(1, math.ceil(self.num_tokens / self._wanted))
         self._order = Epochs(self._shuffled)
 
@@ -112,7 +112,7 @@ class TrainBlocks(TrainRows):
         )
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows with these numbers, which count from the first step."""
+        """The rows with these numbers, counted from the first step."""
         rows = self._fill([self._place(number) for number in numbers])
         return [self._make(ids, number) for number, ids in zip(numbers, rows, strict=True)]
 
@@ -128,7 +128,7 @@ class TrainBlocks(TrainRows):
         return order, float(generator.random())
 
     def _place(self, number: int) -> float:
-        """Where in the source example `number` starts, counted from the first step."""
+        """Where in the source row `number`, counted from the first step, starts."""
         if self.num_rows == 1:
             return 0.0
         epoch, i = divmod(number, self.num_rows)
@@ -136,8 +136,8 @@ class TrainBlocks(TrainRows):
         return (int(order[i]) + shift) / self.num_rows * self.source.extent
 
     def _text(self, place: float) -> Iterator[tuple[str, bool]]:
-        # Going back to the start of an item by a quarter of a row at most, every token keeps at
-        # least three quarters of its chance; were it more, some would hardly ever be seen.
+        # Rows go back to the start of an item by at most a quarter of a row, so every token keeps
+        # at least three quarters of its chance; with more, some would hardly ever be seen.
         yield from stream(self.source, place, self._wanted * self._bytes_per_token / 4)
         while self.num_rows > 1:
             yield from stream(self.source, 0.0, math.inf)
@@ -150,7 +150,7 @@ class TrainBlocks(TrainRows):
         while unfinished:
             owners, parts, lasts, ended = [], [], [], set()
             for row in unfinished:
-                # How much is read at once does not change the tokens, only how often we come back.
+                # How much is read at once changes only how often this loop runs, never the tokens.
                 needed = (self._wanted - len(rows[row])) * self._bytes_per_token * 1.2
                 while needed > 0:
                     part, last = next(texts[row], (None, False))
@@ -171,7 +171,7 @@ class TrainBlocks(TrainRows):
 
 
 class EvaluationBlocks(EvaluationBatches):
-    """A split cut into rows without gap or overlap; what is masked depends on the row alone.
+    """A split cut into rows without gap or overlap; the masks of a row depend on the row alone.
 
     The tokens of the split are held in memory, two bytes each up to a vocabulary of 65,536.
     """
@@ -198,7 +198,7 @@ class EvaluationBlocks(EvaluationBatches):
     @property
     def num_words(self) -> int:
         """`count_words` of the split, the denominator of a perplexity per word."""
-        # Of whole lines: a word may be cut where a long line is tokenized in parts.
+        # Count whole lines: tokenizing a long line in parts may cut a word.
         return count_words(map(self._text, range(len(self.source))))
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Files that are built once and kept: where they lie, their names, and when they are built anew."""
+"""Files that are built once and kept: where they are, their names, and when they are rebuilt."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from mhe_jax.config.files import publish
 
 VERSION = 2  # of an index; part of every key
 DIGEST = 4  # numbers at the end of an index: 256 bits
-TICK = 0.02  # seconds between two times that a file system can tell apart, at most
+TICK = 0.02  # seconds, at most, between two times that a file system can tell apart
 
 
 def key_of(*parts: object) -> str:
@@ -23,7 +23,7 @@ def key_of(*parts: object) -> str:
 
 
 def key_of_all(parts: Iterable[object]) -> str:
-    """`key_of` of more parts than should be in memory as JSON at once."""
+    """`key_of` for more parts than should be in memory as JSON at once."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(json.dumps(part).encode() + b"\n")
@@ -31,11 +31,11 @@ def key_of_all(parts: Iterable[object]) -> str:
 
 
 def identity(path: Path) -> tuple[str | int, ...]:
-    """Values of which one changes whenever a file does.
+    """Values of which at least one changes whenever the file does.
 
-    A time of change can be set back (`cp -p`, `touch -r`, `rsync -t`), that of the inode cannot.
-    What is written in one tick of the clock has one time: a file that is as new as that is read
-    when the tick is over.
+    A modification time can be set back (`cp -p`, `touch -r`, `rsync -t`), the change time of the
+    inode cannot. All writes within one tick of the clock get the same time, so a file that new is
+    read only after the tick is over.
     """
     stat = path.stat()
     if time.time() - stat.st_ctime < TICK:
@@ -44,9 +44,9 @@ def identity(path: Path) -> tuple[str | int, ...]:
 
 
 def built_once(path: Path, build: Callable[[Path], None]) -> Path:
-    """The file that `build` writes, built anew where it is not there or damaged.
+    """The file that `build` writes, rebuilt if it is missing or damaged.
 
-    Its name is `path` and its size, so that one that lost its end is not taken for whole.
+    Its name is `path` and its size, so that a truncated file is not taken for a whole one.
 
     Raises:
       InputError: it cannot be written.

@@ -1,7 +1,7 @@
-"""Columns of text of Parquet files, and of data sets that the library `datasets` has saved.
+"""Text columns of Parquet files, and of data sets that the library `datasets` has saved.
 
-A column is copied once into the cache, its texts one after the other, with an index as that of
-lines: from then on it is read as a text file is, and the library that reads the file is not needed.
+A column is copied once into the cache: its texts one after the other, with an index like that of
+lines. From then on it is read like a text file, without the library that reads the original.
 """
 
 import contextlib
@@ -21,21 +21,21 @@ from mhe_jax.data.index import LONGEST, LineFile, drop_earlier, real_file
 from mhe_jax.data.unpacking import check_limit
 
 SUFFIXES = (".parquet", ".arrow")
-ROWS = 1024  # of a batch that is copied
+ROWS = 1024  # copied per batch
 
 
 def open_columns(path: Path, fields: Sequence[str], cache: Path) -> list[LineFile]:
-    """The texts of each of `fields`, copied and checked, or found to be so.
+    """The texts of each of `fields`, copied and checked unless that was done before.
 
     Raises:
-      InputError: one line that names the file, field and row where there is one, and the reason.
+      InputError: one line that names the file, the field and row if any, and the reason.
     """
     whole = len(fields) > 1
     return [_column(path, field, whole, cache) for field in fields]
 
 
 def _column(path: Path, field: str, whole: bool, cache: Path) -> LineFile:
-    # A link's own name says what a file is: that of a blob in a content-addressed store does not.
+    # The link's name tells the format; the name of a blob in a content-addressed store does not.
     name, form, path = str(path), path.suffix, real_file(path, cache)
     try:
         known = identity(path)
@@ -50,7 +50,7 @@ def _column(path: Path, field: str, whole: bool, cache: Path) -> LineFile:
             texts = copy.with_name(f"{copy.name}.{numbers[-DIGEST - 1]}")
             if texts.exists():
                 break
-            built.unlink(missing_ok=True)  # somebody has emptied a part of the cache
+            built.unlink(missing_ok=True)  # part of the cache was deleted
         drop_earlier(texts, path)
         if identity(path) != known:
             built.unlink(missing_ok=True)
@@ -63,7 +63,7 @@ def _column(path: Path, field: str, whole: bool, cache: Path) -> LineFile:
 def _copy(
     name: str, path: Path, form: str, field: str, whole: bool, copy: Path, index: Path
 ) -> None:
-    """Writes the texts to `copy`, and to `index` where each begins and the SHA-256 of all."""
+    """Writes the texts to `copy`, and where each begins to `index`, with the SHA-256 of all."""
     digest, end, rows, blank = hashlib.sha256(), 0, 0, True
     size = path.stat().st_size
     with publish(copy, with_size=True) as draft, draft.open("wb") as out, index.open("wb") as at:
@@ -78,7 +78,7 @@ def _copy(
             blank = blank and not bool((np.frombuffer(data, np.uint8) > ord(" ")).any())
             out.write(data)
             at.write((starts[:-1] + end).tobytes())
-            # Texts of the same bytes that are cut elsewhere are others.
+            # The same bytes cut at other places are other texts.
             digest.update(np.diff(starts).tobytes())
             digest.update(data)
             end, rows = end + len(data), rows + len(array)
@@ -90,7 +90,7 @@ def _copy(
 
 
 def _texts(where: str, field: str, array: Any, rows: int) -> tuple[np.ndarray, memoryview]:
-    """Where each text of an Arrow array begins, and the end, from 0; and their bytes."""
+    """Where each text of an Arrow array begins, and the end, from 0; and the bytes of all texts."""
     import pyarrow
 
     if array.null_count:
@@ -102,7 +102,7 @@ def _texts(where: str, field: str, array: Any, rows: int) -> tuple[np.ndarray, m
         if pyarrow.types.is_dictionary(array.type):
             raise
         binary = array.cast(pyarrow.large_binary())
-        binary.validate(full=True)  # reading past the end of the buffer ends the process
+        binary.validate(full=True)  # reading past the end of the buffer would crash the process
         for number, one in enumerate(binary):
             try:
                 one.as_py().decode()
@@ -131,7 +131,7 @@ def _opened(path: Path, form: str, fields: list[str] | None = None) -> tuple[Any
     from pyarrow import ipc, memory_map, parquet
 
     if form == ".parquet":
-        # Not pre-buffered: that holds all of the file that has been read, until the end.
+        # No pre-buffering: it would keep all that was read of the file in memory until the end.
         file = parquet.ParquetFile(
             path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
         )
@@ -153,13 +153,13 @@ def _told(name: str, form: str) -> Iterator[None]:
 
 
 def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each row stands, for messages, and its values by field, as those of JSON.
+    """The place of each row, for messages, and its values by field, as in JSON.
 
-    A class that `datasets` has stored as a number is that, or with `named` its name, and None where
-    it is -1, the mark of no label.
+    A class that `datasets` has stored as a number stays a number; with `named` it becomes its name,
+    or None if it is -1, the mark of no label.
 
     Raises:
-      InputError: it is not there or cannot be read.
+      InputError: the file is not there or cannot be read.
     """
     name, form, path = str(path), path.suffix, real_file(path, cache)
     with _told(name, form):
@@ -175,7 +175,7 @@ def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict
 
 
 def _classes(schema: Any) -> dict[str, dict[int, str]]:
-    """Names of classes by their numbers, of each field that `datasets` knows to have classes."""
+    """Class names by number, for each field that `datasets` knows to hold classes."""
     try:
         known = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = {name: of["names"] for name, of in known.items() if of.get("_type") == "ClassLabel"}

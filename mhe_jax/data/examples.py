@@ -1,17 +1,17 @@
-"""Rows of a batch from numbers of pieces or words.
+"""Rows of a batch, made from ids of pieces or words.
 
 Every row is a dict of int32 arrays; `weights` is float32, 1 where `labels` count and 0 where not.
-T is the length of a row, P the most tokens that a masked row predicts; padding is `PAD`.
+T is the length of a row, P the maximum number of tokens a masked row predicts; padding is `PAD`.
 
     mlm_row          tokens [T]  positions [P]  labels [P]  weights [P]
     lm_row           tokens [T]                 labels [T]  weights [T]
     translation_row  source [S]  target [T]     labels [T]  weights [T]
 
-Of hashed words without a table `tokens` are types, and stand beside signatures [T, 16] of uint8:
-see `words.py`.
+For hashed words without a table, `tokens` are types and come with signatures [T, 16] of uint8: see
+`words.py`.
 
-A packed row holds several examples one after the other, and for each of its sides which example a
-token belongs to, counted from 1, and 0 for padding:
+A packed row holds several examples one after the other. For each of its sides it also says which
+example a token belongs to, counted from 1, with 0 for padding:
 
     text   segments [T]
     pairs  source_segments [S]  target_segments [T]
@@ -25,7 +25,7 @@ from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD
 
 Row = dict[str, np.ndarray]
 
-# What a row holds tokens in, and where a packed row says whose they are.
+# Each array of tokens, and the array of a packed row that says which example they belong to.
 SEGMENTS_OF = {
     "tokens": "segments",
     "source": "source_segments",
@@ -49,11 +49,11 @@ def mlm_row(
     mask_rate: float,
     generator: np.random.Generator,
 ) -> Row:
-    """bos and at most T - 1 tokens, of which `mask_rate` are to be predicted.
+    """bos and at most T - 1 tokens, of which a share `mask_rate` is to be predicted.
 
-    Of n ordinary tokens, max(1, round(mask_rate · n)) are chosen without repetition, in order:
+    Of n ordinary tokens, max(1, round(mask_rate · n)) are chosen without replacement, in order:
     80 % become `MASK`, 10 % a random ordinary piece, 10 % stay. Special tokens are never chosen
-    and never put in. What is chosen depends on the ids and the generator only.
+    and never inserted. The choice depends on the ids and the generator only.
 
     Source: Devlin et al. 2019, section 3.1 and appendix A.1.
     """
@@ -81,12 +81,12 @@ def begun(ids: Sequence[int] | np.ndarray, sequence_length: int) -> np.ndarray:
 
 
 def lm_row(ids: Sequence[int] | np.ndarray, sequence_length: int) -> Row:
-    """At most T tokens to predict, each from bos and those before it in the row."""
+    """At most T tokens to predict, each from bos and the tokens before it in the row."""
     return _shifted("tokens", ids, sequence_length)
 
 
 def translation_row(source: Sequence[int], target: Sequence[int], length: int) -> Row:
-    """A source with eos; a target after bos to read, with eos to predict. Cut to `length`."""
+    """A source with eos; a target with bos to read, and with eos to predict. Cut to `length`."""
     ids = [*source[: length - 1], EOS]
     row = {"source": np.full(length, PAD, np.int32)}
     row["source"][: len(ids)] = ids
@@ -104,9 +104,9 @@ def _shifted(name: str, ids: Sequence[int] | np.ndarray, length: int) -> Row:
 
 
 def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int) -> Row:
-    """Several rows of one task as one, without their padding.
+    """Several rows of one task as one row, without their padding.
 
-    Every side of it has length T, positions P = `most_predictions`; all must fit.
+    Each of its sides has length T, its positions P = `most_predictions`; all rows must fit.
 
     >>> packed = pack([lm_row([7, 8], 2), lm_row([9], 4)], 4, 1)
     >>> packed["tokens"].tolist(), packed["labels"].tolist(), packed["segments"].tolist()
@@ -130,7 +130,7 @@ def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int) -> Ro
 
 
 def _joined(rows: Sequence[Row], name: str, lengths: Sequence[int], length: int) -> np.ndarray:
-    """The first of `lengths` of each row's array one after the other, and zeros up to `length`."""
+    """The first n entries of each row's array, n from `lengths`, joined; zeros up to `length`."""
     joined = np.zeros(length, rows[0][name].dtype)
     np.concatenate(
         [row[name][:n] for row, n in zip(rows, lengths, strict=True)], out=joined[: sum(lengths)]

@@ -1,4 +1,4 @@
-"""Fetching the files of `published.PUBLISHED`, and checking those that are there."""
+"""Fetches the files of `published.PUBLISHED`, and checks those that are already there."""
 
 import hashlib
 import http.client
@@ -17,16 +17,16 @@ from mhe_jax.data.published import PUBLISHED, Published, Text
 from mhe_jax.data.unpacking import CHUNK, unpacked_parts
 
 SECONDS = 60  # without an answer
-MOST = 2**30  # bytes of a file; all that are published are smaller
+MOST = 2**30  # bytes of a file; all published ones are smaller
 
 
 def get(name: str, directory: Path, tell: Callable[[str], None]) -> list[Path]:
-    """The files of `PUBLISHED[name]` in `directory`, checked; those that are missing are fetched.
+    """The files of `PUBLISHED[name]` in `directory`, checked; missing ones are fetched.
 
-    Nothing that is there is written over, and a file appears whole and checked or not at all.
+    No existing file is overwritten, and a file appears whole and checked or not at all.
 
     Raises:
-      InputError: a file is another text, or one cannot be fetched.
+      InputError: a file holds another text, or one cannot be fetched.
     """
     data = PUBLISHED[name]
     missing = []
@@ -54,13 +54,13 @@ def _is(text: Text, path: Path, packed: str) -> bool:
         for part in unpacked_parts(str(path), path, packed):
             digest.update(part)
             size += len(part)
-    except InputError:  # it is no packed file
+    except InputError:  # not a packed file
         return False
     return (digest.hexdigest(), size) == (text.sha256, text.size)
 
 
 def _fetched(data: Published, files: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Each file as it is to lie there; an archive is fetched once."""
+    """Each file's name and the bytes to store; an archive is fetched once."""
     if data.files[files[0]].member is None:
         for file in files:
             yield file, _fetch(data.url + file)

@@ -1,11 +1,11 @@
 """Files made ready for random access: unpacked once, checked once, their lines indexed once.
 
 The index of a file is the int64 byte offset of each line, the file's size, and the SHA-256 of all
-bytes. It is built in chunks while the same pass checks the file, and remembered under the file's
+bytes. It is built in chunks, in the same pass that checks the file, and cached under the file's
 path, inode, size and times, so that a second run neither reads nor checks anything. Offsets are
-mapped, not loaded. What is made of a text has a key of its content: a file that was only touched,
-moved or packed anew is read once more, and is still the same text. Of a packed file there is one
-unpacked copy: a new one takes the place of the old.
+memory-mapped, not loaded. Whatever is made from a text is keyed by its content: a file that was
+only touched, moved or repacked is read once more, and is still the same text. A packed file has one
+unpacked copy: a new one replaces the old.
 """
 
 import codecs
@@ -34,9 +34,9 @@ LONGEST = 16 << 20  # bytes of a line that is read whole; running text may have 
 
 @dataclass(frozen=True)
 class Rule:
-    """Requires of each line: UTF-8, with `columns` columns, or JSON with string `fields`.
+    """Requirements on each line: UTF-8, with `columns` columns, or JSON with string `fields`.
 
-    A line that is `whole`, as one of JSON always is, has at most `LONGEST` bytes.
+    A `whole` line, as a line of JSON always is, has at most `LONGEST` bytes.
     """
 
     columns: int | None = None
@@ -51,7 +51,7 @@ class LineFile:
     name: str  # what the user called it, for messages
     path: Path  # plain bytes: the file itself, or what was unpacked from it
     offsets: np.ndarray  # [lines + 1], int64
-    key: str  # of what it holds, wherever it lies
+    key: str  # of the content, wherever it is stored
 
 
 def file_format(path: Path) -> str:
@@ -64,7 +64,7 @@ def file_format(path: Path) -> str:
 
 
 def file_path(directory: str, name: str) -> Path:
-    """The file that a config names: relative to `directory`, in both `~` is the user's home.
+    """The file that a config names, relative to `directory`; `~` in either is the user's home.
 
     Raises:
       InputError: the name is not UTF-8; no log or table could show it.
@@ -76,12 +76,12 @@ def file_path(directory: str, name: str) -> Path:
 
 
 def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
-    """Unpacks, checks and indexes `path`, or finds that this was done.
+    """Unpacks, checks and indexes `path`, unless that was done before.
 
     Raises:
       InputError: one line that names the file, the line where there is one, and the reason.
     """
-    # A link's own name says what a file is: that of a blob in a content-addressed store does not.
+    # The link's name tells the format; the name of a blob in a content-addressed store does not.
     name, packed = str(path), path.suffix if path.suffix in PACKED else ""
     path = real_file(path, cache)
     try:
@@ -103,14 +103,14 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
 
 
 def real_file(path: Path, cache: Path) -> Path:
-    """The file that a path leads to, which is there and holds something; of a bucket, its copy.
+    """The file that a path leads to, checked to exist and not be empty; of a bucket, its copy.
 
     Raises:
       InputError: it is not there, is a directory, or is empty.
     """
     name, path = path, local_copy(path, cache)
     try:
-        # Path.resolve makes another error of links that go round in circles.
+        # Path.resolve raises a different error for circular links.
         real = Path(os.path.realpath(path, strict=True))
         size = real.stat().st_size
     except OSError as error:
@@ -125,7 +125,7 @@ def real_file(path: Path, cache: Path) -> Path:
 
 
 def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
-    """Checks a file, and writes the offsets of its lines and the SHA-256 of all."""
+    """Checks a file, and writes the offsets of its lines and the SHA-256 of all its bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as file, index.open("wb") as out:
         before = os.fstat(file.fileno())
@@ -139,13 +139,13 @@ def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
 
 
 def drop_earlier(copy: Path, path: Path) -> None:
-    """Deletes the copies of what `path` held before; who has one open keeps it.
+    """Deletes the copies of what `path` held before; a process that has one open keeps it.
 
-    Those made since the file is as it is are of another host's file of this path.
+    Copies made since the file last changed stay: they are of another host's file of this path.
     """
     changed = path.stat().st_ctime_ns
     for other in copy.parent.iterdir():
-        # Drafts are of those who unpack now. On Windows a file that is open stays.
+        # Drafts belong to processes that unpack now. On Windows an open file stays.
         if other != copy and other.suffix != ".tmp":
             with contextlib.suppress(OSError):
                 if other.stat().st_mtime_ns <= changed:
@@ -243,7 +243,7 @@ def _scan_json(
 
 
 def is_broken(text: str) -> bool:
-    """Whether it has half a surrogate pair, which no file in UTF-8 can hold.
+    """Whether `text` has half a surrogate pair, which no file in UTF-8 can hold.
 
     >>> is_broken("\\ud83d"), is_broken("😀")
     (True, False)
@@ -263,7 +263,7 @@ def json_texts(name: str, number: int, line: bytes, fields: tuple[str, ...]) -> 
     """
     where = f"{name}:{number}"
     try:
-        # Given bytes, json takes halves of surrogate pairs, and other encodings.
+        # Given bytes, json would accept halves of surrogate pairs, and other encodings.
         record = json.loads(line.removeprefix(BYTE_ORDER_MARK).decode())
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: is not UTF-8 ({error.reason})") from None

@@ -10,7 +10,7 @@ import numpy as np
 Batch = dict[str, np.ndarray]
 
 AHEAD = 4  # batches that are ready or being made: bounds the memory
-# On few cores one thread is enough, and the others are for the model.
+# On few cores one thread is enough; the other cores are for the model.
 THREADS = min(AHEAD, max(1, (os.cpu_count() or 1) // 2))
 ENDLESS = 1 << 40
 
@@ -18,7 +18,7 @@ ENDLESS = 1 << 40
 class BatchIterator:
     """Batches `start`, `start + 1`, ... in order; close it, or use it in a `with`.
 
-    There is no state but the number of the next batch: to resume, start there.
+    Its only state is the number of the next batch: to resume, start there.
     """
 
     def __init__(self, batch: Callable[[int], Batch], start: int = 0, stop: int | None = None):
@@ -44,7 +44,7 @@ class BatchIterator:
             raise
 
     def close(self) -> None:
-        """Stops the threads; nothing comes after."""
+        """Stops the threads and ends the iteration."""
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator.close()

@@ -1,9 +1,9 @@
 """Several training sources with weights (`data.train_weights`).
 
 Draws come in blocks of `BLOCK`: each block has every source in proportion to its weight, in an
-order of its own. So draw n is the k-th of its source, for a k that is known without looking at the
-draws before it, and each source goes through its own epochs at its own pace. A draw is a row; in
-translation that is not packed, where the rows of a batch are of similar length, it is a batch.
+order of its own. So draw n is the k-th of its source, where k is known without looking at the draws
+before it, and each source goes through its own epochs at its own pace. A draw is a row; in unpacked
+translation, where the rows of a batch have similar lengths, it is a batch.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Draws:
 
 
 class MixedRows(TrainRows):
-    """Rows of several sources; in an epoch each has been seen whole at least once."""
+    """Rows of several sources; an epoch sees each source whole at least once."""
 
     def __init__(self, parts: Sequence[TrainRows], weights: Sequence[float], seed: int):
         first = parts[0]
@@ -69,7 +69,7 @@ class MixedRows(TrainRows):
         return _describe(self.parts, self.draws)
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows with these numbers, those of a source read together."""
+        """The rows with these numbers; those of one source are read together."""
         drawn = [self.draws(number) for number in numbers]
         found = [
             iter(part.rows([number for of, number in drawn if of == p]))
@@ -79,7 +79,7 @@ class MixedRows(TrainRows):
 
 
 class MixedBatches(TrainBatches):
-    """Batches of several sources, each batch of one; an epoch as in `MixedRows`."""
+    """Batches of several sources, each batch from one; an epoch is as in `MixedRows`."""
 
     def __init__(self, parts: Sequence[TrainBatches], weights: Sequence[float], seed: int):
         super().__init__(parts[0].process_index, parts[0].process_count)

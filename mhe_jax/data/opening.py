@@ -12,8 +12,8 @@
 A pattern (`corpus/*.txt.gz`) or a directory is one source of all its files, in the order of their
 names. Files of lines may also be `.gz` or `.xz`. A line ends at a line feed, with or without a
 carriage return before it; an item never contains its line's end. Rows of running text start evenly
-over the bytes of lines and records, those of unnamed fields of JSON too: where these are long, some
-texts come more often.
+over the bytes of lines and records, including JSON fields that `data.fields` does not name: where
+these are long, some texts come more often.
 """
 
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ from mhe_jax.data.sources import (
     TextLines,
 )
 
-# Files that users have and that hold no lines of text.
+# Files that users often have, and that do not hold lines of text.
 NOT_TEXT = {".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html"}
-# What holds pairs, or texts in named fields, by itself.
+# Formats that hold pairs, or texts in named fields, in one file.
 TABLES = {".tsv", ".jsonl", *columns.SUFFIXES}
 
 
@@ -53,7 +53,7 @@ def open_source(
     cache: Path | None = None,
     option: str = "data",
 ) -> Source:
-    """The source that `data.train`, `data.validation` or `data.test` names, checked whole.
+    """The source that `data.train`, `data.validation` or `data.test` names, fully checked.
 
     Args:
       written: one name, or two parallel ones.
@@ -61,7 +61,7 @@ def open_source(
       fields: names of the text fields in JSONL, Parquet, Arrow and TFDS.
       directory: where relative paths start.
       cache: where indices and unpacked files go; None is `cache_directory()`.
-      option: how messages call `written`.
+      option: the name of `written` in messages.
 
     Raises:
       InputError: one line that names the file, the line where there is one, and the reason.
@@ -125,7 +125,7 @@ def _open_file(
 
 
 def _format(paths: Sequence[Path]) -> str:
-    """The one form of all files: a suffix of `TABLES`, or another, which means lines of text."""
+    """The one form of all files: a suffix in `TABLES`, or another suffix for lines of text."""
     forms = {}
     for path in paths:
         form = file_format(path)
@@ -175,7 +175,7 @@ def _open(config: Config, split: str, written: Sequence[str]) -> Source:
 
 
 def _fields(fields: Sequence[str], content: Content, name: str) -> tuple[str, ...]:
-    """`fields`, when they are as many as the content has texts."""
+    """`fields`, provided there are as many as the content has texts."""
     needed = 2 if content == "pair" else 1
     if len(fields) != needed or len(set(fields)) != needed:
         example = "('de', 'en'): source, target" if content == "pair" else "('text',)"

@@ -1,11 +1,11 @@
 """Rows that hold several examples each, kept apart by their segments (`data.packing`).
 
-    text   an example is an item of the source with eos; one that is longer than a row is cut into
-           parts of nearly equal length, an empty one is left out
+    text   an example is an item of the source with eos; an item longer than a row is cut into parts
+           of nearly equal length, an empty item is left out
     pairs  an example is a pair; empty sides and pairs that are too long are left out
 
 Each segment of a text and of a target begins with bos. All rows have the same shape, S = T =
-`data.sequence_length`. What is masked in an example depends on seed, epoch and example alone.
+`data.sequence_length`. The masks of an example depend on seed, epoch and example alone.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from mhe_jax.data.tokens import TokenFile, item_ends
 
 
 class _Packed(TrainRows):
-    """Endless rows, planned by `packing`; `plan` says which examples stand in each."""
+    """Endless rows, planned by `packing`; `plan` says which examples each row holds."""
 
     plan: Plan
 
@@ -49,11 +49,11 @@ class _Packed(TrainRows):
 
     @property
     def num_rows(self) -> int:
-        """Rows that an epoch takes."""
+        """Rows in an epoch."""
         return self.plan.num_rows
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The packed rows with these numbers, which count from the first step."""
+        """The packed rows with these numbers, counted from the first step."""
         members = [self.plan.row(number) for number in numbers]
         unpacked = iter(self.examples([(epoch, int(i)) for epoch, row in members for i in row]))
         return [
@@ -93,14 +93,14 @@ class PackedText(_Packed):
         self._tokens = TokenFile(source, tokenizer, cache)
         self._cuts, is_last = cut_items(item_ends(self._tokens), self._length - maker.begin)
         lengths = np.diff(self._cuts)
-        used = np.flatnonzero(lengths > 1)  # one token is the end of an empty item
+        used = np.flatnonzero(lengths > 1)  # a single token is the eos of an empty item
         if not len(used):
             raise InputError(f"{source.name}: has no text, only empty items")
         self._parts = used.astype(np.int32 if len(lengths) < 1 << 31 else np.int64)
         self.num_examples, self.num_empty = len(used), len(lengths) - len(used)
         sizes, capacity = lengths[used][:, None] + maker.begin, (self._length,)
         if maker.mask_rate is not None:
-            # Beside its tokens an example needs room for its predictions.
+            # Besides its tokens, an example needs room for its predictions.
             masked = np.maximum(1, np.rint(maker.mask_rate * (lengths - is_last)[used]))
             sizes = np.concatenate([sizes, masked.astype(np.int64)[:, None]], axis=1)
             capacity = (self._length, self._most)
@@ -125,9 +125,9 @@ class PackedText(_Packed):
 
 
 class PackedPairs(_Packed):
-    """Packed rows of pairs: source and target of a pair carry the same number.
+    """Packed rows of pairs: source and target of a pair carry the same segment number.
 
-    A batch has as many as `tokens_per_batch` holds: source and target, T tokens each.
+    A batch has as many rows as `tokens_per_batch` holds: source and target, T tokens each.
     """
 
     def __init__(self, config: Config, tokenizer: Tokenizer, source: Source, *process: int):
@@ -147,9 +147,9 @@ class PackedPairs(_Packed):
 
 
 def cut_items(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions [N + 1] that cut items, which end at `ends`, into N parts of at most `longest`.
+    """Positions [N + 1] that cut the items ending at `ends` into N parts of at most `longest`.
 
-    The second [N] is whether a part is the last of its item.
+    The second result [N] tells whether each part is the last of its item.
 
     >>> cuts, is_last = cut_items(np.array([2, 9]), 3)
     >>> cuts.tolist(), is_last.tolist()

@@ -1,9 +1,9 @@
-"""Which examples share a row: a plan for all of them that any step can be looked up in.
+"""A plan of which examples share a row, in which any step can be looked up.
 
 An example takes up some of a row's room, in one or more measures (tokens; source and target; tokens
 and predictions). Examples of the same sizes form a class. One plan, by best fit from large to
-small, says how many of which class make up each row; it needs only how many there are of each, not
-which, so it takes seconds for millions and serves all epochs:
+small, says how many examples of which classes make up each row. It needs only the number of
+examples in each class, so it takes seconds for millions of them and serves all epochs:
 
     epoch = a random order of the rows, and a random order within each class
 
@@ -28,7 +28,7 @@ class _Pattern(NamedTuple):
 def fill(sizes: np.ndarray, counts: np.ndarray, capacity: np.ndarray) -> list[_Pattern]:
     """Best fit decreasing, over classes of size [C, D] with `counts` [C] members each.
 
-    Rows that look alike are handled as one group, so the time grows with the classes alone.
+    Rows that look alike are handled as one group, so the time grows only with the classes.
 
     >>> patterns = fill(np.array([[6], [4]]), np.array([3, 5]), np.array([10]))
     >>> [(repeats, copies.tolist()) for repeats, _, copies in patterns]
@@ -76,7 +76,7 @@ def fill(sizes: np.ndarray, counts: np.ndarray, capacity: np.ndarray) -> list[_P
 class Plan:
     """The rows that hold all examples of `sizes` [N, D] within `capacity` [D], epoch by epoch.
 
-    `num_rows` is their number; `fullness` the share of the first measure that is taken.
+    `num_rows` is the number of rows, `fullness` the share of the first measure that is used.
     """
 
     def __init__(self, sizes: np.ndarray, capacity: tuple[int, ...], seed: int):
@@ -91,7 +91,7 @@ class Plan:
         classes = np.stack(np.unravel_index(codes, base), axis=1)
         self._patterns = fill(classes, counts, np.array(capacity))
         self._first_member = np.cumsum(counts) - counts
-        # Which members of its classes a pattern begins with: those that no pattern before it took.
+        # Where in each of its classes a pattern begins: after the members that earlier ones took.
         taken = np.zeros(len(codes), np.int64)
         self._first_taken = []
         for pattern in self._patterns:
@@ -117,7 +117,7 @@ class Plan:
         )
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The order of an epoch's rows, and the members of each class after those of the last."""
+        """The order of an epoch's rows, and the members of all classes, class by class."""
         generator = np.random.default_rng([Draw.PACKED_ORDER, self._seed, epoch])
         rows = generator.permutation(_count(self.num_rows))
         drawn = generator.permutation(_count(len(self._class_of)))

@@ -47,9 +47,9 @@ def token_lengths(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarr
 
 
 class Usable:
-    """Which pairs of a source can be trained on: neither side empty, none too long.
+    """The pairs of a source that can be trained on: neither side empty, none too long.
 
-    `numbers` [pairs] of those in the source, and their `lengths` [pairs, 2] in tokens with eos.
+    `numbers` [pairs] are their numbers in the source, `lengths` [pairs, 2] their tokens with eos.
 
     Raises:
       InputError: there are none.
@@ -92,7 +92,7 @@ def buckets_for(config: Config, tokenizer: Tokenizer, sources: Sequence[Source])
 def choose_buckets(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
     """At most `NUM_BUCKETS` lengths that pad `lengths` (none above `longest`) the least.
 
-    All but the last, `longest`, are multiples of `BUCKET_MULTIPLE`; no bucket is empty but it.
+    All but the last, `longest`, are multiples of `BUCKET_MULTIPLE`; only the last may be empty.
 
     >>> choose_buckets(np.array([3, 3, 11, 12]), 40)
     (4, 12, 40)

@@ -1,8 +1,8 @@
 """The demo's parallel text: English and German numbers, dates and times of day, in words.
 
 Nothing is downloaded: the words come from `num2words` and `babel` (extra `demo`). Every number,
-date and minute of the day belongs to one split, by a hash of itself, and with it every phrase about
-it: a test phrase shows how well a model puts known words together, never whether it has seen it.
+date and minute of the day belongs to one split, by its hash, and so does every phrase about it: a
+test phrase shows how well a model combines known words, never whether it has seen the phrase.
 Python's and NumPy's generators are not used, so that the text is the same on every machine.
 """
 
@@ -68,7 +68,7 @@ def _random(state: int) -> Iterator[int]:
 
 
 def _split_of(kind: str, value: int) -> Split:
-    """A sixteenth of all values is for validation, a sixteenth for the test."""
+    """A sixteenth of all values is for validation, a sixteenth for test."""
     share = hashlib.sha256(f"{kind}: {value}".encode()).digest()[0] % 16
     return "test" if share == 0 else "validation" if share == 1 else "train"
 
@@ -120,7 +120,7 @@ def _date(split: str, draw: Iterator[int]) -> Pair:
 def _time(split: str, draw: Iterator[int]) -> Pair:
     """A minute of the day: by the clock face and part of the day, or by a.m. and p.m.
 
-    Half of the draws are of whole five minutes, where the clock face has words of its own.
+    Half of the draws are multiples of five minutes, for which the clock face has its own words.
     """
     step = 5 if next(draw) % 2 else 1
     value = _draw_value("clock", split, draw, 24 * 60, step)
@@ -194,7 +194,7 @@ def _minutes_in_german(minute: int) -> str:
 
 
 def _hour_of(hour: int) -> str:
-    """The hour as it stands before "Uhr": null, ein, zwei ..."""
+    """The hour as it is said before "Uhr": null, ein, zwei ..."""
     return {0: "null", 1: "ein"}.get(hour) or _words(hour, "de")
 
 

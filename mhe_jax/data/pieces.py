@@ -44,7 +44,7 @@ Bytes = bytes | FilePart
 def _cut(data: Bytes, near: int, lowest: int) -> tuple[int, int]:
     """Where the bytes before `near` end and those after begin: around a space if one is close.
 
-    The beginning of a text is as good as a space. Without one the cut is between two characters.
+    The start of a text is as good as a space. Without a space the cut is between two characters.
     """
     start = max(lowest, near - WINDOW)
     window = data[start : near + 1]

@@ -1,6 +1,6 @@
-"""What shipped configs read and TFDS does not have: where it comes from, and what it is.
+"""Data sets that shipped configs read and TFDS does not have: their origin and content.
 
-A file is known by the SHA-256 of its text, however it is packed.
+A file is identified by the SHA-256 of its text, however it is packed.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Text:
-    """A file: the SHA-256 and the bytes of its text, and what it is in the archive, if in one."""
+    """A file: the SHA-256 and size in bytes of its text, and its name in the archive, if in one."""
 
     sha256: str
     size: int
@@ -18,7 +18,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Published:
-    """A data set, and where its files are: `url` and their names, or one archive of all."""
+    """A data set, and where its files are: `url` plus their names, or one archive of all."""
 
     about: str
     licence: str
@@ -78,7 +78,7 @@ PUBLISHED = {
 
 
 def hint(path: Path) -> str:
-    """What to do about a file that is not there, as the end of a message; empty of any other."""
+    """The end of a message about a missing file: how to get it; empty if it is not published."""
     name = path.parent.name
     known = name in PUBLISHED and path.name in PUBLISHED[name].files
     return f" (mhe-jax data {name} --directory {path.parent} gets it)" if known else ""

@@ -1,7 +1,7 @@
-"""Objects of buckets as local files: fetched once into the cache, and anew where one has changed.
+"""Objects in buckets as local files: fetched once into the cache, and again if one has changed.
 
 A copy is kept under the object's URL, size and version (the generation of `gs://`, the etag of
-`s3://`), so that all that reads a file, its index and its memory map are as of any local one.
+`s3://`), so that all that reads a file, its index and its memory map work as for a local file.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from mhe_jax.data.cache import built_once, key_of
 
 
 def local_copy(path: Path, cache: Path) -> Path:
-    """The copy of an object; a local file is its own. Copies of what it held before are deleted.
+    """The local copy of an object; a local file is its own. Copies of older content are deleted.
 
     Raises:
       InputError: there is no such object, it cannot be read, or it changes meanwhile.
@@ -33,7 +33,7 @@ def local_copy(path: Path, cache: Path) -> Path:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     for other in copies.iterdir():
-        # Drafts are of those who fetch now; who has an earlier copy open keeps it.
+        # Drafts belong to processes that fetch now; one with an earlier copy open keeps it.
         if other != copy and other.suffix != ".tmp":
             with contextlib.suppress(OSError):
                 other.unlink()

@@ -1,7 +1,7 @@
-"""Text and pairs of text by number, from a file of any size or from a sequence.
+"""Texts and pairs of texts by number, from a file of any size or from a sequence.
 
-Reading is by `os.pread`: it needs no lock between threads, and unlike a memory map the pages read
-do not count as memory of the process.
+Files are read by `os.pread`: it needs no lock between threads, and unlike those of a memory map,
+the pages read do not count as memory of the process.
 """
 
 import os
@@ -21,14 +21,14 @@ Item = str | tuple[str, str]
 
 
 class Source:
-    """Items by number, and by place: `extent` counts bytes where that is known, else items.
+    """Items by number, and by place: `extent` counts bytes where they are known, else items.
 
     Places let a reader start anywhere in a text without knowing how it is cut into items.
     """
 
     name: str
     content: Content
-    key: str  # of the content: another where an item is, the same wherever and whenever it lies
+    key: str  # of the content: another if any item is, the same wherever and whenever it is stored
     extent: int
     _offsets: np.ndarray | None = None  # [items + 1]: where each begins in bytes, and the end
 
@@ -54,7 +54,7 @@ class Source:
         return int(self._offsets[index + 1]) - int(self._offsets[index])
 
     def utf8(self, index: int) -> Sequence[Bytes]:
-        """The one or two texts of an item as bytes, which may be read only when they are cut."""
+        """The one or two texts of an item as bytes, which may be read only when sliced."""
         item = self[index]
         return [text.encode() for text in ((item,) if isinstance(item, str) else item)]
 
@@ -79,7 +79,7 @@ class _Lines(Source):
         self.name, self.key, self.content = file.name, file.key, content
         self._offsets = file.offsets
         self.extent = int(file.offsets[-1]) - int(file.offsets[0])
-        try:  # that it is checked does not mean that it may be read
+        try:  # a file that has been checked may still be unreadable
             self._file = os.open(file.path, os.O_RDONLY)
         except OSError as error:
             raise InputError(f"{file.name}: {error.strerror}") from None
@@ -115,13 +115,13 @@ class TextLines(_Lines):
 
 
 class Column(TextLines):
-    """Each text of a column of a table is an item, with the line ends that are in it."""
+    """Each text of a column of a table is an item, including any line ends in it."""
 
     _end = staticmethod(lambda tail: 0)
 
 
 class TabLines(_Lines):
-    """Each line of a file is two texts with a tab between."""
+    """Each line of a file is two texts separated by a tab."""
 
     def __init__(self, file: LineFile):
         super().__init__(file, "pair")
@@ -206,7 +206,7 @@ class Shards(Source):
 class Items(Source):
     """Any sequence of texts or pairs, such as a list or a data set of TFDS.
 
-    Rows of running text need `offsets`, each item's beginning in bytes and the end: where places
+    Rows of running text need `offsets`, the start of each item in bytes and the end: if places
     count items, a long text is read less often than a short one.
     """
 

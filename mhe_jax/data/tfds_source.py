@@ -1,7 +1,7 @@
 """Data sets of TensorFlow Datasets, read without TensorFlow.
 
-A data set that is prepared as `array_record` is read through TFDS; one that was prepared in TFDS's
-default format, `tfrecord`, by `tfrecord.py`.
+A data set prepared as `array_record` is read through TFDS; one prepared in TFDS's default format,
+`tfrecord`, through `tfrecord.py`.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def open_items(
     """The arguments of `Items` for the one or two texts of `tfds:NAME/CONFIG:SPLIT` in `fields`.
 
     NAME may carry a version (`tfds:wmt14_translate/de-en:1.0.0:train`), SPLIT a slice
-    (`tfds:wmt14_translate/de-en:train[:90%]`); data lies where TFDS keeps it ($TFDS_DATA_DIR).
+    (`tfds:wmt14_translate/de-en:train[:90%]`); data is where TFDS keeps it ($TFDS_DATA_DIR).
 
     Raises:
       InputError: unknown data set, split or field, a broken file, or the data set is not prepared;
@@ -70,9 +70,9 @@ def open_rows(written: str, cache: Path) -> Sequence[Any]:
 
 
 def prepare(name: str) -> dict[str, Any]:
-    """Prepares a data set, where that is not done: its directory, and the examples of its splits.
+    """Prepares a data set unless that is done; returns its directory and its examples per split.
 
-    It is written as `array_record`, which needs no TensorFlow; TFDS fetches what it is made of.
+    It is written as `array_record`, which needs no TensorFlow; TFDS fetches the raw data.
 
     Raises:
       InputError: an unknown data set, or TFDS cannot prepare it here.
@@ -84,7 +84,7 @@ def prepare(name: str) -> dict[str, Any]:
                 builder.download_and_prepare()
     except DatasetNotFoundError:
         raise InputError(f"{name}: TFDS knows no data set of this name, prepared or not") from None
-    except Exception as error:  # of its many data sets each has its own
+    except Exception as error:  # each of its many data sets has its own
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, ImportError) and error.name == "apache_beam":
             reason = "it is made by Apache Beam, which is not installed here: see docs/pods.md"
@@ -94,7 +94,7 @@ def prepare(name: str) -> dict[str, Any]:
 
 
 def _open(written: str) -> tuple[Any, str]:
-    """The builder of a prepared data set, and the split, which it has."""
+    """The builder of a prepared data set, and the split, checked to exist."""
     match = NAME.fullmatch(written)
     if match is None:
         raise InputError(f"{written}: must be tfds:NAME:SPLIT or tfds:NAME/CONFIG:SPLIT")
@@ -123,7 +123,7 @@ def _open(written: str) -> tuple[Any, str]:
 
 
 def _prepared(name: str) -> Any:
-    """The builder of what is there already, without its own code (SuperGLUE's needs TensorFlow)."""
+    """The builder of a prepared data set, without its own code (SuperGLUE's needs TensorFlow)."""
     try:
         base, options = naming.parse_builder_name_kwargs(name)
         return read_only_builder.builder_from_files(str(base), **options)
@@ -138,7 +138,7 @@ def _rows(written: str, builder: Any, split: str, cache: Path) -> Any:
 
 
 class _ArrayRecords(Sequence):
-    """The examples of a split that lies in `array_record` files; `name` is for messages."""
+    """The examples of a split in `array_record` files; `name` is for messages."""
 
     def __init__(self, name: str, builder: Any, split: str, cache: Path):
         self._name, self._features = name, builder.info.features
@@ -153,7 +153,7 @@ class _ArrayRecords(Sequence):
         self._offsets, self.content = numbers[:-DIGEST], numbers[-DIGEST:].tolist()
 
     def _index(self, index: Path) -> None:
-        """Reads the files once for the sizes of records, undecoded (9 µs a record of 3 kB)."""
+        """Reads the files once for the sizes of records, undecoded (9 µs per record of 3 kB)."""
         sizes, digest = array("q", [0]), hashlib.sha256()
         for start in range(0, len(self), AT_ONCE):
             for record in self._read(range(len(self))[start : start + AT_ONCE]):
@@ -165,10 +165,10 @@ class _ArrayRecords(Sequence):
 
     def _read(self, numbers: Sequence[int]) -> list[bytes]:
         with self._told():
-            # Several at once come from threads: 15 times slower for one.
+            # Reading several at once uses threads, which is 15 times slower for one.
             one = len(numbers) == 1
             found = [self._records[numbers[0]]] if one else self._records.__getitems__(numbers)
-        # What lies behind the end of a file comes as an empty record.
+        # A record past the end of a file reads as empty.
         if not all(found):
             number = numbers[next(i for i, record in enumerate(found) if not record)]
             raise InputError(f"{self._name}: example {number} is not there: a file is cut short")
@@ -176,7 +176,7 @@ class _ArrayRecords(Sequence):
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """The library's complaints about files as ours."""
+        """Turns the library's errors about files into ours."""
         try:
             yield
         except (OSError, RuntimeError) as error:
@@ -196,7 +196,7 @@ class _ArrayRecords(Sequence):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without TFDS's warnings of what our own messages say."""
+    """Silences TFDS's warnings of what our own messages say."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -234,7 +234,7 @@ class _Texts(Sequence):
 
 
 class _TensorFlowRecords(Sequence):
-    """The examples of a split that lies in tfrecord files."""
+    """The examples of a split in tfrecord files."""
 
     def __init__(self, builder: Any, split: str, cache: Path):
         self._features = builder.info.features

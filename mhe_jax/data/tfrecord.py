@@ -4,7 +4,7 @@
 
 crc is CRC-32C, rotated right by 15 bits, plus 0xa282ead8 (TensorFlow, tfrecord guide). The index of
 a file is the int64 offset of each record, the file's size, and the SHA-256 of all it holds. All
-checksums are checked when it is built; it is remembered as that of a text, see `index.py`.
+checksums are verified when it is built; it is cached like that of a text, see `index.py`.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from mhe_jax.data.pieces import read_at
 
 
 def record_offsets(path: Path, cache: Path) -> tuple[np.ndarray, list[int]]:
-    """Where each record of a file begins, and its end: int64 [records + 1], mapped from `cache`.
+    """Where each record begins, and the file's end: int64 [records + 1], mapped from `cache`.
 
-    The second is what tells the file from any other.
+    The second result tells the file's content from any other.
 
     Raises:
-      InputError: no such file, or a record that is broken or cut short, by its number from 1.
+      InputError: no such file, or a record is broken or cut short, named by its number from 1.
     """
     try:
         key = key_of("tfrecord", VERSION, *identity(path.resolve()))

@@ -1,4 +1,4 @@
-"""Byte-pair encoding by sentencepiece that gives back exactly what was put in.
+"""Byte-pair encoding by sentencepiece that decodes to exactly the text that was encoded.
 
     decode(encode(text)) == text        for every text
 
@@ -31,7 +31,7 @@ SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 # Special tokens and the 256 bytes.
 NUM_FIXED = NUM_SPECIAL + 256
 
-# Text that a tokenizer is trained on at most; more changes the pieces little and costs minutes.
+# A tokenizer trains on at most this much text; more changes the pieces little and costs minutes.
 SAMPLE_BYTES = 32 << 20
 SAMPLE_PLACES = 4096
 # Characters outside this share of the text become bytes.
@@ -41,13 +41,13 @@ SPACE = "\u2581"
 
 
 class Pieces:
-    """A sentencepiece model as it is: texts to piece numbers."""
+    """A sentencepiece model, unchanged: texts to piece numbers."""
 
     def __init__(self, model: bytes, name: str = "tokenizer"):
         """Takes the bytes of a sentencepiece model; `name` is for messages.
 
         Raises:
-          InputError: no such model.
+          InputError: they are not such a model.
         """
         self.model, self.name = model, name
         self.key = key_of(model.hex())
@@ -72,13 +72,13 @@ class Pieces:
             raise InputError(f"{path}: {error.strerror}") from None
 
     def save(self, path: str | Path) -> None:
-        """Writes the model file; it is whole or not there."""
+        """Writes the model file, whole or not at all."""
         with publish(path_of(path)) as temporary:
             temporary.write_bytes(self.model)
 
     @property
     def scores(self) -> dict[str, float]:
-        """Each piece that is neither a special token nor a byte, and its score: best first."""
+        """The score of each piece that is neither a special token nor a byte, best first."""
         processor, found = self._processor, {}
         for i in range(self.vocabulary_size):
             if not (processor.is_control(i) or processor.is_byte(i) or processor.is_unknown(i)):
@@ -101,7 +101,7 @@ class Pieces:
         )
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Piece numbers of many texts; -1 uses all cores."""
+        """Piece numbers of many texts; `num_threads` -1 uses all cores."""
         return self._processor.encode(list(texts), num_threads=num_threads) if texts else []
 
 
@@ -111,14 +111,14 @@ class Tokenizer(Pieces):
     Ids 0 to 4 are pad, unk, bos, eos and mask; `encode` never gives them, `decode` skips them.
     """
 
-    # How many eos stand between two texts of a row.
+    # The number of eos between two texts of a row.
     separators = 1
 
     def __init__(self, model: bytes, name: str = "tokenizer"):
         """Takes the bytes of a sentencepiece model; `name` is for messages.
 
         Raises:
-          InputError: no such model, or one whose special tokens or bytes differ from ours.
+          InputError: not such a model, or one whose special tokens or bytes differ from ours.
         """
         super().__init__(model, name)
         pieces = self.vocabulary
@@ -134,7 +134,7 @@ class Tokenizer(Pieces):
         if (self._bytes < 0).any():
             raise InputError(f"{name}: has no piece for some bytes (train with byte_fallback)")
         self._characters = set("".join(pieces))
-        # Bytes of text that a piece stands for.
+        # Bytes of text that each piece stands for.
         sizes = [len(piece.replace(SPACE, " ").encode()) for piece in pieces]
         self._sizes = np.array([0] * NUM_SPECIAL + sizes[NUM_SPECIAL:])
         self._sizes[self._bytes] = 1
@@ -152,7 +152,7 @@ class Tokenizer(Pieces):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """`encode` of many texts; -1 uses all cores."""
+        """`encode` of many texts; `num_threads` -1 uses all cores."""
         texts = list(texts)
         replaced = []
         for i, text in enumerate(texts):
@@ -166,7 +166,7 @@ class Tokenizer(Pieces):
         return rows
 
     def inputs(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The inputs of a model for ids [...]: themselves, as `tokens`."""
+        """The inputs of a model for ids [...]: the ids themselves, as `tokens`."""
         return {"tokens": ids}
 
     def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -179,7 +179,7 @@ class Tokenizer(Pieces):
         """
         starts = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80
         begun = np.concatenate([[0], np.cumsum(starts)])  # characters before each byte
-        # The space that goes before every text stands nowhere.
+        # The space that is put before every text is not part of it.
         ends = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) - 1
         if len(ids) and ends[-1] != len(starts):
             raise InputError(
@@ -190,7 +190,7 @@ class Tokenizer(Pieces):
         return np.stack([np.where(begins < len(starts), following - 1, begun[-1]), begun[ends]], 1)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The pieces of these numbers as they are: a space is U+2581, a byte <0x00>."""
+        """The pieces with these numbers, as they are: a space is U+2581, a byte <0x00>."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -224,7 +224,7 @@ def _replace(ids: list[int], old: list[int], new: list[int]) -> list[int]:
 
 
 def sample_text(source: Source, sample_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
-    """All text of a small source, or parts of a large one from all over it; no blank lines."""
+    """All text of a small source, or parts from all over a large one; no blank lines."""
     places, budget = _places(source, sample_bytes)
     for place in places:
         left = budget
@@ -255,7 +255,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Trains exactly `vocabulary_size` pieces; the same text gives the same bytes.
 
-    Of several sources, each with a weight, it sees at most a sample in proportion to the weights.
+    From several sources, each with a weight, it sees at most a sample in proportion to the weights.
     `option` is the field that messages name.
 
     Raises:
@@ -293,7 +293,7 @@ def train_tokenizer(
             byte_fallback=True,
             character_coverage=CHARACTER_COVERAGE,
             max_sentence_length=16 * PIECE,
-            num_threads=1,  # a merge tie must not depend on who is first
+            num_threads=1,  # a merge tie must not depend on which thread is first
             minloglevel=3,
         )
     except RuntimeError as error:

@@ -1,8 +1,8 @@
 """A `tokenizer.json` of the library `tokenizers`: WordPiece, byte-level BPE, and others.
 
 Our ids 0 to 4 are pad, unk, bos, eos and mask, whatever the file says; all other tokens follow in
-the order of the file. So ids of ours and of the file are a permutation of each other, but for
-special tokens that the file does not have, or has twice over: these are ours alone.
+the order of the file. So our ids are a permutation of the file's, except for special tokens that
+the file does not have, or has in two roles: these are ours alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from mhe_jax.config.places import path_of
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.tokenizer import SPECIAL_PIECES, Tokenizer
 
-# The first name that a file has is the special token; bos and eos may be the same.
+# The special token is the first of its names that a file has; bos and eos may be the same.
 NAMES = {
     PAD: ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
     UNK: ("<unk>", "[UNK]"),
@@ -33,14 +33,14 @@ ABSENT = -1
 class JsonTokenizer(Tokenizer):
     """Text to ids and back, as the file says; names of special tokens mean nothing inside a text.
 
-    What the file adds around a text, cuts or pads is left out: rows are made by the tasks.
+    What the file says of tokens around a text, truncation and padding is ignored: tasks make rows.
     """
 
     def __init__(self, model: bytes, name: str = NAME):
         """Takes the bytes of the file; `name` is for messages.
 
         Raises:
-          InputError: it is no tokenizer, or `tokenizers` is not installed.
+          InputError: it is not a tokenizer, or `tokenizers` is not installed.
         """
         try:
             import tokenizers
@@ -50,7 +50,7 @@ class JsonTokenizer(Tokenizer):
         self.key = key_of(model.hex())
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_str(model.decode())
-        except Exception as error:  # of no class of its own
+        except Exception as error:  # the library raises no class of its own
             raise InputError(
                 f"{name}: is not a tokenizer of the library tokenizers: {error}"
             ) from None
@@ -64,7 +64,7 @@ class JsonTokenizer(Tokenizer):
         if special[BOS] == special[EOS]:
             special[BOS] = ABSENT
         others = sorted({*range(max(ids.values()) + 1)} - {*special})
-        # [V]: the id in the file of each of ours.
+        # [V]: the id in the file for each of our ids.
         self.of_file = np.array([*special, *others])
         self.vocabulary_size = len(self.of_file)
         there = self.of_file != ABSENT
@@ -78,9 +78,9 @@ class JsonTokenizer(Tokenizer):
         self.separators = self._between(special[EOS])
 
     def _between(self, eos: int) -> int:
-        """How many eos the file puts between two texts, as RoBERTa two; 1 where it puts none."""
+        """How many eos the file puts between two texts, e.g. RoBERTa's two; 1 if it puts none."""
         pair = self._tokenizer.encode("a", "a")
-        texts = pair.sequence_ids  # of each token: 0, 1, or None of what stands around them
+        texts = pair.sequence_ids  # of each token: 0, 1, or None for those around the texts
         if 0 not in texts or 1 not in texts:
             return 1
         end = len(texts) - texts[::-1].index(0)
@@ -88,7 +88,7 @@ class JsonTokenizer(Tokenizer):
 
     @property
     def characters(self) -> np.ndarray:
-        """At most how many characters each token stands for; 0 of a special one."""
+        """The most characters that each token can stand for; 0 for a special one."""
         return self._lengths
 
     @property
@@ -97,11 +97,11 @@ class JsonTokenizer(Tokenizer):
         return tuple(np.flatnonzero(self.of_file == ABSENT).tolist())
 
     def spelling(self, of_file: int) -> str:
-        """The token with a number of the file."""
+        """The token that has this id in the file."""
         return self._tokenizer.id_to_token(of_file)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Ids of many texts; `num_threads` is for the library to choose."""
+        """Ids of many texts; the library chooses the number of threads, not `num_threads`."""
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._ours[one.ids].tolist() if one.ids else [] for one in found]
 
@@ -112,7 +112,7 @@ class JsonTokenizer(Tokenizer):
         return np.array(found.offsets[: len(ids)], np.int64).reshape(-1, 2)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The tokens of these ids as the file spells them; of one that it lacks, our name."""
+        """The tokens of these ids as the file spells them; our name for one that it lacks."""
         of_file = [(i, int(self.of_file[i])) for i in ids]
         return [SPECIAL_PIECES[i] if n == ABSENT else self.spelling(n) for i, n in of_file]
 
@@ -136,5 +136,5 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
         with path_of(path).open("rb") as file:
             is_json = file.read(1) == b"{"
     except OSError:
-        is_json = False  # the other says why
+        is_json = False  # `Tokenizer.load` says why
     return (JsonTokenizer if is_json else Tokenizer).load(path)

@@ -15,12 +15,12 @@ from mhe_jax.data.sources import Source, stream
 from mhe_jax.data.tokenizer import Tokenizer
 from mhe_jax.data.words import AnyTokenizer
 
-CHUNK_BYTES = 16 << 20  # of text that is tokenized at once, at most
-CHUNK_TOKENS = 4 << 20  # that are looked at at once
+CHUNK_BYTES = 16 << 20  # of text tokenized at once, at most
+CHUNK_TOKENS = 4 << 20  # searched at once
 
 
 def tokenize(source: Source, tokenizer: AnyTokenizer) -> Iterator[np.ndarray]:
-    """The tokens in order, some at a time, two bytes each up to a vocabulary of 65,536."""
+    """The tokens in order, in chunks, two bytes each up to a vocabulary of 65,536."""
     kind = _kind(tokenizer)
     parts, lasts = [], []
 

@@ -1,4 +1,4 @@
-"""What `.gz` and `.xz` files hold, in parts: all streams to their end, and no more than a limit."""
+"""The content of `.gz` and `.xz` files in parts: all streams to their end, up to a limit."""
 
 import gzip
 import lzma
@@ -13,17 +13,18 @@ from mhe_jax.config import InputError
 PACKED = (".gz", ".xz")
 CHUNK = 8 << 20
 XZ = b"\xfd7zXZ\0"  # how each stream begins
-# Names the most bytes that a file may unpack to. Where it is not set, a file may unpack to `ALWAYS`
-# bytes and `RATIO` times its own, so that no file fills the disk: text packs to a fifth or a tenth.
+# The variable that sets the most bytes a file may unpack to. If it is not set, the limit is
+# `ALWAYS` bytes plus `RATIO` times the file's own, so that no file fills the disk: text packs to a
+# fifth or a tenth.
 LIMIT = "MHE_JAX_UNPACKED_LIMIT"
 RATIO, ALWAYS = 100, 64 << 20
 
 
 def unpacked_parts(name: str, path: Path, packed: str) -> Iterator[bytes]:
-    """What a file of one of `PACKED` holds.
+    """The content of a file in one of the `PACKED` formats, in parts.
 
     Raises:
-      InputError: it is none, is cut short, holds nothing, or far too much.
+      InputError: it is not such a file, is cut short, or holds nothing or far too much.
     """
     size = 0
     with path.open("rb") as file:
@@ -64,7 +65,7 @@ def _parts_of_xz(file: BinaryIO) -> Iterator[bytes]:
 
 
 def check_limit(name: str, size: int, packed_size: int) -> None:
-    """Raises InputError where a file that unpacks to so much is no text but a trap."""
+    """Raises InputError if a file unpacks to so much that it is not text but a trap."""
     given = os.environ.get(LIMIT)
     if given is None:
         if size > ALWAYS + RATIO * packed_size:

@@ -1,8 +1,8 @@
-"""Hashed words in the place of a tokenizer: nothing is out of vocabulary.
+"""Hashed words instead of a tokenizer: nothing is out of vocabulary.
 
-`_emb`   ids are buckets of the hash: rows of one table, as those of pieces are
-others   ids number the words that this process has met; they never leave it. A batch has for each
-         token its type and its signature, see `HashedWords.inputs`
+`_emb`   ids are buckets of the hash: rows of one table, like the ids of pieces
+others   ids number the words that this process has met; they never leave it. A batch has the type
+         and the signature of each token, see `HashedWords.inputs`
 
 Source: Xue & Aletras 2022, "HashFormers".
 """
@@ -24,16 +24,16 @@ WORD = NUM_SPECIAL
 
 
 class HashedWords:
-    """Text to numbers of words, and those to what a model reads.
+    """Text to ids of words, and those ids to the inputs of a model.
 
-    Every word is hashed once, and remembered: 16 bytes of it (or one number), and the word itself.
+    Every word is hashed once and kept: 16 bytes of hash (or one number), and the word itself.
     """
 
-    # As RoBERTa: <s> A </s> </s> B </s>.
+    # As in RoBERTa: <s> A </s> </s> B </s>.
     separators = 2
 
     def __init__(self, config: ModelConfig, pieces: Pieces | None = None):
-        """`pieces` are what LSH takes its features from; MD has none."""
+        """LSH takes its features from `pieces`; MD has none."""
         assert config.hashing is not None
         self._hash = MD() if pieces is None else LSH(pieces)
         self.name = config.hashing if pieces is None else pieces.name
@@ -81,14 +81,14 @@ class HashedWords:
                 self._signatures = grown
             self._signatures[first:last] = self._hash.signatures(new)
             self._num_words += len(new)
-            # Who finds a word in `_ids` finds its signature too.
+            # Last, so that a thread that finds a word in `_ids` finds its signature too.
             self._ids.update(zip(new, range(first, last), strict=True))
 
     def inputs(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         """The inputs of a model for ids [...].
 
-        `tokens` [...]: the ids themselves, rows of the table; or without a table types, 0 to 4 the
-        special tokens and 5 a word, with `signatures` [..., 16], zeros for special tokens.
+        `tokens` [...] are the ids themselves, rows of the table. Without a table they are types, 0
+        to 4 the special tokens and 5 a word, with `signatures` [..., 16], zeros for special tokens.
         """
         if self._buckets is not None:
             return {"tokens": ids}
