@@ -13,9 +13,9 @@ from mhe_jax.config import InputError
 PACKED = (".gz", ".xz")
 CHUNK = 8 << 20
 XZ = b"\xfd7zXZ\0"  # how each stream begins
-# The variable that sets the most bytes a file may unpack to. If it is not set, the limit is
-# `ALWAYS` bytes plus `RATIO` times the file's own, so that no file fills the disk: text packs to a
-# fifth or a tenth.
+# The environment variable for the most bytes a file may unpack to. If it is not set, the limit
+# is `ALWAYS` bytes plus `RATIO` times the file's own, so that no file fills the disk: text packs to
+# a fifth or a tenth.
 LIMIT = "MHE_JAX_UNPACKED_LIMIT"
 RATIO, ALWAYS = 100, 64 << 20
 

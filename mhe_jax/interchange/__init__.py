@@ -1,20 +1,19 @@
-"""Trained runs for other programs, and theirs: `export(run, out, to)` writes one of `FORMATS`.
+"""Trained runs for other programs, and back: `export(run, out, to)` writes one of `FORMATS`.
 
-A format is a module here and its line in `FORMATS`:
+A format is a module here and its entry in `FORMATS`:
 
     write(run: Run, directory: Path) -> dict[str, Any]
 
-writes a loaded run (`mhe_jax.evaluation.run.Run`) into an empty directory, which gets its name when
-it is whole, and returns what the result tells of it. What has no home in the format is refused by
-an `InputError` that says why. A format is imported when it is asked for, for its libraries are an
-extra.
+writes a loaded run (`mhe_jax.evaluation.run.Run`) into an empty directory, which gets its name once
+it is whole, and returns what the result reports of it. What has no home in the format is refused by
+an `InputError` that says why. A format is imported on demand, since its libraries are an extra.
 
 heads.py        attention of any kind as query heads over key and value heads
 plain.py        parameters in one plain form, from which other layouts are made
 card.py         the README.md of an export: what the model is, and where it comes from
-safetensors.py  parameters by name, which is a run that eval.py takes
+safetensors.py  parameters by name: a run that eval.py takes
 uptraining.py   a run with another attention
-activations.py  what its sublayers take and give, which that is fitted on
+activations.py  inputs and outputs of attention sublayers, on which uptraining.py fits
 ctranslate2.py  language and translation models for the server CTranslate2
 stablehlo.py    compiled functions without this code
 huggingface/    models and tokenizers of transformers, both ways
@@ -41,7 +40,7 @@ class Format:
     """A format by the module that writes it."""
 
     module: str
-    extra: str  # of pyproject.toml, which has its libraries
+    extra: str  # in pyproject.toml, with its libraries
     summary: str
 
 
@@ -80,16 +79,16 @@ def export(
       run: directory of the run.
       out: a new directory, not in the run.
       to: one of `FORMATS`.
-      checkpoint: 'best', 'last' or a step; None is as the run's config evaluates.
-      average_checkpoints: with 'last', the mean of so many; None likewise.
-      trust: directories in which files may lie that links in the run lead to.
+      checkpoint: 'best', 'last' or a step; None takes what the run's config evaluates.
+      average_checkpoints: with 'last', the number of checkpoints to average; None likewise.
+      trust: directories that may hold the files that links in the run lead to.
 
     Returns:
-      `format`, `out`, `steps` of the checkpoints, `bytes` of all files, and what the format tells.
+      `format`, `out`, `steps` of the checkpoints, `bytes` of all files, and what the format adds.
 
     Raises:
-      InputError: no such run, format or checkpoint; a run that the format has no home for; `out` is
-        there already, lies in the run or cannot be written; an extra is not installed.
+      InputError: no such run, format or checkpoint; a run that the format has no home for; `out`
+        exists already, is inside the run or cannot be written; an extra is not installed.
     """
     run, out = path_of(run), path_of(out)
     if to not in FORMATS:
@@ -104,7 +103,7 @@ def export(
     config = dataclasses.replace(config, evaluation=evaluation)
     writer = _imported(to)
     with publish_directory(out) as directory:
-        from mhe_jax.evaluation.run import Run  # jax starts when all that is cheap is checked
+        from mhe_jax.evaluation.run import Run  # starts jax, so only after all cheap checks
 
         loaded = Run.load(run, config)
         found = writer.write(loaded, directory)

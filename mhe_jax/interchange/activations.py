@@ -1,4 +1,4 @@
-"""What the attention sublayers of a trained model take and give on rows of its training text."""
+"""Inputs and outputs of a trained model's attention sublayers on rows of its training text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ Sublayer = tuple[str, ...]
 
 
 def sublayers(params: Mapping[str, Any], path: Sublayer = ()) -> list[Sublayer]:
-    """All of a model with unrolled layers, in the order in which they compute."""
+    """All attention sublayers of a model with unrolled layers, in the order of computation."""
     found: list[Sublayer] = []
     for name, value in params.items():
         if name in ATTENTION:
@@ -34,7 +34,7 @@ def sublayers(params: Mapping[str, Any], path: Sublayer = ()) -> list[Sublayer]:
 
 
 def at(tree: Mapping[str, Any], path: Sublayer) -> Any:
-    """What lies there."""
+    """The subtree at `path`."""
     for name in path:
         tree = tree[name]
     return tree
@@ -45,7 +45,7 @@ class _Reached(Exception):
 
 
 class Recorder:
-    """Runs a model, layers unrolled, on `rows` rows of training text or a few more."""
+    """Runs a model with unrolled layers on `rows` rows of training text, or a few more."""
 
     def __init__(self, config: Config, tokenizer: AnyTokenizer, rows: int, params: Any):
         self.task, self.params = tasks.of(config), params
@@ -61,7 +61,7 @@ class Recorder:
             count += len(batch["weights"])
 
     def activations(self, path: Sublayer) -> list[Activations]:
-        """Of one sublayer, a value a batch."""
+        """The activations of one sublayer, one value per batch."""
         return [self._of(path, batch) for batch in self.batches]
 
     def _of(self, path: Sublayer, batch: dict[str, Any]) -> Activations:

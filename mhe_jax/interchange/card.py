@@ -21,8 +21,8 @@ def card(run: Run, to: str, what: str, use: str) -> str:
     Args:
       run: whose model it is.
       to: the format.
-      what: sentences on the files, and on what is not as in the run.
-      use: lines of code or a command that use them, fenced, and what there is to say of it.
+      what: sentences on the files, and on what differs from the run.
+      use: fenced lines of code or a command that use them, and any remarks on it.
     """
     config, counts = run.config, count_parameters(run.params, run.config.model)
     model, scores = config.model, scores_of(run)
@@ -55,9 +55,9 @@ def equation(kind: str) -> str:
 
 
 def scores_of(run: Run) -> dict[str, tuple[str, str]]:
-    """What each eval_*.json of the run says, in words, and the command that made it.
+    """The result in each eval_*.json of the run, in words, and the command that made it.
 
-    A file that is none is left out.
+    A file that is not such a result is left out.
     """
     found = {}
     for path in sorted(run.workdir.glob("eval_*.json")):
@@ -71,7 +71,7 @@ def scores_of(run: Run) -> dict[str, tuple[str, str]]:
 
 
 def command_of(run: Path, result: dict[str, Any]) -> str:
-    """What makes `result` again: eval.py with the settings that the run's config has otherwise."""
+    """The command that makes `result` again: eval.py with what differs from the run's config."""
     usual = load_json(run / CONFIG).evaluation
     flags = [
         f" --{field.name} {shlex.quote(str(result[field.name]))}"

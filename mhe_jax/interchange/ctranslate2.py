@@ -5,9 +5,9 @@ multi-query attention, self- and cross-attention alike, and `gqa` its grouped on
 keys and values for each head. The key bias of `mva` and `collaborative` becomes one more column of
 keys.
 
-The embeddings' √M, the table of positions, the norms' ε and the activation go along: the model
-computes what the run computes. The vocabulary is the run's, so that its sentencepiece model makes
-the input and reads the output.
+The embeddings' √M, the table of positions, the norms' ε and the activation are kept: the model
+computes what the run computes. The vocabulary is the run's, so its sentencepiece model encodes the
+input and decodes the output.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ WHAT = """\
 `model.bin`, `config.json` and the vocabulary are a model of CTranslate2 that computes what the run
 computes, in float32; `compute_type` asks for other numbers when it is loaded. `tokenizer.model` is
 the sentencepiece model that makes its tokens. At most {length:,} tokens are read or written."""
-# The search of a run never gives these; CTranslate2 is told with each call.
+# The search of a run never yields the tokens in `never`; CTranslate2 is told so with each call.
 USES = {
     "translation": """\
 ```python
@@ -97,7 +97,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
 def convert(
     config: Config, params: Any, vocabulary: list[str]
 ) -> tuple[specs.ModelSpec, dict[str, Any]]:
-    """The model of a run as CTranslate2 saves it, and what to tell of it.
+    """The model of a run as CTranslate2 saves it, and what to report of it.
 
     Raises:
       InputError: it has no exact home.
@@ -176,7 +176,7 @@ def _decoder(
 
 
 def _fields(model: ModelConfig, heads: int, found: Tensors, side: str) -> dict[str, Any]:
-    """What both sides take, with the heads of self-attention."""
+    """The fields that both sides take, with the heads of self-attention."""
     activation = specs.Activation[ACTIVATIONS[model.activation]]
     attention = f"{side}/layer_0/self_attention"
     key_heads = _key_heads(found, attention, heads)
@@ -191,7 +191,7 @@ def _fields(model: ModelConfig, heads: int, found: Tensors, side: str) -> dict[s
     }
     if model.positions == "rotary":
         fields |= {
-            "rotary_dim": 0,  # all of a head
+            "rotary_dim": 0,  # the whole head
             "rotary_interleave": model.rotary_pairs == "interleaved",
             "rotary_base": model.rotary_base,
         }
@@ -202,7 +202,7 @@ def _fields(model: ModelConfig, heads: int, found: Tensors, side: str) -> dict[s
 
 
 def _set_stack(spec: Any, model: ModelConfig, heads: int, found: Tensors, side: str) -> None:
-    """All of one side but its table of tokens and its logits."""
+    """Sets all of one side except its table of tokens and its logits."""
     if model.positions != "rotary":
         spec.position_encodings.encodings = found["embeddings/position"]
     if model.norm_position == "pre":
@@ -223,7 +223,7 @@ def _set_stack(spec: Any, model: ModelConfig, heads: int, found: Tensors, side: 
 def _set_attention(
     spec: Any, found: Tensors, path: str, sizes: tuple[int, ...], heads: int
 ) -> None:
-    """`sizes`: how many of query, key, value and out lie in each matrix there."""
+    """`sizes`: how many of query, key, value and out each matrix of `spec` holds."""
     parts = iter(("query", "key", "value", "out"))
     for linear, size in zip(spec.linear, sizes, strict=True):
         _set_linear(linear, found, [f"{path}/{next(parts)}" for _ in range(size)])
@@ -247,7 +247,7 @@ def _set_norm(spec: Any, found: Mapping[str, np.ndarray], path: str) -> None:
 
 
 def _width(found: Tensors, path: str, heads: int) -> int:
-    """Of a head."""
+    """The width of a head."""
     return found[f"{path}/query/kernel"].shape[1] // heads
 
 

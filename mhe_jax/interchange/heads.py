@@ -1,4 +1,4 @@
-"""Every kind of attention as query heads that read K key and value heads, which others have too.
+"""Every kind of attention as query heads that read K key and value heads, as others have them.
 
     Q_h = x W_q[h] + b_q[h]    K_g = y W_k[g] + b_k[g]    V_g = y W_v[g] + b_v[g]    g = ⌊hK/H⌋
     out = Σ_h softmax(Q_h K_gᵀ / √S) V_g W_o[h] + b_o
@@ -50,9 +50,9 @@ class Heads(NamedTuple):
         )
 
     def widened(self, width: int, name: str) -> "Heads":
-        """The same with queries, keys and values `width` wide; `name` is of the home.
+        """The same with queries, keys and values `width` wide; `name` is that of the home.
 
-        Columns of zeros change neither scores nor values; queries make up for the other scale.
+        Columns of zeros change neither scores nor values; queries make up for the changed scale.
 
         Raises:
           InputError: scores or values are wider.
@@ -78,7 +78,7 @@ class Heads(NamedTuple):
 
 
 def require_heads(kind: str) -> None:
-    """Raises InputError for a kind whose heads are no linear maps of its inputs."""
+    """Raises InputError for a kind whose heads are not linear maps of its inputs."""
     if kind in WITHOUT_HEADS:
         raise InputError(f"{kind} is not exported: {WITHOUT_HEADS[kind]}")
 
@@ -86,8 +86,8 @@ def require_heads(kind: str) -> None:
 def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) -> Heads:
     """The heads of one attention sublayer of a model that is `features` wide.
 
-    The key embedding of `mhe_add` is left out, since softmax cancels it. Of `mva` and
-    `collaborative` the bias of a key becomes one more column of it, against which stands a 1 in the
+    The key embedding of `mhe_add` is left out, since softmax cancels it. In `mva` and
+    `collaborative`, the bias of a key becomes one more column of it, multiplied by a 1 in the
     query.
 
     Raises:
@@ -141,7 +141,7 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
             key=np.repeat(heads.key, H // groups, 1),
             key_bias=np.repeat(heads.key_bias, H // groups, 0),
         )
-        # √S of the wider heads against the bias, which has no scale.
+        # The wider heads divide by √(S + 1) instead of √S; the bias must not be divided at all.
         scale = np.float32(((S + 1) / S) ** 0.5)
         ones = np.full((H, 1), (S + 1) ** 0.5, np.float32)
         return heads._replace(

@@ -1,4 +1,4 @@
-"""A run's parameters in one plain form, and back: what the tables of all architectures speak of.
+"""A run's parameters in one plain form, and back: the form that the tables of architectures use.
 
     names     those of the parameters, as `decoder/layer_0/mlp/up/kernel`; layers are unrolled
     kernels   [in, out], heads side by side; attention with the heads of `heads_of`, and all biases
@@ -28,7 +28,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def require(model: ModelConfig, home: str, **wanted: Any) -> None:
-    """Raises InputError unless fields of the model have these values, the only ones of a home."""
+    """Raises InputError unless fields of the model have these values, the only ones `home` has."""
     for field, value in wanted.items():
         found = getattr(model, field)
         if (found or 0) != (value or 0):
@@ -57,7 +57,7 @@ def plain(
       bias: whether the home has biases in attention.
       width: of the home's heads; None: features / num_heads, and no rotary positions.
       own: each sublayer has as few key heads as its kind allows, and heads as wide as they must be;
-        `key_heads` and `width` are not asked for then.
+        `key_heads` and `width` are then ignored.
 
     Raises:
       InputError: something that the home cannot hold.
@@ -123,7 +123,7 @@ def _attention(heads: Heads, path: str, bias: bool, found: Tensors) -> None:
 
 
 def _multiplied_out(model: ModelConfig, params, path: tuple[str, ...], found: Tensors) -> None:
-    """A matrix of Kronecker products, in its place as a dense one."""
+    """Puts a matrix of Kronecker products in its place as a dense one."""
     M, F, name = model.features, model.mlp_features, path[-1]
     if path[0] == "embeddings":
         V = model.padded_vocabulary_size
@@ -145,7 +145,7 @@ def _multiplied_out(model: ModelConfig, params, path: tuple[str, ...], found: Te
 
 
 def unscaled(model: ModelConfig, tensors: Tensors, last_norm: str | None) -> Tensors:
-    """The plain form with √M in the tables, and out of the norm `last_norm` before tied logits."""
+    """The plain form with √M moved into the tables, and out of `last_norm` before tied logits."""
     return _scaled(model, tensors, last_norm, np.float32(model.features**0.5))
 
 

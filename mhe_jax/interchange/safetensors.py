@@ -1,7 +1,7 @@
 """A run as parameters by name: `model.safetensors`, config, tokenizer and a card.
 
-What is written is a run without an optimizer: `eval.py`, `--train.init_from` and all that reads a
-run's parameters take it, whatever the mesh and whether layers are scanned. The parameters are bit
+The result is a run without an optimizer: `eval.py`, `--train.init_from` and all that reads a run's
+parameters take it, whatever the mesh and whether or not layers are scanned. The parameters are bit
 for bit those of the run.
 """
 
@@ -30,11 +30,11 @@ SEARCHES = {"translate": " --translate < FILE", "generate": " --generate < FILE"
 
 
 def write(run: Run, directory: Path) -> dict[str, Any]:
-    """Writes the files of the run; the result has the numbers of `tensors` and `parameters`."""
+    """Writes the files of the run; returns the numbers of `tensors` and `parameters`."""
     tensors = by_name(run.params)
     metadata = {"steps": json.dumps(run.steps), "tokenizer": run.tokenizer.key}
     write_tensors(directory / WEIGHTS, tensors, metadata)
-    # As it is, so that the run of whoever trained it stays that.
+    # Byte for byte, since its digest tells that this user has trained the run.
     (directory / CONFIG).write_bytes((run.workdir / CONFIG).read_bytes())
     vocabulary = ""
     if run.config.model.has_pieces:

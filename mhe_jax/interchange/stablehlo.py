@@ -6,10 +6,10 @@
     translation    start(params, sources) -> cache
     both           step(params, cache, tokens [b, 1], positions [b, 1]) -> logits [b, 1, V], cache
 
-Each is one file for CPU, CUDA and TPU, of any number of rows b and, up to `model.max_length`, any
-length t. The parameters are arguments, by name, in `model.safetensors`. The form `shared` and all
-engines but `xla` need the length when they are compiled. So attention is computed by `xla`, of the
-MHE kinds `folded`, and with a cache of `mla` `absorbed` and of `tpa` `factored`. All else is
+Each is one file for CPU, CUDA and TPU, for any number of rows b and any length t up to
+`model.max_length`. The parameters are arguments, by name, in `model.safetensors`. The form `shared`
+and all engines but `xla` need the length when they are compiled. So the engine is `xla`; MHE kinds
+are `folded`, and with a cache `mla` is `absorbed` and `tpa` is `factored`. All else is
 `materialized`: other kinds, `mla` and `tpa` in encoders, and what rotary positions or
 `normalize_qk` keep from being folded or absorbed.
 """
@@ -81,7 +81,7 @@ for position in range(10):
 
 
 class Function(NamedTuple):
-    """A function of parameters by name, and the shapes of what else it takes."""
+    """A function of parameters by name, and the shapes of its other arguments."""
 
     call: Callable[..., Any]
     arguments: Mapping[str, Any]  # a name: a shape, or a tree of them
@@ -131,7 +131,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """Raises InputError where a run has no home."""
+    """Raises InputError if a run has no home."""
     if config.model.hashing is not None:
         raise InputError(
             f"model.hashing is {config.model.hashing!r}: signatures of hashed words are computed "
@@ -188,7 +188,7 @@ def functions(config: Config) -> dict[str, Function]:
             return step(params, cache, tokens, positions)
 
         start, given = of_prompt, {"tokens": rows, "positions": rows}
-        # The cache holds `max_length` tokens, however many there are: b is all that is open.
+        # The cache holds `max_length` tokens, however many there are: only b stays symbolic.
         (b,) = jax_export.symbolic_shape("b")
     elif config.task == "translation":
 

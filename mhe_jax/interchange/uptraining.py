@@ -1,8 +1,9 @@
 """A trained run with another attention: a new run, to be evaluated or trained further (uptraining).
 
 The new run has the config of the old one with the new kind, its tokenizer, and a checkpoint of step
-0: the best parameters of the old run, of which those of each attention sublayer have become those
-of the new kind that do nearest the same (`mhe_jax.attention.conversion`), and a fresh optimizer.
+0: a fresh optimizer, and the best parameters of the old run. Those of each attention sublayer are
+replaced by parameters of the new kind that compute most nearly the same
+(`mhe_jax.attention.conversion`).
 """
 
 import dataclasses
@@ -29,17 +30,17 @@ from mhe_jax.training.run.warm_start import read_run
 
 
 def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[str, Any]:
-    """Makes the run `new` out of `run`; see above.
+    """Makes the run `new` from `run`, as the module says.
 
     Returns:
-      `errors`: of each sublayer by its path ‖Y - Y'‖ / ‖Y‖ (Frobenius), Y its output on rows of the
-      training text, `before` and `after` the fit on them (None without rows); the numbers of
-      parameters in attention, `attention_before` and `attention_after`; `use_bias`, which is True
-      where the run's is or where only biases keep what its attention does; the `step` of the run.
+      `errors`: for each sublayer, by its path, ‖Y - Y'‖ / ‖Y‖ (Frobenius), Y its output on rows of
+      the training text, `before` and `after` the fit on them (None without rows); the numbers of
+      parameters in attention, `attention_before` and `attention_after`; `use_bias`, True if the
+      run's is or if only biases keep what its attention does; the `step` of the run.
 
     Raises:
       InputError: there is no such run, or its checkpoint cannot be read or is of another
-        tokenizer; `new` is there already; what is asked for is not allowed, or cannot be made of
+        tokenizer; `new` exists already; what is asked for is not allowed, or cannot be made from
         this run; its text cannot be read. Nothing has been written.
     """
     run, new = path_of(run), path_of(new)
@@ -146,7 +147,7 @@ def _with_biases(config: Config, biased: bool) -> Config:
 
 
 def _with_zeros(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of one sublayer with a bias of each projection that can have one."""
+    """The parameters of one sublayer with a bias for each projection that can have one."""
     if "bias" in params["out"]:
         return dict(params)
     result = {}

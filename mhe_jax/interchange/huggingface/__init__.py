@@ -1,4 +1,4 @@
-"""Models of Hugging Face: runs of ours as files for transformers, and theirs as runs of ours.
+"""Models of Hugging Face: our runs as files for transformers, and their models as our runs.
 
 Nothing here imports transformers or torch, and nothing is executed: files are safetensors and JSON.
 

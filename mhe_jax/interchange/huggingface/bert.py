@@ -1,7 +1,7 @@
-"""BERT and RoBERTa: encoders with the head of masked tokens, and of tuned classifiers and spans.
+"""BERT and RoBERTa: encoders with the head of masked tokens, or tuned for classes or spans.
 
-Ours is BERT where norms come last (`model.norm_position` post). A model whose norms come first has
-no home: BERT has no norm after its last layer.
+Our encoder is BERT if its norms come last (`model.norm_position` post). A model whose norms come
+first has no home: BERT has no norm after its last layer.
 """
 
 import re
@@ -14,7 +14,7 @@ from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
 from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
 
-# The classes of transformers by our tasks.
+# The classes of transformers for our tasks.
 HEADS = {
     "mlm": "BertForMaskedLM",
     "classification": "BertForSequenceClassification",
@@ -65,7 +65,7 @@ def table(model: ModelConfig, model_type: str, task: str) -> Table:
 def write(
     config: Config, params: Any, rows: np.ndarray | None = None
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of an encoder, and its `config.json` but for its special tokens.
+    """The tensors of an encoder, and its `config.json` without the special tokens.
 
     `rows` are our ids in the order of the file; None: all.
 
@@ -126,7 +126,7 @@ def model_of(fields: Fields) -> ModelConfig:
     """
     roberta = fields.values["model_type"] == "roberta"
     if roberta:
-        fields.must("hidden_act", "gelu")  # the head has no other
+        fields.must("hidden_act", "gelu")  # its head has no other activation
     fields.must("position_embedding_type", "absolute")
     fields.must("is_decoder", False)
     fields.must("add_cross_attention", False)
@@ -154,10 +154,10 @@ def model_of(fields: Fields) -> ModelConfig:
 
 
 def task_and_labels(fields: Fields) -> tuple[TaskName, tuple[str, ...]]:
-    """What a head over whole texts gives: classes, with their names, or one number.
+    """The task of a head over whole texts: classes, with their names, or one number.
 
     Raises:
-      InputError: several labels of one text; names of labels that are none.
+      InputError: several labels for one text; labels without a name each.
     """
     fields.must("problem_type", None, "single_label_classification", "regression")
     said = fields.values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(2)}
@@ -171,7 +171,7 @@ def task_and_labels(fields: Fields) -> tuple[TaskName, tuple[str, ...]]:
 
 
 def named(fields: Fields, model: ModelConfig, tensors: Tensors, task: str) -> Tensors:
-    """The tensors by the names of the table, without heads and buffers that ours do not have."""
+    """The tensors by the names of the table, without heads and buffers that our models lack."""
     prefix = fields.values["model_type"]
     old = {".gamma": ".weight", ".beta": ".bias"}  # of LayerNorm, in the first files
     renamed = {
@@ -193,17 +193,17 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, task: str) -> Te
         word = f"{prefix}.embeddings.word_embeddings.weight"
         same = {f"{head}.decoder.weight": word, f"{head}.decoder.bias": f"{head}.bias"}
         return untied(found, same, fields.path.parent)
-    # Where it is another, it is of no use.
+    # A bias that differs from the decoder's is never used.
     if f"{head}.decoder.bias" in found:
         found[f"{head}.bias"] = found[f"{head}.decoder.bias"]
     return found
 
 
 def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
-    """The plain parameters as our model multiplies them."""
+    """The plain parameters, scaled to match our model's factors."""
     return scaled(model, tensors, LAST_NORM)
 
 
 def _offset(fields: Fields) -> int:
-    """The position from which RoBERTa counts: after that of padding, which has its id."""
+    """The first position of RoBERTa: the one after padding's, which equals the padding id."""
     return fields.get("pad_token_id", 1) + 1

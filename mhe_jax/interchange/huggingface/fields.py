@@ -1,4 +1,4 @@
-"""Fields of a `config.json` of others: what is read, what must hold, and what changes nothing."""
+"""Fields of a foreign `config.json`: what is read, what must hold, and what changes nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from mhe_jax.config.fields import parse_json
 from mhe_jax.config.model import Activation
 from mhe_jax.interchange.huggingface.tables import CONFIG
 
-# The names of ours by others; the first is the one that is written.
+# Their names for our activations; the first is the one that is written.
 ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
     "relu": ("relu",),
     "gelu": ("gelu", "gelu_python"),
@@ -58,7 +58,7 @@ WITHOUT_MEANING = {
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """An object in a file of JSON.
+    """The object in a JSON file.
 
     Raises:
       InputError: it cannot be read, or is something else.
@@ -75,13 +75,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of a `config.json`, each of which must be asked for once, or mean nothing."""
+    """The fields of a `config.json`; each must be asked for, or mean nothing."""
 
     def __init__(self, source: Path):
         """Reads the file in the directory `source`.
 
         Raises:
-          InputError: there is none, or it is not an object of JSON.
+          InputError: there is none, or it is not a JSON object.
         """
         self.path = source / CONFIG
         values = read_object(self.path)
@@ -89,7 +89,7 @@ class Fields:
         self._asked = set(WITHOUT_MEANING)
 
     def get(self, name: str, default: Any, kind: Any = None) -> Any:
-        """The value of a field, of the type of its default; `default` where it is not there.
+        """The value of a field, of the type of its default; `default` if it is absent.
 
         Raises:
           InputError: it is of another type.
@@ -104,7 +104,7 @@ class Fields:
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A number above 0, which must be there where there is no default."""
+        """A number above 0; the field is required if there is no default."""
         self._asked.add(name)
         value = self.values.get(name)
         value = default if value is None else value
@@ -115,7 +115,7 @@ class Fields:
     def must(self, name: str, *allowed: Any, absent: Any = ...) -> None:
         """Raises InputError unless a field has one of the values.
 
-        Where it is not there it has the value `absent`, if one is given, else the first of them.
+        An absent field has the value `absent` if one is given, else the first of `allowed`.
         """
         self._asked.add(name)
         value = self.values.get(name, allowed[0] if absent is ... else absent)
@@ -124,7 +124,7 @@ class Fields:
             raise InputError(f"{self.path}: {name} is {value!r}, and our models have only {takes}")
 
     def activation(self, name: str, default: str) -> Activation:
-        """Our name of the non-linearity in a field."""
+        """Our name for the non-linearity in a field."""
         value = self.get(name, default)
         for ours, theirs in ACTIVATIONS.items():
             if value in theirs:
@@ -133,11 +133,11 @@ class Fields:
         raise InputError(f"{self.path}: {name} is {value!r}: takes one of {known}")
 
     def finish(self) -> None:
-        """Raises InputError if a field says something and nobody has asked for it."""
+        """Raises InputError if a field says something and was never asked for."""
         for name, value in self.values.items():
             if name not in self._asked and value not in (None, False, [], {}, ""):
                 raise InputError(f"{self.path}: {name}={value!r} has no place in our models")
 
     def ignore(self, *names: str) -> None:
-        """Fields that do not change what the model computes."""
+        """Marks fields that do not change what the model computes."""
         self._asked.update(names)

@@ -1,4 +1,4 @@
-"""GPT-2, and GPT-BigCode, which is GPT-2 with one key and value head: language models.
+"""Language models: GPT-2, and GPT-BigCode, which is GPT-2 with one key and value head.
 
 GPT-BigCode is the home of the kinds that fold to one key and value head (`mqa`, `sha`, `mhe_mul`,
 `mhe_add`), GPT-2 that of the others, with keys and values repeated for each head.
@@ -19,7 +19,7 @@ LAST_NORM = "decoder/norm"
 
 
 def folds_to_one(model: ModelConfig) -> bool:
-    """Whether one key and one value head do for all query heads."""
+    """Whether one key and one value head suffice for all query heads."""
     attention = model.attention_for("decoder")
     one = attention.kind in ("mqa", "sha", "mhe_add", "mhe_mul")
     return (one and (attention.num_groups or 1) == 1) or attention.num_heads == 1
@@ -53,7 +53,7 @@ def table(model: ModelConfig, model_type: str, *_: str) -> Table:
 def write(
     config: Config, params: Any, rows: np.ndarray | None = None
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of a language model, and its `config.json` but for its special tokens.
+    """The tensors of a language model, and its `config.json` without the special tokens.
 
     `rows` are our ids in the order of the file; None: all.
 
@@ -88,7 +88,7 @@ def write(
 
 
 def model_of(fields: Fields) -> ModelConfig:
-    """The model that a `config.json` describes, of kind `mha`, or `mqa` where it is multi-query.
+    """The model that a `config.json` describes, of kind `mha`, or `mqa` if it is multi-query.
 
     Raises:
       InputError: a field that our models do not have.
@@ -134,7 +134,7 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tens
             name if name.startswith("lm_head") else f"transformer.{name}": array
             for name, array in tensors.items()
         }
-    # Masks, which older versions kept.
+    # Masks, which older versions saved.
     mask = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias")
     tensors = {name: array for name, array in tensors.items() if not mask.fullmatch(name)}
     if model.tie_embeddings:
@@ -143,5 +143,5 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tens
 
 
 def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
-    """The plain parameters as our model multiplies them."""
+    """The plain parameters, scaled to match our model's factors."""
     return scaled(model, tensors, LAST_NORM)

@@ -1,6 +1,6 @@
 """Llama, and Mistral without a window: language models with rotary positions, RMSNorm, gated MLPs.
 
-Kinds whose keys differ from head to head by an embedding have no home: keys turn after it.
+Kinds whose keys differ from head to head by an embedding have no home: Llama rotates keys after it.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ def table(model: ModelConfig, *_: str) -> Table:
 def write(
     config: Config, params: Any, rows: np.ndarray | None = None
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of a language model, and its `config.json` but for its special tokens.
+    """The tensors of a language model, and its `config.json` without the special tokens.
 
     `rows` are our ids in the order of the file; None: all.
 
@@ -99,7 +99,7 @@ def write(
 
 
 def require_keys_that_turn(attention: AttentionConfig, home: str) -> None:
-    """Raises InputError where keys get something of their head, which rotary positions turn too."""
+    """Raises InputError if keys have embeddings or biases per head, which `home` rotates too."""
     require_heads(attention.kind)
     if attention.kind not in ("mha", "mqa", "gqa", "sha", "skv", "el"):
         raise InputError(
@@ -109,7 +109,7 @@ def require_keys_that_turn(attention: AttentionConfig, home: str) -> None:
 
 
 def _halves(name: str, array: np.ndarray, width: int) -> np.ndarray:
-    """Queries and keys with features i and i + D/2 as a pair, of those with 2i and 2i + 1."""
+    """Queries and keys that pair features i and i + D/2, from those that pair 2i and 2i + 1."""
     if not ("/query/" in name or "/key/" in name):
         return array
     pairs = array.reshape(*array.shape[:-1], -1, width // 2, 2)
@@ -189,5 +189,5 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tens
 
 
 def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
-    """The plain parameters as our model multiplies them."""
+    """The plain parameters, scaled to match our model's factors."""
     return scaled(model, tensors, LAST_NORM)

@@ -1,7 +1,7 @@
 """Marian: the encoder-decoder of translation, where norms come last.
 
-Its norms add 1e-5 in their denominator. A run with another ε has its home too: with all that is
-added up c times as large, c² = 1e-5 / ε, the norms are the same, `LN(c x; c² ε) = LN(x; ε)`.
+Its norms add 1e-5 in their denominator. A run with another ε has its home too: if the residual
+stream is c times as large, c² = 1e-5 / ε, the norms are the same, `LN(c x; c² ε) = LN(x; ε)`.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ def table(model: ModelConfig, *_: str) -> Table:
 def write(
     config: Config, params: Any, rows: np.ndarray | None = None
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of a translation model, and its `config.json` but for its special tokens.
+    """The tensors of a translation model, and its `config.json` without the special tokens.
 
     `rows` are our ids in the order of the file; None: all.
 
@@ -67,7 +67,7 @@ def write(
         )
     found = plain(config, params, "Marian", rows=rows)
     if model.positions == "learned":
-        # Marian multiplies tokens by √M, and not positions.
+        # Marian multiplies tokens by √M, but not positions.
         found["embeddings/position"] = found["embeddings/position"] * np.float32(
             model.features**0.5
         )
@@ -176,13 +176,13 @@ def _sinusoids(length: int, features: int) -> np.ndarray:
 
 
 def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
-    """The plain parameters as our model multiplies them."""
+    """The plain parameters, scaled to match our model's factors."""
     path = "embeddings/position"
     return {**tensors, path: tensors[path] / np.float32(model.features**0.5)}
 
 
 def _larger(model: ModelConfig, tensors: Tensors, factor: np.float32) -> Tensors:
-    """The same function with all that goes from sublayer to sublayer `factor` times as large."""
+    """The same function with a residual stream `factor` times as large."""
     found = {}
     last = f"decoder/layer_{model.decoder_layers - 1}/mlp_norm/"
     for name, array in tensors.items():
@@ -190,7 +190,7 @@ def _larger(model: ModelConfig, tensors: Tensors, factor: np.float32) -> Tensors
             of_stream = name in ("embeddings/token", "embeddings/position")
             found[name] = array * factor if of_stream else array
         elif name.startswith(last):
-            # Logits are products with the rows of tokens, which are larger where they are tied.
+            # Logits are products with the rows of tokens, which are larger if they are tied.
             found[name] = array / factor if model.tie_embeddings else array
         elif "_norm/" in name or "/out/" in name or "/down/" in name:
             found[name] = array * factor

@@ -1,4 +1,4 @@
-"""A model of transformers as a config, parameters and a tokenizer of ours."""
+"""A model of transformers as our config, parameters and tokenizer."""
 
 import dataclasses
 import json
@@ -25,27 +25,27 @@ from mhe_jax.interchange.plain import Tensors, from_plain, plain_shapes
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
 
 INDEX = "model.safetensors.index.json"
-# Files of weights that are programs: never opened.
+# Files of weights that can execute code: never opened.
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "tf_model.h5")
 # Marian's own tokenizers, one for each language, whose pieces have their ids in `vocab.json`.
 MARIAN_FILES = ("source.spm", "target.spm")
-# What has a row for each token, and on which axis.
+# Parameters with a row for each token, and on which axis.
 ROWS = {
     "embeddings/token": 0,
     "embeddings/output": 1,
     "embeddings/vocabulary_bias": 0,
     "vocabulary_bias": 0,
 }
-# Tokens in a row of a run that is made, where its model has more positions.
+# Tokens in a row of the new run, if its model has more positions.
 LONGEST = 512
 
 
 class Architecture(NamedTuple):
-    """A class of transformers: its type, the task of ours, and who knows its fields and tensors.
+    """A class of transformers: its type, our task, and the module for its fields and tensors.
 
     A module has `model_of(fields)`, the model; `table(model, model_type, task)`, where parameters
     lie; `named(fields, model, tensors, task)`, the tensors by the names of the table; and
-    `with_scale(model, tensors)`, plain parameters as our model multiplies them.
+    `with_scale(model, tensors)`, plain parameters scaled to match our model's factors.
     """
 
     model_type: str
@@ -76,7 +76,7 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
 
     Raises:
       InputError: an architecture, field, tensor or token that our models have no place for; a file
-        that is missing, cut, or of another model.
+        that is missing, cut short, or of another model.
     """
     check_scheme("", str(source), ())
     source = Path(source)
@@ -85,7 +85,7 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     fields.must("model_type", model_type, absent=None)
     model: ModelConfig = module.model_of(fields)
     data = DataConfig(sequence_length=min(model.max_length, LONGEST))
-    if task in ("classification", "span"):  # no head over the vocabulary, and so no table of it
+    if task in ("classification", "span"):  # no head over the vocabulary, so no table for it
         model = dataclasses.replace(model, tie_embeddings=True)
     if task == "classification":
         task, labels = bert.task_and_labels(fields)
@@ -121,7 +121,7 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
 
 
 def _architecture(fields: Fields) -> Architecture:
-    """The one that a `config.json` names first."""
+    """The architecture that a `config.json` names first."""
     names = fields.values.get("architectures") or ["none"]
     name = names[0] if isinstance(names, list) else names
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -139,7 +139,7 @@ def abstract_of(config: Config) -> Any:
 
 
 def read_weights(source: Path) -> Tensors:
-    """All tensors of a directory, of one file or several.
+    """All tensors of a directory, from one file or several.
 
     Raises:
       InputError: there are none, or they cannot be read.
@@ -228,7 +228,7 @@ SPECIAL = {PAD: "pad", BOS: "bos", EOS: "eos"}
 
 
 def _permuted(array: np.ndarray, axis: int, tokenizer: JsonTokenizer, begin: int) -> np.ndarray:
-    """Rows in the order of our ids; bos that is ours alone is as `begin`, other such rows are 0."""
+    """Rows in the order of our ids; a bos that is ours alone copies `begin`, other such are 0."""
     ids = tokenizer.of_file.copy()
     if ids[BOS] == ABSENT:
         ids[BOS] = begin

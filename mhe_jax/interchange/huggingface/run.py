@@ -1,4 +1,4 @@
-"""A model of transformers as a run of ours: to be evaluated, or to start others from."""
+"""A model of transformers as our run: to evaluate, or to start other runs from."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ from mhe_jax.training.run.fresh import check_new_run, write_run
 
 
 def is_foreign(directory: Path) -> bool:
-    """Whether there is a `config.json` of transformers, and not of a run."""
+    """Whether `directory` has a `config.json` of transformers, and not of a run."""
     try:
         return "model_type" in read_object(directory / CONFIG)
     except InputError:
@@ -24,7 +24,7 @@ def is_foreign(directory: Path) -> bool:
 
 
 def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
-    """Makes the run `new` of the model in the directory `source`.
+    """Makes the run `new` from the model in the directory `source`.
 
     It has the model's config, without text to train on; its tokenizer; and a checkpoint of step 0,
     its parameters in float32 with a fresh optimizer.
@@ -34,7 +34,7 @@ def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
       that are `absent` in the vocabulary.
 
     Raises:
-      InputError: as `read`; `new` is there already. Nothing has been written.
+      InputError: as `read`; `new` exists already. Nothing has been written.
     """
     check_scheme("", str(source), ())
     source, new = Path(source), path_of(new)

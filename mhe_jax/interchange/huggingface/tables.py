@@ -1,7 +1,7 @@
 """Where the plain parameters of a run lie in the files of another library: tables for both ways.
 
-A table says for each tensor of a file which plain parameters it holds, side by side, and whether it
-is transposed: a `torch.nn.Linear` keeps [out, in].
+A table says which plain parameters each tensor of a file holds, side by side, and whether it is
+transposed: a `torch.nn.Linear` stores [out, in].
 """
 
 import json
@@ -20,7 +20,7 @@ CONFIG = "config.json"
 
 
 class Slot(NamedTuple):
-    """What a tensor of a file holds."""
+    """The content of one tensor of a file."""
 
     parts: tuple[str, ...]  # plain parameters, side by side along their last axis
     transposed: bool = False
@@ -31,7 +31,7 @@ Table = dict[str, Slot]
 
 
 def linear(name: str, *ours: str, transposed: bool = True, bias: bool = True) -> Table:
-    """A matrix [in, out], of several side by side, kept as [out, in]; with its bias."""
+    """A matrix [in, out], or several side by side, stored as [out, in]; with its bias."""
     table = {f"{name}.weight": Slot(tuple(f"{part}/kernel" for part in ours), transposed)}
     if bias:
         table[f"{name}.bias"] = Slot(tuple(f"{part}/bias" for part in ours))
@@ -47,7 +47,7 @@ def norm(name: str, ours: str, bias: bool = True) -> Table:
 
 
 def lay_out(table: Table, tensors: Mapping[str, np.ndarray]) -> Tensors:
-    """The tensors of the file.
+    """The tensors of the file, from plain parameters.
 
     >>> table = linear("fc", "up", "gate", bias=False)
     >>> plain = {"up/kernel": np.zeros((3, 2)), "gate/kernel": np.ones((3, 2))}
@@ -99,7 +99,7 @@ def take_in(
 
 
 def untied(tensors: Tensors, same: Mapping[str, str], source: Path) -> Tensors:
-    """The tensors without those that only repeat another, by the name of which.
+    """The tensors without those that only repeat another, whose name `same` gives.
 
     Raises:
       InputError: one does not repeat the other, and our models have one for both.
@@ -112,13 +112,13 @@ def untied(tensors: Tensors, same: Mapping[str, str], source: Path) -> Tensors:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a file of JSON as others lay it out."""
+    """Writes a JSON file as others lay it out."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_files(directory: Path, tensors: Tensors, config: Mapping[str, Any]) -> int:
-    """Writes the weights and `config.json`; how many numbers there are."""
-    # Without the metadata transformers does not know whose tensors they are.
+    """Writes the weights and `config.json`; returns how many numbers there are."""
+    # Without the metadata, transformers does not know which framework wrote the tensors.
     write_tensors(directory / WEIGHTS, tensors, {"format": "pt"})
     write_json(directory / CONFIG, config)
     return sum(array.size for array in tensors.values())

@@ -20,7 +20,7 @@ from mhe_jax.data.tokenizer_json import NAME
 from mhe_jax.interchange.huggingface.tables import write_json
 
 SETTINGS = "tokenizer_config.json"
-# What transformers calls each special token.
+# The names of each special token in transformers.
 ROLES = {
     PAD: ("pad_token",),
     UNK: ("unk_token",),
@@ -28,7 +28,7 @@ ROLES = {
     EOS: ("eos_token", "sep_token"),
     MASK: ("mask_token",),
 }
-# Texts that are encoded by both before a file is written.
+# Texts that both must encode alike before a file is written.
 PROBES = 1000
 
 
@@ -85,7 +85,7 @@ def tokenizer_json(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
 
 
 def around(config: Config) -> dict[str, Any]:
-    """What stands around a text, as in the rows that the run has learned from."""
+    """The special tokens around a text, as in the rows that the run was trained on."""
 
     def special(i: int, kind: int = 0) -> dict[str, Any]:
         return {"SpecialToken": {"id": SPECIAL_PIECES[i], "type_id": kind}}
@@ -125,7 +125,7 @@ def write_tokenizer(
       directory: where.
 
     Raises:
-      InputError: a sentencepiece model that cuts texts otherwise than its pieces and scores say.
+      InputError: a sentencepiece model that cuts texts differently than its pieces and scores say.
     """
     if isinstance(tokenizer, JsonTokenizer):
         tokenizer.save(directory / NAME)
@@ -151,7 +151,7 @@ def write_tokenizer(
 
 
 def check(tokenizer: Tokenizer, found: dict[str, Any]) -> None:
-    """Encodes texts of its pieces, and of noise, by both.
+    """Encodes texts of its pieces, and of noise, by both tokenizers.
 
     Raises:
       InputError: the ids differ.

@@ -29,7 +29,7 @@ from transformers import AutoTokenizer, {architecture}
 tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
 model = {architecture}.from_pretrained("DIRECTORY")
 ```"""
-# Special tokens by their ids in a file with our numbers.
+# Special tokens and their ids in a file that has our numbers.
 OURS: Mapping[int, int] = {i: i for i in (PAD, UNK, BOS, EOS, MASK)}
 
 
@@ -84,11 +84,11 @@ def numbering(
 ) -> tuple[np.ndarray | None, Mapping[int, int]]:
     """Our ids in the order of the file, and the id in the file of each special token it has.
 
-    A `tokenizer.json` keeps its own numbers: special tokens that are ours alone have no row. Where
-    bos is one, pad or eos takes its place if it has the same row, as where it came from there.
+    A `tokenizer.json` keeps its own numbers: special tokens that are ours alone have no row. If bos
+    is one, pad or eos takes its place if it has the same row, as in a model read from there.
 
     Raises:
-      InputError: the row of bos is like no other.
+      InputError: the row of bos is like neither.
     """
     if not isinstance(tokenizer, JsonTokenizer):
         if config.model.absent_tokens:
@@ -116,7 +116,7 @@ def _ids(special: Mapping[int, int]) -> dict[str, int]:
 def _generation(
     config: Config, values: dict[str, Any], special: Mapping[int, int]
 ) -> dict[str, Any]:
-    """How transformers searches: it never chooses what our search does not."""
+    """Settings of the search of transformers: it never chooses what our search does not."""
     never = {special[i] for i in (PAD, UNK, BOS, MASK) if i in special} - {special[EOS]}
     found: dict[str, Any] = {**_ids(special), "suppress_tokens": sorted(never)}
     if config.task == "translation":
