@@ -85,7 +85,7 @@ class TrainRows(TrainBatches):
 class EvaluationBatches(Batches):
     """Finite: the whole split once, in the same order and with the same masks every time.
 
-    The last rows of the last batch are padding with weight 0 where the split gives no more.
+    Where too few rows are left to fill a batch, its last rows are padding with weight 0.
     """
 
     def __len__(self) -> int:

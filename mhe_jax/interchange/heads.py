@@ -87,8 +87,8 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
     """The heads of one attention sublayer of a model that is `features` wide.
 
     The key embedding of `mhe_add` is left out, since softmax cancels it. In `mva` and
-    `collaborative`, the bias of a key becomes one more column of it, multiplied by a 1 in the
-    query.
+    `collaborative`, the bias of a key becomes one more column of it. The query's is the root of
+    its width, which the scores are divided by.
 
     Raises:
       InputError: `normalize_qk`, for which others have no layer; a kind that has no such heads.

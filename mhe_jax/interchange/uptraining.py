@@ -36,7 +36,7 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
       `errors`: for each sublayer, by its path, ‖Y - Y'‖ / ‖Y‖ (Frobenius), Y its output on rows of
       the training text, `before` and `after` the fit on them (None without rows); the numbers of
       parameters in attention, `attention_before` and `attention_after`; `use_bias`, True if the
-      run's is or if only biases keep what its attention does; the `step` of the run.
+      run's is or if only biases keep what its attention does; the `kind`; the `step` of the run.
 
     Raises:
       InputError: there is no such run, or its checkpoint cannot be read or is of another

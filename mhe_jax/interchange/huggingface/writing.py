@@ -88,7 +88,8 @@ def numbering(
     is one, pad or eos takes its place if it has the same row, as in a model read from there.
 
     Raises:
-      InputError: the row of bos is like neither.
+      InputError: the row of bos is like neither; the model has absent tokens without a
+        tokenizer.json.
     """
     if not isinstance(tokenizer, JsonTokenizer):
         if config.model.absent_tokens:
