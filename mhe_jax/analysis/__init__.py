@@ -1,1 +1,1 @@
-"""What a program costs, read from what the compiler makes of it; nothing is run."""
+"""The cost of a program, read from what the compiler makes of it; nothing is run."""

@@ -1,8 +1,8 @@
 """Compiling the train step for devices that are not there: whether it fits, and what it costs.
 
 Nothing is read but the config, and nothing is written. The step is the one that training runs, over
-the same mesh, state and optimizer; the batch has the shape that training has, in translation that
-of the longest bucket. What does not fit is an answer, not an error.
+the same mesh, state and optimizer; the batch has the shape of training, in translation that of the
+longest bucket. A step that does not fit is an answer, not an error.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ GIB = 2**30
 
 
 def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
-    """The needs of the train step of `config` on `target`; printed, and returned.
+    """Prints and returns the needs of the train step of `config` on `target`.
 
     Raises:
       InputError: no such target, or the config cannot be laid over it.
@@ -51,11 +51,11 @@ def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
 
 
 def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
-    """One compilation: `fits`, `bytes_per_chip`, and where it fits what the program says of itself.
+    """One compilation: `fits`, `bytes_per_chip`, and if it fits, what the program says of itself.
 
     Bytes are those of one device. `total` is what the compiler reserves: arguments, padded as they
     lie in memory, temporaries (activations, gradients, whatever is gathered) and the program. For a
-    step that does not fit it is what the compiler says it would need.
+    step that does not fit, it is what the compiler says it would need.
     """
     mesh = sharding.make_mesh(config, devices)
     task, length = tasks.of(config), config.data.sequence_length
@@ -114,7 +114,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
 
 
 def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any, dict[str, str]]:
-    """The abstract state of training, its step traced for the devices of `mesh`, its `choices`."""
+    """The abstract training state, its step traced for the devices of `mesh`, and its `choices`."""
     model, optimizer = tasks.of(config).model(config.model), make_optimizer(config)
     _, state = initializer_of(config, model, optimizer, mesh)
     step: Any = train_step_of(config, model, optimizer, mesh, sharding.shardings_of(state))
@@ -123,7 +123,7 @@ def lower(config: Config, mesh: Mesh) -> tuple[TrainState, Any, dict[str, str]]:
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of training without its numbers."""
+    """A training batch without its numbers."""
     task = tasks.of(config)
     rows, row = task.rows_per_batch(config), task.empty_row(config)
     if config.data.packing:
@@ -144,8 +144,8 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     Batches are multiples of the smallest that the mesh divides, or of data.row_multiple in
     translation. The order of the tries is:
 
-    1. The smallest. Where it does not fit, it is the answer.
-    2. The power of two that its bytes let expect.
+    1. The smallest. If it does not fit, it is the answer.
+    2. The power of two that its bytes suggest.
     3. Larger ones, until one does not fit: each where the line through the bytes of the last two
        reaches the memory.
     4. Between the largest that fits and the smallest that does not: where the line through their
@@ -188,7 +188,7 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
 
 
 def _expected(smallest: dict[str, Any]) -> float:
-    """How many times the batch of `smallest` may fit, if all but the state grows with it."""
+    """How many times the batch of `smallest` may fit, if all but the state grows with the batch."""
     bytes_, hbm = smallest["bytes_per_chip"], smallest["hbm_bytes"]
     state = sum(bytes_[name] for name in ("parameters", "optimizer", "averaged_parameters"))
     return max(1.0, ((hbm or bytes_["total"]) - state) / (bytes_["total"] - state))
@@ -215,7 +215,7 @@ def shard_bytes(tree: Any) -> int:
 
 
 def needed_bytes(message: str) -> int | None:
-    """Bytes of HBM that a program needs, by the compiler's complaint; None for another complaint.
+    """Bytes of HBM that a program needs, from the compiler's error; None for another error.
 
     >>> needed_bytes("RESOURCE_EXHAUSTED: ... in memory space hbm. Used 2.50G of 1.50G hbm.")
     2684354560
@@ -228,13 +228,13 @@ def needed_bytes(message: str) -> int | None:
 
 
 def of_hbm(found: dict[str, Any]) -> str:
-    """Bytes that are needed and those that there are, in words."""
+    """Bytes needed and bytes available, in words."""
     total, hbm = found["bytes_per_chip"]["total"], found["hbm_bytes"]
     return f"{total / GIB:.2f} GiB" + (f" of {hbm / GIB:.2f} GiB" if hbm else "")
 
 
 def described(found: dict[str, Any]) -> list[str]:
-    """The lines for people."""
+    """The report for people, as lines."""
     b, slices = found["batch"], found["num_slices"]
     shape = " · ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
     runs_as = ", ".join(f"{kind} {how}" for kind, how in found["attention"].items())

@@ -1,13 +1,14 @@
 """The traffic of a compiled program between devices.
 
-A collective counts once for each time that it runs. Bytes are those that one device hands in, or
-for an all-gather those that it gets: the whole array, the same however it travels.
+A collective counts once for each time that it runs. Its bytes are those that one device hands in,
+or for an all-gather those that it gets: the whole array, the same however it travels.
 
-A TPU has collectives in other clothes, which count as what they amount to: a fusion
-`all-reduce-scatter`, of whose all-reduce each device keeps a part; and loops around a matrix
-product that pass its parts from device to device (`windowed_dot_general`), piece by piece an
-all-gather before the product or a reduce-scatter after it. What is added up over several slices is
-scattered and gathered within each; the parts that travel between them are a kind of their own.
+A TPU also has collectives in disguise, which count as what they amount to: a fusion
+`all-reduce-scatter`, where each device keeps a part of the all-reduce; and loops around a matrix
+product that pass its parts from device to device (`windowed_dot_general`), which piece by piece are
+an all-gather before the product or a reduce-scatter after it. Sums over several slices are
+scattered and gathered within each slice; the parts that travel between slices are a kind of their
+own.
 """
 
 import functools
@@ -35,7 +36,7 @@ DISGUISES = (
 
 @dataclass(frozen=True)
 class Collective:
-    """All collectives of a kind: how often one runs, their bytes, and the largest array of one."""
+    """All collectives of a kind: how often they run, their bytes, and the largest array of one."""
 
     count: int = 0
     bytes: int = 0
@@ -53,7 +54,7 @@ Collectives = dict[str, Collective]
 
 
 def collectives_of(program: Program) -> Collectives:
-    """Kind to what runs of it in one call; of a conditional, the branch with the most bytes."""
+    """The collectives of one call, by kind; a conditional counts as its branch with most bytes."""
 
     @functools.cache
     def of(name: str) -> Collectives:
@@ -66,7 +67,7 @@ def collectives_of(program: Program) -> Collectives:
         for own, i in _with_fused(program, name):
             kind = _kind(i)
             if kind in COLLECTIVES:
-                # Cut up and fused with other work, one collective stands in several places.
+                # A collective that is cut up and fused with other work stands in several places.
                 channel = kind, i.called("channel_id")
                 if channel[1] is None or channel not in channels:
                     channels.add(channel)
@@ -94,7 +95,7 @@ def _kind(i: Instruction) -> str:
 
 
 def _with_fused(program: Program, name: str) -> Iterator[tuple[str, Instruction]]:
-    """The instructions of a computation and of what it fuses, with where they stand."""
+    """The instructions of a computation and of its fusions, each with its computation's name."""
     for i in program.computations[name].values():
         yield name, i
         if i.opcode in ("fusion", "async-start"):

@@ -40,7 +40,7 @@ class Program:
     def __init__(self, text: str):
         self.computations: dict[str, dict[str, Instruction]] = {}
         self.entry, self._has_cycles = "", bool(_CYCLES.search(text))
-        # Loops whose trip count neither the compiler nor the condition says: counted once.
+        # Loops whose trip count neither the compiler nor the condition gives: counted once.
         self.unknown_loops: set[str] = set()
         current: dict[str, Instruction] = {}
         for line in text.splitlines():
@@ -53,7 +53,7 @@ class Program:
     def cycles(self, choose: Callable[[Iterable[int]], int] = min) -> int | None:
         """The compiler's estimated cycles of one call; None where it gives none.
 
-        `choose` takes one of a conditional's branches. Neither collectives nor Pallas kernels have
+        `choose` picks one of a conditional's branches. Neither collectives nor Pallas kernels have
         an estimate.
         """
 
@@ -68,7 +68,7 @@ class Program:
         cost: Callable[[Instruction], int],
         choose: Callable[[Iterable[int]], int] = min,
     ) -> int:
-        """`cost` of all instructions, as often as each runs in one call; see `cycles`."""
+        """The `cost` of all instructions, each as often as it runs in one call; see `cycles`."""
 
         @functools.cache
         def of(name: str) -> int:
@@ -107,7 +107,7 @@ class Program:
         return 1
 
     def _carried(self, loop: Instruction) -> dict[str, int]:
-        """Place to value of the constants in the tuple that a loop starts with."""
+        """The constants in the tuple that a loop starts with, by place."""
         for own in self.computations.values():
             if own.get(loop.name) is loop and own[loop.operands[0]].opcode == "tuple":
                 first = own[loop.operands[0]].operands
@@ -116,7 +116,7 @@ class Program:
         return {}
 
     def _step(self, body: dict[str, Instruction], place: str | None, carried) -> int | None:
-        """The step of the carried number at `place` in a turn of the body."""
+        """The step of the carried number at `place` in one run of the body."""
         root = list(body.values())[-1]
         if place is None or root.opcode != "tuple":
             return None
@@ -128,7 +128,7 @@ class Program:
 
 
 def _number(own: dict[str, Instruction], name: str, carried: dict[str, int]) -> int | None:
-    """The whole number that is called `name`: a constant, or one that a loop carries along."""
+    """The whole number named `name`: a constant, or one that a loop carries along."""
     i = _source(own, name)
     if i.opcode == "get-tuple-element":
         return carried.get(i.called("index") or "")
@@ -144,7 +144,7 @@ def _source(own: dict[str, Instruction], name: str) -> Instruction:
 
 
 def branches(conditional: Instruction) -> list[str]:
-    """The computations of which a conditional runs one."""
+    """The computations of a conditional, which runs one of them."""
     if listed := _BRANCHES.search(conditional.attributes):
         return _NAME.findall(listed[1])
     pair = (conditional.called("true_computation"), conditional.called("false_computation"))

@@ -1,4 +1,4 @@
-"""Memory of the attention calculation: what one layer needs beside its inputs and parameters.
+"""Memory of the attention calculation: the needs of one layer beside its inputs and parameters.
 
     bytes = temporaries + outputs, as the compiler lays them out
 

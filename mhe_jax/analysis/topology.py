@@ -1,4 +1,4 @@
-"""Devices that need not be there, to compile for: TPUs by libtpu, GPUs by the CUDA plug-in."""
+"""Devices to compile for, which need not be there: TPUs by libtpu, GPUs by the CUDA plug-in."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from jax.experimental import topologies
 from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.fields import did_you_mean, nearest
 
-# To name near ones; libtpu knows more.
+# To suggest near names; libtpu knows more.
 KNOWN = (
     *("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16"),
     *("v6e:2x2", "v6e:2x4", "v6e:4x4", "v6e:4x8", "v6e:8x8", "v6e:8x16", "v6e:16x16"),
@@ -19,8 +19,8 @@ KNOWN = (
     *("v4:2x2x1", "v4:4x4x4", "v4:8x8x8", "tpu7x:2x2x1", "tpu7x:4x4x4"),
     *("h100:1x1", "h100:1x8", "h100:2x8", "h200:1x1", "h200:1x8", "h200:2x8"),
 )
-# What a program may fill of a device's memory, in GiB, as the compiler itself says where one is too
-# big. A device of v4 and tpu7x is half a chip here.
+# The memory of a device that a program may fill, in GiB, as the compiler itself says of a program
+# that is too big. A device of v4 and tpu7x is half a chip here.
 HBM_GIB = {
     "TPU v4": 15.25,
     "TPU v5 lite": 15.75,
@@ -36,7 +36,7 @@ TPU_ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
 }
-# Name, bytes of memory and bytes a second to it; the rest, of compute capability 9.0, is the same.
+# Name, bytes of memory, and bytes per second to it; the rest, of compute capability 9.0, is shared.
 GPUS = {
     "h100": ("NVIDIA H100 80GB HBM3", 84_978_434_048, 3_352_320_000_000),
     "h200": ("NVIDIA H200 141GB HBM3e", 151_397_597_184, 4_800_000_000_000),
@@ -60,11 +60,11 @@ device_description_str: "{name}"
 def describe_devices(name: str, num_slices: int = 1) -> list[Any]:
     """The devices of `num_slices` slices called `name`.
 
-    v5e:16x16 are TPUs by the layout of their chips, h100:2x8 two hosts of eight GPUs. They can be
-    compiled for and nothing else.
+    v5e:16x16 names TPUs by the layout of their chips, h100:2x8 two hosts of eight GPUs. Programs
+    can be compiled for them, and nothing else.
 
     Raises:
-      InputError: no such topology, or what knows it, libtpu or the CUDA plug-in, is not installed.
+      InputError: no such topology, or libtpu or the CUDA plug-in, which knows it, is not installed.
     """
     if not re.fullmatch(r"\w+:\d+(x\d+)+", name):
         raise InputError(
@@ -103,7 +103,7 @@ def _gpus(name: str, kind: str, layout: str) -> list[Any]:
 def hbm_bytes(device_kind: str) -> int | None:
     """Bytes of a device's memory that a program may fill; None where that is not known.
 
-    Of a GPU it is the share that JAX takes, 75 % unless XLA_PYTHON_CLIENT_MEM_FRACTION says other.
+    For a GPU it is the share that JAX takes: 75 %, or XLA_PYTHON_CLIENT_MEM_FRACTION if it is set.
     """
     for gpu, memory, _ in GPUS.values():
         if gpu == device_kind:

@@ -1,25 +1,25 @@
 """Bytes that the kernels of a compiled GPU program read and write, from its text.
 
 A kernel reads each of its operands once and writes each of its results once: caches are left out,
-and so is what a matrix product of cuBLAS reads again. Of an operand that a fusion takes slices of,
-only these count, and of a result that it updates in place only the update.
+and so are repeated reads by a matrix product of cuBLAS. If a fusion takes slices of an operand,
+only the slices count; if it updates a result in place, only the update.
 """
 
 from collections.abc import Iterator
 
 from mhe_jax.analysis.hlo import Instruction, Program, array_bytes
 
-# What starts no kernel.
+# Opcodes that start no kernel.
 _FREE = frozenset(
     ("after-all", "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "partition-id")
 )
 _SLICES = ("dynamic-slice", "slice")
-# Names the same numbers in other words.
+# Opcodes that give the same numbers another name.
 _VIEWS = ("bitcast", "reshape")
 
 
 def traffic(program: Program) -> int:
-    """Bytes of one call; of branches those of the one with fewest."""
+    """Bytes of one call; a conditional counts as its branch with the fewest."""
     sizes = {instruction.name: size for instruction, size in kernels(program)}
     return program.total(lambda instruction: sizes.get(instruction.name, 0))
 
@@ -58,7 +58,7 @@ def _bytes(program: Program, own: dict[str, Instruction], i: Instruction) -> int
 
 
 def _read(fused, name: str, size: int) -> int:
-    """Bytes that a fusion reads of what is called `name`: slices, where it takes nothing else."""
+    """Bytes that a fusion reads of `name`: only slices, if it takes nothing else."""
     total = 0
     for user in fused.values():
         if name not in user.operands:

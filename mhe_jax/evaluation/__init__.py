@@ -27,7 +27,7 @@ from mhe_jax.evaluation.lines import generate, predict, translate
 from mhe_jax.evaluation.run import Run, load, name_of
 from mhe_jax.training.cluster import group
 
-# What says how well a model does, beside the metrics of its task.
+# Numbers that say how well a model does, beside the metrics of its task.
 SCORES = ("chrf", "exact_match", "loss", "accuracy", "beam_size", "length_penalty", "stride")
 
 __all__ = ["Run", "evaluate", "generate", "in_words", "load", "predict", "translate"]
@@ -41,7 +41,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The results on `evaluation.split`, also written to WORKDIR/eval_SPLIT.json.
 
-    Where `evaluation.sources` take the place of the split's, the first one's name takes SPLIT's.
+    If `evaluation.sources` replace the split's, the name of the first one replaces SPLIT.
 
     Args:
       workdir: of the run.
@@ -69,7 +69,7 @@ def evaluate(
 
 
 def in_words(config: Config, result: dict[str, Any]) -> str:
-    """How well a run of this config does, by a result of `evaluate`, for people.
+    """A line for people: how well a run of this config does, by a result of `evaluate`.
 
     `perplexity_per_word 324.2551, loss 3.6659, accuracy 0.3457 (steps [2000])`, and the like.
     """

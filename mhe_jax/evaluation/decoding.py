@@ -7,7 +7,7 @@ A hypothesis is y = y_1 .. y_n with y_n = eos and n <= the row's maximum; n coun
 
 Both searches return hypotheses of this form only: at a row's last position eos is the only choice
 left, and its probability is counted as everywhere else, so nothing unfinished is ever returned.
-A beam that is wide enough to lose no prefix therefore finds exactly the best scores of all.
+A beam that is wide enough to lose no prefix therefore finds exactly the best scores overall.
 A row whose maximum is 0 is padding: it is finished from the start, length 0, score 0.
 
 Letters: B rows, K beams, V vocabulary, L the longest output. N = B·K rows go through `step`,
@@ -24,7 +24,7 @@ from jax import lax
 
 from mhe_jax.data import BOS, MASK, PAD, UNK
 
-# Special tokens that a model reads, and that no search of a trained model may give.
+# Special tokens that a model reads, but that no search of a trained model may generate.
 FORBIDDEN = (PAD, UNK, BOS, MASK)
 
 Cache = Any
@@ -35,8 +35,8 @@ Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 class Hypotheses(NamedTuple):
     """The best `R` hypotheses of each row, best score first.
 
-    A place that no hypothesis fills has length 0 and score -inf. A row in which the model gave
-    something that is not a number has NaN in `log_probs` and `scores`.
+    A place that no hypothesis fills has length 0 and score -inf. A row in which the model's output
+    was not a number has NaN in `log_probs` and `scores`.
     """
 
     tokens: jax.Array  # [B, R, L], without bos, with eos, then padding
@@ -88,14 +88,14 @@ def greedy_search(
 
     Args:
         step: the model, one token further.
-        cache: what `step` starts from, for B rows.
+        cache: the cache that `step` starts from, for B rows.
         max_lengths: [B], the longest output of each row, eos counted; 0 marks padding.
         max_length: L, the size of the output; no row's maximum is larger.
         forbidden_ids: tokens that are never generated.
         length_penalty: changes the score that is returned, not the tokens.
 
     Returns:
-        One hypothesis a row.
+        One hypothesis per row.
     """
     penalties = jnp.asarray(length_penalties(max_length, length_penalty))
     max_lengths = jnp.minimum(max_lengths, max_length)
@@ -180,10 +180,10 @@ def beam_search(
 ) -> Hypotheses:
     """The best hypotheses that a beam finds.
 
-    At each position the K most probable continuations of a row's running prefixes are taken. Those
-    that end in eos leave the beam for the row's list of finished hypotheses, which keeps the best
-    scores; the others run on, and the freed places are taken by the next most probable ones. With
-    one beam this is greedy search, whatever the length penalty.
+    Each position takes the K most probable continuations of a row's running prefixes. Those that
+    end in eos leave the beam for the row's list of finished hypotheses, which keeps the best
+    scores. The others run on, and the next most probable ones take the freed places. With one beam
+    this is greedy search, whatever the length penalty.
 
     A row stops when no running prefix can still beat the worst finished hypothesis of a full list.
     A prefix of log-probability s can come to at most s / penalty(its row's maximum length), since s
@@ -191,13 +191,13 @@ def beam_search(
 
     Args:
         step: the model, one token further, for N = B·K rows.
-        cache: what `step` starts from, for B rows: it is repeated for the beams here.
+        cache: the cache that `step` starts from, for B rows: it is repeated for the beams here.
         max_lengths: [B], the longest output of each row, eos counted; 0 marks padding.
         max_length: L, the size of the output; no row's maximum is larger.
         beam_size: K.
         forbidden_ids: tokens that are never generated.
         length_penalty: 0 or more; 0 leaves log-probabilities as they are.
-        num_hypotheses: R, the length of the finished list; None means K. Fewer stop earlier.
+        num_hypotheses: R, the length of the finished list; None means K. A short one stops earlier.
         batch_axis: where the rows are in the leaves of the cache: 0, or 1 under scanned layers.
         early_stop: False runs every row to its maximum length, with the same result.
 
@@ -286,7 +286,7 @@ def beam_search(
 
 
 def _merge(kept: Hypotheses, new: Hypotheses) -> Hypotheses:
-    """The best of both by score, as many as `kept` has; `kept` first where scores are equal."""
+    """The best of both by score, as many as `kept` has; of equal scores, `kept` comes first."""
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), kept, new)
     scores, order = lax.top_k(both.scores, kept.scores.shape[1])
     return Hypotheses(

@@ -1,4 +1,4 @@
-"""Texts to vectors: the output of a run's encoder, of each token or pooled.
+"""Texts to vectors: the output of a run's encoder, for each token or pooled.
 
 bos A eos        an encoder reads        A eos        that of a translator
 
@@ -25,7 +25,7 @@ Pooling = Literal["mean", "first"] | None
 class TextEncoder:
     """Encodes texts with the encoder of a run.
 
-    Of a text only what fits into `data.sequence_length` tokens is read (of a translator,
+    It reads only as much of a text as fits into `data.sequence_length` tokens (for a translator,
     `model.max_length`).
     """
 
@@ -40,10 +40,10 @@ class TextEncoder:
         self._longest = c.model.max_length if translates else c.data.sequence_length
 
     def encode(self, texts: Sequence[str]) -> np.ndarray | list[np.ndarray]:
-        """Float32 [N, M] of N texts, in their order; without pooling a list of N [n, M].
+        """Float32 [N, M] of N texts, in order; without pooling, a list of N arrays [n, M].
 
         Raises:
-          InputError: the model gave something that is not a number.
+          InputError: the model's output is not a number.
         """
         around = len(self._begin) + 1
         ids = [

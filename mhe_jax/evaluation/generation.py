@@ -1,12 +1,12 @@
-"""Text from a language model: what follows a prompt, a token at a time, over the cache.
+"""Text from a language model: a prompt continued token by token, over the cache.
 
     p_i = softmax(logits / τ)_i                                    τ: the temperature
     top-k: p_i = 0 but for the k largest
     top-p: p_i = 0 but for the fewest largest whose sum, before any was cut, is at least p
     next token ~ p / Σ p                                           τ = 0: the most probable token
 
-With both, top-k cuts first and top-p counts what it left. Equal probabilities at the border: the
-lower id stays. Of the special tokens only eos is ever generated; it ends a text.
+With both, top-k cuts first and top-p counts what it left. Of equal probabilities at the border,
+the lower id stays. Of the special tokens only eos is ever generated; it ends a text.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ from mhe_jax.evaluation.translator import encode_some, longest_piece
 from mhe_jax.tasks.task import not_a_number
 
 SHORTEST = 8
-# A temperature below it is 0 where float32 is computed: the most probable token, then.
+# A temperature below this is 0 in float32 arithmetic: then the most probable token is taken.
 COLDEST = float(np.finfo(np.float32).tiny)
 
 
 def filter_logits(
     logits: jax.Array, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> jax.Array:
-    """Log-probabilities up to a constant [..., V] of what may be drawn; -inf for the rest.
+    """Log-probabilities up to a constant [..., V] of tokens that may be drawn; -inf for the rest.
 
     >>> logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
     >>> [round(p, 3) for p in jax.nn.softmax(filter_logits(logits, 1.0, top_p=0.6)).tolist()]
@@ -70,16 +70,16 @@ class Continuation:
 class Generator:
     """Continues prompts with the model of a run; `evaluation` says how tokens are chosen.
 
-    None is `run.evaluation`.
+    An `evaluation` of None means `run.evaluation`.
 
     Prompts are prefilled in one call, padded to a power of two; then all rows of a batch step
     together until each has ended, by eos or by its length: at most `evaluation.extra_length` tokens
     are added, and prompt and continuation hold at most `data.sequence_length`, since training has
-    seen none longer. Of a prompt that leaves no position free only the end is read: it and bos take
-    half of the positions, and what follows may take the others.
+    seen none longer. If a prompt leaves no position free, only its end is read: bos and this end
+    take half of the positions, and the continuation may take the others.
 
-    What is drawn for prompt number n, counted over all calls, depends on `evaluation.seed`, n and
-    the tokens before alone, not on the batch.
+    The draws for prompt number n, counted over all calls, depend only on `evaluation.seed`, n and
+    the tokens before, not on the batch.
     """
 
     def __init__(self, run: CompiledRun, evaluation: EvaluationConfig | None = None):
@@ -88,17 +88,17 @@ class Generator:
         self.tokenizer = run.tokenizer
         self.model: Any = run.model
         self.longest = run.config.data.sequence_length
-        # Characters that hold twice the tokens that are read: what precedes changes none of these.
+        # Characters that hold twice the tokens that are read: text before changes none of these.
         self._enough = 2 * self.longest * longest_piece(self.tokenizer)
         self.num_prompts = 0
         e = self.evaluation
         self._name = "generate", e.temperature, e.top_k, e.top_p, e.extra_length
 
     def generate(self, prompts: Sequence[str]) -> list[Continuation]:
-        """The continuation of each prompt, in their order; an empty prompt is a new text.
+        """The continuation of each prompt, in order; an empty prompt begins a new text.
 
         Raises:
-          InputError: the model gave something that is not a number.
+          InputError: the model's output is not a number.
         """
         found: list[Continuation] = []
         rows = padded_rows(len(prompts), self.evaluation.batch_size, self.run.mesh)
@@ -107,7 +107,7 @@ class Generator:
         return found
 
     def _batch(self, prompts: Sequence[str], rows: int) -> list[Continuation]:
-        # bos takes a position; of a prompt that leaves none, half is for what follows.
+        # bos takes a position; if a prompt leaves none, half are for the continuation.
         most = self.longest - 1
         end = slice(-self._enough, None)
         read, ends = encode_some(self.tokenizer, prompts, end, self.longest)
@@ -124,7 +124,7 @@ class Generator:
         tokens[:, 0] = BOS
         lengths, limits = np.ones(rows, np.int32), np.zeros(rows, np.int32)
         numbers = np.zeros(rows, np.int32)
-        # As `jax.random.key` reads a seed. Another seed is no other program.
+        # As `jax.random.key` reads a seed. Another seed compiles no other program.
         seeds = np.full(rows, self.evaluation.seed, np.int64).astype(np.int32)
         for row, prompt in enumerate(ids):
             tokens[row, : len(prompt)] = prompt
@@ -151,10 +151,10 @@ class Generator:
         return Continuation(" ".join(text.splitlines()), new, truncated=not whole)
 
     def _generate(self, params, tokens, lengths, limits, numbers, seeds):
-        """Prompts [B, P], their lengths and most new tokens [B], to new tokens, their counts,
-        and which rows gave something that is not a number.
+        """Prompts [B, P] to new tokens, their counts, and which rows' output is not a number.
 
-        `numbers` [B] are those of the prompts, `seeds` [B] all the same.
+        `lengths` and `numbers` [B] are those of the prompts, `limits` [B] the most new tokens, and
+        `seeds` [B] are all the same.
         """
         e, rows = self.evaluation, tokens.shape[0]
         size = max(1, min(e.extra_length, self.longest))
@@ -191,7 +191,7 @@ class Generator:
             broken |= ~done & ~jnp.isfinite(gain)
             counts = jnp.where(done, counts, i + 1)
             done |= (chosen == EOS) | (i + 1 >= limits) | broken
-            # A row that is done writes on, at its last position at most: its own, and never read.
+            # A row that is done writes on, no further than its last position; nobody reads it.
             position = jnp.minimum(lengths + i, self.longest - 1)
             logits, cache = self.model.apply(
                 variables | cache, chosen[:, None], position[:, None], **step

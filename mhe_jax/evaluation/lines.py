@@ -33,13 +33,13 @@ def translate(
     chunk: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """One line out for each line in, in their order; a blank line stays an empty one.
+    """One line out for each line in, in order; a blank line gives an empty one.
 
     Args:
       workdir: of a translation run.
       evaluation: checkpoint and search.
-      lines: texts, without their ends.
-      write: gets a few translated lines at a time, each with its end, as soon as they are there.
+      lines: texts, without line ends.
+      write: gets a few translated lines at a time, with their line ends, as soon as they are ready.
       chunk: lines to read before any is translated: more are faster, fewer answer sooner; None is
         a few batches, 1 is for a person at a terminal.
       devices: to compute on; None is all there are.
@@ -82,13 +82,13 @@ def generate(
     chunk: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """One line out for each prompt, in their order: the prompt and what follows it.
+    """One line out for each prompt, in order: the prompt and its continuation.
 
     Args:
       workdir: of a run of task `lm`.
       evaluation: checkpoint, temperature, top_k, top_p, seed, and extra_length new tokens at most.
-      prompts: texts, without their ends; an empty one is a text from its beginning.
-      write: gets lines, each with its end, as soon as they are there.
+      prompts: texts, without line ends; an empty one begins a new text.
+      write: gets lines, each with its line end, as soon as they are ready.
       chunk: prompts to read before any is continued; None is a few batches.
       devices: to compute on; None is all there are.
 
@@ -113,7 +113,7 @@ def generate(
         "truncated_prompts": truncated,
         "output_tokens": tokens,
         "ended": ended,
-        # With compiling.
+        # Includes compiling.
         "seconds": round(time.perf_counter() - begin, 3),
         "checkpoint": evaluation.checkpoint,
         "steps": run.steps,
@@ -133,7 +133,7 @@ def predict(
     chunk: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """One line out for each line in, in their order; a blank line stays an empty one.
+    """One line out for each line in, in order; a blank line gives an empty one.
 
         label <tab> label=p <tab> ...       and the probability of each label
         number                              task regression
@@ -141,9 +141,9 @@ def predict(
 
     Args:
       workdir: of a run on labelled examples.
-      evaluation: checkpoint, and of task span answer_length and no_answer_threshold.
-      lines: texts, without their ends; where examples have several, with tabs between them.
-      write: gets lines, each with its end, as soon as they are there.
+      evaluation: checkpoint, and for task span answer_length and no_answer_threshold.
+      lines: texts, without line ends; if examples have several, with tabs between them.
+      write: gets lines, each with its line end, as soon as they are ready.
       chunk: lines to read before any is answered; None is a few batches.
       devices: to compute on; None is all there are.
 
@@ -151,7 +151,7 @@ def predict(
       Counts and speed.
 
     Raises:
-      InputError: not such a run, no such checkpoint, or a line that has not as many texts.
+      InputError: not such a run, no such checkpoint, or a line with the wrong number of texts.
     """
     run = _load(path_of(workdir), evaluation, "predict", devices)
     predictor = Predictor(run, evaluation)
@@ -172,7 +172,7 @@ def predict(
         number += len(found)
     return {
         "lines": number,
-        # With compiling.
+        # Includes compiling.
         "seconds": round(time.perf_counter() - begin, 3),
         "task": run.config.task,
         "checkpoint": evaluation.checkpoint,
@@ -191,7 +191,7 @@ def _shown(found: Prediction | float | Answer) -> str:
 
 
 def _load(workdir: Path, evaluation: EvaluationConfig, method: str, devices: Any) -> Run:
-    """A run that has this method."""
+    """The run, checked to have this method."""
     config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
     check_task(workdir, config, method)
     check_processes(f"--{method}")
@@ -206,7 +206,7 @@ def _answers(
     note: str,
     write: Callable[[str], None],
 ) -> Iterator[A]:
-    """The answers to lines, each already written; `note` tells of one that was truncated."""
+    """The answers to lines, each already written; `note` is printed for each truncated one."""
     number = 0
     # `lines` may wait for a person: what is read is answered before more is asked for.
     for texts in chunks(lines, run.evaluation.batch_size, chunk):

@@ -29,7 +29,7 @@ class Prediction:
 
     @property
     def probability(self) -> float:
-        """That of the label."""
+        """The probability of the label."""
         return self.probabilities[self.label]
 
 
@@ -47,10 +47,10 @@ class Predictor:
         return self.task.given(self.config, item, where)
 
     def predict(self, examples: Sequence[Any]) -> list[Prediction] | list[float] | list[Answer]:
-        """The prediction for each example, in their order.
+        """The prediction for each example, in order.
 
         Raises:
-          InputError: the model gave something that is not a number.
+          InputError: the model's output is not a number.
         """
         if not examples:
             return []

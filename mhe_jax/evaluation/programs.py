@@ -1,4 +1,4 @@
-"""Compiled programs of a run: one for each shape, and whether it fits into memory."""
+"""Compiled programs of a run: one for each shape, checked to fit into memory."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from mhe_jax.data import EvaluationBatches
 from mhe_jax.tasks.task import TrainedRun
 from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
 
-# What a container may use: of control groups of version 2, and of version 1.
+# The memory that a container may use, in control groups of version 2 and of version 1.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -24,7 +24,7 @@ SHORTEST = 16
 
 
 def padded_length(longest: int, least: int, most: int) -> int:
-    """The power of two that holds `longest`, from `least` to `most`: few shapes are compiled.
+    """The power of two that holds `longest`, from `least` to `most`, so few shapes are compiled.
 
     >>> padded_length(3, 8, 20), padded_length(9, 8, 20), padded_length(17, 8, 20)
     (8, 16, 20)
@@ -33,7 +33,7 @@ def padded_length(longest: int, least: int, most: int) -> int:
 
 
 def padded_rows(count: int, most: int, mesh: Mesh) -> int:
-    """Rows of a batch: the power of two that holds `count`, at most `most`; over the mesh."""
+    """Rows of a batch: the power of two that holds `count`, at most `most`; padded to the mesh."""
     return round_up_rows(min(most, 1 << max(0, count - 1).bit_length()), mesh)
 
 
@@ -71,7 +71,7 @@ class Programs:
     def __call__(
         self, name: Hashable, function: Callable[..., Any], *arrays: Any
     ) -> Callable[[], Any]:
-        """The call of the program, ready to run; what it gives is whole in every process.
+        """A call of the program, ready to run; every process gets the whole result.
 
         Raises:
           InputError: it needs more memory than the machine has.
@@ -105,7 +105,7 @@ class CompiledRun(TrainedRun, Protocol):
     def programs(self) -> Programs: ...
 
     def sums_of(self, batches: EvaluationBatches) -> list[dict[str, Any]]:
-        """What the evaluation step gives for each batch."""
+        """The output of the evaluation step for each batch."""
         ...
 
 
@@ -119,10 +119,11 @@ def machine_memory() -> int:
 
 
 def check_fits(compiled: Any, mesh: Any, rows: int, length: int) -> None:
-    """Raises InputError where a program needs more memory than the machine has.
+    """Raises InputError if a program needs more memory than the machine has.
 
-    Linux promises a CPU any memory, and ends the process when it is used; a GPU or TPU refuses it
-    by itself. A long row needs much: attention's weights grow with the square of its tokens.
+    Linux promises a CPU any memory, and kills the process when the memory is used; a GPU or TPU
+    refuses by itself. A long row needs much: attention's weights grow with the square of its
+    tokens.
     """
     analysis = compiled.memory_analysis()
     if mesh.devices.flat[0].platform != "cpu" or analysis is None:

@@ -41,7 +41,7 @@ from mhe_jax.training.state import abstract_params
 from mhe_jax.training.step import make_eval_step
 from mhe_jax.training.summary import described
 
-# Fields of `evaluation` that a call of each method takes by name.
+# Fields of `evaluation` that each method takes by name.
 SETTINGS = {
     "translate": ("beam_size", "length_penalty", "extra_length", "batch_size"),
     "generate": ("temperature", "top_k", "top_p", "seed", "extra_length", "batch_size"),
@@ -55,12 +55,12 @@ SETTINGS = {
 class Run:
     """A trained run, ready to use; `config.evaluation` says how.
 
-    Its methods take a list of texts and give a list, or an iterator and give an iterator, lazily
-    and in order. A line end at the end of a text is left out. What differs from `config.evaluation`
-    in one call is given by name: `run.translate(texts, beam_size=1)`. Programs are compiled for few
-    shapes, rows and lengths that are powers of two, and stay in this object: texts of the same
-    shape compile nothing again. All methods raise `InputError`, one line that says what is wrong:
-    another task, a setting, a text, a model that gives something that is not a number.
+    Its methods take a list of texts and give a list, or take an iterator and give an iterator,
+    lazily and in order. A line end at the end of a text is dropped. Settings that differ from
+    `config.evaluation` in one call are given by name: `run.translate(texts, beam_size=1)`. Programs
+    are compiled for few shapes, with rows and lengths that are powers of two, and stay in this
+    object: texts of the same shape compile nothing again. All methods raise `InputError`, one line
+    that says what is wrong: the task, a setting, a text, or a model whose output is not a number.
     """
 
     workdir: Path
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def programs(self) -> Programs:
-        """What is compiled so far."""
+        """The programs compiled so far."""
         return self._programs
 
     @functools.cached_property
@@ -140,7 +140,7 @@ class Run:
         return found, batches, time.perf_counter() - begin
 
     def sums_of(self, batches: EvaluationBatches) -> list[dict[str, Any]]:
-        """The sums of each of the batches, and what else the task measures a model by."""
+        """The sums of each batch, and whatever else the task measures a model by."""
         with batches.iterate() as iterator:
             return jax.device_get([self._step(rows) for rows in iterator])
 
@@ -157,9 +157,9 @@ class Run:
         return translator.translate(texts), translator.cost
 
     def translate(self, texts: Iterable[str], *, details: bool = False, **settings: Any) -> Any:
-        """The translation of each text, without a line break in it; blank ones stay empty.
+        """The translation of each text, without line breaks; that of a blank text is empty.
 
-        With `details` each is a `Translation`: text, tokens, score, and whether the source was cut
+        With `details`, each is a `Translation`: text, tokens, score, and whether the source was cut
         to `model.max_length` tokens. Settings: beam_size, length_penalty, extra_length, batch_size.
         """
         translator = Translator(self, self._asked("translate", settings))
@@ -171,11 +171,11 @@ class Run:
         return answers(texts, text_of, answer, translator.evaluation.batch_size)
 
     def generate(self, prompts: Iterable[str], *, details: bool = False, **settings: Any) -> Any:
-        """Each prompt and what follows it, without a line break; an empty one is a new text.
+        """Each prompt and its continuation, without line breaks; an empty prompt begins a new text.
 
-        With `details` each is a `Continuation`: text, new tokens, and whether only the end of the
-        prompt was read. Settings: temperature, top_k, top_p, seed, extra_length, batch_size. What
-        is drawn for prompt n of a call depends on seed, n and the tokens before, not on the batch.
+        With `details`, each is a `Continuation`: text, new tokens, and whether only the end of the
+        prompt was read. Settings: temperature, top_k, top_p, seed, extra_length, batch_size. The
+        draws for prompt n of a call depend on seed, n and the tokens before, not on the batch.
         """
         generator = Generator(self, self._asked("generate", settings))
 
@@ -188,9 +188,9 @@ class Run:
     def predict(self, texts: Iterable[Any], **settings: Any) -> Any:
         """The label of each text with the probabilities of all, a number, or an answer.
 
-        Texts are as the run's data set has them: one, a tuple of several (question and context for
+        Each item is as in the run's data set: a text, a tuple of texts (question and context for
         task span), or a dictionary of the fields of a record. Each gives a `Prediction`, a float
-        (task regression) or an `Answer`. What is too long for `data.sequence_length` is cut as in
+        (task regression) or an `Answer`. Items too long for `data.sequence_length` are cut as in
         training. Settings: answer_length, no_answer_threshold, batch_size.
         """
         predictor = Predictor(self, self._asked("predict", settings))
@@ -200,10 +200,9 @@ class Run:
     def encode(self, texts: Iterable[str], pooling: Pooling = "mean", **settings: Any) -> Any:
         """The encoder's output for each text, float32: [N, M] of a list of N.
 
-        `pooling` is `mean` over its tokens, `first`, or None: then each text gives [n, M] of its n
-        tokens, with those that stand around it (bos and eos; of a translator eos). What is too long
-        for `data.sequence_length` (of a translator, `model.max_length`) is cut. Settings:
-        batch_size.
+        `pooling` is `mean` over its tokens, `first`, or None: then each text gives [n, M] for its n
+        tokens, including those around it (bos and eos; for a translator, eos). Texts too long for
+        `data.sequence_length` (for a translator, `model.max_length`) are cut. Settings: batch_size.
         """
         encoder = TextEncoder(self, self._asked("encode", settings), pooling)
         return answers(texts, text_of, encoder.encode, encoder.evaluation.batch_size)
@@ -211,18 +210,18 @@ class Run:
     def log_probs(self, texts: Iterable[Any], **settings: Any) -> Any:
         """The log-probability of each token of each text, eos last, as a `Scored`.
 
-        Of a translation run texts are pairs (source, target), and the target is scored. A language
-        model reads what is longer than `data.sequence_length` in blocks, or with the setting stride
-        in windows. Settings: stride, batch_size.
+        For a translation run, texts are pairs (source, target), and the target is scored. A
+        language model reads texts longer than `data.sequence_length` in blocks, or in windows with
+        the setting stride. Settings: stride, batch_size.
         """
         scorer = Scorer(self, self._asked("log_probs", settings))
         return answers(texts, scorer.item, scorer.score, scorer.evaluation.batch_size)
 
     def _asked(self, method: str, settings: dict[str, Any]) -> EvaluationConfig:
-        """The settings of one call of a method, checked as a config is; and that it can be called.
+        """The settings of a call, checked as a config is; checks also that it can be made.
 
         Raises:
-          InputError: the task is another, or a setting is unknown or not allowed.
+          InputError: it is another task, or a setting is unknown or not allowed.
         """
         check_task(self.workdir, self.config, method)
         check_processes(method)
@@ -250,11 +249,11 @@ def load(
 
     Args:
       path: of the run, the workdir of `train.py`. Nothing outside of it is read.
-      checkpoint: `best`, `last` or a step; None is what the run's config says, which is `best`, or
-        `last` of a run without a validation split.
+      checkpoint: `best`, `last` or a step; None is what the run's config says: `best`, or `last`
+        for a run without a validation split.
       devices: to compute on; None is all there are.
-      trust: directories in which files may lie that links in the run lead to.
-      settings: other fields of `evaluation`, such as beam_size, in place of the run's own.
+      trust: directories that may hold the files that links in the run lead to.
+      settings: other fields of `evaluation`, such as beam_size, which replace the run's own.
 
     Raises:
       InputError: no such run, checkpoint or setting, or its files do not belong together.
@@ -287,7 +286,7 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
 
 
 def check_processes(what: str) -> None:
-    """Raises InputError where there are other processes."""
+    """Raises InputError if there are other processes."""
     if jax.process_count() > 1:
         raise InputError(f"{what} takes one process, not {jax.process_count()}")
 
@@ -304,7 +303,7 @@ def tasks_that(method: str) -> list[TaskName]:
 
 
 def check_task(workdir: Path, config: Config, method: str) -> None:
-    """Raises InputError where a run of this task does not have the method."""
+    """Raises InputError if a run of this task does not have the method."""
     if config.task not in (found := tasks_that(method)):
         verb = {"log_probs": "give log_probs"}.get(method, method) + "s" * (len(found) == 1)
         raise InputError(
@@ -313,7 +312,7 @@ def check_task(workdir: Path, config: Config, method: str) -> None:
 
 
 def name_of(evaluation: EvaluationConfig) -> str:
-    """The name of files of results: the split, or the first source in its place."""
+    """The name of result files: the split, or the first source that replaces it."""
     name = evaluation.split
     if evaluation.sources:
         name = re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
@@ -323,7 +322,7 @@ def name_of(evaluation: EvaluationConfig) -> str:
 
 
 def _first_of_each_length(batches: EvaluationBatches, text: str) -> Iterator[int]:
-    """Found in few batches, which are in order of length of `text` (or all of one)."""
+    """Found from few batches: all are in order of length of `text`, or of one length."""
 
     def length(number: int) -> int:
         return batches.batch(number)[text].shape[-1]

@@ -1,4 +1,4 @@
-"""BLEU while training: some pairs of the validation split, translated by parameters of a step."""
+"""BLEU during training: some pairs of the validation split, translated with a step's parameters."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ class TranslatedSample:
     """Scores greedy translations of the first `train.eval_translate` pairs of validation.
 
     All processes of a run call it together: each has all texts, each device translates its rows,
-    and each process has all translations. Programs are compiled at the first call.
+    and each process gets all translations. Programs are compiled at the first call.
     """
 
     def __init__(self, config: Config, mesh: Mesh, tokenizer: AnyTokenizer, model: nn.Module):

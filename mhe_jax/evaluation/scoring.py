@@ -38,8 +38,8 @@ class Scored:
 class Scorer:
     """Scores texts, or pairs of source and target, by the rows of the task's evaluation.
 
-    A text of more than `data.sequence_length` tokens is read in the windows of `evaluation.stride`,
-    as the score of a split is: without it in blocks that begin anew.
+    A text of more than `data.sequence_length` tokens is read in windows of `evaluation.stride`, as
+    for the score of a split; without a stride, in blocks that each begin anew.
     """
 
     def __init__(self, run: CompiledRun, evaluation: EvaluationConfig):
@@ -54,7 +54,7 @@ class Scorer:
         """The tokens of a text, or of a source and a target, each with eos.
 
         Raises:
-          InputError: it is none, or a side of a pair is longer than the model reads.
+          InputError: it is no such item, or a side of a pair is longer than the model reads.
         """
         if not self._pairs:
             return [[*self.tokenizer.encode(text_of(item, where)), EOS]]
@@ -69,10 +69,10 @@ class Scorer:
         return sides
 
     def score(self, items: Sequence[list[list[int]]]) -> list[Scored]:
-        """The scores of each text, in their order.
+        """The scores of each text, in order.
 
         Raises:
-          InputError: the model gave something that is not a number.
+          InputError: the model's output is not a number.
         """
         windows = [
             window for number in range(len(items)) for window in self._windows(items, number)
@@ -98,7 +98,7 @@ class Scorer:
         ]
 
     def _windows(self, items: Sequence[list[list[int]]], number: int) -> list[tuple]:
-        """Of a text: its number, the place of each window, tokens known there already, tokens."""
+        """Of each window: the number of its text, its place, tokens known there already, tokens."""
         if self._pairs:
             return [(number, 0, 0, items[number])]
         (tokens,), T = items[number], self._longest

@@ -1,7 +1,7 @@
-"""The texts that a run is given: checked, and some at a time.
+"""The texts given to a run: checked, and taken some at a time.
 
-A list gives a list. An iterator gives an iterator that reads no further ahead than a few batches,
-in order: it may be endless.
+A list gives a list. An iterator gives an iterator, in order, that reads only a few batches ahead:
+it may be endless.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from mhe_jax.data.index import is_broken
 
 A = TypeVar("A")
 
-# Batches that are read at once, to be sorted by length; one before the first answer.
+# Batches that are read at once, to be sorted by length; only one before the first answer.
 BATCHES_AHEAD = 4
 
 
@@ -23,12 +23,12 @@ def answers(
     answer: Callable[[list[Any]], Any],
     batch_size: int,
 ) -> Any:
-    """What `answer` gives for each of the texts, in their order.
+    """The result of `answer` for each of the texts, in order.
 
-    `check(text, where)` gives a text as `answer` takes it, or raises; `where` is such as texts[3].
+    `check(text, where)` gives a text as `answer` takes it, or raises; `where` reads like texts[3].
 
     Raises:
-      InputError: not a list or iterator, or a text is wrong, naming it.
+      InputError: not a list or iterator, or a text is wrong; names the text.
     """
     if isinstance(texts, str | bytes | dict) or not isinstance(texts, Iterable):
         found = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}"
@@ -40,7 +40,7 @@ def answers(
 
 
 def chunks(items: Iterable[A], batch: int, chunk: int | None = None) -> Iterator[list[A]]:
-    """Some items at a time; those before a bad one still come out before its error."""
+    """Lists of some items at a time; those before a bad item still come out before its error."""
     iterator = iter(items)
     sizes = itertools.chain([chunk or batch], itertools.repeat(chunk or BATCHES_AHEAD * batch))
     failure = None
@@ -61,7 +61,7 @@ def text_of(text: Any, where: str) -> str:
     """A text, without the end of its line.
 
     Raises:
-      InputError: it is none, or cannot be UTF-8.
+      InputError: it is not a text, or cannot be UTF-8.
     """
     if not isinstance(text, str):
         raise InputError(f"{where} is of type {type(text).__name__}: takes a text")

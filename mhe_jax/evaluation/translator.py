@@ -1,8 +1,8 @@
 """Texts to their translations, many at a time, under jit on the mesh.
 
 Texts are sorted by length and cut into batches of static shapes: R rows (the last ones of a batch
-may be padding) by a source length S out of 16, 32, 64, ... So few programs are compiled, and what
-is padded never changes a translation.
+may be padding) by a source length S out of 16, 32, 64, ... So few programs are compiled. Padding
+never changes a translation.
 """
 
 import time
@@ -29,7 +29,7 @@ from mhe_jax.tasks.task import not_a_number
 
 @dataclass(frozen=True)
 class Translation:
-    """The translation of one text; that of a blank one has no tokens, not even eos."""
+    """The translation of one text; that of a blank text has no tokens, not even eos."""
 
     text: str
     tokens: list[int]  # with eos
@@ -57,8 +57,8 @@ def encode_some(
 ) -> tuple[list[list[int]], list[str]]:
     """The pieces of a `part` of each text, and these parts.
 
-    Where one has fewer than `count` pieces it is the whole text: a tokenizer from elsewhere may
-    drop characters, such as spaces.
+    A part with fewer than `count` pieces is replaced by the whole text: a tokenizer from elsewhere
+    may drop characters, such as spaces.
     """
     read = [text[part] for text in texts]
     ids = tokenizer.encode_batch(read)
@@ -71,8 +71,8 @@ def encode_some(
 class Translator:
     """Translates texts with the model of a run, by the search that `evaluation` describes.
 
-    None is `run.evaluation`. A text of nothing but white space is an empty translation, without
-    asking the model.
+    An `evaluation` of None means `run.evaluation`. A text of only white space gets an empty
+    translation, without running the model.
     """
 
     def __init__(self, run: CompiledRun, evaluation: EvaluationConfig | None = None):
@@ -81,17 +81,17 @@ class Translator:
         self.tokenizer = run.tokenizer
         self.model: Any = run.model
         self.max_length = run.config.model.max_length
-        # Characters that hold twice the tokens that are read: what follows changes none of these.
+        # Characters that hold twice the tokens that are read: text after changes none of these.
         self._enough = 2 * self.max_length * longest_piece(self.tokenizer)
         self.cost = Cost()
         e = self.evaluation
         self._name = "translate", e.beam_size, e.length_penalty, e.extra_length
 
     def translate(self, texts: Sequence[str]) -> list[Translation]:
-        """The translation of each text, in their order, each without a line break in it.
+        """The translation of each text, in order, without line breaks.
 
         Raises:
-          InputError: the model gave something that is not a number.
+          InputError: the model's output is not a number.
         """
         found = [Translation("", [], 0.0, False)] * len(texts)
         ids, _ = encode_some(self.tokenizer, texts, slice(self._enough), self.max_length)
@@ -128,13 +128,13 @@ class Translator:
             if not np.isfinite(score):
                 raise not_a_number(self.run.workdir)
             self.cost.tokens += len(tokens)
-            # A line break would make two lines of one; `splitlines` knows every sort of them.
+            # A line break would make two lines of one; `splitlines` knows every kind of line break.
             text = " ".join(self.tokenizer.decode(tokens[:-1]).splitlines())
             translations.append(Translation(text, tokens, score, len(kept) < len(whole)))
         return translations
 
     def _decode(self, params: Any, sources: jax.Array, limits: jax.Array) -> Hypotheses:
-        """Sources [B, S] with eos, and the longest output of each [B], to one hypothesis a row."""
+        """Sources [B, S] with eos, and the longest output of each [B], to a hypothesis per row."""
         model, beams = self.model, self.evaluation.beam_size
         length = min(sources.shape[1] + self.evaluation.extra_length, self.max_length)
         variables = {"params": params}

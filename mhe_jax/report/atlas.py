@@ -1,4 +1,4 @@
-"""What a score costs: three pictures, each with the front of the groups that nothing beats."""
+"""The cost of a score: three pictures, each with the front of the groups that nothing beats."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ CONDITIONS = (
 
 
 class Cost(NamedTuple):
-    """What a group pays for its score: the mean over its seeds, and their standard deviation."""
+    """The price of a group's score: the mean over its seeds, and their standard deviation."""
 
     name: str
     unit: str
@@ -55,12 +55,12 @@ class Mark(NamedTuple):
 
 
 def front(points: Sequence[tuple[float, float]], lower: bool) -> list[int]:
-    """Those of the points (cost, score) that no other beats, by cost.
+    """The numbers of the points (cost, score) that no other beats, by cost.
 
-    A point beats another if it is no worse in both and better in one, so that equal ones stay.
+    A point beats another if it is no worse in both and better in one, so equal points stay.
 
     Args:
-      lower: whether a lower score is better; a lower cost is.
+      lower: whether a lower score is better; a lower cost always is.
 
     >>> front([(3, 9), (1, 5), (2, 4)], lower=False), front([(3, 9), (1, 5), (2, 4)], lower=True)
     ([1, 0], [1, 2])
@@ -85,7 +85,7 @@ def atlas(section: Section) -> Atlas:
 
 
 def picture(section: Section, cost: Cost) -> Picture:
-    """The scores against one cost. Who has no mark is named, and why there are none at all."""
+    """The scores against one cost. The caption names groups without a mark, and the reason."""
     metric = section.metric.replace("_", " ")
     told = [f"{metric} against {cost.name}."]
     if cost is TIME and (differs := _conditions(section)):
@@ -116,7 +116,7 @@ def picture(section: Section, cost: Cost) -> Picture:
 
 
 def _conditions(section: Section) -> str:
-    """In what the runs differ on which the time of a step depends, beside the model."""
+    """The differences between runs, beside the model, on which the time of a step depends."""
     runs = [(g.name, run) for g in section.groups for run in g.runs if run.step_seconds]
     found = [unlike("device", [(name, run.device) for name, run in runs])]
     for field in CONDITIONS:
@@ -127,7 +127,7 @@ def _conditions(section: Section) -> str:
 def _draw(
     section: Section, cost: Cost, marks: Sequence[Mark], best: Sequence[Mark]
 ) -> tuple[Any, list[tuple[float, float, str]]]:
-    """The figure, and what it tells at a mark: % from the left and from the top, text."""
+    """The figure, and a spot for each mark: % from the left and from the top, text."""
     metric = section.metric.replace("_", " ")
     figure = new_figure(figsize=(4.6, 3.6))
     axes = figure.subplots()
@@ -142,7 +142,7 @@ def _draw(
             elinewidth=1,
             **_marker(section, mark.number, mark.group),
         )
-    # As good as can be had for a cost: level up to the next of the front, and behind the last one.
+    # The best score for a cost: level up to the next mark of the front, and after the last one.
     end = max(mark.cost for mark in marks)
     axes.plot(
         [*(mark.cost for mark in best), end],
@@ -181,7 +181,7 @@ def _key(section: Section, number: int, group: Group) -> Any:
 
 
 def _told(section: Section, cost: Cost, mark: Mark) -> str:
-    """What stands at a mark: the group, its score, its cost, and of how many seeds they are."""
+    """The text at a mark: the group, its score, its cost, and the number of seeds."""
     group = mark.group
     score, seeds = group.spread(section.metric), len(group.values(section.metric))
     paid = cost.spread(group)

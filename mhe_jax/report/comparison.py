@@ -156,7 +156,7 @@ def scores_table(section: Section, suffix: str) -> Table | None:
 
 
 def runs_table(found: Sequence[Section], runs: Sequence[RunRecord]) -> Table:
-    """One line a run, whatever became of it."""
+    """One line per run, whatever became of it."""
     metrics = {id(run): section.metric for section in found for run in section.runs}
     places = {
         id(run): group.name for section in found for group in section.groups for run in group.runs

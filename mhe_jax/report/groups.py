@@ -1,4 +1,4 @@
-"""Runs put together by what differs between them.
+"""Runs grouped by what differs between them.
 
 Runs that learn the same from the same text make a `Section`; in it, runs of one experiment, such as
 those of several seeds, make a `Group`.
@@ -19,8 +19,8 @@ from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.cache import cached_numbers
 
 # Fields in which the runs of one experiment may differ: the seed, directories, devices, when and
-# what is logged and kept, and how the same numbers are computed. `train.skip_nonfinite` is none of
-# them: it says which updates are left out.
+# what is logged and kept, and how the same numbers are computed. `train.skip_nonfinite` is not one
+# of them: it says which updates are left out.
 SAME = ("workdir", "train.seed", "data.directory", "data.cache_directory", "data.tokenizer")
 SAME_BELOW = (
     "mesh.",
@@ -36,13 +36,13 @@ SAME_BELOW = (
     "model.kronecker.apply",
 )
 SAME_OF_ATTENTION = (".form", ".engine")  # of every role
-# Fields that make another attention of a kind, such as GLA of `mla`, where they have a value.
+# Fields that, where set, make another attention of a kind, such as GLA of `mla`.
 VARIANTS = ("num_groups", "score_groups", "latent_groups", "reuse_keys")
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed, and else in what changes nothing of what is learned."""
+    """Runs that differ only in their seed, and in fields that do not change what is learned."""
 
     name: str
     kind: str
@@ -64,7 +64,7 @@ class Group:
         return statistics.fmean(found) if found else None
 
     def spread(self, name: str) -> float | None:
-        """The sample's standard deviation over the seeds; None of fewer than two."""
+        """The sample's standard deviation over the seeds; None with fewer than two."""
         found = self.values(name)
         return statistics.stdev(found) if len(found) > 1 else None
 
@@ -72,7 +72,7 @@ class Group:
         return self.runs[0].parameters().get(which)
 
     def cached_numbers(self) -> int | None:
-        """Of a token, in all layers of the decoder; None without one."""
+        """Cached numbers of a token, in all layers of the decoder; None without a decoder."""
         return cached_numbers(self.config) or None
 
 
@@ -85,12 +85,13 @@ class Section:
     groups: list[Group]
     runs: list[RunRecord]
     metric: str
-    chosen: tuple[str, ...]  # fields of which each group has the value that is best for it
+    chosen: tuple[str, ...]  # fields for which each group has the value that is best for it
 
     def base(self, group: Group, kind: str) -> Group | None:
         """The base of `group`: the group of `kind` that differs from it in its attention alone.
 
-        Of several, the one that also has its number of heads and all else that every kind has.
+        If there are several, it is the one that also has the same number of heads, and the same
+        value of every other field that all kinds have.
         """
 
         def rest(one: Group, attention: bool) -> dict[str, Any]:
@@ -114,9 +115,9 @@ def sections(
     """Runs by task and text, each with its groups.
 
     Args:
-      runs: what `read_runs` gave.
+      runs: the records from `read_runs`.
       metric: the score; None is that of the task.
-      choose: fields of which each group keeps the value with the lowest mean validation loss, over
+      choose: fields for which each group keeps the value with the lowest mean validation loss, over
         the seeds that all of its values have.
 
     Raises:
@@ -202,8 +203,8 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
         if run.status == "done":
             key = json.dumps([run.fields.get(name) for name in differing])
             by_fields.setdefault(key, []).append(run)
-    # What goes with the kind is worth a word only where it makes a variant of it, or one kind has
-    # it with several values.
+    # A field that goes with the kind is named only if it makes a variant of the kind, or one kind
+    # has it with several values.
     silent = {
         name
         for name in differing
@@ -238,7 +239,7 @@ def _varies_within_a_kind(name: str, runs: Sequence[RunRecord]) -> bool:
 
 
 def _chosen(groups: list[Group], choose: Sequence[str]) -> list[Group]:
-    """Of groups that differ in the chosen fields only, the one with the best validation loss."""
+    """Of groups that differ only in the chosen fields, the one with the best validation loss."""
     alike: dict[str, list[Group]] = {}
     for group in groups:
         rest = {name: value for name, value in group.fields.items() if name not in choose}

@@ -71,7 +71,7 @@ figure img { max-width: 100%; height: auto; background: #fff; border-radius: 6px
 
 
 class Picture(NamedTuple):
-    """Of no `svg` the caption says why; a spot is % from the left, from the top, and a text."""
+    """Without `svg` the caption says why; a spot is % from the left, from the top, and a text."""
 
     caption: str
     svg: str = ""
@@ -87,7 +87,7 @@ class Atlas(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of the page: an atlas, tables, and pictures after the first table, which they show."""
+    """A part of the page: an atlas, tables, and pictures of the first table, which follow it."""
 
     title: str
     tables: Sequence[Table]
@@ -120,7 +120,7 @@ for (const button of document.querySelectorAll("th button")) {
 
 
 def page(title: str, about: str, parts: Sequence[Part]) -> str:
-    """The page, all of whose texts are escaped."""
+    """The page, with all its texts escaped."""
     links = "".join(
         f'<a href="#part{number}">{html.escape(part.title)}</a>'
         for number, part in enumerate(parts, 1)

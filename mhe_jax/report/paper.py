@@ -4,12 +4,12 @@
     PEoP = ((score - score_SHA) / score_SHA)              performance elasticity of parameters
            / ((P - P_SHA) / P_SHA)
 
-P is the attention parameters of all layers. SHA is the row that PEoP starts from and has none.
+P is the attention parameters of all layers. SHA, the row that PEoP starts from, has no PEoP.
 `python eval.py paper` prints every published count, PRR and PEoP beside ours, and the cost of one
 sublayer of every kind.
 
-Source: Xue & Aletras 2023, "Pit One Against Many", section on metrics. For scores of which lower
-is better the paper's formula is not known; ours are
+Source: Xue & Aletras 2023, "Pit One Against Many", section on metrics. For scores where lower is
+better, the paper's formula is not known; ours are
 
     PRR  = 100 · (1 - (score - score_MHA) / score_MHA)
     PEoP = ((score_SHA - score) / score_SHA) / ((P - P_SHA) / P_SHA)
@@ -74,9 +74,9 @@ class Row(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the rounded number is the printed one, or what was rounded to it could be.
+        """Whether the rounded number is the printed one, or could be within the scores' rounding.
 
-        'within': some scores that are printed as these are have a ratio that is printed as this is.
+        'within': some scores that round to the printed ones have a ratio that rounds to this one.
         """
         printed, half = Fraction(self.printed.replace(",", "")), _half(self.printed)
         if Fraction(self.shown.replace(",", "")) == printed:
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 
 def rounded(number: Fraction, decimals: int) -> str:
-    """To so many decimals, halves to even, without going through a binary float.
+    """Rounded to `decimals`, halves to even, without going through a binary float.
 
     >>> rounded(Fraction(1, 8), 2), rounded(Fraction(283, 10), 0)
     ('0.12', '28')
@@ -104,7 +104,7 @@ def _half(printed: str) -> Fraction:
 
 
 def _score(printed: str) -> tuple[Fraction, Fraction, Fraction]:
-    """A printed score, and the lowest and highest that are printed so."""
+    """A printed score, and the lowest and highest scores that are printed as it is."""
     value, half = Fraction(printed), _half(printed)
     return value, value - half, value + half
 
@@ -169,7 +169,7 @@ def elasticity_rows() -> list[Row]:
             if entry.peop is None:
                 continue
             score, low, high = _score(entry.score)
-            # It grows with the score and falls with that of sha.
+            # PEoP grows with the score and falls with that of sha.
             bounds = [
                 elasticity(s, count, b, base_count)
                 for s, b in ((score, base), (low, base_high), (high, base_low))
@@ -243,7 +243,7 @@ def _cost_table() -> str:
 
 
 def counts(rows: list[Row]) -> dict[Verdict, int]:
-    """How many rows there are of each verdict."""
+    """The number of rows with each verdict."""
     verdicts: tuple[Verdict, ...] = ("equal", "within", "differs")
     return {verdict: sum(row.verdict == verdict for row in rows) for verdict in verdicts}
 

@@ -1,4 +1,4 @@
-"""The pictures of a comparison. Marks and colours stand for the same group in all of a section."""
+"""The pictures of a comparison. A mark and colour are the same group throughout a section."""
 
 import io
 import math
@@ -11,7 +11,7 @@ from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.metrics import lower_is_better
 from mhe_jax.training.curve import label_plainly, new_figure, plain, spread_out
 
-# Each stands out from white, 3 to 1 or more.
+# Each contrasts with white by 3 to 1 or more.
 COLOURS = (
     *("#1f77b4", "#c85200", "#2a8a2a", "#d62728", "#8458b8"),
     *("#8c564b", "#c2499f", "#6b6b6b", "#85860e", "#0f8796"),
@@ -67,7 +67,7 @@ def learning_curves(section: Section) -> Any:
 
 
 def beside_the_paper(section: Section, benchmark: str) -> Any:
-    """PRR against the share of mha's attention parameters; what the paper printed is hollow."""
+    """PRR against the share of mha's attention parameters; the paper's numbers are hollow."""
     figure = new_figure(figsize=(7.5, 4))
     axes = figure.subplots()
     handles, lower = {}, lower_is_better(section.metric)
@@ -140,6 +140,6 @@ def _legend(figure: Any, handles: Iterable[Any], labels: Iterable[str]) -> None:
     if labels := list(labels):
         inches = 0.5 + 0.07 * max(map(len, labels))  # of a column
         ncols = min(max(int(figure.get_figwidth() / inches), 1), 3)
-        # What it takes is added: of many long names it can be taller than the axes.
+        # Its height is added: with many long names it can be taller than the axes.
         figure.set_figheight(figure.get_figheight() + 0.17 * math.ceil(len(labels) / ncols))
         figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8)

@@ -81,7 +81,7 @@ ENCODER_SCORES = {
 
 
 def benchmark_of(config: Config) -> str | None:
-    """What the paper calls the task of a run: one of `BENCHMARKS`, `WMT14`, or None for others."""
+    """The paper's name for the task of a run: one of `BENCHMARKS`, `WMT14`, or None for others."""
     data = config.data
     if config.task == "translation":
         names = "/".join((data.directory, *data.train, *data.test)).lower()
@@ -93,7 +93,7 @@ def benchmark_of(config: Config) -> str | None:
 
 
 class Translation(NamedTuple):
-    """One row of the translation table: shape, and of two kinds attention parameters and BLEU."""
+    """One row of the translation table: shape, and attention parameters and BLEU of two kinds."""
 
     name: str
     layers: int  # of the encoder, and as many of the decoder

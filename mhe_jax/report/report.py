@@ -47,7 +47,7 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     _check_out(out)
     runs = read_runs(paths, settings.split)
     found = sections(runs, settings.metric, settings.choose)
-    # Said before minutes of compiling.
+    # A missing matplotlib is reported before minutes of compiling.
     plots.new_figure()
     _make_out(out)
     parts: list[Part] = []
@@ -83,7 +83,7 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     }
     for name, text in files.items():
         with publish(out / name) as file:
-            # Names of files may hold what is no character.
+            # File names may hold bytes that are not characters.
             file.write_text(text, encoding="utf-8", errors="backslashreplace")
     counts = {status: sum(run.status == status for run in runs) for status in STATUSES}
     return {"out": str(out), "runs": counts, "sections": numbers}
@@ -138,7 +138,7 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
 
 
 def _pictures(section: Section, memory: Memory) -> list[Picture]:
-    """What else is drawn of a section, beside its atlas."""
+    """The pictures of a section, beside its atlas."""
     figures = [("Learning curves: a line for each seed.", plots.learning_curves(section))]
     if benchmark := plots.published_for(section):
         caption = (

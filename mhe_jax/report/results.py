@@ -35,7 +35,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not a result: {error}") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: not a result: takes an object")
-    steps = found.get("steps")  # of what eval.py leaves a list
+    steps = found.get("steps")  # a list in what eval.py leaves
     rules: list[tuple[str, Any, Callable[[Any], bool], str]]
     rules = [(name, found.get(name), is_number, "a number") for name in NUMBERS]
     rules += [
@@ -51,7 +51,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether JSON has a number that a table can hold; NaN and infinity are some."""
+    """Whether a value from JSON is a number that a table can hold; NaN and infinity are."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return isinstance(value, float) or abs(value) < 1 << 63
@@ -66,7 +66,7 @@ def _is_counts(value: Any) -> bool:
 
 
 def sweep_table(runs: Sequence[dict[str, Any]]) -> str:
-    """One line a run, as Markdown: how it ended, its best validation loss, how long it took."""
+    """One line per run, as Markdown: how it ended, its best validation loss, how long it took."""
     lines = ["| run | | best validation loss | seconds |", "|---|---|---:|---:|"]
     for each in runs:
         result = each.get("result") or {}

@@ -23,19 +23,19 @@ from mhe_jax.training import tracking
 
 VALIDATION = "best_validation_loss"
 STEP = "step_seconds"
-# How a run was evaluated, of what eval.py leaves.
+# How a run was evaluated, in what eval.py leaves.
 SETTINGS = tuple(
     field.name
     for field in dataclasses.fields(EvaluationConfig)
     if field.name not in ("split", "sources", "batch_size")
 )
-# Parts of the names of metrics that are no scores.
+# Parts of the names of metrics that are not scores.
 NO_SCORES = ("seconds", "nats", "per_second")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """The files of one run. `config` is None of one that failed before it wrote any."""
+    """The files of one run. `config` is None if the run failed before it wrote any."""
 
     path: Path
     config: Config | None
@@ -56,13 +56,13 @@ class RunRecord:
 
     @property
     def device(self) -> str | None:
-        """That of the training, and how many where there are several."""
+        """The device of the training, and how many if there are several."""
         name, count = self.result.get("device"), self.result.get("num_devices", 1)
         return None if name is None else str(name) if count == 1 else f"{count} x {name}"
 
     @property
     def validation_loss(self) -> float | None:
-        """The best one."""
+        """The best validation loss."""
         found = [loss for _, loss in self.curve.get("validation", []) if math.isfinite(loss)]
         best = self.result.get(VALIDATION)
         return min(found, default=None) if best is None or not math.isfinite(best) else best
@@ -116,7 +116,7 @@ def _below(path: Path, split: str) -> Iterator[RunRecord]:
         reason = failed.get(child.name)
         if reason is not None and not (child / CONFIG).is_file():
             yield RunRecord(child, None, "failed", reason, {}, {}, {})
-        # A link to a run is one more name of it; another could lead anywhere, and round in circles.
+        # A link to a run is one more name of it; other links could lead anywhere, and in circles.
         elif (
             child.is_dir()
             and not child.name.startswith(".")
@@ -166,7 +166,7 @@ def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def score_names(runs: Sequence[RunRecord]) -> list[str]:
-    """Names of all scores that eval.py found, in their order."""
+    """Names of all scores that eval.py found, in order."""
     names = [
         name
         for run in runs

@@ -1,7 +1,7 @@
 """Tables of numbers, as Markdown, CSV and HTML: one source, three forms.
 
-A cell is a text, a number, or None where there is none. CSV has numbers in full; the other two
-round them to what a column says.
+A cell is a text, a number, or None if it is empty. CSV has numbers in full; the other two round
+them as their column says.
 """
 
 import csv
@@ -35,7 +35,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """`name` is that of its CSV file, `notes` stand below it."""
+    """A table; `name` is that of its CSV file, `notes` stand below it."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Table:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def without_empty_columns(self) -> "Table":
-        """Without the columns of which no row has anything."""
+        """The table without the columns in which no row has anything."""
         kept = [
             i
             for i in range(len(self.columns))

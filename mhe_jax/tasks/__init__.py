@@ -1,7 +1,7 @@
-"""Tasks: a file each, and each one value of `TASKS`.
+"""Tasks: each is one file here, and one value of `TASKS`.
 
     config = resolve(config)                    # with the labels that the data has
-    check_sources(config)                       # all that can be wrong with the input, early
+    check_sources(config)                       # finds all that can be wrong with the input, early
     tokenizer = make_tokenizer(config, path)    # read, or trained on data.train; kept at path
     batches = train_batches(config, tokenizer)  # endless
     with batches.iterate(step) as iterator:     # or batches.batch(step)
@@ -62,12 +62,12 @@ def of(config: Config) -> Task:
 
 
 def resolve(config: Config) -> Config:
-    """The config with what follows from its data: see `Task.resolve`."""
+    """The config, completed from its data: see `Task.resolve`."""
     return of(config).resolve(config)
 
 
 def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validation")) -> None:
-    """Opens and checks all of the splits that are set, and the tokenizer given to a new run.
+    """Opens and checks every split that is set, and the tokenizer given to a new run.
 
     Raises:
       InputError: one line with file, line and reason.
@@ -79,7 +79,7 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
             except InputError as error:
                 if split != "validation" or "data.validation" in str(error):
                     raise
-                # It may be that of the config, which the command does not name.
+                # The split may be the config's own, which the command does not name.
                 raise InputError(f"{error} (data.validation)") from None
     if (file := tokenizer_file(config)) and not (path_of(config.workdir) / TOKENIZER).exists():
         read_tokenizer(config, file)
@@ -88,13 +88,13 @@ def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validatio
 def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
     """The tokenizer of a run, kept at `path`; `md_` words need none.
 
-    What is at `path` already is used (a run that resumes keeps its tokenizer); else the model that
-    `data.tokenizer` names, that of the run `train.init_from`, or one trained on `data.train`, is
-    published there. All processes of a run may do this at the same time: they publish the same
-    bytes.
+    A tokenizer already at `path` is used: a run that resumes keeps its tokenizer. Otherwise the
+    model that `data.tokenizer` names, that of the run `train.init_from`, or one trained on
+    `data.train` is published there. All processes of a run may do this at the same time: they
+    publish the same bytes.
 
     Raises:
-      InputError: it does not have `model.vocabulary_size` pieces, or cannot.
+      InputError: it does not have `model.vocabulary_size` pieces, or cannot have them.
     """
     path = path_of(path)
     if not path.exists() and config.model.has_pieces:
@@ -132,7 +132,7 @@ def evaluation_batches(
 ) -> EvaluationBatches:
     """All of `split` (`validation`, `test` or `train`), `batch_size` rows at a time.
 
-    `batch_size` is that of all processes together; None means `evaluation.batch_size`.
+    `batch_size` counts the rows of all processes; None means `evaluation.batch_size`.
 
     Raises:
       InputError: something is wrong with the split, or the tokenizer does not fit the model.

@@ -13,7 +13,7 @@ def sublayers(config: Config) -> dict[Role, int]:
 
 
 def cached_numbers(config: Config) -> int:
-    """Of a token in all layers of the decoder, and in translation of a source token too.
+    """Cached numbers of a token in all decoder layers, and in translation of a source token too.
 
     Σ_sublayers `mhe_jax.attention.cost.cached_numbers`; 0 without a decoder.
     """

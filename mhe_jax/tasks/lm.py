@@ -51,11 +51,11 @@ class LanguageModeling(TextTask):
         return 3.0 * rows * config.data.sequence_length * token
 
     def evaluate(self, run: TrainedRun) -> Result:
-        """Perplexity per token, and per word so that other tokenizers compare.
+        """Perplexity per token, and per word to compare different tokenizers.
 
-        Per word is exp(nats of all tokens / words); words are what stands between white space in
-        the raw text, and one end for each line. Every token is predicted once, from its block, or
-        with `evaluation.stride` as `SlidingWindows` says.
+        Per word it is exp(nats of all tokens / words). Words are separated by white space in the
+        raw text, and the end of each line counts as one. Every token is predicted once: from its
+        block, or with `evaluation.stride` as `SlidingWindows` says.
         """
         found, batches, seconds = run.outputs()
         assert isinstance(batches, EvaluationBlocks)
@@ -84,10 +84,11 @@ def num_windows(num_tokens: int, length: int, stride: int) -> int:
 class SlidingWindows(EvaluationBlocks):
     """A split in windows of T = `data.sequence_length` tokens that begin `stride` tokens apart.
 
-    Of the tokens x_0 .. x_{N-1} of a split, window k is the T tokens from k·s on, s the stride. The
-    first predicts all of its tokens; each later one reads the T - s that the windows before it have
-    predicted, and predicts the s that follow. So every token has bos and at least min(i, T - s)
-    tokens before it, at T / s times the work. With s = T these are the blocks without overlap.
+    Of the tokens x_0 .. x_{N-1} of a split, window k is the T tokens from k·s on, with stride s.
+    The first window predicts all of its tokens; each later one reads the T - s tokens that the
+    windows before it have predicted, and predicts the s that follow. So every token x_i has bos and
+    at least min(i, T - s) tokens before it, at T / s times the work. With s = T these are the
+    blocks without overlap.
     """
 
     def __init__(

@@ -28,12 +28,12 @@ def translation_scores(
     """Corpus BLEU (tokenized by 13a) and chrF with signatures, and the share of exact matches.
 
     Args:
-        hypotheses: one a sentence.
-        references: the right one of each.
+        hypotheses: one per sentence.
+        references: the right translation of each sentence.
 
     Returns:
         `bleu`, `chrf`, `exact_match` from 0 to 100, `bleu_signature`, `chrf_signature`. Two texts
-        match when they are the same but for spaces around them.
+        match if they differ only in the spaces around them.
 
     Raises:
         ValueError: no sentences, or not as many hypotheses as references.
@@ -56,11 +56,10 @@ def translation_scores(
 
 
 def perplexity(nats: float, count: float) -> float:
-    """`exp(nats / count)`; `count` is of tokens, or of words for perplexity per word.
+    """`exp(nats / count)`; `count` counts tokens, or words for perplexity per word.
 
-    Per word is what models with different tokenizers can be compared by: `nats` is then the
-    surprise of the whole text in *all* its tokens, and `count` comes from
-    `mhe_jax.data.blocks.count_words`.
+    Perplexity per word compares models with different tokenizers: `nats` is then the surprise of
+    the whole text in *all* its tokens, and `count` comes from `mhe_jax.data.blocks.count_words`.
 
     >>> round(perplexity(nats=2 * math.log(8), count=2), 6)
     8.0

@@ -1,4 +1,4 @@
-"""Multiple choice: which of C texts goes with a first one; each is scored by itself."""
+"""Multiple choice: which of C texts goes with a given one; each is scored by itself."""
 
 import flax.linen as nn
 import numpy as np
@@ -30,7 +30,7 @@ class MultipleChoice(LabelledTask):
         return ChoiceScorer(config, right_padded=True)
 
     def empty_row(self, config: Config) -> Row:
-        """With a row of tokens for each choice."""
+        """A row of an example, with a row of tokens for each choice."""
         shape = (len(row_of(config).texts) - 1, config.data.sequence_length)
         texts = {name: np.zeros(shape, np.int32) for name in self.inputs}
         return super().empty_row(config) | texts

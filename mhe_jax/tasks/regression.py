@@ -1,4 +1,4 @@
-"""Regression: a number of a text, or of a pair of texts."""
+"""Regression: a number for a text, or for a pair of texts."""
 
 import flax.linen as nn
 import jax
@@ -34,5 +34,5 @@ class Regression(LabelledTask):
         return squared_error_sums(logits, batch["labels"], batch["weights"])
 
     def empty_row(self, config: Config) -> Row:
-        """With a label that is a number."""
+        """A row with a label that is a number."""
         return super().empty_row(config) | {"labels": np.zeros((), np.float32)}

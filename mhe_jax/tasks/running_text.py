@@ -11,7 +11,7 @@ from mhe_jax.tasks.task import Task
 
 
 class TextTask(Task):
-    """A task on running text: a subclass says what a row makes of its tokens, by `maker`."""
+    """A task on running text; `maker` of a subclass says how tokens become a row."""
 
     inputs = ("tokens",)
     segments = ("segments",)
@@ -23,7 +23,7 @@ class TextTask(Task):
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
     ) -> TrainBatches:
-        """Rows of running text, or packed with several items each."""
+        """Rows of running text, or rows packed with several items each."""
         maker, sources = self.maker(config, tokenizer), open_train(config)
         process = (process_index, process_count)
         if config.data.packing:

@@ -26,8 +26,8 @@ from mhe_jax.tasks.task import Batch, Outputs, Sums
 class ShuffleRandom(TextTask):
     """Task `shuffle_random`; a row holds bos and T - 1 tokens.
 
-    `auc` says how well moved tokens are told from original ones; what is moved in a validation is
-    the same every time.
+    `auc` says how well moved tokens are told from original ones. Every validation moves the same
+    tokens.
     """
 
     segments = ()
@@ -47,7 +47,7 @@ class ShuffleRandom(TextTask):
         return RowMaker(make)
 
     def check_split(self, config: Config, split: str) -> None:
-        """As for every text; and scikit-learn must be there."""
+        """Checks the split as for every text, and that scikit-learn is installed."""
         super().check_split(config, split)
         require_sklearn("task shuffle_random needs")
 
@@ -68,16 +68,16 @@ class ShuffleRandom(TextTask):
 def shuffle_random_row(
     inputs: Row, vocabulary_size: int, rate: float, generator: np.random.Generator
 ) -> Row:
-    """Which ordinary tokens are original (0), from another place of the row (1), or random (2).
+    """A row whose ordinary tokens are original (0), from another place of it (1), or random (2).
 
-    Each takes with probability `rate` the token of another ordinary place, by a permutation of them
-    all; each of the others becomes with probability `rate` a random one: an ordinary id, or as its
-    signature the bits of its own in random order. So there are as many ones as in words; with LSH
-    those are not half, and the number of fair bits would tell label 2. A token that comes out as it
-    was keeps the label 0. Special tokens stay, and count for nothing.
+    Each takes, with probability `rate`, the token of another ordinary place, by a permutation of
+    them all. Each of the others becomes, with probability `rate`, a random one: an ordinary id, or
+    as its signature its own bits in random order. So there are as many ones as in words; with LSH
+    those are not half, and the number of ones in fair bits would give label 2 away. A token that
+    comes out unchanged keeps the label 0. Special tokens stay, and have weight 0.
 
     Source: Xue & Aletras 2022, "HashFormers"; their code draws bits that words do not have, and
-    labels a token as moved that is as it was.
+    labels an unchanged token as moved.
     """
     name = "signatures" if "signatures" in inputs else "tokens"
     (places,) = np.nonzero(inputs["tokens"] >= NUM_SPECIAL)

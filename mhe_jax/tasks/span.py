@@ -29,7 +29,7 @@ class Span(LabelledTask):
         return read_questions(config, split)
 
     def check_split(self, config: Config, split: str) -> None:
-        """Reads the whole split; one question of a validation must have an answer."""
+        """Reads the whole split; a validation split must have a question with an answer."""
         super().check_split(config, split)
         if split == "validation" and not any(q.answers for q in self.examples(config, split)):
             raise InputError("data.validation: no question has an answer")
@@ -51,6 +51,6 @@ class Span(LabelledTask):
         return WindowRows(config, tokenizer, examples)
 
     def empty_row(self, config: Config) -> Row:
-        """With a start and an end as labels."""
+        """A row with a start and an end as labels."""
         of_labels = {"labels": np.zeros(2, np.int32), "weights": np.zeros(2, np.float32)}
         return super().empty_row(config) | of_labels

@@ -1,4 +1,4 @@
-"""Losses and metrics of a batch as sums, and what the sums of a split say.
+"""Losses and metrics of a batch as sums, and the metrics that the sums of a split give.
 
     loss = Σ w · ((1 - ε) · -log p(label) + ε · mean_v(-log p(v)))    ε: label smoothing (training)
     nats = Σ w · -log p(label)
@@ -24,16 +24,16 @@ def label_sums(
 ) -> dict[str, jax.Array]:
     """loss, nats, correct and count of logits [..., V], labels [...] and weights [...].
 
-    Where there is label smoothing, also unsmoothed_loss.
+    With label smoothing, also unsmoothed_loss.
     """
     logits = logits.astype(jnp.float32)
     weights = weights.astype(jnp.float32)
     nats, label_logits, normalizer = label_nats(logits, labels)
-    # A label of padding may be a token that there is not, with a logit of -inf.
+    # A label of padding may be a token that does not exist, with a logit of -inf.
     nats = jnp.where(weights > 0, nats, 0.0)
     smooth = nats
     if label_smoothing:
-        # A logit of -inf stands past the end of the vocabulary.
+        # Logits of -inf are past the end of the vocabulary.
         exists = logits > -jnp.inf
         total = jnp.sum(jnp.where(exists, logits, 0.0), axis=-1)
         spread = normalizer - total / jnp.sum(exists, axis=-1)
@@ -56,7 +56,7 @@ def label_nats(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def _is_highest(logits, labels, label_logits):
-    """`argmax(logits) == labels`, of equal logits the first: many times faster on a CPU."""
+    """`argmax(logits) == labels`, with the first of equal logits: many times faster on a CPU."""
     places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     label_logits = label_logits[..., None]
     equal = (logits == label_logits) & (places >= labels[..., None])
@@ -73,9 +73,9 @@ def squared_error_sums(
 
 
 def ratios(sums: dict[str, float]) -> dict[str, float]:
-    """Losses, accuracy and perplexity of sums; the loss with smoothing where it is used.
+    """Losses, accuracy and perplexity from sums; the loss includes smoothing where it is used.
 
-    Unsmoothed loss, accuracy and perplexity only where their sums are there.
+    Unsmoothed loss, accuracy and perplexity are given only if their sums are.
 
     >>> ratios({"loss": 4.0, "nats": 2.0, "correct": 1.0, "count": 2.0})
     {'loss': 2.0, 'accuracy': 0.5, 'perplexity': 2.718281828459045}
@@ -98,6 +98,6 @@ def total(found: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def criterion(numbers: dict[str, float]) -> float:
-    """The best checkpoint has the lowest: the loss, or minus the official score; inf for NaN."""
+    """Lowest for the best checkpoint: the loss, or minus the official score; inf for NaN."""
     found = -numbers["score"] if "score" in numbers else numbers["loss"]
     return math.inf if math.isnan(found) else found

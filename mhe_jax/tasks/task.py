@@ -24,11 +24,11 @@ Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]
 # (params, batch, dropout key or None) -> sums.
 SumsFunction = Callable[[Any, Batch, jax.Array | None], Sums]
-# Of each batch: `index` and `outputs` of its rows, see `Task.sums`.
+# For each batch, `index` and `outputs` of its rows; see `Task.sums`.
 Outputs = Sequence[tuple[np.ndarray, np.ndarray]]
 Result = dict[str, Any]
 
-# Of hashed words without a table: a keyword argument of every model that has an encoder alone.
+# Input of hashed words without a table: a keyword argument of every model with only an encoder.
 SIGNATURES = "signatures"
 # Inputs that hold no tokens.
 NOT_TOKENS = ("positions", "token_types", "marks")
@@ -70,12 +70,12 @@ class TrainedRun(Protocol):
 
 
 class Task:
-    """One thing to learn. A subclass says what differs; `mhe_jax.tasks.TASKS` has a value of each.
+    """One thing to learn. Subclasses override what differs; `mhe_jax.tasks.TASKS` has one of each.
 
     inputs      the arrays of a batch that the model reads, in the order of its arguments
     segments    the arrays that keep the examples of a packed row apart, by name
     metrics     the score of a run in reports: the first that its result has
-    loss_unit   for pictures
+    loss_unit   the unit of the loss, for pictures
     search      what `evaluation` does with its model: `translate`, `generate` or None
     """
 
@@ -103,7 +103,7 @@ class Task:
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """The arrays of some batches that a model takes by name."""
+        """The arrays that a model takes by name, where a batch has them."""
         return (*self.segments, SIGNATURES)
 
     @property
@@ -112,19 +112,20 @@ class Task:
         return (*self.inputs, "labels", "weights")
 
     def read(self, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """`batch_names` of a batch, and those of `keywords` that it has."""
+        """The arrays of a batch in `batch_names`, and those of `keywords` that it has."""
         optional = [name for name in self.keywords if name in rows]
         return {name: rows[name] for name in (*self.batch_names, *optional)}
 
     def sums(
         self, model: nn.Module, label_smoothing: float = 0.0, *, outputs: bool = False
     ) -> SumsFunction:
-        """The sums of a batch that goes through `model`: those of `losses`, and `tokens`.
+        """A function from a batch to its sums under `model`: those of `losses`, and `tokens`.
 
-        Batch: `inputs`, `labels` and `weights`, both of the shape of the model's output without its
-        vocabulary axis, and `keywords`. Without a dropout key the model is deterministic. `tokens`
-        are those that are not padding (translation: of source and target). With `outputs` a task
-        whose score needs more than sums also gives `outputs` and `index`, whose they are.
+        A batch has `inputs`; `labels` and `weights`, both of the shape of the model's output
+        without its vocabulary axis; and `keywords`. Without a dropout key the model is
+        deterministic. `tokens` counts those that are not padding (in translation, of source and
+        target). With `outputs`, a task whose score needs more than sums also gives `outputs` and
+        `index`, which says whose they are.
         """
 
         def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> Sums:
@@ -148,28 +149,29 @@ class Task:
         return label_sums(logits, batch["labels"], batch["weights"], label_smoothing)
 
     def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
-        """`outputs` and `index` of a batch, where `scores` takes them."""
+        """`outputs` and `index` of a batch, if `scores` takes them."""
         return {}
 
     def step_flops(self, config: Config, rows: int) -> float:
         """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side).
 
-        Here the encoder at each token: a head that does not predict tokens is next to nothing.
+        Here it counts the encoder at each token: a head that does not predict tokens costs next to
+        nothing.
         """
         return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
 
     # What is read.
 
     def resolve(self, config: Config) -> Config:
-        """The config with what follows from its data.
+        """The config, completed from its data.
 
         Raises:
-          InputError: what is given does not agree with the data.
+          InputError: the config does not agree with the data.
         """
         return config
 
     def check_split(self, config: Config, split: str) -> None:
-        """Raises InputError where something is wrong with a split, or it could not be scored."""
+        """Raises InputError if something is wrong with a split, or it could not be scored."""
         if split == "train":
             open_train(config)
         else:
@@ -198,15 +200,15 @@ class Task:
         return self.evaluation_batches(config, tokenizer, split, batch_size, *process)
 
     def empty_row(self, config: Config) -> Row:
-        """A longest row of training in shape and type; its values mean nothing."""
+        """A row with the shape and type of the longest in training; its values mean nothing."""
         raise NotImplementedError
 
     def rows_per_batch(self, config: Config) -> int:
-        """Rows of a global batch, of the longest where they differ."""
+        """Rows of a global batch; where rows differ in length, of a batch of the longest."""
         return config.data.batch_size
 
     def with_rows(self, config: Config, rows: int) -> Config:
-        """The config with `rows_per_batch` of `rows`."""
+        """The config, changed so that `rows_per_batch` is `rows`."""
         return set_field(config, "data.batch_size", rows)
 
     def row_multiple(self, config: Config) -> int:
@@ -222,7 +224,7 @@ class Task:
     def measure(
         self, found: Sequence[dict[str, Any]], batches: EvaluationBatches
     ) -> dict[str, float]:
-        """The metrics of a split, from what the evaluation step gave for each of its batches."""
+        """The metrics of a split, from the output of the evaluation step for each batch."""
         metrics = ratios(total(found))
         if "outputs" in found[0] and math.isfinite(metrics["loss"]):
             outputs = [(batch["index"], batch["outputs"]) for batch in found]
@@ -243,7 +245,7 @@ class Task:
 
 
 def finite(run: TrainedRun, sums: dict[str, float]) -> dict[str, float]:
-    """The sums.
+    """The sums, unchanged.
 
     Raises:
       InputError: the loss is not a number.

@@ -34,7 +34,7 @@ class Translation(Task):
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
     ) -> TrainBatches:
-        """Pairs of similar length, or packed with several pairs a row."""
+        """Pairs of similar length, or rows packed with several pairs each."""
         assert isinstance(tokenizer, Tokenizer)
         process, seed = (process_index, process_count), config.train.seed
         sources, weights = zip(*open_train(config), strict=True)
@@ -63,7 +63,7 @@ class Translation(Task):
         return pairs.rows_of(config.data, config.data.sequence_length)
 
     def with_rows(self, config: Config, rows: int) -> Config:
-        """The config with so many pairs in a batch of the longest bucket."""
+        """The config with `rows` pairs in a batch of the longest bucket."""
         tokens = 2 * rows * config.data.sequence_length
         return set_field(config, "data.tokens_per_batch", tokens)
 
@@ -79,9 +79,9 @@ class Translation(Task):
         return 3.0 * rows * T * (encoder_flops(config) + decoder + logits_flops(m))
 
     def evaluate(self, run: TrainedRun) -> Result:
-        """BLEU, chrF and exact matches of a split; what was scored is in SPLIT.hypotheses.txt.
+        """BLEU, chrF and exact matches of a split; SPLIT.hypotheses.txt has what was scored.
 
-        Beside them loss, accuracy and perplexity of the references, as validation has them.
+        Also loss, accuracy and perplexity of the references, as in validation.
         """
         evaluation = run.evaluation
         sums = finite(run, total(run.outputs()[0]))

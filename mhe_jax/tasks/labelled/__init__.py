@@ -1,4 +1,4 @@
-"""Labelled examples, from files as they are distributed to the official score.
+"""Labelled examples: from files, as they are distributed, to the official score.
 
 table.py      which data sets there are: columns, labels, official metrics
 records.py    files and TFDS to records        examples.py    records to texts and labels

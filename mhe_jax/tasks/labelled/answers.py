@@ -5,9 +5,9 @@ P and G the words of prediction and of a right answer, as multisets,
 
     F1 = 2 |P ∩ G| / (|P| + |G|)
 
-and of several right answers the best counts. In version 2.0 a question without a right answer has
-the right answer "", right answers that normalise to nothing are dropped, and where either
-side has no words both metrics are 1 if both have none, else 0.
+and of several right answers the best counts. In version 2.0, right answers that normalise to
+nothing are dropped, and a question without a right answer has the right answer "". Where either
+side has no words, both metrics are 1 if neither side has any, else 0.
 
 Source: Rajpurkar et al. 2016, section 6.1; 2018, section 4.
 """
@@ -38,7 +38,7 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def word_f1(prediction: str, answer: str, *, empty_matches: bool) -> float:
-    """F1 of words; `empty_matches`, as in version 2.0: two texts without words are the same."""
+    """F1 of words; with `empty_matches`, as in version 2.0, texts without words are the same."""
     found, right = normalized(prediction).split(), normalized(answer).split()
     if empty_matches and not (found and right):
         return float(found == right)
@@ -69,8 +69,8 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The highest mean score, and the smallest threshold that reaches it.
 
-    A question keeps its answer, worth `scores`, where `no_answer` <= threshold; else it is left
-    unanswered, worth 1 where it is not `answerable`. None is kept by the least `no_answer` less 1.
+    A question keeps its answer, worth `scores`, if `no_answer` <= threshold; else it is left
+    unanswered, worth 1 if it is not `answerable`. The least `no_answer` minus 1 keeps none.
 
     >>> best_threshold(np.array([1.0, 0.0]), np.array([-1.0, 2.0]), np.array([True, False]))
     (1.0, -1.0)
@@ -81,7 +81,7 @@ def best_threshold(
     unanswerable = ~answerable[order]
     left = unanswerable.sum() - np.concatenate([[0], np.cumsum(unanswerable)])
     means = (kept + left) / len(scores)
-    # Of equal thresholds only the last has all of its questions.
+    # Of equal thresholds, only the last includes all of its questions.
     means[:-1][thresholds[:-1] == thresholds[1:]] = -np.inf
     best = int(np.argmax(means))
     return float(means[best]), float(thresholds[best])

@@ -1,8 +1,8 @@
-"""Batches of labelled examples of similar length, and what the outputs of a model are worth.
+"""Batches of labelled examples of similar length, and the scores of a model's outputs.
 
 All batches have `batch_size` rows, padded to the shortest of at most six lengths that holds them.
-An epoch shuffles the rows, sorts each `POOL` batches of them by length, cuts them into batches and
-shuffles those: each row appears once, and the last rows of one batch are padding of weight 0.
+An epoch shuffles the rows, sorts them by length within each `POOL` batches, cuts them into batches
+and shuffles these. Each row appears once; the last rows of one batch are padding of weight 0.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ Rows = LabelledRows | WindowRows
 
 
 def _batch(rows: Rows, numbers: np.ndarray, length: int) -> Row:
-    """The rows of these numbers, -1 for padding."""
+    """The rows with these numbers; -1 is padding."""
     found = [rows.row(int(number), length) for number in numbers if number >= 0]
     if len(found) < len(numbers):
         shortest = rows.row(int(rows.lengths.argmin()), length)  # fits into every batch
@@ -90,7 +90,7 @@ class TrainExamples(TrainBatches):
 class EvaluationExamples(EvaluationBatches):
     """All rows of a split in order of length, none left out.
 
-    `plan` has the length of each batch and the numbers of its rows; None pads them the least.
+    `plan` has the length of each batch and the numbers of its rows; None pads rows the least.
     """
 
     def __init__(
@@ -125,9 +125,10 @@ class EvaluationExamples(EvaluationBatches):
         return _batch(self.rows, numbers[self._own], length)
 
     def predictions(self, outputs: Outputs) -> list[Any]:
-        """The predictions of a model for each example, in their order.
+        """The prediction of a model for each example, in order.
 
-        Class or choice by the highest logit, a number as it is, an `Answer` as `windows.py` says.
+        The class or choice with the highest logit, a number as it is, or an `Answer` as
+        `windows.py` says.
         """
         outputs = [(numbers[numbers >= 0], found[numbers >= 0]) for numbers, found in outputs]
         if isinstance(self.rows, WindowRows):

@@ -7,7 +7,7 @@
     WSC              one text, and where noun phrase and pronoun stand
 
 Spans are read as in the baselines of Wang et al. 2019 (SuperGLUE), section 4: a classifier gets
-the vectors of the spans beside that of the whole.
+the vectors of the spans in addition to that of the whole.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from mhe_jax.config.files import cache_directory
 from mhe_jax.tasks.labelled.records import Record, read_records
 from mhe_jax.tasks.labelled.table import DatasetRow, row_of
 
-# One of the texts by number, and where in it a span begins and ends, in characters.
+# The number of a text, and where a span begins and ends in it, in characters.
 TextSpan = tuple[int, int, int]
 
 COPA_QUESTIONS = {
@@ -43,7 +43,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a context; `answers` has texts and where they begin, () where none is."""
+    """A question about a context; `answers` has texts and where they begin, () if it has none."""
 
     index: str
     question: str
@@ -52,7 +52,7 @@ class Question:
 
     @property
     def texts(self) -> tuple[str, str]:
-        """All that is read of it."""
+        """The texts that are read."""
         return self.question, self.context
 
 
@@ -113,10 +113,10 @@ def read_questions(config: Config, split: str) -> list[Question]:
 
 
 def record_of(item: Any, row: DatasetRow, where: str) -> Record:
-    """A record that was given by hand: its texts in the order of the row's, or fields by name.
+    """A record given by hand: its texts in the order of the row's, or its fields by name.
 
     Raises:
-      InputError: it has not as many texts; `where` names it.
+      InputError: it does not have as many texts; `where` names it.
     """
     if isinstance(item, dict):
         return Record(where, item)
@@ -128,21 +128,21 @@ def record_of(item: Any, row: DatasetRow, where: str) -> Record:
 
 
 def given_example(config: Config, item: Any, where: str) -> Example:
-    """An example without a label of what `record_of` takes."""
+    """An example without a label, from what `record_of` takes."""
     row = row_of(config)
     texts, spans = _texts(record_of(item, row, where), config.data.dataset, row)
     return Example(None, texts, None, spans)
 
 
 def given_question(config: Config, item: Any, where: str) -> Question:
-    """A question without an answer of what `record_of` takes."""
+    """A question without an answer, from what `record_of` takes."""
     return Question(where, *_asked(record_of(item, row_of(config), where)), ())
 
 
 def label_names(config: Config) -> tuple[str, ...]:
     """The names of the classes of a task, () for a regression.
 
-    Those of `own` examples are the different labels of the training split, sorted.
+    For `own` examples they are the distinct labels of the training split, sorted.
     """
     row = row_of(config)
     if row.labels or row.task in ("regression", "span"):
@@ -244,7 +244,7 @@ def _texts(
 
 
 def _words(record: Record, text: str, number: int) -> TextSpan:
-    """Where the words of a span of WSC stand; they are counted between white space."""
+    """The place of the words of a WSC span; words are separated by white space."""
     span = record.text(f"span{number}_text")
     words = list(re.finditer(r"\S+", text))
     first = record.number(f"span{number}_index")
@@ -258,7 +258,7 @@ def _words(record: Record, text: str, number: int) -> TextSpan:
 
 
 def _answers_of_multirc(record: Record) -> Iterator[Record]:
-    """A record of a file has a passage with questions with answers; TFDS has an answer each."""
+    """One record per answer: a file's record is a passage with questions, TFDS's one answer."""
     if record.from_tfds:
         index = record.value("idx")
         names = ("paragraph", "question", "answer")
@@ -287,7 +287,7 @@ def _answers_of_multirc(record: Record) -> Iterator[Record]:
 
 
 def _answers(record: Record) -> Iterator[tuple[str, int]]:
-    """Texts and offsets; TFDS has a list of each where a file has a list of both."""
+    """Texts and offsets; TFDS has a list of each, a file has one list of both."""
     answers = record.values.get("answers", [])
     if isinstance(answers, dict):
         texts, starts = answers.get("text", []), answers.get("answer_start", [])

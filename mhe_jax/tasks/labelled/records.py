@@ -1,4 +1,4 @@
-"""The records of files and data sets of labelled examples, as they are distributed.
+"""Records of labelled examples, from files and data sets as they are distributed.
 
     suffix      a record is
     .tsv        a line, columns named by the first line; quotes mean nothing
@@ -8,8 +8,8 @@
     .parquet    a row; so is one of the `.arrow` files that `datasets` saves
     tfds:...    an example of a prepared data set
 
-A pattern or a directory is all its files. Text may also be `.gz` or `.xz`. A file without a header
-has the columns that its data set's row in `table.py` says.
+A pattern or a directory stands for all its files. Text may also be `.gz` or `.xz`. A file without a
+header has the columns that its data set's row in `table.py` names.
 """
 
 import csv
@@ -42,10 +42,10 @@ FORMATS = (".tsv", ".csv", ".jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Names and values, and `where` they stand, for messages.
+    """Names and values; for messages, `where` they stand.
 
-    `from_tfds`: fields have the names, and classes the numbers, that TFDS and the hub of `datasets`
-    give those of published data sets.
+    `from_tfds`: for a published data set, fields have the names, and classes the numbers, of TFDS
+    and the hub of `datasets`.
     """
 
     where: str
@@ -53,7 +53,7 @@ class Record:
     from_tfds: bool = False
 
     def text(self, field: str) -> str:
-        """A value that must be there and be text."""
+        """A required value, which must be text."""
         value = self.value(field)
         if not isinstance(value, str):
             raise InputError(f"{self.where}: field {field!r} is not a text")
@@ -62,14 +62,14 @@ class Record:
         return value
 
     def number(self, field: str) -> int:
-        """A value that must be there and be a whole number, 0 or more."""
+        """A required value, which must be a whole number, 0 or more."""
         value = self.value(field)
         if type(value) is not int or value < 0:
             raise InputError(f"{self.where}: field {field!r} is {value!r}: takes a number from 0")
         return value
 
     def value(self, field: str) -> Any:
-        """A value that must be there."""
+        """A required value."""
         if field not in self.values:
             has = ", ".join(map(repr, self.values)) or "nothing"
             raise InputError(f"{self.where}: has no {field!r}; it has {has}")
@@ -79,10 +79,10 @@ class Record:
 def read_records(
     written: str, row: DatasetRow, directory: str, cache: Path, left_out: list[str]
 ) -> Iterator[Record]:
-    """The records of one source; `left_out` gets the place of each line that is none.
+    """The records of one source; `left_out` gets the place of each line that holds none.
 
     Raises:
-      InputError: no such file, or it is not of its format; naming file and line.
+      InputError: no such file, or it does not fit its format; names file and line.
     """
     if written.startswith("tfds:"):
         from mhe_jax.data import tfds_source  # slow to import
@@ -139,7 +139,7 @@ def _quoted(name: str, text: Any) -> Iterator[tuple[int, list[str]]]:
 def _columns(
     name: str, lines: Iterator[tuple[int, list[str]]], row: DatasetRow, left_out: list[str]
 ) -> Iterator[Record]:
-    """Rows of cells under the names of the first one, or those of a file without a header."""
+    """Rows of cells under the names of the first row, or those of a file without a header."""
     number, names = next(lines, (1, []))
     if not set(row.texts) & set(names) and len(names) == len(row.headerless):
         yield Record(f"{name}:{number}", dict(zip(row.headerless, names, strict=True)))
@@ -148,9 +148,9 @@ def _columns(
     if missing:
         has = ", ".join(map(repr, names[:20]))
         raise InputError(f"{name}:{number}: has no column {missing[0]!r}; it has {has}")
-    # Where lines may be left out, predictions could not be told apart: only labelled ones may.
+    # With lines left out, predictions could not be told apart: only labelled files may skip.
     skips = row.skips_broken_lines and row.label in names
-    empty: list[int] = []  # lines with which a file may end
+    empty: list[int] = []  # a file may end with such lines
     for number, cells in lines:
         if len(names) > 1 and cells in ([], [""]):
             empty.append(number)
@@ -180,7 +180,7 @@ def _objects(name: str, lines: TextLines) -> Iterator[Record]:
 
 
 def _check_whole(file: LineFile, size: int) -> None:
-    """Raises InputError where a file that was read is not as long as when it was checked."""
+    """Raises InputError if a file that was read is not as long as when it was checked."""
     if size != file.offsets[-1]:
         raise InputError(f"{file.name}: has changed while it was read")
 
@@ -210,7 +210,7 @@ def _list(value: Any, field: str, name: str) -> Sequence[Any]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Values of TFDS as those of JSON."""
+    """A value of TFDS as JSON would give it."""
     if isinstance(value, dict):
         return {name: _plain(part, where) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic):

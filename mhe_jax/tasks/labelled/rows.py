@@ -4,13 +4,13 @@
     two texts        bos A eos B eos            token types 0 up to the first eos, then 1
     choices          bos A eos C_c eos          for each choice c
 
-Between two texts of hashed words stand two eos, the second with B. Where texts are too long for a
+With hashed words, two eos separate two texts; the second belongs to B. If texts are too long for a
 row, the longer one is cut at its end, then both alike. `marks` is s at the tokens of span s = 1, 2,
 ... and 0 elsewhere. A row has a length T that a batch decides:
 
     tokens, token_types, marks [T] ([C, T] of C choices)   labels, weights, index []
 
-and of hashed words without a table signatures [T, 16] ([C, T, 16]).
+and, for hashed words without a table, signatures [T, 16] ([C, T, 16]).
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def empty_row(length: int) -> Row:
 
 
 class LabelledRows:
-    """Examples, tokenized; `num_left_out` are the broken lines that had none."""
+    """Tokenized examples; `num_left_out` counts the broken lines that held none."""
 
     label_type: type = np.int32
 
@@ -121,12 +121,12 @@ class LabelledRows:
 
     @property
     def records(self) -> Iterator[Sequence[Any]]:
-        """All that is learned of each example, as JSON can hold it."""
+        """All that training reads of each example, as JSON can hold it."""
         return ((e.texts, e.label, e.spans) for e in self.examples)
 
     @property
     def num_examples(self) -> int:
-        """As many as rows."""
+        """The number of examples: one per row."""
         return len(self.examples)
 
     @property
@@ -157,8 +157,8 @@ class LabelledRows:
         return self.pair(number, 1 % self.num_texts, length)
 
     def pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
-        """Text 0 with text `second`, or alone where that is 0 too."""
-        tokens, token_types, marks = np.zeros((3, length), np.int32)  # which is padding
+        """Text 0 with text `second`, or alone if `second` is 0."""
+        tokens, token_types, marks = np.zeros((3, length), np.int32)  # 0 is padding
         between = self._tokenizer.separators
         kept = [len(self._ids[0][number])]
         if second:

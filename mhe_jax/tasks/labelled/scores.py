@@ -4,7 +4,7 @@
     pearson, spearman
     exact_match of MultiRC: questions all of whose answers are right; f1 there is over all answers
 
-What cannot be computed, such as a correlation with a constant, is 0.
+A metric that cannot be computed, such as a correlation with a constant, is 0.
 
 Nothing else imports scikit-learn and SciPy.
 """
@@ -18,19 +18,19 @@ import numpy as np
 from mhe_jax.config import not_installed
 from mhe_jax.tasks.labelled.table import DatasetRow
 
-# What a share of nothing is; scikit-learn would warn.
+# The value of a share of nothing; scikit-learn would warn.
 ZERO: Any = 0.0
 
 
 def require(dataset: DatasetRow) -> None:
-    """Raises InputError where a library that scores this data set is not installed."""
+    """Raises InputError if a library that scores this data set is not installed."""
     needed = {"mcc", "f1", "macro_f1"} & set(dataset.metrics) and dataset.suite != "squad"
     if needed:
         require_sklearn(f"{', '.join(sorted(dataset.metrics))} need")
 
 
 def require_sklearn(what: str) -> None:
-    """Raises InputError where scikit-learn is not installed; `what` is who needs it."""
+    """Raises InputError if scikit-learn is not installed; `what` says what needs it."""
     if importlib.util.find_spec("sklearn") is None:
         raise not_installed(f"{what} scikit-learn", "report")
 
@@ -88,7 +88,7 @@ def mcc(labels: np.ndarray, predictions: np.ndarray) -> float:
 
 
 def roc_auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """How often one of label 1 has a higher score than one of label 0; 0.5 where one is missing."""
+    """How often an example of label 1 outscores one of label 0; 0.5 if either label is missing."""
     from sklearn.metrics import roc_auc_score
 
     return 0.5 if _constant(labels) else float(roc_auc_score(labels, scores))

@@ -1,7 +1,7 @@
-"""Texts as people in a hurry type them, to ask how much a model minds.
+"""Texts as people in a hurry type them, to test how much a model minds.
 
-A word that is misspelt has one letter dropped, doubled or replaced by another, or two neighbours
-exchanged, each as likely where it changes the word. Words are runs of two letters or more.
+A misspelt word has one letter dropped, doubled or replaced by another, or two neighbours exchanged,
+each equally likely if it changes the word. Words are runs of two letters or more.
 """
 
 import re
@@ -27,7 +27,7 @@ def misspell(text: str, rate: float, generator: np.random.Generator) -> str:
 
 
 def _misspelt(word: str, generator: np.random.Generator) -> str:
-    """Another word than this one, which has two letters or more."""
+    """A misspelling of the word, which has two letters or more."""
     while True:
         i, letter = int(generator.integers(len(word))), LETTERS[generator.integers(len(LETTERS))]
         found = (

@@ -1,4 +1,4 @@
-"""Predictions in the form that each suite takes them.
+"""Predictions in the form that each suite takes.
 
     GLUE, own     TSV: index, prediction; the name of the label, or a number
     SuperGLUE     JSON lines: {"idx": 0, "label": ...}; a passage a line for MultiRC
@@ -48,7 +48,7 @@ def _json(rows: WindowRows, answers: Sequence[Answer], texts: Sequence[str]) -> 
 
 
 def tsv(examples: Sequence[Example], predictions: Sequence[float], labels: Sequence[str]) -> str:
-    """A line an example; without `labels` the predictions are numbers."""
+    """One line per example; without `labels` the predictions are numbers."""
     lines = ["index\tprediction"]
     for example, prediction in zip(examples, predictions, strict=True):
         shown = labels[int(prediction)] if labels else f"{prediction:.3f}"
@@ -59,7 +59,7 @@ def tsv(examples: Sequence[Example], predictions: Sequence[float], labels: Seque
 def json_lines(
     examples: Sequence[Example], predictions: Sequence[float], labels: Sequence[str], dataset: str
 ) -> str:
-    """A JSON object an example, or a passage for MultiRC."""
+    """One JSON object per example, or per passage for MultiRC."""
     names: list[Any] = [labels[int(prediction)] for prediction in predictions]
     if dataset in ("copa", "multirc"):
         names = [int(name) for name in names]

@@ -1,8 +1,8 @@
 """The data sets of labelled examples: GLUE, SuperGLUE without ReCoRD, SQuAD, and one's own.
 
-A row of the table says what a file holds as it is distributed, which labels there are, and by which
-numbers the authors of the data set score it. ReCoRD is not here: its answers are entities marked in
-a passage, a task of its own.
+A row of the table says what a file holds as it is distributed, which labels there are, and which
+metrics the authors of the data set use. ReCoRD is not here: its answers are entities marked in a
+passage, a task of its own.
 
 Sources: Wang et al. 2018 (GLUE, section 3); Wang et al. 2019 (SuperGLUE, section 3); Rajpurkar et
 al. 2016, 2018 (SQuAD 1.1, 2.0).
@@ -35,11 +35,11 @@ class DatasetRow:
     headerless: tuple[str, ...] = ()
     # Column that numbers the examples of a test file.
     index: str = "index"
-    # Names of the texts in TFDS, where they are others; the label is `label` there.
+    # Names of the texts in TFDS, where they differ; the label is `label` there.
     tfds_texts: tuple[str, ...] = ()
-    # Spans of the texts that a classifier reads beside the whole.
+    # The number of spans that a classifier reads in addition to the whole.
     num_spans: int = 0
-    # Lines with too few columns are left out and counted: line breaks inside a text made them.
+    # Lines with too few columns are left out and counted: line breaks inside a text cause them.
     skips_broken_lines: bool = False
     # A question may have no answer in its context.
     may_be_unanswered: bool = False
@@ -140,7 +140,7 @@ TABLE: dict[Dataset, DatasetRow] = {
 
 
 def row_of(config: Config) -> DatasetRow:
-    """The row of `data.dataset`; for `own`, made of what the config says.
+    """The row of `data.dataset`; for `own`, made from the config.
 
     Raises:
       InputError: the data set is not for this task, or fields are given that it does not take.

@@ -33,11 +33,11 @@ class LabelledTask(Task):
 
     @property
     def batch_names(self) -> tuple[str, ...]:
-        """With the number of each example."""
+        """The arrays of every task, and the number of each example."""
         return (*super().batch_names, "index")
 
     def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
-        """The losses and `count` alone: what examples are worth is their official score."""
+        """Only the losses and `count`: the official score says how good the predictions are."""
         found = super().losses(logits, batch, label_smoothing)
         names = ("loss", "unsmoothed_loss", "count")
         return {name: found[name] for name in names if name in found}
@@ -47,13 +47,13 @@ class LabelledTask(Task):
         return {"outputs": logits, "index": batch["index"]}
 
     def num_classes(self, labels: tuple[str, ...]) -> int | None:
-        """`model.num_classes` of so many labels; None where the head has a shape of its own."""
+        """`model.num_classes` for these labels; None where the head has a shape of its own."""
         return None
 
     def resolve(self, config: Config) -> Config:
-        """The config with what follows from its data set: labels, and the shape of the head.
+        """The config, completed from its data set: labels, and the shape of the head.
 
-        Only the labels of `own` examples are read, from `data.train`.
+        Labels are read only for `own` examples, from `data.train`.
         """
         row, labels = row_of(config), label_names(config)
         classes = self.num_classes(labels)
@@ -97,12 +97,12 @@ class LabelledTask(Task):
         """An example that a user gives, without a label: its texts, or fields by name.
 
         Raises:
-          InputError: it has not what an example of the data set has; `where` names it.
+          InputError: it lacks what an example of the data set has; `where` names it.
         """
         return given_example(config, item, where)
 
     def rows_of(self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Any]) -> Rows:
-        """Examples as rows, as those of a split."""
+        """Examples as rows, like those of a split."""
         return self.row_type(config, tokenizer, examples)
 
     def train_batches(

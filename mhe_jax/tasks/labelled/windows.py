@@ -1,19 +1,19 @@
-"""Questions about contexts as rows, by windows that slide over a long context, and answers back.
+"""Questions about contexts as rows, in windows that slide over a long context; rows to answers.
 
     bos question eos window eos        token types 0 up to the first eos, then 1
 
-Before a window of hashed words stand two eos. Windows begin every `window_stride` tokens until one
-reaches the end of the context. An answer lies whole in some window if it has at most
+With hashed words, two eos precede the window. Windows begin every `window_stride` tokens until one
+reaches the end of the context. Some window holds the whole answer if it has at most
 `room - window_stride` tokens, where room is what a row has left for the window. `labels` are the
-first and the last token of the answer, or bos twice where the window does not hold it whole or
-there is none; `marks` is 1 where an answer may begin or end: in the window, and at bos.
+first and the last token of the answer, or bos twice if there is no answer or the window does not
+hold all of it; `marks` is 1 where an answer may begin or end: in the window, and at bos.
 
     tokens, token_types, marks [T]   labels, weights [2]   index []
 
-(and of hashed words without a table signatures [T, 16]).
+(and, for hashed words without a table, signatures [T, 16]).
 
-Of a question's windows the best span answers it: start + end is highest, with at most
-`answer_length` pieces. No answer scores what bos does, in the window where that is least.
+The answer to a question is the best span in its windows: that with the highest start + end, and at
+most `answer_length` pieces. The score of no answer is that of bos, in the window where it is least.
 
 Source: Devlin et al. 2019, sections 4.2 and 4.3.
 """
@@ -35,10 +35,10 @@ from mhe_jax.tasks.labelled.table import row_of
 
 @dataclass(frozen=True)
 class Answer:
-    """The best span of a question: `text` is what stands at `start` to `end` of its context."""
+    """The best span of a question: `text` is its context from `start` to `end`."""
 
     text: str
-    no_answer: float  # by how much no answer scores more
+    no_answer: float  # how much more no answer scores
     score: float  # the sum of its logits
     start: int  # in characters
     end: int
@@ -49,7 +49,7 @@ class WindowRows:
 
     @classmethod
     def read(cls, config: Config, tokenizer: AnyTokenizer, split: str) -> Self:
-        """Those of a split."""
+        """The windows of a split."""
         return cls(config, tokenizer, read_questions(config, split))
 
     def __init__(self, config: Config, tokenizer: AnyTokenizer, questions: Sequence[Question]):
@@ -58,10 +58,10 @@ class WindowRows:
         self.questions = questions
         self._answer_length = config.evaluation.answer_length
         self._tokenizer = tokenizer
-        # Positions of a row before a window, and in all, beside the question and the window.
+        # Positions of a row that hold neither question nor window: before the window, and in all.
         self._before, self._around = 1 + tokenizer.separators, 2 + tokenizer.separators
         room = data.sequence_length - data.question_length - self._around
-        if data.window_stride > room:  # of one eos between texts the config's rules say so
+        if data.window_stride > room:  # for one eos between texts, the config's rules check it
             raise InputError(
                 f"data.window_stride is {data.window_stride}: at most data.sequence_length - "
                 f"data.question_length - {self._around} = {room}"
@@ -107,7 +107,7 @@ class WindowRows:
 
     @property
     def records(self) -> Iterator[Sequence[Any]]:
-        """All that is learned of each question, as JSON can hold it."""
+        """All that training reads of each question, as JSON can hold it."""
         return ((q.question, q.context, q.answers) for q in self.questions)
 
     @property
@@ -117,7 +117,7 @@ class WindowRows:
 
     @property
     def labelled(self) -> bool:
-        """Whether answers are known: a split where no question has one is taken as unlabelled."""
+        """Whether answers are known: a split counts as unlabelled if no question has one."""
         return any(question.answers for question in self.questions)
 
     def describe(self) -> str:
