@@ -1,8 +1,9 @@
 """Compiling the train step for devices that are not there: whether it fits, and what it costs.
 
-Nothing is read but the config, and nothing is written. The step is the one that training runs, over
-the same mesh, state and optimizer; the batch has the shape of training, in translation that of the
-longest bucket. A step that does not fit is an answer, not an error.
+Nothing is read but the config, and labels of your own examples; nothing is written. The step is the
+one that training runs, over the same mesh, state and optimizer. The batch has the shape of
+training, in translation that of the longest bucket. A step that does not fit is an answer, not an
+error.
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ NOTE = (
     "The line is the front: the best score at each cost, by the means over seeds. Bars are one "
     "standard deviation over seeds, to either side; a hollow mark has one seed, and no bar."
 )
-# Fields that are none of the model, on which the time of a step depends.
+# Fields that change the time of a step, and nothing of the attention.
 CONDITIONS = (
     "data.batch_size",
     "data.tokens_per_batch",

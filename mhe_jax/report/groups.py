@@ -72,7 +72,7 @@ class Group:
         return self.runs[0].parameters().get(which)
 
     def cached_numbers(self) -> int | None:
-        """Cached numbers of a token, in all layers of the decoder; None without a decoder."""
+        """`tasks.cache.cached_numbers` of its config; None without a decoder."""
         return cached_numbers(self.config) or None
 
 
@@ -91,7 +91,7 @@ class Section:
         """The base of `group`: the group of `kind` that differs from it in its attention alone.
 
         If there are several, it is the one that also has the same number of heads, and the same
-        value of every other field that all kinds have.
+        value of every other field that all kinds have; None if that is not one group.
         """
 
         def rest(one: Group, attention: bool) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 
 def rounded(number: Fraction, decimals: int) -> str:
-    """Rounded to `decimals`, halves to even, without going through a binary float.
+    """Rounded to `decimals`, exactly, halves to even.
 
     >>> rounded(Fraction(1, 8), 2), rounded(Fraction(283, 10), 0)
     ('0.12', '28')

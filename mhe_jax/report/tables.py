@@ -44,7 +44,7 @@ class Table:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def without_empty_columns(self) -> "Table":
-        """The table without the columns in which no row has anything."""
+        """The table without the columns, after the first, in which no row has anything."""
         kept = [
             i
             for i in range(len(self.columns))

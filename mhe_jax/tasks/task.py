@@ -125,7 +125,7 @@ class Task:
         without its vocabulary axis; and `keywords`. Without a dropout key the model is
         deterministic. `tokens` counts those that are not padding (in translation, of source and
         target). With `outputs`, a task whose score needs more than sums also gives `outputs` and
-        `index`, which says whose they are.
+        `index`, by which `scores` knows them.
         """
 
         def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> Sums:
