@@ -31,7 +31,7 @@ PART, LONGEST_LINE, LONGEST_PIECE = 1 << 16, 1 << 26, 1024
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Ends with a line of results as JSON: on standard output, or on error if that has text."""
+    """Ends with a line of JSON: on standard output, or on standard error if the output is text."""
     if arguments and arguments[0] in ("compare", "paper"):
         command = compare if arguments[0] == "compare" else paper
         return command.main(arguments[1:])

@@ -30,7 +30,7 @@ class ExportArguments:
     checkpoint: str | None = None
     # Mean of this many checkpoints ending with the newest (needs checkpoint=last); None likewise.
     average_checkpoints: int | None = None
-    # Directories in which files that links in the run lead to may lie.
+    # Directories in which files that the run links to may lie.
     trust: tuple[str, ...] = (".",)
 
 

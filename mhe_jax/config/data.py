@@ -79,7 +79,7 @@ class DataConfig:
     # Share of the words that `shuffle_random` takes from other places, and share of the remaining
     # words that it replaces by random ones.
     corruption_rate: float = 0.1
-    # Which labelled examples; `own` has the texts in `fields` and the label in `label_field`.
+    # Data set of labelled examples; `own` has the texts in `fields`, the label in `label_field`.
     dataset: Dataset = "own"
     # Column or field of the label of `own` examples.
     label_field: str = "label"

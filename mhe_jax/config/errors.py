@@ -13,7 +13,7 @@ class InputError(ValueError):
 
 
 def not_installed(what: str, extra: str) -> InputError:
-    """The error that `what` is missing, and how to get it: in a clone or the installed wheel."""
+    """The error: `what` is missing, and how to get it, in a clone or from the installed wheel."""
     if (CLONE / "pyproject.toml").is_file():
         return InputError(f"{what}: in the clone, pip install -e '.[{extra}]' -c constraints.txt")
     return InputError(f"{what}: pip install '{_wheel() or 'THE_WHEEL_OF_mhe_jax'}[{extra}]'")

@@ -24,7 +24,7 @@ class EvaluationConfig:
     # alpha of ((5 + length) / 6)^alpha, which divides a hypothesis' log-probability; 0 for none.
     length_penalty: float = 0.6
     # Longest output is the length of the source or prompt plus this, at most model.max_length (or
-    # data.sequence_length, for a language model, with its prompt).
+    # data.sequence_length, for a language model, prompt included).
     extra_length: int = 50
     # For a language model: windows of data.sequence_length tokens begin this far apart; each token
     # is predicted once, after at least sequence_length - stride others or, near the beginning of
@@ -43,7 +43,7 @@ class EvaluationConfig:
     spelling_noise: float = 0.0
     # Longest answer, in tokens (task span).
     answer_length: int = 30
-    # How far no answer must outscore the best answer to be given (squad_v2).
+    # By how much giving no answer must outscore the best answer (squad_v2).
     no_answer_threshold: float = 0.0
 
 

@@ -13,10 +13,10 @@ from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
 class Config:
     """One experiment."""
 
-    # What is learned: `mlm` an encoder from masked tokens, `shuffle_random` one from which tokens
-    # were moved or replaced, `lm` a language model, `translation` an encoder-decoder; the others
-    # tune an encoder on labelled examples: a class, a number, which of several texts, or the span
-    # that answers a question.
+    # What is learned: `mlm` an encoder that predicts masked tokens, `shuffle_random` one that tells
+    # which tokens were moved or replaced, `lm` a language model, `translation` an encoder-decoder;
+    # the others tune an encoder on labelled examples: a class, a number, which of several texts, or
+    # the span that answers a question.
     task: TaskName = "mlm"
     # Where checkpoints, logs and the resolved config go.
     workdir: str = "runs/unnamed"

@@ -66,7 +66,7 @@ def files_of(directory: str, name: str) -> list[str]:
 
 
 def _is_file(path: str) -> bool:
-    """Whether it is a file, or a broken link: opening that names it, so no shard goes missing."""
+    """Whether it is a file, or a broken link: opening it fails, so no shard is left out unseen."""
     return os.path.isfile(path) or not os.path.exists(path)
 
 

@@ -53,8 +53,8 @@ class TrainConfig:
     eval_every: int = 500
     # Batches of a validation; None reads the whole split.
     eval_batches: int | None = None
-    # Translation: translate this many validation pairs, the first ones, greedily at each validation
-    # for a BLEU; 0 for none.
+    # Translation: at each validation, BLEU of this many validation pairs (the first ones),
+    # translated greedily; 0 for none.
     eval_translate: int = 0
     # Steps between checkpoints; the last step is always saved.
     checkpoint_every: int = 500

@@ -124,7 +124,7 @@ class Tracker:
         return _readable(self._shown, names)
 
     def upload(self) -> None:
-        """Uploads the log before a checkpoint, which must have the log of all steps up to it.
+        """Uploads the log before a checkpoint: that needs the log of all steps up to it.
 
         Raises:
           InputError: it cannot be written.

@@ -28,7 +28,7 @@ def _trace(run: Path) -> Path:
 
 
 def remember(run: Path) -> None:
-    """Notes in the user's cache that the config of this run is the user's, if it can."""
+    """Notes in the user's cache that the config of this run is the user's, if possible."""
     with contextlib.suppress(InputError):
         write_whole(_trace(run), "")
 

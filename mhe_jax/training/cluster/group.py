@@ -80,7 +80,7 @@ def all_of_them(mine: bool) -> bool:
 
 
 def of_first(name: str, mine: str) -> str:
-    """What process 0 gives as `mine`, in each process; use each `name` once."""
+    """The `mine` of process 0, in each process; use each `name` once."""
     return mine if _processes is None else _processes.of_first(name, mine)
 
 

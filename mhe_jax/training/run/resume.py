@@ -17,7 +17,7 @@ from mhe_jax.training.curve import PICTURE
 DRAFT = f".{TOKENIZER}.draft"
 
 # What may differ: how long and how often, how the same numbers are computed and where things lie,
-# and the numbers of the optimizer. Any other changes what is learned, what the best checkpoint is
+# and the numbers of the optimizer. All else changes what is learned, what the best checkpoint is
 # the best of, or the shape of the state.
 MAY_CHANGE = re.compile(
     r"workdir|mesh\..*|evaluation\..*"

@@ -76,7 +76,7 @@ def read_start(config: Config, mesh: Mesh) -> dict[str, Any]:
     """The parameters that are taken from another run, by name, with layers as `config` has them.
 
     Raises:
-      InputError: that run has no checkpoint that can be read, or the tokenizer of another.
+      InputError: that run has no checkpoint that can be read, or one of another tokenizer.
     """
     run = str(config.train.init_from)
     given = _config_of(run, config)
