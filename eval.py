@@ -7,7 +7,7 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    # Ctrl-C while modules load ends without a traceback; run_entry_point takes it back.
+    # Ctrl-C while modules load ends without a traceback; run_entry_point then sets its own handler.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from mhe_jax.cli.evaluate import main

@@ -8,9 +8,9 @@ Text comes from TFDS and must be prepared first (train.py says how); any other t
 
 Expected time: not measured; meant for a pod (batch 256 of 512 tokens, a million steps).
 Expected score: not measured. Published attention parameters are 8.88M for mhe_add and mhe_mul and
-28.32M (by arithmetic 28.31M) for mha; its recipe is not published, this one is BERT's.
+28.32M (by arithmetic 28.31M) for mha; the recipe is not published, this one is BERT's.
 
-`configs/bert_base.py:local` is a tiny model of the same making on WikiText-2 in data/wikitext-2.
+`configs/bert_base.py:local` is a tiny model of the same design on WikiText-2 in data/wikitext-2.
 Sources: Xue & Aletras 2023, table 1; Devlin et al. 2019, appendix A.2.
 """
 
@@ -60,7 +60,7 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
                 num_heads=4 if small else 12,  # 64 wide
                 dropout_rate=0.1,
             ),
-            norm_position="post",  # as BERT
+            norm_position="post",  # as in BERT
             layer_norm_epsilon=1e-12,
             max_length=512,
             dropout_rate=0.1,

@@ -5,11 +5,11 @@
     echo "about twenty-five to nine in the evening" | python eval.py runs/demo --translate
 
 Nothing is downloaded: the phrases are made by num2words and babel (extra `demo`). No number, date
-or time of the test is in training. `make demo` does all of this.
+or time of the test occurs in training. `make demo` does all of this.
 
 Expected time: training and evaluation 100 seconds on two CPU cores (2026-11-24).
 Expected score: 97.9 BLEU and 97.2 % exact match on the test (one run, seed 0, Python 3.11,
-jax 0.10.2, AMD EPYC, 2026-11-24); `make demo` asks for 85 and 75.
+jax 0.10.2, AMD EPYC, 2026-11-24); `make demo` requires 85 and 75.
 
 `configs/demo.py:local` is a tiny model that only shows that everything runs.
 """
@@ -42,7 +42,7 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
                 num_heads=4,
             ),
             positions="sinusoidal",
-            max_length=80,  # what is translated may be longer than what is trained on
+            max_length=80,  # texts to translate may be longer than training texts
             dropout_rate=0.0,  # the phrases are made by rules, and no phrase is seen often
         ),
         data=DataConfig(

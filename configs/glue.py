@@ -1,4 +1,4 @@
-"""GLUE: a small encoder tuned on one of its nine tasks, from a pre-trained one or from nothing.
+"""GLUE: a small encoder tuned on one of its nine tasks, pre-trained or from scratch.
 
     python train.py configs/wikitext2_mlm.py --workdir runs/mlm
     python train.py configs/glue.py:sst2 --train.init_from runs/mlm --workdir runs/sst2
@@ -7,20 +7,20 @@
 
 The task is the variant; without one it is sst2. Files lie in data/glue/SST-2 and so on as GLUE
 distributes them (train.tsv, dev.tsv, test.tsv), or where `--data.directory`, `--data.train`,
-`--data.validation` and `--data.test` say; `--data.train tfds:glue/sst2:train` will do too. The last
-command writes test.predictions.tsv for GLUE's site. The encoder of another shape, such as that of
-configs/bert_base.py, comes with its run; it wants `--optimizer.learning_rate 3e-5`.
+`--data.validation` and `--data.test` say; `--data.train tfds:glue/sst2:train` works too. The last
+command writes test.predictions.tsv for GLUE's site. An encoder of another shape, such as that of
+configs/bert_base.py, brings the shape with its run; it needs `--optimizer.learning_rate 3e-5`.
 
-MNLI is validated on its matched part. The mismatched one is scored by
+MNLI is validated on its matched part. The mismatched part is scored by
 `python eval.py runs/mnli --split validation --sources dev_mismatched.tsv`; for the diagnostic set,
 which has no labels, `python eval.py runs/mnli --split test --sources diagnostic.tsv` writes
 predictions.
 
-Expected time: 2 minutes on one CPU core for CoLA, and for SST-2 by `--train.num_steps 2000` (AMD
+Expected time: 2 minutes on one CPU core for CoLA, and for SST-2 with `--train.num_steps 2000` (AMD
 EPYC, jax 0.10.2, 2026-11-22).
-Expected score: of mhe_mul with these steps, pre-trained as docs/experiments.md tells (other pieces
-and positions than the commands above): accuracy 81.1 % on the dev set of SST-2 (from nothing 79.8),
-Matthews correlation 12.6 on that of CoLA (9.9). Else not measured.
+Expected score: mhe_mul with these steps, pre-trained as in docs/experiments.md (other pieces and
+positions than the commands above): accuracy 81.1 % on the dev set of SST-2 (from scratch 79.8),
+Matthews correlation 12.6 on that of CoLA (9.9). Others not measured.
 
 `configs/glue.py:local` is a tiny model on sst2.
 """

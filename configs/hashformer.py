@@ -1,10 +1,10 @@
-"""HashFormer: an encoder of whole words by their hash, trained by which words are out of place.
+"""HashFormer: an encoder of whole words by their hash, trained to tell which are out of place.
 
     python train.py configs/hashformer.py --workdir runs/hashformer
     python eval.py runs/hashformer
     python train.py configs/glue.py:sst2 --train.init_from runs/hashformer --workdir runs/sst2-hash
 
-The hash and what embeds it is `--model.hashing`: md_emb, md_pool, md_add, md_proj, lsh_emb,
+`--model.hashing` sets the hash and what embeds it: md_emb, md_pool, md_add, md_proj, lsh_emb,
 lsh_pool, lsh_add or lsh_proj. The same objective on pieces of words: `--model.hashing None
 --model.vocabulary_size 4000`; without context, as a baseline: `--model.context token`; MLM over the
 buckets of a hash: `--task mlm --model.hashing md_emb`.
@@ -12,16 +12,16 @@ buckets of a hash: `--task mlm --model.hashing md_emb`.
 The files train.txt.xz, valid.txt.xz and test.txt.xz of WikiText-2 lie in data/wikitext-2
 (`mhe-jax data wikitext-2` fetches them), or where `--data.directory` says.
 `configs/hashformer.py:base` has the shape of RoBERTa-base, as published, on TFDS's Wiki-40B; any
-other text will do.
+other text works.
 
 A table (`_emb`) learns from rare words only with smaller steps: `--optimizer.learning_rate 5e-4`.
 
-Expected time: 6 minutes on one CPU core, 5 to 8 by the hash (AMD EPYC, jax 0.10.2, 2026-11-22).
+Expected time: 6 minutes on one CPU core, 5 to 8 by hash (AMD EPYC, jax 0.10.2, 2026-11-22).
 Expected score: md_proj 0.320 nats, accuracy 88.0 %, AUC of moved against original words 0.786, on
-the test set; lsh_proj 0.269 nats, 90.1 %, 0.791; of one seed. Predicting the shares of the labels
+the test set; lsh_proj 0.269 nats, 90.1 %, 0.791; one seed each. Predicting the shares of the labels
 has 0.61 nats, accuracy 81 %.
 
-`configs/hashformer.py:local` is a tiny model of the same making.
+`configs/hashformer.py:local` is a tiny model of the same design.
 Source: Xue & Aletras 2022, "HashFormers".
 """
 
@@ -52,7 +52,7 @@ def wikitext2(small: bool) -> Config:
             mlp_features=128 if small else 512,
             num_layers=1 if small else 3,
             attention=AttentionConfig(kind="mha", num_heads=4),
-            positions="sinusoidal",  # neighbours, which tell most, are found much sooner
+            positions="sinusoidal",  # finds neighbours, which tell most, much sooner
             max_length=128,
             dropout_rate=0.0,  # a short run underfits
         ),

@@ -1,21 +1,21 @@
-"""WikiText-2 language model of the shape that most of today's have: Llama's, small.
+"""WikiText-2 language model of the shape that most have today: Llama's, small.
 
     python -m mhe_jax data wikitext-2
     python train.py configs/llama_lm.py --workdir runs/llama-lm
     python eval.py runs/llama-lm
 
 Rotary positions, RMSNorm, a gated MLP with silu (SwiGLU) and grouped-query attention, without any
-bias: RMSNorm before each sublayer and once at the end. Any other kind goes as well
-(`--model.attention.kind mhe_mul --model.attention.num_kv_heads None`), Llama's own shape with
-`mha`, `mqa` and `gqa`.
+bias: RMSNorm before each sublayer and once at the end. Any other kind works too
+(`--model.attention.kind mhe_mul --model.attention.num_kv_heads None`); the shape is Llama's own
+with `mha`, `mqa` and `gqa`.
 
-The first fetches train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as usually
-distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
+The first command fetches train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as
+usually distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
 
 Expected time: not measured.
 Expected score: not measured.
 
-`configs/llama_lm.py:local` is a tiny model of the same making that learns for a minute.
+`configs/llama_lm.py:local` is a tiny model of the same design that trains for a minute.
 """
 
 from typing import Literal
@@ -38,7 +38,7 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
         model=ModelConfig(
             vocabulary_size=1000 if small else 4000,  # pieces; scores are also given per word
             features=64 if small else 128,
-            mlp_features=172 if small else 344,  # 8/3 of the width: as many numbers as plain ones
+            mlp_features=172 if small else 344,  # 8/3 of the width: as many weights as a plain MLP
             num_layers=1 if small else 3,
             attention=AttentionConfig(
                 kind="gqa",

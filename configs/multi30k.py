@@ -5,18 +5,18 @@
     python eval.py runs/multi30k-mul
     python train.py configs/multi30k.py --workdir runs/multi30k-mha --model.attention.kind mha
 
-The first fetches the files, train, val and test_2016_flickr, each `.en.gz` and `.de.gz`, to
+The first command fetches train, val and test_2016_flickr, each `.en.gz` and `.de.gz`, to
 data/multi30k, from github.com/multi30k/dataset, whose licence is for research only. They may lie
 elsewhere (`--data.directory`).
 
 Expected time: 40 minutes on one CPU core (AMD EPYC, jax 0.10.2, 2026-11-21).
 Expected score: mhe_mul 36.5 sacreBLEU (cased, 13a, beam 5) on test_2016_flickr, validation loss
-1.793; mha 36.9, validation loss 1.720; of one seed.
+1.793; mha 36.9, validation loss 1.720; one seed each.
 
 `configs/multi30k.py:small` is for comparisons of many runs (docs/experiments.md): two layers on
 each side, and 2,100 steps of half the tokens, seven minutes on such a core.
 
-`configs/multi30k.py:local` is a tiny model of the same making that learns for a minute or two.
+`configs/multi30k.py:local` is a tiny model of the same design that trains for a minute or two.
 """
 
 from typing import Literal
@@ -48,8 +48,8 @@ def get_config(variant: Literal["", "small", "local"] = "") -> Config:
                 num_heads=4 if tiny else 8,
             ),
             positions="sinusoidal",
-            max_length=128,  # what is translated may be longer than what is trained on
-            # 29,000 pairs are seen about ten times, by the small one less than four times.
+            max_length=128,  # texts to translate may be longer than training texts
+            # 29,000 pairs are seen about ten times; less than four times by the small variant.
             dropout_rate=0.0 if small else 0.2,
         ),
         data=DataConfig(

@@ -1,16 +1,16 @@
-"""Penn Treebank language model: a small text, decoder-only as the paper's.
+"""Penn Treebank language model: a small text, decoder-only like the paper's.
 
     python train.py configs/ptb_lm.py --workdir runs/ptb-lm
     python eval.py runs/ptb-lm --stride 32
 
-The files ptb.train.txt, ptb.valid.txt and ptb.test.txt (a sentence a line, lower case, numbers as
-N, as usually distributed) lie in data/ptb, or where `--data.directory` says. The score that is
-usually given is perplexity per word: 82,430 words of the test set with ends of lines.
+The files ptb.train.txt, ptb.valid.txt and ptb.test.txt (one sentence per line, lower case, numbers
+as N, as usually distributed) lie in data/ptb, or where `--data.directory` says. The usual score is
+perplexity per word: 82,430 words of the test set with ends of lines.
 
 Expected time: not measured.
 Expected score: not measured.
 
-`configs/ptb_lm.py:local` is a tiny model of the same making that learns for a minute.
+`configs/ptb_lm.py:local` is a tiny model of the same design that trains for a minute.
 """
 
 from typing import Literal

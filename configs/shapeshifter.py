@@ -12,9 +12,9 @@ data/iwslt14 (or where `--data.directory` says). `:wmt`, English to Romanian, re
 Expected time: not measured; meant for one GPU, `:wmt` for several.
 Expected score: not measured.
 
-`configs/shapeshifter.py:local` is a tiny model of the same making on the demo's phrases.
+`configs/shapeshifter.py:local` is a tiny model of the same design on the demo's phrases.
 Sources: learning rates and batches from Panahi, Saeedi and Arodz 2021, who do not give all shapes;
-`:wmt` is the base shape of Vaswani et al. 2017, the other the one that is customary for IWSLT14.
+`:wmt` is the base shape of Vaswani et al. 2017, the other the customary one for IWSLT14.
 """
 
 from typing import Literal

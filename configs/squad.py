@@ -4,12 +4,12 @@
     python train.py configs/squad.py --train.init_from runs/mlm384 --workdir runs/squad
     python eval.py runs/squad --split validation
 
-Without a variant it is version 1.1, `configs/squad.py:v2` is 2.0. Files lie in data/squad as SQuAD
+Without a variant it is version 1.1; `configs/squad.py:v2` is 2.0. Files lie in data/squad as SQuAD
 distributes them (train-v1.1.json, dev-v1.1.json), or where `--data.directory`, `--data.train`
-and `--data.validation` say; `--data.train tfds:squad/v1.1:train` will do too. There is no public
+and `--data.validation` say; `--data.train tfds:squad/v1.1:train` works too. There is no public
 test set: the last command writes validation.predictions.json, {id: answer}. A context longer than a
-row is read through windows, 128 tokens apart. In version 2.0 the result also has the best numbers
-over all thresholds on no answer, and where they are.
+row is read through windows, 128 tokens apart. In version 2.0 the result also has the best scores
+over all no-answer thresholds, and those thresholds.
 
 Expected time: not measured.
 Expected score: not measured.

@@ -7,9 +7,9 @@
 
 The task is the variant; without one it is boolq. Files lie in data/superglue/BoolQ and so on as
 SuperGLUE distributes them (train.jsonl, val.jsonl, test.jsonl), or where `--data.directory`,
-`--data.train`, `--data.validation` and `--data.test` say; tfds:super_glue/boolq:train will do too.
+`--data.train`, `--data.validation` and `--data.test` say; tfds:super_glue/boolq:train works too.
 The last command writes test.predictions.jsonl for SuperGLUE's site. COPA's choices are scored as
-pairs with the premise; WiC and WSC read the vectors of the words that are asked for. ReCoRD, whose
+pairs with the premise; WiC and WSC read the vectors of the words in question. ReCoRD, whose
 answers are entities marked in a passage, is not here.
 
 Expected time: not measured.

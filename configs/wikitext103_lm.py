@@ -1,17 +1,16 @@
-"""WikiText-103 language model: 12 layers for one accelerator, decoder-only as the paper's.
+"""WikiText-103 language model: 12 layers for one accelerator, decoder-only like the paper's.
 
     python train.py configs/wikitext103_lm.py --workdir runs/wikitext103-lm
     python eval.py runs/wikitext103-lm --stride 64
 
 The files wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens (words split by spaces, as
-usually distributed) lie in data/wikitext-103, or where `--data.directory` says. The score that is
-usually given is perplexity per word with sliding windows: 245,569 words of the test set with ends
-of lines.
+usually distributed) lie in data/wikitext-103, or where `--data.directory` says. The usual
+score is perplexity per word with sliding windows: 245,569 words of the test set with ends of lines.
 
 Expected time: not measured.
 Expected score: not measured.
 
-`configs/wikitext103_lm.py:local` is a tiny model of the same making that learns for a minute.
+`configs/wikitext103_lm.py:local` is a tiny model of the same design that trains for a minute.
 """
 
 from typing import Literal
@@ -42,7 +41,7 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
             ),
             max_length=128 if small else 512,
             dropout_rate=0.0 if small else 0.1,
-            scan_layers=not small,  # one layer is compiled instead of twelve
+            scan_layers=not small,  # one layer to compile instead of twelve
             dtype="float32" if small else "bfloat16",
         ),
         data=DataConfig(

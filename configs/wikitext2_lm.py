@@ -4,14 +4,14 @@
     python train.py configs/wikitext2_lm.py --workdir runs/wikitext2-lm
     python eval.py runs/wikitext2-lm
 
-The first fetches train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as usually
-distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
+The first command fetches train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as
+usually distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
 
 Expected time: 7 minutes on two CPU cores (AMD EPYC, jax 0.10.2, 2026-11-21).
 Expected score: test perplexity 49.7 per token, and 473.9 per word over 245,569 words with ends of
-lines; 3.907 nats a token, where unigram frequencies of the training text have 6.295.
+lines; 3.907 nats per token, where unigram frequencies of the training text have 6.295.
 
-`configs/wikitext2_lm.py:local` is a tiny model of the same making that learns for a minute.
+`configs/wikitext2_lm.py:local` is a tiny model of the same design that trains for a minute.
 """
 
 from typing import Literal

@@ -4,14 +4,14 @@
     python train.py configs/wikitext2_mlm.py --workdir runs/wikitext2-mlm
     python eval.py runs/wikitext2-mlm
 
-The first fetches train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as usually
-distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
+The first command fetches train.txt.xz, valid.txt.xz and test.txt.xz (words split by spaces, as
+usually distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
 
 Expected time: 11 minutes on two CPU cores (AMD EPYC, jax 0.10.2, 2026-11-21).
-Expected score: test loss 4.563 nats, accuracy 32.7 %, perplexity 95.9 of masked tokens; unigram
+Expected score: test loss 4.563 nats, accuracy 32.7 %, perplexity 95.9 on masked tokens; unigram
 frequencies of the training text have 6.295 nats.
 
-`configs/wikitext2_mlm.py:local` is a tiny model of the same making that learns for a minute.
+`configs/wikitext2_mlm.py:local` is a tiny model of the same design that trains for a minute.
 """
 
 from typing import Literal

@@ -10,8 +10,8 @@ Expected time: not measured; meant for a GPU host or a pod.
 Expected score: not measured. Published BLEU is 23.6 for mhe_mul and 24.8 for mha, attention
 parameters 6,515,712 and 18,874,368; the direction is not stated there.
 
-`configs/wmt14_base.py:local` is a tiny model of the same making on the demo's phrases.
-Sources: shape from Xue & Aletras 2023, WMT14 table; what it does not give from Vaswani et al. 2017,
+`configs/wmt14_base.py:local` is a tiny model of the same design on the demo's phrases.
+Sources: shape from Xue & Aletras 2023, WMT14 table; the rest from Vaswani et al. 2017,
 sections 5.3, 5.4 and 6.1.
 """
 

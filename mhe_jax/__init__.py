@@ -1,11 +1,11 @@
 """Parameter-efficient attention in JAX and Flax, and the training code around it.
 
     mhe_jax.load("runs/multi30k")                      # a trained run: translate, generate, ...
-    mhe_jax.make_attention("mhe_mul", num_heads=12)    # a module for a model of one's own
-    mhe_jax.InputError                                 # what is wrong with what was given, one line
+    mhe_jax.make_attention("mhe_mul", num_heads=12)    # a module for your own model
+    mhe_jax.InputError                                 # a user's mistake, in one line
 
 `python -m mhe_jax --help` lists the commands. Importing this package loads nothing else; the names
-above are loaded when they are used.
+above are loaded on first use.
 """
 
 import importlib

@@ -6,7 +6,7 @@ import sys
 
 def main() -> None:
     """Runs the command line of this process."""
-    # Ctrl-C while modules load ends without a traceback; run_entry_point takes it back.
+    # Ctrl-C while modules load ends without a traceback; run_entry_point then sets its own handler.
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from mhe_jax.cli.commands import main

@@ -1,7 +1,7 @@
 """Command lines, parsed by tyro and checked.
 
 A user's mistake becomes one line: an `InputError` that names the field or file and what is allowed.
-Nothing here imports jax, so that a typing error costs no start-up time and
+Nothing here imports jax, so that a typo costs no start-up time and
 `jax.distributed.initialize` can still come first.
 """
 
@@ -70,7 +70,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
 
 
 def _shaped_as(run: str, config: Config) -> Config:
-    """`config` with the encoder of another run; the rates of dropout and the head stay its own."""
+    """`config` with the encoder of another run, but its own dropout rates and head."""
     theirs, ours = config_of(run, "train.init_from").model, config.model
     attention = dataclasses.replace(theirs.attention, dropout_rate=ours.attention.dropout_rate)
     by_role = {
@@ -94,7 +94,7 @@ def _shaped_as(run: str, config: Config) -> Config:
 def parse_target(arguments: Sequence[str]) -> tuple[Target | None, list[str]]:
     """The target of `train.py CONFIG --compile_only --topology ...`, and the other arguments.
 
-    None without `--compile_only`. With it jax, which has not started, is kept to the CPU.
+    None without `--compile_only`. With it, jax, which has not started, is restricted to the CPU.
     """
     own: dict[str, list[str]] = {}
     others: list[str] = []
@@ -130,7 +130,7 @@ def parse_fields(
     bare_flags: bool = False,
     about: str | None = None,
 ) -> T:
-    """`default` with the overrides of a command line, by tyro; its boxed errors made one line.
+    """`default` with the overrides of a command line, by tyro; its boxed errors become one line.
 
     With `bare_flags` a boolean field takes no value: its name sets it. `--help` begins with
     `about`, else with the docstring of the class.
@@ -159,7 +159,7 @@ def parse_fields(
     except SystemExit as stop:
         if not stop.code:
             raise
-    # Which of the options is it? Each goes through tyro once more, alone.
+    # To find the wrong option, each goes through tyro once more, alone.
     for option in options_of(arguments):
         name, hints = name_of(option), hints_of(cls)
         if not option[0].startswith("--"):
@@ -185,8 +185,8 @@ def parse_two_directories(
     """Both directories and the settings, of `COMMAND ONE OTHER [--field value ...]`.
 
     Args:
-      cls: of the settings; each has a default.
-      arguments: of the command line, without the command.
+      cls: the class of the settings; each has a default.
+      arguments: the command line, without the command.
       command: its name.
       usage: two names of directories, and what follows them.
       text: the help below the usage, with `{command}`, `{eval}` and `{train}` as they are called.
@@ -207,7 +207,7 @@ def parse_two_directories(
 
 
 def options_of(arguments: Sequence[str]) -> list[list[str]]:
-    """The command line cut before each `--`."""
+    """The command line, split before each `--`."""
     options: list[list[str]] = []
     for token in arguments:
         if token.startswith("--") or not options:
@@ -218,6 +218,6 @@ def options_of(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def name_of(option: Sequence[str]) -> str:
-    """`dotted.field_name` of `["--dotted.field-name=value"]`; what is no option has none."""
+    """`dotted.field_name` of `["--dotted.field-name=value"]`; empty for what is no option."""
     name = option[0].partition("=")[0]
     return name.removeprefix("--").replace("-", "_") if name.startswith("--") else ""

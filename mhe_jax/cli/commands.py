@@ -40,10 +40,10 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Calls the command that comes first with the arguments behind it.
+    """Calls the command that comes first with the arguments after it.
 
     Raises:
-      InputError: no command is given, or one that there is not.
+      InputError: no command is given, or an unknown one.
     """
     usage = f"{called('COMMAND')} [arguments]"
     if not arguments:

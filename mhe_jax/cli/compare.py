@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[str], Comparison]:
-    """Paths of runs, and settings, of `eval.py compare RUNS... [--field value ...]`.
+    """The paths of runs and the settings of `eval.py compare RUNS... [--field value ...]`.
 
     Raises:
       InputError: no runs, or a field or value that is not allowed.

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path, Path, ConversionConfig]:
-    """The run, the new run and what it is to be, of `convert RUN NEW --kind KIND ...`.
+    """The run, the new run and its attention, of `convert RUN NEW --kind KIND ...`.
 
     Raises:
       InputError: not two directories, or a field or value that is not allowed.

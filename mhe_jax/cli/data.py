@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     """Lists the texts, or gets one.
 
     Raises:
-      InputError: other arguments, no text of that name, or it cannot be had.
+      InputError: other arguments, no text of that name, or it cannot be fetched.
     """
     program = called("data")
     usage = f"{program} [NAME [--directory DIR]]"

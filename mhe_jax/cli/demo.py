@@ -10,7 +10,7 @@ from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError
 from mhe_jax.config.places import path_of
 
-# Phrases that are shown: some of the test, as far from each other as can be, and some wrong ones.
+# Phrases to show: some of the test, as far apart as possible, and some wrong ones.
 SHOWN, WRONG = 6, 2
 
 
@@ -18,14 +18,14 @@ SHOWN, WRONG = 6, 2
 class Wanted:
     """Shows what a run of the demo has learned, and fails where that is too little."""
 
-    # BLEU of the test that is asked for.
+    # Required BLEU on the test.
     bleu: float = 0.0
-    # Exact matches that are asked for, in percent.
+    # Required exact matches, in percent.
     exact_match: float = 0.0
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints translations of the test, and the scores; exit status 1 where they are too low."""
+    """Prints translations of the test, and the scores; exit status 1 if they are too low."""
     run, wanted = parse(arguments)
     from mhe_jax.data.phrases import pairs
     from mhe_jax.report.results import read_result
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path, Wanted]:
-    """The run and what is asked of it, of `demo RUN [--bleu N] [--exact_match N]`.
+    """The run and the required scores, of `demo RUN [--bleu N] [--exact_match N]`.
 
     Raises:
       InputError: no run, or a field or value that is not allowed.
@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Wanted]:
 def examples(phrases: Sequence[tuple[str, str]], lines: Sequence[str]) -> str:
     """Phrases with their translations; a wrong one has a mark, and the right one below it.
 
-    Those of the test that stand at equal distances, right ones first; then more wrong ones.
+    Phrases at equal distances in the test, right ones first; then more wrong ones.
     """
     wrong = [number for number, line in enumerate(lines) if line.strip() != phrases[number][1]]
     spread = [number * len(lines) // SHOWN for number in range(SHOWN)]

@@ -1,6 +1,6 @@
 """`eval.py RUN`: score a trained run, or translate, continue or label standard input with it.
 
-`eval.py compare` and `eval.py paper` go to the files of these names.
+`eval.py compare` and `eval.py paper` are in the files of those names.
 """
 
 import codecs
@@ -25,17 +25,17 @@ from mhe_jax.config.rules import check, check_files
 
 ARGUMENTS = "RUN [--field value ...] [--translate | --generate | --predict]"
 Action = typing.Literal["score", "translate", "generate", "predict"]
-# Bytes of standard input that are read at once; characters of a line that is kept whole, and of a
-# piece of a tokenizer: those of ours have 16.
+# Bytes of standard input that are read at once; most characters of a line that is kept whole, and
+# of a piece of a tokenizer (ours have 16).
 PART, LONGEST_LINE, LONGEST_PIECE = 1 << 16, 1 << 26, 1024
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Ends with a line of results as JSON: on standard output, or error where that has text."""
+    """Ends with a line of JSON: on standard output, or on standard error if the output is text."""
     if arguments and arguments[0] in ("compare", "paper"):
         command = compare if arguments[0] == "compare" else paper
         return command.main(arguments[1:])
-    # jax starts after the arguments are right.
+    # jax starts only once the arguments are right.
     from mhe_jax.training.cluster.distributed import joined, take_flags
 
     processes, arguments = take_flags(arguments)
@@ -73,15 +73,15 @@ class _EvaluationArguments(EvaluationConfig):
     # Label the lines of standard input (texts with tabs between them, where examples have several)
     # instead of scoring.
     predict: bool = False
-    # Directories in which files that the run names may lie, beside the run itself: it may be from
-    # somebody else. What --sources names by its whole path is read wherever it lies.
+    # Directories in which files that the run names may lie, besides the run itself: it may be from
+    # somebody else. A file that --sources names by its whole path is read wherever it lies.
     trust: tuple[str, ...] = (".",)
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     """Run directory, settings and what to do, of `eval.py RUN [--field value ...]`.
 
-    What is not given is as in the run's own config.
+    Settings that are not given are as in the run's own config.
 
     Raises:
       InputError: no run, a field or value that is not allowed, or a file that the run names and
@@ -138,16 +138,16 @@ def usable(workdir: Path) -> int:
 def input_lines(file: BinaryIO, *, keep: int | None = None) -> Iterator[str]:
     """The lines of UTF-8 text: a line feed ends one, with or without a carriage return before it.
 
-    Nothing else ends a line, so that as many come out as `wc -l` counts (and a last one without
+    Nothing else ends a line, so the number of lines is that of `wc -l` (plus a last one without
     an end). A byte order mark at the beginning is dropped.
 
     Args:
-      file: read in parts, however long its lines are.
-      keep: about as many characters of a line come out; what follows is checked and dropped. None
+      file: is read in parts, however long its lines are.
+      keep: yields about this many characters of a line; the rest is checked and dropped. None
         keeps all, of a line of at most `LONGEST_LINE` characters.
 
     Raises:
-      InputError: a line is not UTF-8, or too long, naming it.
+      InputError: a line is not UTF-8, or too long; the message names it.
     """
     most, number = LONGEST_LINE if keep is None else keep, 0
     while part := file.readline(PART):
@@ -167,7 +167,7 @@ def input_lines(file: BinaryIO, *, keep: int | None = None) -> Iterator[str]:
                 raise InputError(
                     f"standard input, line {number}: is not UTF-8 (byte {place})"
                 ) from None
-            # Of what is dropped one character says that the line is not blank.
+            # One character of the dropped text says that the line is not blank.
             texts.append(text if kept <= most else text.strip()[:1] if _blank(texts) else "")
             kept, read = kept + len(text), read + len(part)
             if keep is None and kept > most:

@@ -26,11 +26,11 @@ class ExportArguments:
 
     # The format, one of those that `export --help` lists.
     to: str = ""
-    # `best` on the validation split, `last`, or a step number; None: as eval.py takes of the run.
+    # `best` on the validation split, `last`, or a step number; None: as eval.py takes for the run.
     checkpoint: str | None = None
     # Mean of this many checkpoints ending with the newest (needs checkpoint=last); None likewise.
     average_checkpoints: int | None = None
-    # Directories in which files may lie that links in the run lead to.
+    # Directories in which files that the run links to may lie.
     trust: tuple[str, ...] = (".",)
 
 

@@ -23,7 +23,7 @@ SCRIPTS = {
     "paper": "eval.py paper",
 }
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# Signals that end a command by an exception, so that drafts of files go.
+# Signals that end a command by an exception, so that drafts of files are removed.
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LESS_MEMORY = (
     "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
@@ -32,7 +32,7 @@ LESS_MEMORY = (
 
 
 def called(command: str) -> str:
-    """How to call a command of ours, in the way in which this process was called.
+    """How to call one of our commands, in the way this process was called.
 
     >>> called("export"), called("compare")
     ('python -m mhe_jax export', 'eval.py compare')
@@ -64,13 +64,12 @@ def output(text: str) -> None:
 
 
 def ask_for_huge_pages() -> None:
-    """Starts the command once more, in this very process, with GLIBC_TUNABLES for huge pages.
+    """Restarts the command in the same process, with GLIBC_TUNABLES for huge pages.
 
     Each step on a CPU works through hundreds of megabytes, for which 4 KB pages are small: in huge
-    ones a step of configs/multi30k.py takes 0.41 s in place of 0.59. glibc reads its environment
-    only before a program begins. Nothing happens where that variable is set already, be it to
-    nothing, where Linux does not give huge pages to those who ask, or inside another program, such
-    as a debugger.
+    ones a step of configs/multi30k.py takes 0.41 s instead of 0.59. glibc reads its environment
+    only before a program begins. Does nothing if that variable is set already, even to nothing, if
+    Linux does not give huge pages on request, or inside another program, such as a debugger.
     """
     options, command = sys.orig_argv[1 : -len(sys.argv)], sys.orig_argv[-len(sys.argv) :]
     program = "mhe_jax" if options[-1:] == ["-m"] else sys.argv[0]  # as it was typed
@@ -88,14 +87,14 @@ def ask_for_huge_pages() -> None:
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130, SIGTERM 143.
 
-    So is an error of the operating system, with the name of the file, and a name that is not UTF-8.
-    A device without enough memory is one line and 1. With MHE_JAX_TRACEBACK=1 in the environment
-    every exception shows its traceback.
+    An error of the operating system, with the name of the file, and a name that is not UTF-8 count
+    as a user's mistake. A device without enough memory is one line and 1. With MHE_JAX_TRACEBACK=1
+    in the environment every exception shows its traceback.
     """
     if sys.stderr is None:  # closed by who started us: print would take standard output instead
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
-        # SIG_DFL: see train.py. What is ignored stays so.
+        # SIG_DFL: see train.py. An ignored signal stays ignored.
         for caught in _CAUGHT:
             if signal.getsignal(caught) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(caught, _interrupt)
@@ -106,7 +105,7 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
         output("")
         for caught in _CAUGHT:
             if signal.getsignal(caught) is _interrupt:
-                # All is done. What is called at exit would show the exception and go on.
+                # All is done. Exit handlers would show the exception and continue.
                 signal.signal(caught, signal.SIG_DFL)
     except BrokenPipeError:  # the reader, such as `head`, has enough
         if sys.stdout is not None:
@@ -133,10 +132,10 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt, of another signal SystemExit.
+    """Raises KeyboardInterrupt, or SystemExit for another signal.
 
-    Ends the process where a module is being loaded: some of those that are not written in Python
-    turn it into an error of their own, or crash.
+    Ends the process if a module is being loaded: some of those that are not written in Python turn
+    the exception into an error of their own, or crash.
     """
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
@@ -146,7 +145,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Sends a signal once more that came in a callback, of which Python drops the exceptions.
+    """Sends a signal again that came in a callback, where Python drops exceptions.
 
     JAX has one for each collection of garbage.
     """
@@ -154,17 +153,17 @@ def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
     status = error.code if isinstance(error, SystemExit) else 0
     status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else status
     if isinstance(status, int) and status > 128:
-        # After the callback, and after this, on a machine that has much to do.
+        # After the callback, and after this hook, even on a busy machine.
         threading.Timer(0.1, os.kill, (os.getpid(), status - 128)).start()
     else:
         sys.__unraisablehook__(lost)
 
 
 def _end_at_once(status: int) -> NoReturn:
-    """Ends the process, but for one of several that others wait for, before the interpreter does.
+    """Ends the process before the interpreter shuts down, unless other processes wait for it.
 
-    XLA goes on compiling on threads of its own, and crashes where the interpreter takes away what
-    they work on.
+    XLA keeps compiling on its own threads, and crashes when the interpreter frees what they work
+    on.
     """
     jax = sys.modules.get("jax")
     if jax is None or jax.distributed.is_initialized():
@@ -184,7 +183,7 @@ def _check_names() -> None:
 def _here() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it is deleted, or closed to us; whoever needs it says so
+    except OSError:  # deleted, or not accessible; whoever needs it says so
         return ""
 
 
@@ -198,10 +197,10 @@ def _line_of(error: BaseException) -> str:
 
 
 def _tell(what: str) -> None:
-    """One line for people, as far as there are any."""
+    """Prints one line for people, if anyone reads it."""
     try:
         print(f"error: {' '.join(what.split())}", file=sys.stderr, flush=True)
     except OSError:
-        # What is left in the buffer would fail once more at the end, and be the exit status.
+        # What is left in the buffer would fail again at exit, and set the exit status.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

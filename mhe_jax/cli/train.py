@@ -17,7 +17,7 @@ AS_MODULE = (sys.executable, "-m", "mhe_jax", "train")
 
 
 def main(arguments: Sequence[str], command: Sequence[str] = AS_MODULE) -> None:
-    """Trains, and ends with a line of JSON on standard output; all else is on standard error.
+    """Trains, and ends with a line of JSON on standard output; the rest goes to standard error.
 
     Args:
       arguments: of the command line, without the program's name.
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str], command: Sequence[str] = AS_MODULE) -> None:
         print(sweep_table(found["runs"]), file=sys.stderr)
         output(json.dumps(found) + "\n")
         sys.exit(1 if found["failed"] else 0)
-    # jax starts after the arguments are right.
+    # jax starts only once the arguments are right.
     target, arguments = parse_target(arguments)
     if target is not None:
         config = parse_train_arguments(arguments)

@@ -1,4 +1,4 @@
-"""Configuration: one frozen dataclass a part, checked before anything is compiled.
+"""Configuration: one frozen dataclass per part, checked before anything is compiled.
 
 An experiment is a Python file in `configs/` whose `get_config(variant)` returns a `Config`. The
 command line, sweeps and the JSON beside the checkpoints all name a field by the same dotted path,

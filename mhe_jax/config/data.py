@@ -51,20 +51,20 @@ class DataConfig:
     validation: tuple[str, ...] = ()
     # Test source; read by eval.py only.
     test: tuple[str, ...] = ()
-    # Names of the text fields in JSONL, Parquet or TFDS: one, or source and target; those of `own`
-    # examples.
+    # Names of the text fields in JSONL, Parquet or TFDS: one, or source and target; or those of
+    # `own` examples.
     fields: tuple[str, ...] = ("text",)
-    # A sentencepiece model, or a `tokenizer.json`, which keeps its pieces but numbers them anew,
-    # special tokens first; None trains one on `train`. With LSH its pieces are the features.
+    # A sentencepiece model, or a `tokenizer.json`, whose pieces are kept but renumbered, special
+    # tokens first; None trains a model on `train`. With LSH its pieces are the features.
     tokenizer: str | None = None
     # Pieces of the sentencepiece model that a run with LSH trains.
     lsh_pieces: int = 8000
-    # Built indices and token counts; None means $MHE_JAX_CACHE or ~/.cache/mhe_jax.
+    # Where built indices and token counts go; None means $MHE_JAX_CACHE or ~/.cache/mhe_jax.
     cache_directory: str | None = None
     # Tokens in a row: the block of running text; in translation the longest training sentence; the
-    # longest labelled example, which is cut to it.
+    # length that labelled examples are cut to.
     sequence_length: int = 128
-    # Several examples (lines, or pairs) in each training row, none of which sees another.
+    # Pack several examples (lines, or pairs) into each training row; none sees another.
     packing: bool = False
     # Rows in a global batch of all tasks but translation.
     batch_size: int = 32
@@ -76,10 +76,10 @@ class DataConfig:
     row_multiple: int = 8
     # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
     mask_rate: float = 0.15
-    # Share of the words that `shuffle_random` takes from other places, and of the others that it
-    # replaces by a random one.
+    # Share of the words that `shuffle_random` takes from other places, and share of the remaining
+    # words that it replaces by random ones.
     corruption_rate: float = 0.1
-    # What labelled examples are; `own` has the texts in `fields` and the label in `label_field`.
+    # Data set of labelled examples; `own` has the texts in `fields`, the label in `label_field`.
     dataset: Dataset = "own"
     # Column or field of the label of `own` examples.
     label_field: str = "label"

@@ -1,4 +1,4 @@
-"""Errors that a user can mend."""
+"""Errors that a user can fix."""
 
 import importlib.metadata
 import json
@@ -13,14 +13,14 @@ class InputError(ValueError):
 
 
 def not_installed(what: str, extra: str) -> InputError:
-    """That `what` is missing, and how to get it: in a clone, or from the installed wheel."""
+    """The error: `what` is missing, and how to get it, in a clone or from the installed wheel."""
     if (CLONE / "pyproject.toml").is_file():
         return InputError(f"{what}: in the clone, pip install -e '.[{extra}]' -c constraints.txt")
     return InputError(f"{what}: pip install '{_wheel() or 'THE_WHEEL_OF_mhe_jax'}[{extra}]'")
 
 
 def _wheel() -> str | None:
-    """The file that mhe_jax was installed from, as pip noted it."""
+    """The file that mhe_jax was installed from, as pip recorded it."""
     try:
         noted = importlib.metadata.distribution("mhe_jax").read_text("direct_url.json")
         return unquote(urlparse(json.loads(noted or "{}")["url"]).path)

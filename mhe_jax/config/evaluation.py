@@ -10,7 +10,7 @@ class EvaluationConfig:
 
     # Which split.
     split: Literal["validation", "test"] = "test"
-    # Sources to read in place of the split's, named as those are: relative to data.directory.
+    # Sources to read instead of the split's, also relative to data.directory.
     sources: tuple[str, ...] = ()
     # `best` on the validation split (by the official score of labelled examples, else by loss),
     # `last`, or a step number.
@@ -21,29 +21,29 @@ class EvaluationConfig:
     batch_size: int = 64
     # Beams; 1 is greedy.
     beam_size: int = 5
-    # alpha of ((5 + length) / 6)^alpha that divides a hypothesis' log-probability; 0 for none.
+    # alpha of ((5 + length) / 6)^alpha, which divides a hypothesis' log-probability; 0 for none.
     length_penalty: float = 0.6
-    # Longest output is the length of the source or prompt plus this, at most model.max_length (or,
-    # of a language model with its prompt, data.sequence_length).
+    # Longest output is the length of the source or prompt plus this, at most model.max_length (or
+    # data.sequence_length, for a language model, prompt included).
     extra_length: int = 50
-    # Of a language model: windows of data.sequence_length tokens that begin this far apart; each
-    # token is predicted once, after at least sequence_length - stride others or, near the beginning
-    # of the split, all that there are; None: sequence_length.
+    # For a language model: windows of data.sequence_length tokens begin this far apart; each token
+    # is predicted once, after at least sequence_length - stride others or, near the beginning of
+    # the split, after all there are; None: sequence_length.
     stride: int | None = None
-    # Generation: what divides the logits before a token is drawn; 0 takes the most probable.
+    # Generation: divides the logits before a token is drawn; 0 takes the most probable token.
     temperature: float = 0.0
-    # Generation: draw from this many most probable tokens only.
+    # Generation: draw only from this many most probable tokens.
     top_k: int | None = None
     # Generation: draw from the fewest most probable tokens that together have this probability.
     top_p: float | None = None
-    # Generation and misspelling: of what is drawn.
+    # Seed of generation and misspelling.
     seed: int = 0
-    # Share of the words that are misspelt in the texts of labelled examples (not of task span, nor
+    # Share of the words to misspell in the texts of labelled examples (not for task span, nor
     # where spans are marked).
     spelling_noise: float = 0.0
-    # Tokens of the longest answer (task span).
+    # Longest answer, in tokens (task span).
     answer_length: int = 30
-    # How much more no answer must score than the best one to be given (squad_v2).
+    # By how much giving no answer must outscore the best answer (squad_v2).
     no_answer_threshold: float = 0.0
 
 
@@ -53,11 +53,11 @@ class Comparison:
 
     # Where report.html, report.md and the tables as .csv go.
     out: str = "report"
-    # Which split's scores; eval.py has left them in the run.
+    # The split whose scores are compared, as eval.py left them in the run.
     split: Literal["validation", "test"] = "test"
-    # The score: a number of eval_SPLIT.json; None is that of the task.
+    # The score: a number in eval_SPLIT.json; None takes that of the task.
     metric: str | None = None
-    # Fields of which each attention has the value with the best validation loss, such as
+    # Fields whose value is chosen for each attention by the best validation loss, such as
     # optimizer.learning_rate.
     choose: tuple[str, ...] = ()
     # Lengths T at which the memory of a layer is compiled; none leaves it out.

@@ -13,10 +13,10 @@ from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
 class Config:
     """One experiment."""
 
-    # What is learned: `mlm` an encoder by its masked tokens, `shuffle_random` one by which tokens
-    # were moved or replaced, `lm` a language model, `translation` an encoder-decoder; the others
-    # tune an encoder on labelled examples: a class, a number, which of several texts, or the span
-    # that answers a question.
+    # What is learned: `mlm` an encoder that predicts masked tokens, `shuffle_random` one that tells
+    # which tokens were moved or replaced, `lm` a language model, `translation` an encoder-decoder;
+    # the others tune an encoder on labelled examples: a class, a number, which of several texts, or
+    # the span that answers a question.
     task: TaskName = "mlm"
     # Where checkpoints, logs and the resolved config go.
     workdir: str = "runs/unnamed"
@@ -48,7 +48,7 @@ class Config:
 class Target:
     """Devices to compile for instead of training; they need not be there."""
 
-    # A TPU and its layout, as v5e:16x16.
+    # A TPU and its layout, such as v5e:16x16.
     topology: str = ""
     # Slices of that topology, joined by the data axis of the mesh.
     num_slices: int = 1

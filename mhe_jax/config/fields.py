@@ -89,7 +89,7 @@ def allowed_values(hint: Any) -> str:
 
 
 def nearest_choices(values: Sequence[str], hint: Any) -> str:
-    """The end of a message about a value of a field of this type that is none of its choices.
+    """The end of a message about a value that is not among the choices of a field of this type.
 
     >>> nearest_choices(["mha_mul"], typing.Literal["mha", "mhe_mul"] | None)
     '; did you mean mhe_mul?'
@@ -132,7 +132,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as messages have it: of a long one the beginning."""
+    """A value as messages show it: the beginning of a long one."""
     try:
         text = repr(value)
     except RecursionError:
@@ -191,14 +191,14 @@ def save_json(config: Config, path: str | Path) -> None:
 
 
 def parse_json(path: Path) -> Any:
-    """Reads a JSON file that we wrote, or somebody else.
+    """Reads a JSON file, written by us or by somebody else.
 
     Raises:
       OSError: it cannot be read.
-      ValueError: it is no JSON, or none that we would write: over `LARGEST_JSON` bytes, or deep.
+      ValueError: it is not JSON, or not as we write it: over `LARGEST_JSON` bytes, or too deep.
     """
     if not path.is_file():
-        path.stat()  # says that there is nothing
+        path.stat()  # raises if there is nothing
         raise ValueError("is no file")
     if path.stat().st_size > LARGEST_JSON:
         raise ValueError(f"has over {LARGEST_JSON:,} bytes")
@@ -261,7 +261,7 @@ def set_field(config: T, name: str, value: Any) -> T:
 
 
 def short_names(fields: list[str]) -> dict[str, str]:
-    """The last part of each name, or the whole where two have the same."""
+    """The last part of each name, or the whole name where two share it."""
     lasts = [field.rpartition(".")[2] for field in fields]
     short = {
         field: field if lasts.count(last) > 1 or last == "seed" else last

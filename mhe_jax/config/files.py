@@ -17,7 +17,7 @@ METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.model"
 
 
 def cache_directory(configured: str | None = None) -> Path:
-    """`configured`, else $MHE_JAX_CACHE, else ~/.cache/mhe_jax; made if it is not there.
+    """`configured`, else $MHE_JAX_CACHE, else ~/.cache/mhe_jax; created if missing.
 
     Raises:
       InputError: it cannot be made or written.
@@ -37,13 +37,13 @@ def cache_directory(configured: str | None = None) -> Path:
 
 
 def files_of(directory: str, name: str) -> list[str]:
-    """The files that the name of a source means, relative to `directory` as it is.
+    """The files that the name of a source stands for, relative to `directory` like the name.
 
-    Those in a bucket have whole names.
+    Files in a bucket have full names.
 
-    A file is itself, and so is what is not there. A directory is all its files, without hidden ones
-    and those that begin with `_`; that of a data set that `datasets` has saved is its Arrow files.
-    Else a pattern (`*`, `?`, `[..]`, `**` for any depth) is all files that match.
+    A file stands for itself, and so does a missing one. A directory stands for all its files except
+    hidden ones and those that begin with `_`; a data set saved by `datasets`, for its Arrow files.
+    Otherwise a pattern (`*`, `?`, `[..]`, `**` for any depth) stands for all files that match.
 
     Raises:
       InputError: a directory or pattern that holds no file.
@@ -66,7 +66,7 @@ def files_of(directory: str, name: str) -> list[str]:
 
 
 def _is_file(path: str) -> bool:
-    """A link to nothing too, which whoever opens it names: no shard is left out unsaid."""
+    """Whether it is a file, or a broken link: opening it fails, so no shard is left out unseen."""
     return os.path.isfile(path) or not os.path.exists(path)
 
 
@@ -108,12 +108,12 @@ def _files_in(directory: str, entries: dict[str, bool]) -> list[str]:
 
 @contextlib.contextmanager
 def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
-    """A temporary path that becomes `path` when the block ends well, and vanishes when not.
+    """A temporary path that becomes `path` if the block succeeds, and vanishes if it fails.
 
-    Nobody ever sees half a file, and of two processes that build the same one, both are right. What
-    it holds is on the disk before its name is: else a machine that loses power may keep the name of
-    an empty file. With `with_size` the name ends in `.` and the size. What is for a bucket lies in
-    a local directory until then.
+    Nobody ever sees half a file, and of two processes that build the same one, both are right.
+    The contents reach the disk before the name: otherwise a machine that loses power may keep the
+    name of an empty file. With `with_size` the name ends in `.` and the size. A file for a bucket
+    lies in a local directory until then.
 
     Raises:
       InputError: it cannot be written.
@@ -144,9 +144,9 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             _sync(path.parent)
     except OSError as error:
-        # A disk that fills up names no file; another file is what the block reads.
+        # A full disk's error names no file; one that names another is of a file the block reads.
         if temporary is None or error.filename in (None, str(temporary)):
-            # numpy says how much it wrote, and not why no more.
+            # numpy says how much it wrote, but not why it stopped.
             reason = error.strerror or f"{error}; is the disk full?"
             raise InputError(f"cannot write {path}: {reason}") from error
         raise
@@ -156,7 +156,7 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
 
 
 def check_new(path: Path, source: Path | None = None) -> None:
-    """Raises InputError if something is at `path`, be it a broken link, or it is in `source`."""
+    """Raises InputError if something is at `path`, even a broken link, or if it is in `source`."""
     check_scheme("", str(path), ())
     if os.path.lexists(path):
         raise InputError(f"{path} is there already: takes a new directory")
@@ -166,10 +166,10 @@ def check_new(path: Path, source: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def publish_directory(path: Path) -> Iterator[Path]:
-    """A temporary directory that becomes `path` when the block ends well, and vanishes when not.
+    """A temporary directory that becomes `path` if the block succeeds, and vanishes if it fails.
 
-    It lies beside `path`, or above where that has no parent yet. As of `publish`, what it holds is
-    on the disk before its name is.
+    It lies beside `path`, or further up if that has no parent yet. As with `publish`, the contents
+    reach the disk before the name.
 
     Raises:
       InputError: `path` is there already, or cannot be written.

@@ -1,4 +1,4 @@
-"""From files and JSON to a `Config`, without jax: a mistake in one costs no start-up time."""
+"""Loads a `Config` from files and JSON, without jax, so that a mistake costs no start-up time."""
 
 import ast
 import contextlib
@@ -15,14 +15,14 @@ from mhe_jax.config.places import path_of
 
 
 def load_config(name: str) -> Config:
-    """The config that `name` describes, a file or a shipped one, maybe with a `:variant`.
+    """The config that `name` refers to, a file or a shipped one, optionally with a `:variant`.
 
-    It is not yet checked. The file's `get_config(variant)` is called. Its parameter names the
-    variants there are, as in `def get_config(variant: Literal["", "local"] = "")`.
+    It is not yet checked. The file's `get_config(variant)` is called; the type of its parameter
+    lists the variants, as in `def get_config(variant: Literal["", "local"] = "")`.
 
     Raises:
-      InputError: no such file or variant, the file fails, naming its line, or a value has another
-        type than its field.
+      InputError: no such file or variant, the file fails (the message names the line), or a value
+        has another type than its field.
     """
     path, variant = config_file(name)
     file = str(path)
@@ -43,7 +43,7 @@ def load_config(name: str) -> Config:
     if not isinstance(config, Config):
         raise InputError(f"{file}: get_config() returned {type(config).__name__}, not a Config")
     try:
-        return from_dict(dataclasses.asdict(config))  # Python itself asks nobody's type
+        return from_dict(dataclasses.asdict(config))  # Python itself checks no types
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
 
@@ -51,8 +51,8 @@ def load_config(name: str) -> Config:
 def config_file(name: str) -> tuple[Path, str]:
     """The file and the variant of a config that `load_config` takes.
 
-    A name without `.py` that is no file is that of a shipped config: `demo` is configs/demo.py of a
-    clone, and is in the package where that was installed.
+    A name without `.py` that is no file is that of a shipped config: `demo` is configs/demo.py in a
+    clone, or in the installed package.
 
     Raises:
       InputError: there is no such file.
@@ -83,7 +83,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def about_config(name: str) -> str:
-    """The docstring of the file of a config that `load_config` takes; empty where it has none."""
+    """The docstring of the file of a config that `load_config` takes; empty if it has none."""
     path, _ = config_file(name)
     return ast.get_docstring(ast.parse(path.read_bytes())) or ""
 
@@ -106,7 +106,7 @@ def _naming_the_line(path: Path):
 
 
 def config_of(run: str | Path, field: str = "") -> Config:
-    """The config of the run in a directory, which `field` names if it is given.
+    """The config of the run in a directory; messages name `field` if it is given.
 
     Raises:
       InputError: there is no run, or its config is not one.
@@ -132,7 +132,7 @@ def neighbours(path: Path, pattern: str) -> str:
         return f": there is no directory {directory}"
     found = (p.parent if p.name == CONFIG else p for p in directory.glob(pattern))
     found = (p for p in found if not p.name.startswith("_"))
-    # By the names alone: directory and ending, which all have, are no likeness.
+    # By the names alone: the directory and suffix, which all share, say nothing.
     names = {p.stem if p.suffix == ".py" else p.name: str(p) for p in sorted(found)}
     near = nearest(path.stem if path.suffix == ".py" else path.name, [*names])
     return did_you_mean([names[name] for name in near or [*names][:5]])

@@ -75,16 +75,16 @@ class AttentionConfig:
     # for the call.
     form: Form | None = None
     # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva` and
-    # `collaborative`; H/G heads on each; None is 1.
+    # `collaborative`; H/G heads share each; None is 1.
     num_groups: int | None = None
-    # Groups of heads with a score matrix each; `mhe_add` only; None is 1.
+    # Groups of heads, each with its own score matrix; `mhe_add` only; None is 1.
     score_groups: int | None = None
     # Width of queries and keys; `mva` and `collaborative` only; None is the width of a head.
     score_features: int | None = None
     # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul and
     # collaborative.
     head_embedding_stddev: float | None = None
-    # What computes the softmax; `auto` takes the fastest that can do the call.
+    # The engine that computes the softmax; `auto` takes the fastest that supports the call.
     engine: Engine = "auto"
     # Dropout on the attention weights, one mask per example shared over its heads.
     dropout_rate: float = 0.0
@@ -92,18 +92,18 @@ class AttentionConfig:
     use_bias: bool = False
     # LayerNorm over each head's queries and keys.
     normalize_qk: bool = False
-    # Rank of the map to queries: of `mfa`, None is the width of a head; of `mla`, None is the full
-    # one, without a latent; products in the queries of `tpa`, None is 6.
+    # Rank of the map to queries: for `mfa`, None is the width of a head; for `mla`, None is full
+    # rank, without a latent; for `tpa`, the number of products in the queries, None is 6.
     query_rank: int | None = None
-    # Values are made of keys, which alone are cached (MFA-KR); `mfa` only; None is False.
+    # Compute values from keys, and cache only keys (MFA-KR); `mfa` only; None is False.
     reuse_keys: bool | None = None
     # Products in the keys of `tpa`; None is 2.
     key_rank: int | None = None
     # Products in the values of `tpa`; None is 2.
     value_rank: int | None = None
-    # Width of the latent that `mla` makes keys and values of; None is 4 times the width of a head.
+    # Width of the latent from which `mla` makes keys and values; None is 4 times a head's width.
     latent_features: int | None = None
-    # Latents of `mla`, each of its share of latent_features and of the heads; None is 1.
+    # Latents of `mla`; each has its share of latent_features and of the heads; None is 1.
     latent_groups: int | None = None
     # Width of the rotary queries and keys of `mla`; None is half the width of a head.
     rotary_features: int | None = None
@@ -112,7 +112,7 @@ class AttentionConfig:
 if typing.TYPE_CHECKING:
     AttentionOverride = AttentionConfig
 else:
-    # Every field of `AttentionConfig`, None by default: what is None is not changed.
+    # Every field of `AttentionConfig`, None by default; None leaves it unchanged.
     AttentionOverride = dataclasses.make_dataclass(
         "AttentionOverride",
         [
@@ -147,10 +147,10 @@ class KroneckerConfig:
     attention: int | None = None
     # Terms of each matrix of the MLPs, and of the head of `mlm`.
     mlp: int | None = None
-    # Terms of the token embeddings, and of the output matrix where that is another.
+    # Terms of the token embeddings, and of the output matrix if that is separate.
     embedding: int | None = None
-    # `factored` never makes the matrix, `materialized` makes it in each step; `auto` takes what is
-    # fewer operations.
+    # `factored` never forms the matrix, `materialized` forms it in each step; `auto` takes the one
+    # with fewer operations.
     apply: Literal["auto", "factored", "materialized"] = "auto"
 
 
@@ -158,15 +158,15 @@ class KroneckerConfig:
 class ModelConfig:
     """Shape of the transformer; its architecture follows from the task."""
 
-    # Vocabulary V; a tokenizer trained by a run gets exactly this many pieces. Of hashed words with
-    # a table (`_emb`) its rows: 5 special tokens and the buckets, 50,265 in the paper; the other
+    # Vocabulary V; a tokenizer trained by a run gets exactly this many pieces. For hashed words
+    # with a table (`_emb`), its rows: 5 special tokens and the buckets, 50,265 in the paper; other
     # hashed words have no vocabulary.
     vocabulary_size: int = 8000
-    # Whole words by their hash in place of pieces (HashFormers, encoders only): MD5 or LSH of the
-    # word's pieces, and what makes a vector of it; None takes pieces.
+    # Whole words by their hash instead of pieces (HashFormers, encoders only): MD5, or LSH of the
+    # word's pieces, and how the hash becomes a vector; None takes pieces.
     hashing: Hashing | None = None
-    # Rows of the embedding tables are rounded up to a multiple of this; what is past the
-    # vocabulary is never predicted nor counted.
+    # Rows of the embedding tables are rounded up to a multiple of this; rows past the vocabulary
+    # are never predicted or counted.
     vocabulary_multiple: int = 1
     # Width M.
     features: int = 512
@@ -195,32 +195,32 @@ class ModelConfig:
     norm_position: Literal["pre", "post"] = "pre"
     # Added in the norm's denominator, of either kind.
     layer_norm_epsilon: float = 1e-6
-    # What a token of an encoder sees: all tokens of its text, or only itself, which is attention
-    # switched off: a baseline that knows nothing of context.
+    # What each token of an encoder sees: all tokens of its text, or only itself, which switches
+    # attention off: a baseline without context.
     context: Literal["text", "token"] = "text"
     # Learned position rows, fixed sine and cosine, or queries and keys of self-attention rotated by
     # their positions (RoPE).
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
-    # Rotary positions: of the pairs of a head's features the first turns by 1 a position, the last
-    # by about 1 / rotary_base.
+    # Rotary positions: the first pair of a head's features turns by 1 per position, the last by
+    # about 1 / rotary_base.
     rotary_base: float = 10000.0
     # Which features of a head turn together: i and i + D/2 (Llama, GPT-NeoX), or 2i and 2i + 1
     # (RoFormer, GPT-J).
     rotary_pairs: Literal["half", "interleaved"] = "half"
-    # Rotary positions are divided by it: 4 reads texts four times as long as those trained on.
+    # Divides rotary positions: 4 reads texts four times as long as those trained on.
     rotary_scaling: float = 1.0
     # Longest sequence; rows of the learned positions, and the size of the cache.
     max_length: int = 512
-    # Kinds of segment with an embedding each (BERT has 2); 0 for none.
+    # Kinds of segment, each with an embedding (BERT has 2); 0 for none.
     num_token_types: int = 0
     # Dropout on embeddings and on the output of each sublayer.
     dropout_rate: float = 0.1
     # Outputs of a classifier; None: as many as `data.labels`.
     num_classes: int | None = None
-    # What a classifier takes for a whole text: the output at its first token, as in BERT, or the
-    # mean over its tokens.
+    # What stands for a whole text in a classifier: the output at its first token, as in BERT, or
+    # the mean over its tokens.
     pooling: Literal["first", "mean"] = "first"
-    # Marked spans that a classifier reads beside the whole text; None: as `data.dataset` has.
+    # Marked spans that a classifier reads besides the whole text; None: as in `data.dataset`.
     num_spans: int | None = None
     # One table for input embeddings and output logits.
     tie_embeddings: bool = True
@@ -228,8 +228,8 @@ class ModelConfig:
     output_bias: bool = False
     # Special tokens that the vocabulary of an imported model lacks: never predicted.
     absent_tokens: tuple[int, ...] = ()
-    # One compiled layer scanned over stacked parameters: compiles faster, and keeps no more for the
-    # backward pass than products and attention; False unrolls the layers.
+    # One compiled layer scanned over stacked parameters: compiles faster, and keeps only products
+    # and attention for the backward pass; False unrolls the layers.
     scan_layers: bool = False
     # Recompute each layer in the backward pass: less memory, about a third more time.
     remat: bool = False
@@ -248,21 +248,21 @@ class ModelConfig:
 
     @property
     def has_table(self) -> bool:
-        """Whether each token has a row of a table, and is not embedded by its hash's bits."""
+        """Whether each token has a row of a table, instead of being embedded by its hash's bits."""
         return self.hashing is None or self.hashing.endswith("_emb")
 
     @property
     def has_pieces(self) -> bool:
-        """Whether a sentencepiece model cuts texts, or the words that are hashed."""
+        """Whether a sentencepiece model splits texts, or the words that are hashed."""
         return self.hashing is None or self.hashing.startswith("lsh_")
 
     def attention_for(self, role: Role) -> AttentionConfig:
-        """`attention` with what `attention_by_role` says of `role` laid over it."""
+        """`attention`, overridden by what `attention_by_role` says of `role`."""
         override = getattr(self.attention_by_role, role)
         changes = {f.name: getattr(override, f.name) for f in dataclasses.fields(override)}
         changes = {name: value for name, value in changes.items() if value is not None}
         common = self.attention
         if changes.get("kind", common.kind) != common.kind:
-            # What belongs to the common kind alone means nothing to another.
+            # Fields of the common kind alone mean nothing to another kind.
             common = dataclasses.replace(common, **dict.fromkeys(FIELDS_OF_KINDS))
         return dataclasses.replace(common, **changes)

@@ -1,4 +1,4 @@
-"""Where files lie: `path_of` a name, be it a local one or `gs://bucket/name`.
+"""Where files lie: `path_of` a name, either a local one or `gs://bucket/name`.
 
     name                 a run                          a source of data
     runs/a, /data/a      a local directory              a local file
@@ -6,7 +6,7 @@
     s3://bucket/a        refused                        likewise
     any other x://       refused                        refused
 
-A place in a bucket has the methods of `pathlib.Path` that a run needs. A store of objects has no
+A place in a bucket has the methods of `pathlib.Path` that a run needs. An object store has no
 directories, no links, no append and no rename, but each write is whole or not at all.
 """
 
@@ -90,7 +90,7 @@ def _place(name: str, allowed: tuple[str, ...]) -> Path:
             importlib.import_module(library)
         except ImportError:
             raise not_installed(f"{name} needs {library}", "cloud") from None
-    return cast(Path, Bucket(name))  # by what it can do
+    return cast(Path, Bucket(name))  # duck-typed
 
 
 @functools.cache
@@ -98,19 +98,19 @@ def _store(scheme: str) -> Any:
     import fsspec
     from fsspec.config import conf
 
-    # Orbax asks through these libraries too; all must see at once what other processes write, and
+    # Orbax uses these libraries too; all must see at once what other processes write, and
     # what is written past them.
     os.environ.setdefault("EPATH_USE_TF", "0")
     conf.setdefault({"gs": "gcs"}.get(scheme, scheme), {})["use_listings_cache"] = False
-    # It prints the traceback of each error that it raises, and `_telling` says in a line.
+    # It prints the traceback of each error that it raises; `_telling` reports them in one line.
     logging.getLogger(LIBRARIES[scheme][0]).setLevel(logging.CRITICAL)
     return fsspec.filesystem(scheme, use_listings_cache=False)
 
 
 class Bucket(PurePosixPath):
-    """A place in a bucket: an object, or all whose names go on with `/`.
+    """A place in a bucket: an object, or all objects whose names continue with `/`.
 
-    What goes wrong is an OSError with the place and a reason, whatever library it came from.
+    Every error is an OSError with the place and a reason, whatever library it came from.
     """
 
     def __str__(self) -> str:
@@ -164,7 +164,7 @@ class Bucket(PurePosixPath):
         return int.from_bytes(base64.b64decode(found["crc32c"]), "big"), found["size"]
 
     def version(self) -> tuple[int, str]:
-        """Size and version of an object: another where it is written anew."""
+        """Size and version of an object, which change when it is rewritten."""
         found = self._must()
         return found["size"], str(found.get("generation") or found["ETag"])
 
@@ -174,7 +174,7 @@ class Bucket(PurePosixPath):
         yield from self._named(names)
 
     def matches(self) -> list["Bucket"]:
-        """All objects whose names match this one, taken for a pattern."""
+        """All objects whose names match this one, taken as a pattern."""
         with _telling(self):
             found = self._fs.glob(str(self), detail=True)
         return self._named([name for name, about in found.items() if about["type"] == "file"])
@@ -199,7 +199,7 @@ class Bucket(PurePosixPath):
         encoding: str | None = None,
         errors: str | None = None,
     ) -> Any:
-        """For reading only, of small files: it is read whole, as what is written is."""
+        """For reading only, and small files: a file is read whole, as it is written."""
         assert mode in ("r", "rb"), mode
         file = io.BytesIO(self.read_bytes())
         return file if mode == "rb" else io.TextIOWrapper(file, encoding, errors)
@@ -221,7 +221,7 @@ class Bucket(PurePosixPath):
             self._fs.pipe_file(str(self), data)
 
     def create(self, data: bytes) -> bool:
-        """Writes an object where there is none; whether there was none."""
+        """Writes an object if there is none; returns whether there was none."""
         try:
             with _telling(self):
                 self._fs.pipe_file(str(self), data, mode="create")
@@ -238,7 +238,7 @@ class Bucket(PurePosixPath):
                 raise
 
     def replace(self, target: "Bucket") -> None:
-        """Copies each object below, and deletes the old ones: not at once, as on a disk."""
+        """Copies each object below, then deletes the old ones: not atomically, unlike on a disk."""
         with _telling(self):
             for name in sorted(self._fs.find(str(self))):
                 end = f"{self.parts[0]}//{name}".removeprefix(str(self))
@@ -256,7 +256,7 @@ class Bucket(PurePosixPath):
 
 @contextlib.contextmanager
 def _telling(place: Bucket) -> Iterator[None]:
-    """Each library on the way has errors of its own, and some have no words."""
+    """Turns the errors of each library, some of which have no message, into OSErrors."""
     try:
         yield
     except FileNotFoundError:

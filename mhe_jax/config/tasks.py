@@ -1,6 +1,6 @@
 """The tasks by name, and the facts of each that the rules of a config need. Imports no jax.
 
-What a task computes stands in `mhe_jax/tasks`.
+What a task computes is in `mhe_jax/tasks`.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Role = Literal["encoder", "decoder", "cross"]
 class TaskFacts:
     """Which fields of a config go with a task."""
 
-    # Attention that its model has.
+    # Roles of attention that its model has.
     roles: tuple[Role, ...]
     # Items that it reads: a text, a pair of texts, or labelled examples with an official score.
     content: Literal["text", "pair", "labelled"] = "text"

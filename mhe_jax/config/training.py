@@ -12,7 +12,7 @@ class OptimizerConfig:
     name: Literal["adamw", "adafactor"] = "adamw"
     # Peak learning rate, reached at the end of the warmup.
     learning_rate: float = 1e-3
-    # Learning rate of the head embeddings, in multiples of that of all else.
+    # Learning rate of the head embeddings, as a multiple of that of all other parameters.
     head_embedding_rate: float = 1.0
     # Course after the warmup: `linear` and `cosine` reach 0 at the last of train.num_steps updates
     # (updates that train.skip_nonfinite leaves out are not counted).
@@ -41,34 +41,34 @@ class OptimizerConfig:
 class TrainConfig:
     """The loop."""
 
-    # A finished run whose parameters and tokenizer this one starts from: all of them of the same
-    # task, the encoder of another. The model has its shape and its attention too, but for dropout;
-    # None starts from nothing.
+    # A finished run whose parameters and tokenizer this one starts from: all parameters of a run of
+    # the same task, the encoder of another. The model takes that run's shape and attention too,
+    # except for dropout; None starts from scratch.
     init_from: str | None = None
     # Updates in all.
     num_steps: int = 10_000
-    # Of parameters, data order, masking and dropout.
+    # Seed of parameters, data order, masking and dropout.
     seed: int = 0
     # Steps between validations; the last step is always validated.
     eval_every: int = 500
     # Batches of a validation; None reads the whole split.
     eval_batches: int | None = None
-    # Translation: BLEU of the first so many validation pairs, translated greedily at each
-    # validation; 0 for none.
+    # Translation: at each validation, BLEU of this many validation pairs (the first ones),
+    # translated greedily; 0 for none.
     eval_translate: int = 0
     # Steps between checkpoints; the last step is always saved.
     checkpoint_every: int = 500
-    # Checkpoints kept, beside the best on the validation split.
+    # Checkpoints kept, besides the best on the validation split.
     keep_checkpoints: int = 3
     # Steps between log lines.
     log_every: int = 50
-    # Updates with a loss or gradient that is not finite that are left out before the run stops.
+    # How many updates with a non-finite loss or gradient are left out before the run stops.
     skip_nonfinite: int = 0
     # First and last step of a profiler trace in WORKDIR/profile; empty for none.
     profile_steps: tuple[int, ...] = ()
     # Also write TensorBoard event files (needs the extra `report`).
     tensorboard: bool = False
-    # Also log to Weights & Biases, going on with the same run of it (needs the extra `wandb`).
+    # Also log to Weights & Biases, resuming the same run there (needs the extra `wandb`).
     wandb: bool = False
 
 

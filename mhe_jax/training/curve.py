@@ -11,7 +11,7 @@ from mhe_jax.tasks.task import Task
 from mhe_jax.training import tracking
 
 PICTURE = "learning_curve.png"
-# From this ratio of the highest to the lowest loss on, a linear axis hides how the end goes on.
+# Above this ratio of the highest to the lowest loss, a linear axis hides the end of the curve.
 WIDE = 4.0
 
 Points = list[tuple[int, float]]
@@ -21,7 +21,7 @@ def learning_curve(workdir: Path, task: Task, best_step: int | None) -> str:
     """Draws what metrics.jsonl has; returns the line to tell people.
 
     Both losses are without label smoothing, so that they can be compared. Training losses are means
-    over the steps since the one before, with dropout; those of validation are at their steps.
+    over the steps since the one before, with dropout; validation losses are at their steps.
 
     Args:
       workdir: of the run.
@@ -49,14 +49,14 @@ def draw(figure: Any, lines: Sequence[dict[str, Any]], task: Task, best_step: in
     train = _points([line for line in lines if line["split"] == "train"], *TRAIN_LOSS)
     losses = _points(validation, "loss")
     style = {"color": "C0", "linewidth": 1.2, "markersize": 4, "label": "training loss"}
-    # A line of one point is none.
+    # A line of one point would not show.
     drawn = axes.plot(*_columns(train), "o-" if len(train) == 1 else "-", **style)
     drawn += axes.plot(*_columns(losses), "o-", color="C1", markersize=4, label="validation loss")
     spread_out(axes, [loss for _, loss in train + losses])
     axes.set(xlabel="step", ylabel=f"loss ({task.loss_unit})")
     axes.grid(alpha=0.3)
     for name in task.metrics:
-        # Perplexity is the loss once more.
+        # Perplexity only repeats the loss.
         if (points := _points(validation, name)) and "perplexity" not in name:
             right = axes.twinx()
             shown = {"bleu": "BLEU", "auc": "AUC"}.get(name, name)
@@ -90,7 +90,7 @@ def _columns(points: Points) -> tuple[list[int], list[float]]:
 
 
 def spread_out(axes: Any, values: Sequence[float], which: str = "y") -> None:
-    """Makes the axis of these values logarithmic where it helps: by ticks such as 0.5, 1, 2, 5."""
+    """Makes the axis of these values logarithmic if that helps, with ticks such as 0.5, 1, 2, 5."""
     values = [value for value in values if math.isfinite(value)]
     low, high = min(values, default=0.0), max(values, default=0.0)
     if low <= 0 or high <= WIDE * low:
@@ -100,7 +100,7 @@ def spread_out(axes: Any, values: Sequence[float], which: str = "y") -> None:
 
 
 def label_plainly(axis: Any, values: Sequence[float]) -> None:
-    """Of a logarithmic axis of values above 0: ticks such as 0.5, 1, 2, 5 around them."""
+    """Gives a logarithmic axis of values above 0 ticks such as 0.5, 1, 2, 5 around them."""
     low, high = min(values), max(values)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [digit * 10.0**power for power in decades for digit in (1, 2, 5)]
@@ -112,7 +112,7 @@ def label_plainly(axis: Any, values: Sequence[float]) -> None:
 
 
 def plain(name: str) -> str:
-    """As it is: dollars would begin a formula, and half a surrogate pair is no character."""
+    """`name` as plain text: dollars would begin a formula, and a lone surrogate is no character."""
     return name.encode(errors="backslashreplace").decode().replace("$", r"\$")
 
 

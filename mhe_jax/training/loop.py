@@ -48,15 +48,15 @@ def train(
     *,
     sample: MakeMeasure | None = None,
 ) -> dict[str, Any]:
-    """Train, or go on where the run in `config.workdir` stopped; returns its result.
+    """Trains, or resumes where the run in `config.workdir` stopped; returns its result.
 
-    A run that is complete gives its result again without training.
+    A complete run returns its result again without training.
 
     Args:
       config: the experiment.
       devices: to train on; all there are by default.
-      sample: makes what `train.eval_translate` measures at each validation, which is for
-        `evaluation.sample.TranslatedSample`: searches lie above this room.
+      sample: makes the measure of `train.eval_translate` at each validation. It is passed in, as
+        `evaluation.sample.TranslatedSample`, because search lies in a package above this one.
 
     Raises:
       InputError: something in the config, the text or the working directory is wrong.
@@ -101,7 +101,7 @@ def _train(
 
 
 def _check_alike(config: Config) -> None:
-    """Raises InputError where process 0 trains with other fields; files may lie elsewhere."""
+    """Raises InputError if process 0 trains with other fields; files may lie elsewhere."""
     elsewhere = ("workdir", "data.directory", "data.cache_directory")
     mine = leaves(to_dict(config))
     first = json.loads(group.of_first("config", json.dumps(mine)))
@@ -253,7 +253,7 @@ def _check_writable(workdir: Path) -> None:
 
 
 def _reason(error: Exception, checkpoints: Checkpoints, workdir: Path) -> str:
-    """Why the run stops, and what it can go on from."""
+    """Why the run stops, and what it can resume from."""
     good = checkpoints.last_good()
     good = "there is none" if good is None else f"step {good} in {workdir}"
     if isinstance(error, NotFinite):

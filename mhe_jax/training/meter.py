@@ -1,4 +1,4 @@
-"""Numbers of the steps, read without making the device wait, and how fast they come."""
+"""Metrics of the steps, read without making the device wait, and the speed of the steps."""
 
 import math
 import time
@@ -11,7 +11,7 @@ import numpy as np
 from mhe_jax.tasks.sums import ratios
 from mhe_jax.training.tracking import Tracker
 
-# FLOP/s of a device in bfloat16 without sparsity, as its maker says.
+# FLOP/s of a device in bfloat16 without sparsity, as its maker states.
 PEAK = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
@@ -51,8 +51,8 @@ class Meter:
       log_every: steps between log lines.
       totals: see above; changed here.
       skip: updates that may be left out because something in them is not finite.
-      flops: of a step with a batch of these shapes; None where nobody asks.
-      peak: FLOP/s of all devices together; None where it is not known.
+      flops: of a step with a batch of these shapes; None if nobody asks.
+      peak: FLOP/s of all devices together; None if unknown.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Meter:
         self._mark = time.monotonic()
 
     def run(self, train_step, state, batch, step: int):
-        """The state after `step`, which has only begun; then the metrics of the step before it."""
+        """Begins `step` and returns the state after it; reads the metrics of the step before it."""
         shapes = {name: array.shape for name, array in batch.items()}
         key = tuple(sorted(shapes.items()))
         compiles = key not in self._seen
@@ -95,12 +95,12 @@ class Meter:
         return state
 
     def flush(self) -> None:
-        """Wait for the last step and read it."""
+        """Waits for the last step and reads its metrics."""
         pending, self._pending = self._pending, None
         self._read(pending)
 
     def idle(self) -> None:
-        """The time since the last reading went into something else than steps."""
+        """Counts the time since the last reading as spent on something other than steps."""
         self._lap(stepping=False)
 
     def _lap(self, *, stepping: bool) -> None:
@@ -124,7 +124,7 @@ class Meter:
         step, flops = pending[0], pending[2]
         metrics = {k: v.item() for k, v in jax.device_get(pending[1]).items()}
         self._lap(stepping=True)
-        # A time counts from one reading to the next, where nothing but steps was between.
+        # A time counts from one reading to the next, if nothing but steps came in between.
         if self._only_stepping:
             self._times.append(self._step_seconds)
         self._step_seconds, self._only_stepping = 0.0, True

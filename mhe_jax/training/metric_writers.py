@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl, by choice: TensorBoard, and Weights & Biases."""
+"""Where metrics optionally go besides metrics.jsonl: TensorBoard, and Weights & Biases."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from mhe_jax.config.places import scheme_of
 
 
 class MetricWriter(Protocol):
-    """Takes metrics by step; what an earlier process of the run wrote stays with them."""
+    """Takes metrics by step, and keeps what an earlier process of the run wrote."""
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None: ...
 
@@ -26,7 +26,7 @@ NEEDS = {"tensorboard": ("tensorboardX", "report"), "wandb": ("wandb", "wandb")}
 
 
 def check_writers(config: Config) -> None:
-    """Raises InputError where a writer that is asked for has no library or no local files."""
+    """Raises InputError if a writer that is asked for has no library or no local files."""
     for field, (library, extra) in NEEDS.items():
         if not getattr(config.train, field):
             continue
@@ -40,7 +40,7 @@ def check_writers(config: Config) -> None:
 
 
 def make_writers(config: Config, start_step: int) -> list[MetricWriter]:
-    """The writers that `config.train` asks for; training goes on from `start_step`.
+    """The writers that `config.train` asks for; training resumes from `start_step`.
 
     Raises:
       InputError: a library is not installed, or Weights & Biases refuses the run.
@@ -55,7 +55,7 @@ def make_writers(config: Config, start_step: int) -> list[MetricWriter]:
 
 
 class TensorBoard:
-    """Event files in WORKDIR/tensorboard; the steps after `start_step` come again."""
+    """Event files in WORKDIR/tensorboard; steps after `start_step` are written again."""
 
     def __init__(self, workdir: Path, start_step: int):
         from tensorboardX import SummaryWriter
@@ -71,13 +71,13 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, the same one whenever training goes on.
+    """A run of Weights & Biases, the same one whenever training resumes.
 
     Its id lies in WORKDIR/wandb/run_id, with its local files. WANDB_PROJECT (`mhe_jax` without it),
     WANDB_ENTITY, WANDB_MODE and the other variables of the library say where it goes.
 
     Raises:
-      InputError: what the library says against it, such as that nobody is logged in.
+      InputError: the library refuses, for example because nobody is logged in.
     """
 
     def __init__(self, config: Config):
@@ -100,7 +100,7 @@ class WeightsAndBiases:
             )
         except wandb.Error as error:
             raise InputError(f"train.wandb=True: {' '.join(str(error).split())}") from error
-        # Its own count of steps never goes back, as that of a run does after a crash.
+        # The library's own step count never goes back, but a run's does after a crash.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:

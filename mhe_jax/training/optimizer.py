@@ -51,7 +51,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     """Gradients to updates: clip by the global norm, then AdamW or Adafactor.
 
     Adafactor's learning rate is relative to the root mean square of each parameter array, as in
-    Shazeer & Stern 2018; a scanned stack is one array there, and its steps differ from unrolled.
+    Shazeer & Stern 2018; a scanned stack is one array there, so steps differ from unrolled ones.
 
     Works by the names of parameters, so unrolled and scanned layers are treated alike. No weight
     decay on biases, scales and embeddings of heads and groups of heads; no update of any kind for

@@ -18,13 +18,13 @@ class Profile:
         self._tracing = False
 
     def before(self, step: int) -> None:
-        """`step` is about to begin."""
+        """Called when `step` is about to begin."""
         if not self._tracing and self._first <= step <= self._last:
             jax.profiler.start_trace(self._directory)
             self._tracing = True
 
     def after(self, step: int, state: Any) -> None:
-        """`step` has begun, and will give `state`."""
+        """Called when `step` has begun, and will give `state`."""
         if self._tracing and step == self._last:
             jax.block_until_ready(state)
             self.__exit__()

@@ -49,8 +49,8 @@ RULES: Rules = (
     ("activation_vocabulary", "tensor"),
     ("length", None),
 )
-# With mesh.length=tensor. The earlier rule has the axis: heads, MLP and vocabulary keep it, and the
-# length is split where none of them is, between the sublayers.
+# With mesh.length=tensor. The earlier rule gets the axis: heads, MLP and vocabulary keep it, and
+# the length is split where none of them occurs, between the sublayers.
 SPLIT_LENGTH = (*RULES[:-1], ("length", "tensor"))
 
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -64,11 +64,11 @@ def rules_of(mesh: MeshConfig) -> Rules:
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh over `devices` (all there are by default), with Auto axes.
 
-    Between slices (of TPUs, or groups of GPUs with a fast network of their own) go `data` and,
-    where there are more slices than that, `fsdp`; `tensor` stays within one.
+    `data` goes between slices (of TPUs, or groups of GPUs with a fast network of their own), and so
+    does `fsdp` if there are more slices than that; `tensor` stays within one.
 
     Raises:
-      InputError: the config cannot be laid over so many devices.
+      InputError: the config cannot be laid over this many devices.
     """
     devices = jax.devices() if devices is None else list(devices)
     check_devices(config, len(devices))
@@ -76,7 +76,7 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     automatic = (AxisType.Auto,) * len(AXES)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices == 1:
-        # A torus of chips is cut where no axis of it is as long as one of ours.
+        # A torus of chips is cut if none of its axes is as long as one of ours.
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(grid, AXES, axis_types=automatic)
     data = math.gcd(shape[0], slices)
@@ -95,15 +95,15 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh, rules: Rules = RULES) -> Iterator[None]:
-    """Logical names mean something inside: to initialise, trace and run what is sharded."""
+    """Binds logical names inside: to initialise, trace and run what is sharded."""
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         yield
 
 
 def mesh_at_hand(config: Config, doing: str, devices: Sequence[Any] | None = None) -> Mesh:
-    """The run's mesh where its devices are there, else all there are along `data`, with a note.
+    """The run's mesh if its devices are there, else all there are along `data`, with a note.
 
-    What training asks of its batches does not matter here: batches are rounded up, or there are
+    What training requires of its batches does not matter here: batches are rounded up, or there are
     none.
     """
     count = jax.device_count() if devices is None else len(devices)
@@ -178,8 +178,8 @@ def global_batch(rows: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 def feed(batches: Iterable[Any], put: Callable[[Any], T]) -> Generator[T, None, None]:
     """`put(batch)` of each in order, and one ahead: a thread puts batch n + 1 while n is used.
 
-    So at most two batches are on the devices. What `batches` or `put` raise comes where its batch
-    would have; close the iterator before `batches`.
+    So at most two batches are on the devices. What `batches` or `put` raise comes in place of its
+    batch; close this iterator before `batches`.
     """
     iterator, end = iter(batches), object()
 

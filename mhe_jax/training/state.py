@@ -20,7 +20,7 @@ class TrainState(flax.struct.PyTreeNode):
 
     `step` counts finished updates; `key` is the `jax.random.key_data` of the run's key, from which
     step n draws its dropout by folding n in; `ema_params` is None without `optimizer.ema_decay`.
-    The leaves are arrays, or the shapes or the shardings of them.
+    The leaves are arrays, or their shapes or shardings.
     """
 
     step: Any
@@ -49,7 +49,7 @@ def make_initializer(
     mesh: Mesh,
     ema: bool,
 ) -> tuple[Callable[[jax.Array], TrainState], TrainState]:
-    """A jitted `key -> TrainState` that is born sharded, and its abstract result with shardings.
+    """A jitted `key -> TrainState` with a sharded result, and its abstract result with shardings.
 
     Args:
       init_params: key to parameters boxed with logical names.

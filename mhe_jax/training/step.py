@@ -33,7 +33,7 @@ def make_train_step(
     skip_nonfinite: bool = False,
     rules: sharding.Rules = sharding.RULES,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-    """`(state, batch) -> (state, metrics)`; the state that went in is given up (donated).
+    """`(state, batch) -> (state, metrics)`; the input state is donated.
 
     With A = `accumulate_steps` the batch is run in A parts, and the gradients of *sums* are added:
 
@@ -44,8 +44,8 @@ def make_train_step(
 
     Metrics: every sum of `sums_function`, `gradient_norm` (before clipping), `learning_rate` where
     there is a `schedule` (the optimizer's), and `finite`: whether loss, gradient and update are
-    numbers all through. Where they are not, the new state must not be kept; with `skip_nonfinite`
-    it is the old one but for the step (the optimizer and its schedule do not count such a step).
+    finite throughout. If they are not, the new state must not be kept; with `skip_nonfinite` it is
+    the old one except for the step (the optimizer and its schedule do not count such a step).
     """
     A = accumulate_steps
 
@@ -157,7 +157,7 @@ def make_eval_step(
 def average(ema: Any, params: Any, n: jax.Array, decay: float | None) -> Any:
     """`d · ema + (1 - d) · params` with d = min(decay, (1 + n) / (10 + n)), n updates before.
 
-    The smaller d of the first steps lets go of the initial parameters. None stays None.
+    The smaller d of the first steps forgets the initial parameters. None stays None.
     """
     if ema is None:
         return None

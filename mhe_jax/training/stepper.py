@@ -27,12 +27,12 @@ from mhe_jax.training.state import TrainState
 from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
 
-# Metrics of parameters, beside those of the validation batches.
+# Metrics of parameters, besides those of the validation batches.
 Measure = Callable[[Any], dict[str, Any]]
 
 
 class Stepper:
-    """The steps between a state and the last one; `meta` is what the checkpoints know beside it."""
+    """The steps between a state and the last one; `meta` is what checkpoints also hold."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Stepper:
 
         Raises:
           Stopped: a signal came, and all is saved.
-          NotFinite: a loss or an update is not, and no more may be left out.
+          NotFinite: a loss or an update is not finite, and no more may be left out.
           NotSaved: a checkpoint cannot be written.
         """
         # A signal can come before the validation of a step, a crash before its best checkpoint.
@@ -127,7 +127,7 @@ class Stepper:
         return bool(c.data.validation) and due
 
     def _validate(self, state: TrainState, step: int, validation) -> int:
-        """Score the validation split and keep the parameters if they are the best so far.
+        """Scores the validation split and keeps the parameters if they are the best so far.
 
         Returns the signal that cut it short, 0 for none.
         """

@@ -39,7 +39,7 @@ def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
 def result(
     config: Config, mesh: Mesh, params: Any, meta: Meta, best: Meta | None
 ) -> dict[str, Any]:
-    """The JSON object that ends a run; `meta` and `best` of its last and its best checkpoint."""
+    """The JSON object that ends a run; `meta` and `best` are of its last and best checkpoint."""
     last = meta.get("validation") or {}
     best = best or {}
     best_metrics = best.get("validation") or {}
@@ -51,7 +51,7 @@ def result(
         "best_step": best.get("validated_step"),
         "best_validation_loss": best_metrics.get("loss"),
         "best_validation_perplexity": best_metrics.get("perplexity"),
-        # Official metrics of labelled examples; how well moved words are told; BLEU of a sample.
+        # Official metrics of labelled examples; how well moved words are found; BLEU of a sample.
         **({"best_validation": best_metrics} if {"score", "auc", "bleu"} & {*best_metrics} else {}),
         "training_seconds": round(meta["seconds"], 1),
         # Source and target without padding; without compilation, validation and checkpoints.

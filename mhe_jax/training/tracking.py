@@ -1,7 +1,7 @@
 """The log of a run: metrics.jsonl, progress bar or plain lines, and other writers.
 
 Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `split` (`train` or
-`validation`) and metrics; training metrics are means since the line before.
+`validation`) and metrics; training metrics are means since the previous line.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Tracker:
       workdir: where files go.
       num_steps: of the whole run.
       start_step: the step that training goes on from; what an earlier process logged after it is
-        dropped, since it comes again.
+        dropped, since those steps run again.
       writers: take all metrics too; closed with it.
       writes: False on all processes but the first.
     """
@@ -49,7 +49,7 @@ class Tracker:
         writes: bool = True,
     ):
         self.workdir, self.writes = path_of(workdir), writes
-        # Without emoji `train:` stays a word, and is no tram.
+        # Without emoji, `train:` stays a word and does not become a tram.
         self._console = Console(stderr=True, emoji=False)
         self._shown: dict[str, float] = {}  # beside the bar
         self._writers = writers
@@ -62,7 +62,7 @@ class Tracker:
             self._progress = Progress(
                 TextColumn("step"),
                 MofNCompleteColumn(table_column=Column(min_width=2 * len(str(num_steps)) + 1)),
-                # Of a narrow terminal the bar gives way first, then the last of the metrics.
+                # On a narrow terminal the bar gives way first, then the last of the metrics.
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 TextColumn("{task.fields[metrics]}", table_column=Column(no_wrap=True)),
                 TimeRemainingColumn(table_column=Column(min_width=7)),
@@ -80,17 +80,17 @@ class Tracker:
         self._num_steps = num_steps
 
     def advance(self, step: int) -> None:
-        """`step` updates are done."""
+        """Shows that `step` updates are done."""
         if self._progress is not None:
             self._progress.update(self._task, completed=step, metrics=self._fitting())
 
     def doing(self, what: str) -> None:
-        """Shown until the next step is done: compiling, for example."""
+        """Shows `what`, such as compiling, until the next step is done."""
         if self._progress is not None:
             self._progress.update(self._task, metrics=what)
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        """Write metrics down and show them."""
+        """Writes metrics down and shows them."""
         if not self.writes:
             return
         assert self._file is not None
@@ -116,7 +116,7 @@ class Tracker:
         self._progress.update(self._task, metrics=self._fitting())
 
     def _fitting(self) -> str:
-        """The metrics that stand beside the bar, as many as there is room for."""
+        """The metrics beside the bar, as many as there is room for."""
         others = len(f"step {self._num_steps}/{self._num_steps}   0:00:00 left")
         names = list(self._shown)
         while names and len(_readable(self._shown, names)) > self._console.width - others:
@@ -124,7 +124,7 @@ class Tracker:
         return _readable(self._shown, names)
 
     def upload(self) -> None:
-        """Before a checkpoint: the log of all steps until it must be there when it is.
+        """Uploads the log before a checkpoint: that needs the log of all steps up to it.
 
         Raises:
           InputError: it cannot be written.
@@ -133,7 +133,7 @@ class Tracker:
             write_whole(self.workdir / METRICS, self._file.getvalue())
 
     def note(self, line: str) -> None:
-        """One line for people."""
+        """Shows one line for people."""
         if self.writes:
             if self._progress is not None:
                 self._progress.console.print(line, markup=False, highlight=False)
@@ -141,7 +141,7 @@ class Tracker:
                 print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was, and the log whole."""
+        """Leaves the terminal as it was, and the log whole."""
         with contextlib.suppress(InputError):  # why the run ended comes first
             self.upload()
         with contextlib.ExitStack() as all_of_them:  # whatever one of them raises
@@ -167,7 +167,7 @@ def spinner(text: str) -> contextlib.AbstractContextManager:
 
 
 def _open_log(path: Path) -> Any:
-    """To append to; of a bucket, which takes only whole files, in memory. See `upload`."""
+    """The log to append to; for a bucket, which takes only whole files, in memory. See `upload`."""
     if not isinstance(path, Bucket):
         return path.open("a", encoding="utf-8")
     log = io.StringIO(path.read_text() if path.exists() else "")
@@ -176,7 +176,7 @@ def _open_log(path: Path) -> Any:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl; what is none, such as a half-written last one, is left out."""
+    """The lines of metrics.jsonl; an invalid one, such as a half-written last one, is left out."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -189,7 +189,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def truncate(path: Path, step: int) -> None:
-    """Drop what is after `step`; whole or not at all."""
+    """Drops the lines after `step`; whole or not at all."""
     if not path.exists():
         return
     kept = [json.dumps(line) + "\n" for line in read(path) if line["step"] <= step]

@@ -4,7 +4,7 @@
 
 Each run is a process of its own, `train.py` with the values of the combination, in a directory of
 its own below the sweep's, named after the values: `kind=mha,seed=0`. So a sweep needs no state but
-the runs: the same command repeats none that is finished and goes on with one that is not. Runs that
+the runs: the same command skips those that are finished and resumes one that is not. Runs that
 differ in nothing that a tokenizer depends on share it; the data cache is shared anyway.
 
 WORKDIR/sweep.json says how each run ended. Nothing here imports jax: the runs need the devices.

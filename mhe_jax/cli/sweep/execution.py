@@ -25,9 +25,9 @@ NOT_OF_TOKENIZER = re.compile(
 
 
 def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
-    """All runs that are not finished, each by `command ARGUMENTS`; then what came of each.
+    """Runs what is not finished, each run by `command ARGUMENTS`; returns what came of each.
 
-    A run that fails is told with its reason, and the others go on. SIGINT, SIGTERM and SIGHUP are
+    A failed run is reported with its reason, and the others go on. SIGINT, SIGTERM and SIGHUP are
     passed on to the run, which saves; then the sweep ends with status 128 + signal.
 
     Returns:
@@ -35,7 +35,7 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
       failure and the result of a success; and how many are `done` and `failed`.
 
     Raises:
-      InputError: the workdir cannot be made, or holds a sweep.json that is none.
+      InputError: the workdir cannot be made, or holds a sweep.json that is not one.
     """
     try:
         sweep.workdir.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def _done(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _share_tokenizer(run: PlannedRun, runs: Sequence[PlannedRun]) -> None:
-    """Give `run` the tokenizer of another that would train the very same."""
+    """Gives `run` the tokenizer of another run that would train the same one."""
     own = run.workdir / TOKENIZER
     run.workdir.mkdir(parents=True, exist_ok=True)
     if own.exists():
@@ -118,7 +118,7 @@ class _Signals:
         self._old = {
             caught: signal.signal(caught, self._catch)
             for caught in self.CAUGHT
-            # Ignored, as under `nohup`, it stays so.
+            # If ignored, as under `nohup`, it stays ignored.
             if caught != signal.SIGHUP or signal.getsignal(caught) != signal.SIG_IGN
         }
         return self
@@ -128,7 +128,7 @@ class _Signals:
             signal.signal(caught, handler)
 
     def attach(self, process: subprocess.Popen | None) -> None:
-        """Which process signals are for; it gets those that came before it was there."""
+        """Sets the process that signals go to; it also gets those that came before it."""
         self._process = process
         while process is not None and self._waiting:
             process.send_signal(self._waiting.pop(0))
@@ -144,7 +144,7 @@ class _Signals:
 
 
 def _train(run: PlannedRun, command: Sequence[str], signals: _Signals) -> str | None:
-    """One process; why it failed, None where it did not."""
+    """Runs one process; returns why it failed, or None."""
     last = ""
     with (run.workdir / LOG).open("a", encoding="utf-8") as log:
         # A process group of its own: Ctrl-C reaches it through us, once.

@@ -23,7 +23,7 @@ from mhe_jax.config.places import check_scheme, path_of
 from mhe_jax.report.results import read_result
 
 MOST_SEEDS = 1000
-# What train.py takes from the data set of a labelled task, where it is not given.
+# Fields that train.py takes from the data set of a labelled task, if they are not given.
 OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")
 
 
@@ -41,7 +41,7 @@ class PlannedRun:
         return path_of(self.config.workdir)
 
     def result(self) -> dict[str, Any] | None:
-        """Its result by train.py, None while it is not finished as its config says."""
+        """Its result by train.py, None until it is finished as its config says."""
         try:
             result = read_result(self.workdir / RESULT)
             config = load_json(self.workdir / CONFIG)

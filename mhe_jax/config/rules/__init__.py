@@ -30,7 +30,7 @@ __all__ = [
 
 
 def check(config: Config, *, trains: bool = True) -> None:
-    """Raises InputError for the first rule that the config breaks; text only where it trains."""
+    """Raises InputError for the first rule that the config breaks; needs text only if it trains."""
     check_ranges(config)
     check_positions(config)
     check_attention(config)

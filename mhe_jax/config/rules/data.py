@@ -15,7 +15,7 @@ PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
 
 
 def check_data(config: Config, trains: bool) -> None:
-    """Sources, lengths and what goes with the task; a run that was imported has no text."""
+    """Checks sources, lengths and what goes with the task; an imported run has no text."""
     data, task, facts = config.data, config.task, config.facts
     check_scheme("data.directory", data.directory, SOURCES)
     check_scheme("data.tokenizer", data.tokenizer or "", SOURCES)
@@ -122,7 +122,7 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
 
 
 def _is_whole(name: str) -> bool:
-    """Whether a source of pairs is so by itself, and not one of two parallel files."""
+    """Whether a source of pairs is complete by itself, and not one of two parallel files."""
     suffixes = (*PAIR_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet", ".arrow")
     return name.endswith(suffixes) or name.startswith(("tfds:", "demo:"))
 

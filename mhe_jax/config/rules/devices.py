@@ -35,7 +35,7 @@ def mesh_shape(mesh: MeshConfig, num_devices: int) -> tuple[int, int, int]:
 
 
 def check_devices(config: Config, num_devices: int) -> None:
-    """Raises InputError where the config cannot be laid over so many devices.
+    """Raises InputError if the config cannot be laid over this many devices.
 
     Rows must divide over `data` and `fsdp` in each accumulated part, the model's width over `fsdp`,
     and heads, MLP and vocabulary over `tensor`; with `mesh.length` so must the lengths of rows.

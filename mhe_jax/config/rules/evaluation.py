@@ -9,12 +9,12 @@ from mhe_jax.config.rules.ranges import refuse
 
 
 def _has_spans(config: Config) -> bool:
-    """Whether places in the texts matter."""
+    """Whether positions in the texts matter."""
     return config.facts.questions or config.data.dataset in ("wic", "wsc")
 
 
 def check_evaluation(config: Config) -> None:
-    """Fields that go with the task, and with one another."""
+    """Checks fields against the task, and against one another."""
     evaluation = config.evaluation
     if sample := config.train.eval_translate:
         if config.task != "translation":

@@ -14,12 +14,12 @@ from mhe_jax.config import (
 from mhe_jax.config.data import NUM_SPECIAL
 from mhe_jax.config.rules.ranges import ATTENTION_RANGES, check_range, refuse
 
-# Fields of `ModelConfig` that `positions` rotary has.
+# Fields of `ModelConfig` for rotary `positions` only.
 ROTARY = ("rotary_base", "rotary_pairs", "rotary_scaling")
 
 
 def check_positions(config: Config) -> None:
-    """Fields of rotary positions where there are others; what `positions` asks of the width."""
+    """Refuses rotary fields for other positions; checks the width that `positions` needs."""
     model = config.model
     if model.positions == "sinusoidal" and model.features % 2:
         raise refuse("model.features", model.features, "sinusoidal positions take even ones")
@@ -34,7 +34,7 @@ def check_positions(config: Config) -> None:
 
 
 def check_attention(config: Config) -> None:
-    """Every role that the task has: widths, heads, and what only other kinds have."""
+    """Checks every role of the task: widths, heads, and fields of other kinds only."""
     model, roles = config.model, config.facts.roles
     for role in ("encoder", "decoder", "cross"):
         override = getattr(model.attention_by_role, role)
@@ -117,7 +117,7 @@ def _check_form(attention: AttentionConfig, named) -> None:
 
 
 def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
-    """What rotary positions ask of self-attention."""
+    """Checks what rotary positions require of self-attention."""
     heads, field = attention.num_heads, "num_heads"
     width = (attention.qkv_features or features) // heads
     if attention.score_features is not None:
@@ -126,7 +126,7 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
     if attention.kind == "gta":  # the other half of a key is part of its value
         what, width = "halves of queries and keys", width // 2
     if attention.kind == "mla":
-        # Only these turn.
+        # Only the rotary features turn.
         if attention.rotary_features is None:
             width //= 2
         else:
@@ -147,7 +147,7 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
 
 
 def check_vocabulary(config: Config) -> None:
-    """What logits have beside the products with the vocabulary."""
+    """Checks what logits have besides the products with the vocabulary."""
     model, facts = config.model, config.facts
     if model.output_bias and (not facts.vocabulary or facts.is_encoder):
         raise refuse("model.output_bias", True, f"not for task {config.task}")
@@ -157,7 +157,7 @@ def check_vocabulary(config: Config) -> None:
 
 
 def check_encoder(config: Config) -> None:
-    """Fields of encoders only: hashed words, and tokens that see nothing else."""
+    """Checks fields of encoders only: hashed words, and tokens that see only themselves."""
     model, data, task, facts = config.model, config.data, config.task, config.facts
     for field in ("hashing", "context"):
         value = getattr(model, field)
@@ -165,7 +165,7 @@ def check_encoder(config: Config) -> None:
             raise refuse(
                 f"model.{field}", value, f"not for task {task}: only for those of an encoder"
             )
-    packs = facts.packing or facts.labelled  # labelled examples have a rule of their own
+    packs = facts.packing or facts.labelled  # labelled examples have their own rule
     if data.packing and (not packs or model.hashing or model.context == "token"):
         which = "model.hashing or context" if packs else f"task {task}"
         raise refuse("data.packing", data.packing, f"not with {which}")

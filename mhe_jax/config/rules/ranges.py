@@ -13,10 +13,10 @@ def refuse(name: str, value: Any, allowed: str) -> InputError:
     return InputError(f"{name} is {value!r}: {allowed}")
 
 
-# What float32 holds.
+# The largest float32.
 LARGEST = (2 - 2**-23) * 2.0**127
 
-# What is allowed, in words; the test.
+# What is allowed, in words, and its test.
 AT_LEAST_1 = ("takes 1 or more", lambda x: x >= 1)
 AT_LEAST_0 = ("takes 0 or more", lambda x: x >= 0)
 POSITIVE = ("takes a finite number above 0 of float32", lambda x: 0 < x <= LARGEST)
@@ -33,7 +33,7 @@ STEPS, TOKENS, VOCABULARY, LENGTH = 2**31 - 1, 2**28, 2**27, 2**24
 ROWS, WIDTH, LAYERS = 2**20, 2**20, 2**13
 PARAMETERS = 2**40  # of a model, about
 
-# A rule, and the largest that is taken or None.
+# A rule, and the largest value allowed, or None.
 Range = tuple[tuple[str, Callable[[Any], bool]], int | None]
 RANGES: dict[str, Range] = {
     "model.vocabulary_size": (AT_LEAST_1, VOCABULARY),
@@ -115,7 +115,7 @@ ATTENTION_RANGES: dict[str, Range] = {
 
 
 def check_range(name: str, value: Any, allowed: Range) -> None:
-    """One field; None means not given, and passes."""
+    """Checks one field; None means not given, and passes."""
     (rule, fits), most = allowed
     if value is not None and not fits(value):
         raise refuse(name, value, rule)
@@ -124,7 +124,7 @@ def check_range(name: str, value: Any, allowed: Range) -> None:
 
 
 def check_ranges(config: Config) -> None:
-    """Every field of `RANGES`, and those of which only some values mean something."""
+    """Checks every field of `RANGES`, and those of which only some values mean something."""
     for name, allowed in RANGES.items():
         check_range(name, functools.reduce(getattr, name.split("."), config), allowed)
     steps = config.train.profile_steps
@@ -141,7 +141,7 @@ def check_ranges(config: Config) -> None:
 
 
 def _check_products(config: Config) -> None:
-    """Sizes that may be each alone, and not all together."""
+    """Checks sizes that are allowed each alone, but not all together."""
     model, data, evaluation = config.model, config.data, config.evaluation
     layers = model.num_layers + (model.num_decoder_layers or 0)
     rows = model.padded_vocabulary_size + model.max_length + layers * model.mlp_features

@@ -1,8 +1,9 @@
 """Rules for the files that a run names: it may come from somebody else.
 
-What a run names is read only where it lies, once links are followed, in the run itself or below a
-directory that the command line trusts. What the command line names by its whole path is its own. So
-is what a config names that this user has trained: the user's cache holds a digest of each.
+A file that a run names is read only if it lies, once links are followed, in the run itself or below
+a directory that the command line trusts. A file that the command line names by its whole path needs
+no trust. Nor does one named by a config that this user has trained: the user's cache holds a digest
+of each.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from mhe_jax.config import InputError
 from mhe_jax.config.files import CONFIG, cache_directory, files_of, write_whole
 from mhe_jax.config.places import Bucket, scheme_of, source_path
 
-# These name data sets of TFDS, which lie where its user keeps them, and what is built in.
+# Prefixes of TFDS data sets, which lie where the user keeps them, and of built-in data.
 NOT_FILES = ("tfds:", "demo:")
 
 
@@ -27,7 +28,7 @@ def _trace(run: Path) -> Path:
 
 
 def remember(run: Path) -> None:
-    """Notes in the user's cache that the config of this run is the user's; nothing if it cannot."""
+    """Notes in the user's cache that the config of this run is the user's, if possible."""
     with contextlib.suppress(InputError):
         write_whole(_trace(run), "")
 
@@ -63,7 +64,7 @@ def check_files(
       by_user: the command line gave the names, and not the run.
       python: the user gives `trusted` in Python, and not by the command line.
     """
-    # Objects have no links: their names are what they are.
+    # Objects have no links, so their names need no resolving.
     roots = [_real(str(place)) for place in (run, *map(os.path.expanduser, trusted))]
 
     refused: list[str] = []
@@ -80,7 +81,7 @@ def check_files(
         for path in (os.path.join(place, name) for name in (*directories, *files)):
             try:
                 mode = os.lstat(path).st_mode
-            except FileNotFoundError:  # of a run that trains
+            except FileNotFoundError:  # the run is training
                 continue
             if stat.S_ISLNK(mode):
                 check(path, f"{path} leads to")

@@ -1,4 +1,4 @@
-"""Checkpoints by Orbax: written beside the training, whole or not at all.
+"""Checkpoints by Orbax: written while training goes on, whole or not at all.
 
     WORKDIR/checkpoints/STEP        params, ema_params (where there is an average), optimizer (its
                                     state, the step, the key), meta; the last `keep_checkpoints`
@@ -6,14 +6,14 @@
                                     the best validation (`tasks.sums.criterion`): what
                                     evaluation needs
 
-A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. What
-cannot be read moves to `checkpoints_unreadable`, and the best ones of abandoned steps move to
+A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. Those
+that cannot be read move to `checkpoints_unreadable`, and the best ones of abandoned steps move to
 `checkpoints_best_left`, which nothing reads. Arrays are restored onto the current mesh, whatever
 mesh wrote them.
 
-Each step keeps a checksum of every file, and what has another one counts as not to be read.
+Each step keeps a checksum of every file; a step with a file that differs counts as unreadable.
 
-A run may have a `model.safetensors` in their place, with parameters alone: an exported one has.
+A run may have a `model.safetensors` instead, with parameters alone: an exported one has.
 
 writing.py     the checkpoints of a run that trains    reading.py   parameters of a finished one
 tensors.py     parameters by name, as safetensors

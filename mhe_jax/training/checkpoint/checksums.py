@@ -3,15 +3,15 @@
     STEP/checksums            of every file of every item
     STEP/ITEM/checksums.P     of the arrays that process P wrote: each reads what it wrote itself
 
-A line is `CRC32C SIZE NAME`; a line with the CRC32C of those lines goes before them. All is written
+A line is `CRC32C SIZE NAME`; a line with the CRC32C of those lines precedes them. All is written
 in Orbax's threads, before the step gets its name (or the file that stands for it): a kill leaves
 either no step or one with checksums. The two files that Orbax writes after that, beside the items,
 hold the time and the kinds of the items, no numbers, and are not in the list.
 
-Of files in a bucket the store itself has the checksum, of what it took: nothing is read for it.
+For files in a bucket the store itself has the checksum of what it received: nothing is read.
 
 Files that others put there, as file managers and network disks do, are no damage: nothing reads
-them. One that Orbax could take for its own is.
+them. A file that Orbax could take for its own is.
 
 A step without any checksum file is from an older version and is read unchecked. One that has lost
 only `checksums` counts as damaged: those of the processes still tell.
@@ -46,7 +46,7 @@ class Damaged(ValueError):
 class Seal:
     """Writes the checksums of a step when all its items are there: Orbax calls it.
 
-    In process 0 alone, after the last process has written and before the step counts.
+    It runs in process 0 alone, after the last process has written and before the step counts.
     """
 
     step: Path  # being written; its name is a temporary one
@@ -64,7 +64,7 @@ class Seal:
 
 
 def _check_complete(sums: Sums) -> None:
-    """That the parts of all processes came together, and to where they are looked for."""
+    """Checks that the parts of all processes were merged, and are where readers look for them."""
     arrays = {name.partition("/")[0] for name in sums if "/ocdbt." in name}
     wanted = [f"{item}/{NAME}.{p}" for item in arrays for p in range(jax.process_count())]
     wanted += [f"{item}/manifest.ocdbt" for item in arrays]
@@ -75,7 +75,7 @@ def _check_complete(sums: Sums) -> None:
 
 
 class Arrays(ocp.StandardCheckpointHandler):
-    """Orbax's, which verifies before it reads, and whose processes keep sums of what they write."""
+    """Orbax's handler, but it verifies before it reads, and each process sums what it writes."""
 
     def __init__(self, seal: Seal):
         super().__init__()
@@ -92,7 +92,7 @@ class Arrays(ocp.StandardCheckpointHandler):
 
 
 class Json(ocp.JsonCheckpointHandler):
-    """Orbax's, which verifies before it reads."""
+    """Orbax's handler, but it verifies before it reads."""
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:
         verify(path_of(directory).parent, [directory.name])
@@ -103,7 +103,7 @@ def items_of(step: Path) -> set[str]:
     """The items that were saved at a step.
 
     Raises:
-      Damaged: the list of it is.
+      Damaged: its list of files is.
     """
     if (sums := _sums(step)) is None:
         return {path.name for path in step.iterdir() if path.is_dir()}
@@ -111,13 +111,13 @@ def items_of(step: Path) -> set[str]:
 
 
 def verify(step: Path, items: set[str] | list[str]) -> None:
-    """Reads all files of these items.
+    """Verifies all files of these items by reading them.
 
     A process does not know which of them hold its share of an array, so it reads all: it need not
-    trust what another one, on another host, has read.
+    trust what another process, on another host, has read.
 
     Raises:
-      Damaged: one is missing, or has other bytes than were written, or Orbax could read one more.
+      Damaged: a file is missing, or differs from what was written, or Orbax could read one more.
     """
     if (sums := _sums(step)) is None:
         return
@@ -156,7 +156,7 @@ def _parts_of(item: Path) -> list[Path]:
 
 
 def _names(directory: Path) -> Iterator[str]:
-    """Of all files below it but those that others put there, which may vanish at any time."""
+    """The names of all files below it, except those of others, which may vanish at any time."""
     names = (str(p.relative_to(directory)) for p in directory.rglob("*") if not p.is_dir())
     return (name for name in names if not re.search(r"(^|/)[.@]", name))
 

@@ -1,6 +1,6 @@
-"""Parameters of a run: what evaluation, and whoever starts from it, needs.
+"""Reads the parameters of a run, for evaluation and for a run that starts from it.
 
-Of checkpoints; where a run has none, of a `model.safetensors`, as an exported run has.
+They come from checkpoints or, if a run has none, from a `model.safetensors`, as in an exported run.
 """
 
 import json
@@ -46,7 +46,7 @@ def restore_params(
     its last.
 
     Raises:
-      InputError: no such checkpoint; the message names those there are.
+      InputError: no such checkpoint; the message names those that exist.
     """
     last = make_manager(workdir, "checkpoints", create=False)
     best = make_manager(workdir, "checkpoints_best", create=False)
@@ -77,7 +77,7 @@ def restore_params(
             )
         if len(chosen) < average:
             wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
-            # Nothing was validated, as in a run that was converted.
+            # Nothing was validated, as in a converted run.
             hint = "; take 'last'" if which == "best" and steps else ""
             raise InputError(f"{workdir} has no {wanted}; there are: {there}{hint}")
         total = None

@@ -27,13 +27,13 @@ class NotSaved(OSError):
 
 
 def check_tokenizer(meta: Meta, tokenizer: AnyTokenizer) -> None:
-    """Raises InputError where `meta` is of a run with another tokenizer; older ones do not say."""
+    """Raises InputError if `meta` is of a run with another tokenizer; older ones do not say."""
     if meta.get("tokenizer", tokenizer.key) != tokenizer.key:
         raise InputError(f"{tokenizer.name}: is not the tokenizer that the checkpoint is of")
 
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
-    """Its result and "", or None and the reason why there is none."""
+    """The result of `read` and "", or None and the reason why there is none."""
     try:
         return read(), ""
     except Exception as error:  # each library on the way has its own
@@ -41,7 +41,7 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Our own or the operating system's words where they are in it, else its first words."""
+    """The message of ours or of the operating system in `error`, else its first words."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, checksums.Damaged):
@@ -71,9 +71,9 @@ def optimizer_item(state: TrainState) -> dict[str, Any]:
 
 
 def check_path(workdir: str | Path) -> None:
-    """Raises InputError where no checkpoint below `workdir` could be read once it is written.
+    """Raises InputError if no checkpoint below `workdir` could be read once it is written.
 
-    Orbax puts together what the processes wrote, and takes the path to look there for a pattern.
+    When Orbax merges what the processes wrote, it takes the path for a pattern.
     """
     path = str(path_of(workdir).absolute())
     if set("*?[") & set(path):
@@ -81,9 +81,9 @@ def check_path(workdir: str | Path) -> None:
 
 
 def has_steps(workdir: str | Path, name: str) -> bool:
-    """Whether `name` of a run has a checkpoint, however good: but in a bucket, a whole one.
+    """Whether `name` of a run has a checkpoint, readable or not; in a bucket, a complete one.
 
-    There a step has its own name from the start, and a file more at its end.
+    There a step has its own name from the start, and one more file once it is complete.
     """
     place = path_of(workdir)
     whole = "/commit_success.txt" if isinstance(place, Bucket) else ""
@@ -117,7 +117,7 @@ def make_manager(workdir: str | Path, name: str, **options: Any) -> ocp.Checkpoi
 
 
 def save(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> None:
-    # `force` skips Orbax's rule that steps only grow, which says no without a word.
+    # `force` skips Orbax's rule that steps only grow, which refuses silently.
     with writing(manager):
         if not manager.save(step, args=ocp.args.Composite(**items), force=True):
             raise RuntimeError(f"Orbax did not save step {step} in {manager.directory}")
@@ -149,7 +149,7 @@ def best_of(manager: ocp.CheckpointManager) -> int | None:
 
 
 def quiet_orbax() -> None:
-    """For this process: of many reads or writes at once, the first that fails tells of it alone."""
+    """Makes Orbax report, of many reads or writes at once, only the first that fails."""
     if not isinstance(sys.unraisablehook, _NotOfOrbax):
         sys.unraisablehook = _NotOfOrbax(sys.unraisablehook)
     logging.getLogger("asyncio").addFilter(_no_left_over)
@@ -158,13 +158,13 @@ def quiet_orbax() -> None:
 
 
 class _NotOfOrbax:
-    """The first that fails ends the loop of the others: each would say so."""
+    """Drops reports of the others once the first failure has ended their loop."""
 
     def __init__(self, hook: Callable[[Any], Any]):
         self._hook = hook
 
     def __call__(self, unraisable: Any) -> None:
-        of_orbax = inspect.iscoroutine(unraisable.object)  # nobody else here has any
+        of_orbax = inspect.iscoroutine(unraisable.object)  # nothing else here has any
         if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
             self._hook(unraisable)
 

@@ -68,13 +68,13 @@ class Checkpoints:
                 self._found[step] = worth
 
     def _verified_worth(self, step: int) -> float:
-        # The parameters are verified too: evaluation reads them, too late to make another.
+        # Verifies the parameters too: when evaluation reads them, it is too late to make others.
         directory = path_of(self._best.directory) / str(step)
         verify(directory, items_of(directory))
         return worth_of(self._best, step)
 
     def _uncaught(self, uncaught: threading.ExceptHookArgs) -> None:
-        # What a thread of Orbax dies of comes to us too, by `wait` or the next `save`.
+        # An error that ends a thread of Orbax reaches us too, by `wait` or the next `save`.
         if not type(uncaught.thread).__module__.startswith("orbax."):
             self._hook(uncaught)
 
@@ -89,15 +89,15 @@ class Checkpoints:
         return min(self._found.values(), default=None)
 
     def save(self, state: TrainState, step: int, meta: Meta) -> None:
-        """Begin to write `state`, which is at `step`; one that is there already is left alone.
+        """Begins to write `state`, which is at `step`; an existing checkpoint is left alone.
 
         Raises:
           NotSaved: this one, or one begun before, cannot be written.
         """
         if self.latest_step == step:
             return
-        # A best checkpoint of an earlier step must be there before this makes it the past. One of
-        # the same step may be on its way: a run that resumes from here would notice, see the loop.
+        # A best checkpoint of an earlier step must be complete before this one. One of the same
+        # step may still be under way: a run that resumes from here would notice, see the loop.
         with writing(self._best):
             if step not in self._best.all_steps():
                 self._best.wait_until_finished()
@@ -111,7 +111,7 @@ class Checkpoints:
         save(self._last, step, items)
 
     def save_best(self, params: Any, step: int, meta: Meta) -> None:
-        """Begin to write `params` as the best; older ones are deleted once these are complete.
+        """Begins to write `params` as the best; older ones are deleted once these are complete.
 
         Raises:
           NotSaved: this one, or one begun before, cannot be written.
@@ -141,7 +141,7 @@ class Checkpoints:
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
         """The newest state that can be read, laid out as the shapes and shardings of `abstract`.
 
-        Newer ones that cannot be read are for `put_aside`.
+        Newer ones that cannot be read are left to `put_aside`.
 
         Raises:
           InputError: there is none.
@@ -179,14 +179,14 @@ class Checkpoints:
         return state, checked_meta(found["meta"])
 
     def drop_best_after(self, step: int) -> None:
-        """The best of later steps is of a run that goes another way from here."""
+        """Drops the best of later steps: the run takes another course from here."""
         for later in [found for found in self._found if found > step]:
             del self._found[later]
             reason = f"is of a later step than {step}, from before fields changed"
             self._aside.append((self._best, later, "left", reason))
 
     def put_aside(self) -> None:
-        """Moves what cannot be read or counts no more away, each with a line in `notes`."""
+        """Moves away what cannot be read or no longer counts, each with a line in `notes`."""
         while self._aside:
             self._put_aside(*self._aside.pop())
 
@@ -212,7 +212,7 @@ class Checkpoints:
         return None if step is None else read_meta(self._best, step)
 
     def wait(self) -> None:
-        """Until everything begun is on disk.
+        """Waits until everything begun is on disk.
 
         Raises:
           NotSaved: something cannot be written.
@@ -230,7 +230,7 @@ class Checkpoints:
         return self.latest_step
 
     def close(self) -> None:
-        """Finish writing, drop what is not the best, and let go of threads.
+        """Finishes writing, drops what is not the best, and lets go of threads.
 
         Raises:
           NotSaved: something cannot be written.

@@ -88,9 +88,9 @@ def _number(given: dict[str, str], name: str, least: int) -> int | None:
 def joined(processes: ProcessFlags | None) -> Iterator[bool]:
     """Inside, `jax` knows all processes, and `group` binds them; must come before jax is used.
 
-    Gives whether this is the one that writes.
+    Yields whether this process is the one that writes.
 
-    An exception that leaves the block ends all of them, each with a line that says why.
+    An exception that leaves the block ends all processes, each with a line that says why.
 
     Raises:
       InputError: no cluster is found, a process does not come in time, a port is taken.
@@ -121,7 +121,7 @@ def joined(processes: ProcessFlags | None) -> Iterator[bool]:
         coordinator_bind_address=coordinator if named else None,
         cluster_detection_method="deactivate",
         initialization_timeout=max(10, round(patience - (time.monotonic() - begin))),
-        heartbeat_timeout_seconds=3 * answering,  # `group` is to be first, with a name
+        heartbeat_timeout_seconds=3 * answering,  # `group` should be first, with a name
         shutdown_timeout_seconds=answering,
     )
     # JAX has no public name for its key-value store.

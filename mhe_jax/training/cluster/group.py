@@ -1,15 +1,15 @@
-"""The processes of a run, beside computing: they wait, stop together, and notice who is lost.
+"""The processes of a run, besides computing: they wait, stop together, and notice who is lost.
 
-All of it goes over the key-value store of `jax.distributed`, in a thread of its own, so that a step
-costs nothing more. Every `period` seconds each process
+All of it goes over the key-value store of `jax.distributed`, in a thread of its own, so that steps
+cost no more. Every `period` seconds each process
 
 - says that it is alive, and how many steps it has seen;
 - hears whether a signal came to any of them, and then agrees with the others on the step to stop
   after: one past the furthest of them, which none can pass while they agree;
 - hears whether another has failed, and ends with that one's reason.
 
-Process 0 also looks for who has not been heard of for `timeout` seconds, and says who keeps the
-others waiting for as long.
+Process 0 also looks for processes not heard from for `timeout` seconds, and says which ones keep
+the others waiting for as long.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _processes: "Processes | None" = None
 def failed(error: BaseException) -> None:
     """Tells the others of an unforeseen error: a lost process may be its cause.
 
-    It comes before anything that waits for the others.
+    Must come before anything that waits for the others.
     """
     if _processes is not None and not _foreseen(error):
         _processes.fail(error)
@@ -61,7 +61,7 @@ def bound(store: Any, timeout: float) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises InputError where there are other processes that we are not bound to."""
+    """Raises InputError if there are other processes that we are not bound to."""
     if jax.process_count() > 1 and _processes is None:
         raise InputError(
             f"this is process {jax.process_index()} of {jax.process_count()}: "
@@ -75,18 +75,18 @@ def agreed(received: int) -> int:
 
 
 def all_of_them(mine: bool) -> bool:
-    """Whether it is so in every process."""
+    """Whether `mine` is true in every process."""
     return bool(np.all(multihost_utils.process_allgather(mine)))
 
 
 def of_first(name: str, mine: str) -> str:
-    """What process 0 gives as `mine`, in each process; for one `name` once."""
+    """The `mine` of process 0, in each process; use each `name` once."""
     return mine if _processes is None else _processes.of_first(name, mine)
 
 
 @contextlib.contextmanager
 def first_one_first(name: str) -> Iterator[None]:
-    """Process 0 runs the block, and when it is done all others do."""
+    """Process 0 runs the block, and once it is done all others do."""
     if _processes is not None and _processes.index:
         _processes.wait(name)
     yield
@@ -126,7 +126,7 @@ class Processes:
             return self._stop if past else 0
 
     def wait(self, name: str) -> None:
-        """Until all processes wait for `name`."""
+        """Waits until all processes wait for `name`."""
         self._client.wait_at_barrier(f"{ROOT}/{name}", timeout_in_ms=DAY * 1000)
 
     def of_first(self, name: str, mine: str) -> str:
@@ -159,7 +159,7 @@ class Processes:
             within = round(2 * GRACE * self.period * 1000)
             self._client.wait_at_barrier(f"{ROOT}/end", timeout_in_ms=within)
             self._over.set()
-        except Exception:  # some do not end: leaving by the front door would wait for them
+        except Exception:  # some do not end: a normal exit would wait for them
             if not known or os.environ.get("MHE_JAX_TRACEBACK") == "1":
                 with contextlib.suppress(OSError):
                     traceback.print_exception(error)
@@ -184,7 +184,7 @@ class Processes:
                 )
                 said = dict(self._client.key_value_dir_get(f"{ROOT}/stop"))
                 if self._received and not said:
-                    # Of two signals the first is everybody's.
+                    # Of two signals, the first counts for all.
                     with contextlib.suppress(Exception):
                         self._client.key_value_set(f"{ROOT}/stop/signal", str(self._received))
                 elif said and self._stop_at is None:
@@ -206,7 +206,7 @@ class Processes:
     def _obey(self, verdict: str) -> None:
         if not self._ending.is_set() and not self._ending.wait(GRACE * self.period):
             code, reason = verdict.split(" ", 1)
-            # With process 0 the store goes, and jax aborts whoever has not ended by himself.
+            # The store goes with process 0, and jax aborts every process that is still there.
             _end(int(code), reason, 2 * GRACE * self.period if self.index == 0 else 0)
 
     def _beats(self) -> dict[int, str]:

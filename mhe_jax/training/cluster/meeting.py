@@ -1,12 +1,12 @@
 """How the processes of a job meet: all greet process 0 at the coordinator's port.
 
-`jax.distributed` alone would abort without naming who did not come. Process 0 sends whoever
-connects `mhe_jax NONCE`, and is greeted by `mhe_jax INDEX COUNT NONCE PROOF`. When all have
-connected, it answers `PROOF TEXT`.
+`jax.distributed` alone would abort without naming who did not come. Process 0 sends
+`mhe_jax NONCE` to each connection, and is greeted by `mhe_jax INDEX COUNT NONCE PROOF`. When all
+have connected, it answers `PROOF TEXT`.
 
 A proof is an HMAC under the token of the job, MHE_JAX_TOKEN. It covers the role of the sender, the
-other's nonce, and the message. The token itself is never sent. Without a token anybody
-can make a proof. A connection with another greeting is dropped, and delays no other.
+other's nonce, and the message. The token itself is never sent. Without a token anybody can make
+a proof. A connection with another greeting is dropped, and delays no other.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from typing import cast
 
 from mhe_jax.config import InputError
 
-# The longest line and answer, the seconds a greeting may take, and how many who have not greeted
-# may stand in the door at once, beside those that are to come.
+# The longest line and answer, the seconds a greeting may take, and how many connections that have
+# not greeted may wait at once, besides those that are to come.
 LINE, ANSWER, GREETING, STRANGERS = 300, 1 << 16, 10, 100
 
 
@@ -47,7 +47,7 @@ def meet(coordinator: str, count: int, index: int, timeout: float) -> bool:
     while (left := deadline - time.monotonic()) > 0:
         try:
             with socket.create_connection(address, timeout=left) as to_first:
-                # Process 0 knows the same deadline, and is to be heard about those missing.
+                # Process 0 has the same deadline; this leaves it time to name those missing.
                 answer = _greet(to_first, index, count, deadline + 10)
             if answer == "go":
                 return False
@@ -63,7 +63,7 @@ def meet(coordinator: str, count: int, index: int, timeout: float) -> bool:
 
 
 def _greet(to_first: socket.socket, index: int, count: int, end: float) -> str:
-    """The answer of process 0; empty where that is somebody else."""
+    """The answer of process 0; empty if that is somebody else."""
     mine = secrets.token_hex(16)
     theirs = _words(_line(to_first, LINE, end), 2)
     if theirs[0] != "mhe_jax":
@@ -79,7 +79,7 @@ def _line(connection: socket.socket, longest: int, end: float) -> bytes:
     """One line as it was sent; process 0 waits for us after each of its own.
 
     Raises:
-      TimeoutError: it takes until `end`, however little at a time comes.
+      TimeoutError: the line is not complete by `end`, however slowly it comes.
     """
     line = b""
     while not line.endswith(b"\n") and len(line) < longest:
@@ -98,16 +98,16 @@ def _proof(*parts: str) -> str:
 
 
 def _words(line: bytes, count: int) -> list[str]:
-    """The words of a whole line, where they are so many, else as many empty ones."""
+    """The words of a whole line if there are `count` of them, else `count` empty ones."""
     words = line.decode(errors="replace").split() if line.endswith(b"\n") else []
     return words if len(words) == count else [""] * count
 
 
 def _servers(host: str, port: int, backlog: int) -> tuple[list[socket.socket], bool]:
-    """Listens at `host` where that is localhost or an address of ours, and whether that is so.
+    """Listens at `host` if that is localhost or an address of ours; returns whether it is.
 
-    Else at all addresses: others may look up a name as another address than we do, and behind an
-    address translation none is ours.
+    Otherwise listens at all addresses: others may look up a name as another address than we do, and
+    behind an address translation none is ours.
     """
     flags = 0 if host == "localhost" else socket.AI_NUMERICHOST  # looks up no name
     try:
@@ -150,12 +150,12 @@ class _Reception:
     def __init__(self, servers: list[socket.socket], count: int):
         self._servers, self._count = servers, count
         self._present: dict[int, tuple[socket.socket, str]] = {}
-        # Who has not greeted: its nonce, what it has sent, and until when it may.
+        # Those that have not greeted: nonce, what was sent so far, and the deadline.
         self._coming: dict[socket.socket, tuple[str, bytes, float]] = {}
         self._strangers = 0
 
     def hold(self, deadline: float, timeout: float) -> None:
-        """Until all are there.
+        """Waits until all are there.
 
         Raises:
           InputError: what `meet` says.
@@ -263,7 +263,7 @@ class _Reception:
 
 
 def names(processes: Sequence[int]) -> str:
-    """For a message.
+    """The processes, as a message names them.
 
     >>> names([3]), names([1, 2])
     ('process 3', 'processes 1, 2')

@@ -1,7 +1,7 @@
 """Signals to save and stop: SIGTERM, Ctrl-C, SIGHUP, a standard error that nobody reads.
 
 A second SIGTERM or Ctrl-C ends the process. Nothing else does: a terminal that closes may send
-SIGHUP twice. A SIGHUP that is ignored, as under `nohup`, stays so.
+SIGHUP twice. A SIGHUP that is ignored, as under `nohup`, stays ignored.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 from mhe_jax.training.cluster import group
 
 _CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# What a pipe without a reader and a terminal that is gone say; a full disk may have room again.
+# Errors of a pipe without a reader and a terminal that is gone; a full disk may have room again.
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 
@@ -36,9 +36,9 @@ class Signals:
     """Within the `with`, `received` becomes the number of the first signal; 0 is none.
 
     Before `stepping` is set there is nothing to save: a signal ends the block by `Stopped`. After
-    that it is for the loop to ask. Signals are caught on the main thread only, as Python wants it;
-    elsewhere none is ever received. Where nobody reads standard error any more, that is a SIGPIPE
-    until a real signal comes. What cannot be written there is dropped.
+    that the loop must ask. Signals are caught on the main thread only, as Python requires;
+    elsewhere none is ever received. If nobody reads standard error any more, that counts as a
+    SIGPIPE until a real signal comes. What cannot be written there is dropped.
     """
 
     received = 0
@@ -67,7 +67,7 @@ class Signals:
         if self.received == signal.SIGPIPE and error is not None:
             return  # an error stays what it is where nobody reads standard error
         if self.received and not self.stepping:
-            # A library on its way up may have replaced it by an error of its own.
+            # A library on the way up may have replaced it by an error of its own.
             stopped = error if isinstance(error, Stopped) else self._too_early()
             with contextlib.suppress(OSError):
                 print(stopped.reason, file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 The new run has the config of the old one with these ranks, its tokenizer, and a checkpoint of step
 0: the best parameters of the old run, each matrix as the sum of Kronecker products that comes
-closest to it, and a fresh optimizer. So the same command, with these ranks, goes on from there. A
+closest to it, and a fresh optimizer. So the same command, with these ranks, resumes from there. A
 rank above the full one counts as the full one, which changes nothing but rounding.
 """
 

@@ -1,4 +1,4 @@
-"""A run that has not trained yet, of given parameters: as `factorize` and `convert` leave it."""
+"""A run with given parameters that has not trained yet, as `factorize` and `convert` leave it."""
 
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ def check_new_run(new: Path, source: Path) -> None:
 def write_run(config: Config, params: Any, mesh: Mesh, key: str, pieces: bytes | None) -> None:
     """Makes the directory `config.workdir`, whole or not at all.
 
-    It has the config; the tokenizer; and a checkpoint of step 0, a fresh optimizer with `params`,
-    which are their average too, where there is one.
+    It has the config; the tokenizer; and a checkpoint of step 0, with `params` and a fresh
+    optimizer. If the run keeps an average of the parameters, `params` is that too.
 
     Args:
       config: of the run.

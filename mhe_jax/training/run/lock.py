@@ -3,20 +3,20 @@
     with locked(workdir) as lock:  # InputError: another process trains here
         lock.check()               # before a write: ends the process that has lost its lock
 
-Three things are done with the file, all of which an object store can do as well: it is made whole
-where none is, it is written anew as a whole, it is deleted.
+Only three things are done with the file, all of which an object store can do as well: it is created
+whole if there is none, rewritten as a whole, and deleted.
 
 The holder renews the lock every RENEWAL seconds. A process that finds one checks
 
-1. of a process of the same boot and process namespace of the same host: whether it still runs, and
-   began when the lock says. A `kill -9` blocks nobody, nor does another program with its number;
-   one that is merely stopped keeps its lock.
-2. of any other, after a reboot too: whether the file changes within LEASE seconds. No clocks are
-   compared, which may differ or jump; a live holder shows itself within RENEWAL, and only a dead
+1. for a holder of the same host, boot and process namespace: whether it still runs, and began when
+   the lock says. A `kill -9` blocks nobody, nor does another program with its number; a holder that
+   is merely stopped keeps its lock.
+2. for any other, also after a reboot: whether the file changes within LEASE seconds. No clocks are
+   compared, as they may differ or jump; a live holder shows itself within RENEWAL, and only a dead
    one costs the whole wait.
 
-A dead lock is replaced, not deleted and made again. Whoever replaces it first takes a lock named
-after it, so that exactly one process does. A holder that goes on after a pause longer than its
+A dead lock is replaced, not deleted and created again. Whoever replaces it first takes a lock named
+after it, so that exactly one process does. A holder that resumes after a pause longer than its
 lease finds another's lock, or none, and ends at once. One gap is left: a pause of that length
 between this check and the write that follows. No file can close it; they are microseconds apart.
 """
@@ -56,7 +56,7 @@ class Owner:
     # the system does not say.
     place: str | None
     began: int | None
-    # Nobody else's.
+    # Unique to this lock.
     token: str
     renewals: int = 0
 
@@ -84,12 +84,12 @@ def locked(workdir: Path) -> Iterator["Lock"]:
 
 
 def check_shared(workdir: Path, lock: "Lock | None") -> None:
-    """Raises InputError where this process does not find in `workdir` the lock of process 0.
+    """Raises InputError if this process does not find the lock of process 0 in `workdir`.
 
     Processes without a directory in common would wait for each other at the first checkpoint.
     """
     token = group.of_first("lock", lock.token if lock else "")
-    late = _now() + LEASE / 2  # a file of another host may take so long to be seen
+    late = _now() + LEASE / 2  # a file of another host may take this long to appear
     while (found := _read(workdir / FILE)) is None or found.token != token:
         if _now() > late:
             raise InputError(
@@ -152,7 +152,7 @@ def _acquire(path: Path) -> Owner:
         if alive is None:
             alive = _changes(path, found)
         if not alive:
-            # Only who holds this lock replaces the dead one; he may be late, and find it replaced.
+            # Only the holder of this claim replaces the dead lock, unless it finds it replaced.
             claim = path.with_name(f".{FILE}.{found.token}")
             claimed = _acquire(claim)
             try:
@@ -234,7 +234,7 @@ def _changes(path: Path, owner: Owner) -> bool:
 
 
 def _create(path: Path, owner: Owner) -> bool:
-    """Whether there was none: the file appears whole, or not at all."""
+    """Creates the file, whole or not at all; returns whether there was none."""
     if isinstance(path, Bucket):
         with _telling(path):
             # A network may repeat what was done already.
@@ -298,7 +298,7 @@ def _draft(path: Path, owner: Owner) -> Path:
 
 
 def _drop(path: Path) -> None:
-    """Deletes a file; where the disk is away, that is told by what was to be written."""
+    """Deletes a file; if the disk is away, the write reports that."""
     with contextlib.suppress(OSError):
         path.unlink()
 
@@ -322,7 +322,7 @@ def _not_written(path: Path, error: OSError) -> InputError:
 
 
 def _settled(path: Path) -> Owner | None:
-    """As `_read`, but gives one that is being written the time for it."""
+    """As `_read`, but waits for a file that is being written."""
     with contextlib.suppress(InputError):
         found = _read(path)
         if found != UNKNOWN:
@@ -356,7 +356,7 @@ def _not_ours(path: Path) -> InputError:
 
 
 def _now() -> float:
-    """Seconds, also of those in which the machine slept where the system counts them."""
+    """Seconds, including those in which the machine slept, where the system counts them."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

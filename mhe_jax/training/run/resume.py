@@ -37,7 +37,7 @@ def changed_fields(config: Config) -> list[str]:
     """Differences from the run in `config.workdir`, as `name: old -> new`; [] without a run.
 
     Raises:
-      InputError: a difference under which the run cannot go on; nothing has been touched.
+      InputError: a difference with which the run cannot resume; nothing has been touched.
     """
     if not holds_run(config):
         return []
@@ -48,7 +48,7 @@ def changed_fields(config: Config) -> list[str]:
             continue
         # An average can change its decay, but not begin or end.
         ema = name == "optimizer.ema_decay" and None not in (old[name], value)
-        # So many batches of another size are other data.
+        # The same number of batches of another size is other data.
         part = name == "evaluation.batch_size" and config.train.eval_batches is not None
         if part or (not ema and not MAY_CHANGE.fullmatch(name)):
             raise InputError(
@@ -60,10 +60,10 @@ def changed_fields(config: Config) -> list[str]:
 
 
 def check_files(config: Config) -> None:
-    """Raises InputError where going on or beginning would cost something that lies there.
+    """Raises InputError if resuming or beginning would destroy something that lies there.
 
-    A run that has lost its tokenizer cannot go on: another would not mean the same. A new one does
-    not write over what it finds under the names of its own files.
+    A run that has lost its tokenizer cannot resume: another would not mean the same. A new run does
+    not overwrite what it finds under the names of its own files.
     """
     workdir = path_of(config.workdir)
     tokenizer = workdir / TOKENIZER
@@ -86,10 +86,10 @@ def check_files(config: Config) -> None:
 
 
 def own_tokenizer(config: Config) -> tuple[Path, list[str]]:
-    """Where the tokenizer of the run lies or is to be made, and the notes for the log on that.
+    """Where the tokenizer of the run lies or is to be made, and notes on it for the log.
 
-    A new one is a draft until the run begins: a start that ends before may have wanted another
-    than the next, and whatever lies under the name of the tokenizer itself is the user's.
+    A new one is a draft until the run begins: a start that ends before then may have wanted
+    another than the next, and a file under the name of the tokenizer itself is the user's.
     """
     workdir = path_of(config.workdir)
     kept = workdir / TOKENIZER
@@ -105,7 +105,7 @@ def drop_draft(config: Config) -> None:
 
 
 def begin(config: Config, tokenizer: Path) -> None:
-    """From here on the working directory holds a run."""
+    """Makes the working directory hold a run from here on."""
     workdir = path_of(config.workdir)
     if tokenizer.name == DRAFT and config.model.has_pieces:
         tokenizer.replace(workdir / TOKENIZER)
@@ -114,7 +114,7 @@ def begin(config: Config, tokenizer: Path) -> None:
 
 
 def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float, text: str) -> None:
-    """Raises InputError where a checkpoint is of another text; older ones do not say."""
+    """Raises InputError if a checkpoint is of another text; older ones do not say."""
     old = meta.get("steps_per_epoch", steps_per_epoch)
     if not math.isclose(old, steps_per_epoch, rel_tol=1e-6):
         raise InputError(

@@ -1,11 +1,11 @@
 """A run that starts from another one: `train.init_from`.
 
-From a run of the same task all parameters are taken; an encoder starts from any other encoder, of
-which it takes what is below `embeddings` and `encoder`, and so does a task of labels from one of
-other labels or of another number of classes or spans. They are those of its best checkpoint (the
-last one, where it had no validation split), and its tokenizer comes along. The rest is new:
+From a run of the same task all parameters are taken. An encoder starts from any other encoder, of
+which it takes what is below `embeddings` and `encoder`; so does a task of labels from a run with
+other labels or another number of classes or spans. The parameters are those of the best checkpoint
+(the last one, if there was no validation split), and the tokenizer is taken too. The rest is new:
 optimizer, step, the head that is not taken, and rows of learned positions beyond the other run's
-`max_length`; of a longer one those are taken that there is room for.
+`max_length`; if that is longer, only the rows that fit are taken.
 """
 
 import re
@@ -28,12 +28,12 @@ from mhe_jax.training.checkpoint import has_steps, restore_params
 from mhe_jax.training.state import TrainState, abstract_params
 
 ENCODER = ("embeddings", "encoder")
-# Fields of the model under which the parameters that are taken mean the same.
+# Fields of the model that may differ: the parameters that are taken mean the same.
 MAY_DIFFER = re.compile(
     r"(attention\.|attention_by_role\.\w+\.)?dropout_rate|max_length"
     r"|attention(_by_role\.\w+)?\.(form|engine)|kronecker\.apply|remat|scan_layers|dtype"
 )
-# And those that an encoder does not have, or that are of its head.
+# Also fields that an encoder does not have, or that belong to its head.
 NOT_OF_ENCODERS = re.compile(
     r"num_(classes|spans|decoder_layers)|pooling|attention_by_role\.(decoder|cross)\..*"
 )
@@ -42,7 +42,7 @@ NOT_OF_ENCODERS = re.compile(
 def check_init_from(config: Config) -> None:
     """Raises InputError unless the run of `train.init_from` fits, naming what differs.
 
-    Nothing is read but the config of that run.
+    Only the config of that run is read.
     """
     run = config.train.init_from
     if run is None:
@@ -73,10 +73,10 @@ def _config_of(run: str, config: Config) -> Config:
 
 
 def read_start(config: Config, mesh: Mesh) -> dict[str, Any]:
-    """The parameters that are taken from another run, by name; layers as `config` has them.
+    """The parameters that are taken from another run, by name, with layers as `config` has them.
 
     Raises:
-      InputError: that run has no checkpoint that can be read, or another tokenizer than it.
+      InputError: that run has no checkpoint that can be read, or one of another tokenizer.
     """
     run = str(config.train.init_from)
     given = _config_of(run, config)
@@ -95,10 +95,10 @@ def _head(config: Config) -> tuple[Any, ...]:
 
 
 def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, AnyTokenizer]:
-    """Parameters of a run's best checkpoint, its step, tokenizer.
+    """Parameters of a run's best checkpoint, its step, and the tokenizer.
 
-    The last one, of a run without a validation split, or of one that has not trained yet, as
-    `factorize` and `convert` leave it.
+    Takes the last checkpoint of a run without a validation split, or of one that has not trained
+    yet, as `factorize` and `convert` leave it.
 
     Raises:
       InputError: as `read_start`.
@@ -118,12 +118,12 @@ def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
         rows = _first_rows(embeddings["position"], state.params["embeddings"]["position"])
         params["embeddings"] = {**embeddings, "position": rows}
     placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), params, state.params)
-    # Steps give up what they are given: the average needs arrays of its own.
+    # Steps donate their inputs: the average needs arrays of its own.
     ema = None if state.ema_params is None else jax.tree.map(jnp.copy, placed)
     return state.replace(params=placed, ema_params=ema)
 
 
 def _first_rows(taken: jax.Array, drawn: jax.Array) -> jax.Array:
-    """The positions that both know from `taken`, the others from `drawn`."""
+    """The positions that both have, from `taken`; the others, from `drawn`."""
     both = min(len(taken), len(drawn))
     return jnp.concatenate([taken[:both], drawn[both:]])
