@@ -68,7 +68,7 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     """Operations of the forward pass for one token that attends to `keys` keys (mean, if masked).
 
     Two for each multiply-add of the projections, and of the core for each key. `mva`, and MHE-Add
-    where it can, count in the form `shared`, and with `decode` `mla` and `tpa` count in the form
+    where it can, count in the form `shared`, and with `decode`, `mla` and `tpa` count in the form
     for one query. Rotation is negligible and left out. The backward pass is twice that.
 
     Examples:

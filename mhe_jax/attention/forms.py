@@ -38,7 +38,7 @@ class AttentionInForms(Attention):
         return None
 
     def is_slower(self, form: str, call: Call) -> bool:
-        """Whether 'auto' passes over `form` for a `call` that it can do, for the forms after it."""
+        """Whether 'auto' leaves a `call` that `form` can do to a later form."""
         # An engine that only 'shared' has gives its own reason where it cannot do the call.
         has_others = self.engine in ("auto", *engines.LADDER)
         return form == "shared" and call.queries < self.shared_queries and has_others

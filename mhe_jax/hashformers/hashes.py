@@ -54,7 +54,7 @@ def offsets(text: str) -> np.ndarray:
 
 
 class MD:
-    """HMAC-MD5 of words (RFC 2104), whose letters play no part.
+    """HMAC-MD5 of words (RFC 2104): similar letters give unrelated hashes.
 
     >>> MD().signatures(["the"]).tobytes().hex()
     'b9386d96710ddd52bc49ff0033ead10f'

@@ -42,8 +42,8 @@ class Classifier(_HeadModel):
 
     x_0 [M] is the encoder's output at the first token (with `pooling` mean: the mean of its outputs
     where there is no padding) and s_i the mean of its outputs where `marks` is i (0 if that is
-    nowhere), for S = `num_spans` spans. Parameters: `pooler` [(S + 1) M, M] and `classifier` [M,
-    C], C = `num_classes`, with biases.
+    nowhere), for S = `num_spans` spans. Parameters: `pooler` [(S + 1) M, M] and `classifier`
+    [M, C], C = `num_classes`, with biases.
 
     Source: Devlin et al. 2019, section 4.1; for spans Wang et al. 2019 (SuperGLUE), section 4.
     """

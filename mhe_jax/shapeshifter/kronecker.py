@@ -2,9 +2,9 @@
 
     W = Σ_k A_k ⊗ B_k        W[a·m₂ + c, b·n₂ + e] = Σ_k A[k, a, b] B[k, c, e]
 
-W is [m, n] with m ≤ m₁m₂ and n ≤ n₁n₂ (the excess is cut off), A [r, m₁, n₁], B [r, m₂, n₂]: r(m₁n₁
-+ m₂n₂) parameters, 2r√(mn) where they are balanced, instead of mn. The rank of A_k ⊗ B_k is that of
-A_k times that of B_k, so that even one term can have a high rank.
+W is [m, n] with m ≤ m₁m₂ and n ≤ n₁n₂ (the excess is cut off), A [r, m₁, n₁], B [r, m₂, n₂]:
+r(m₁n₁ + m₂n₂) parameters, 2r√(mn) where they are balanced, instead of mn. The rank of A_k ⊗ B_k is
+that of A_k times that of B_k, so that even one term can have a high rank.
 
 Rearranged as R(W)[(a, b), (c, e)] = W[a·m₂ + c, b·n₂ + e], [m₁n₁, m₂n₂], W is R(W) = AᵀB of rank r.
 
@@ -114,7 +114,7 @@ def rearrange(w: Any, factors: Factors) -> Any:
 
 
 def product(x: jax.Array, a: jax.Array, b: jax.Array, n: int, **how: Any) -> jax.Array:
-    """x [..., m] times W, [..., n], without making W; the cheaper factor is applied first.
+    """x [..., m] times W, [..., n], without making W, by the factors in the cheaper order.
 
     `how`: `precision` and `preferred_element_type` of the products.
     """
@@ -153,8 +153,8 @@ class KroneckerDense(nn.Module):
       factors: sizes of A and B; None takes `balanced`.
 
     Parameters: `a [r, m1, n1]`, `b [r, m2, n2]`, `bias`. A and B are drawn from normal(0, σ), where
-    r·σ⁴ is the variance of what `kernel_init` draws. Where that variance is 0, only B is 0: with A
-    = B = 0 both gradients would stay 0.
+    r·σ⁴ is the variance of what `kernel_init` draws. Where that variance is 0, only B is 0: with
+    A = B = 0 both gradients would stay 0.
 
     Raises:
       ValueError: factors that are too small for the kernel.

@@ -34,8 +34,7 @@ passes over `splash` for fewer than 128 queries, and over `blocked` where storin
 less than computing them again: below 2^16 scores per head on a CPU and 2^18 on a TPU, else below
 2^30 per device.
 
-Where heads share one score matrix (`attend_shared`), no engine takes what `shared_refusal` names,
-and
+Where heads share a score matrix (`attend_shared`), no engine takes what `shared_refusal` names, and
 
 | what the call asks for | `xla` | `pallas` | `mosaic` |
 |---|---|---|---|
