@@ -1,9 +1,9 @@
-"""The key/value cache of one attention module, a `cache` collection: T ≥ 1 tokens at a time.
+"""The key/value cache of one attention module, a `cache` collection, filled T ≥ 1 tokens at a time.
 
 Leaves: `cached_NAME` [B, S, ...] for each array that the kind's `memory` returns, and
-`cache_index` [B], the number of tokens that each row holds. Rows stand at positions of their own:
-after a prefill of right-padded prompts, set `cache_index` to their lengths, and later tokens
-overwrite the padding.
+`cache_index` [B], the number of tokens that each row holds. Each row has its own position: after a
+prefill of right-padded prompts, set `cache_index` to their lengths, and later tokens overwrite the
+padding.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 from mhe_jax.attention.mask import Mask
 
-# What the `memory` of a kind returns, by name: [B, S, ...] each.
+# The arrays [B, S, ...] that a kind's `memory` returns, by name.
 KeyValues = dict[str, jax.Array]
 
 
@@ -28,10 +28,10 @@ def is_filled_once(module: nn.Module) -> bool:
 def extend(
     module: nn.Module, entries: KeyValues, mask: Mask
 ) -> tuple[KeyValues, Mask, jax.Array | None]:
-    """Append the entries of a call of self-attention, or make the cache where there is none.
+    """Append the entries of a self-attention call, or make the cache if there is none.
 
-    Returns all that the cache holds, `mask` for keys that begin at the start of the row, and where
-    a row ran past the end [B]; a call that only makes the cache attends to its own tokens.
+    Returns all that the cache holds, `mask` for keys that begin at the start of the row, and which
+    rows ran past the end [B]; a call that only makes the cache attends to its own tokens.
 
     Raises:
       ValueError: as `append`.
@@ -41,7 +41,7 @@ def extend(
         return entries, mask, None
     entries, offset, overflow = append(module, entries)
     if mask.is_causal and mask.offset is None:
-        # The caller says it too; a position is counted from the start of the row.
+        # Replaced by a causal mask whose positions count from the start of the row.
         mask = dataclasses.replace(mask, is_causal=False)
     if mask.window is not None and mask.window_offset is None:
         mask = dataclasses.replace(mask, window_offset=offset)
@@ -49,7 +49,7 @@ def extend(
 
 
 def positions(module: nn.Module, tokens: int) -> jax.Array:
-    """Where the next `tokens` of each row will stand, [B, tokens]; [1, tokens] without a cache."""
+    """Positions of the next `tokens` of each row, [B, tokens]; [1, tokens] without a cache."""
     places = jnp.arange(tokens)[None]
     return (
         module.get_variable("cache", "cache_index")[:, None] + places
@@ -70,7 +70,7 @@ def fill(module: nn.Module, entries: KeyValues) -> None:
     """Write all of `entries` once, to be read by every later call.
 
     Raises:
-      ValueError: the cache has been begun by a call, as that of self-attention.
+      ValueError: a call has already begun the cache, as one of self-attention.
     """
     if _is_begun(module):
         raise ValueError(
@@ -94,12 +94,12 @@ def read(module: nn.Module) -> KeyValues:
 def append(module: nn.Module, entries: KeyValues) -> tuple[KeyValues, jax.Array, jax.Array]:
     """Write T new tokens after each row's last.
 
-    Returns all that the cache holds, the position of the first new token [B], and where a row ran
+    Returns all that the cache holds, the position of the first new token [B], and which rows ran
     past the end [B]; a token past the end is not written.
 
     Raises:
-      ValueError: the write passes the end and that is known now (T alone is too long, or the call
-        is not traced), the arrays do not fit the cache, or they lie on a mesh with Explicit axes.
+      ValueError: the write is already known to pass the end (T alone is too long, or the call is
+        not traced), the arrays do not fit the cache, or they lie on a mesh with Explicit axes.
     """
     index = module.get_variable("cache", "cache_index")
     merged = {}

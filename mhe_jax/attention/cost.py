@@ -9,22 +9,22 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Widths:
-    """How kinds differ: numbers for each token, and what else has parameters."""
+    """How kinds differ: numbers per token, and other parameters."""
 
     query: int  # made by the query projection
     key: int  # made by the key projection
     value: int  # made by the value projection
-    cached: int  # held of a token by the cache
+    cached: int  # held by the cache for a token
     scored: int  # multiply-adds for the scores of one query and one key
     weighted: int  # multiply-adds for one query's sums over one key's values
     tables: int = 0  # numbers in head embeddings, in the norms of latents and the like
     unbiased: int = 0  # made by a projection that never has a bias
-    inner: int = 0  # in matrices between the projections: a multiply-add of each token for each
-    mixed: int = 0  # multiply-adds of each token beside one for each parameter
+    inner: int = 0  # in matrices between the projections: each is one multiply-add per token
+    mixed: int = 0  # multiply-adds per token beyond one for each parameter
 
 
 class Costed(Protocol):
-    """An attention module, as far as its cost goes."""
+    """The part of an attention module that determines its cost."""
 
     num_heads: int
     qkv_features: int | None
@@ -54,7 +54,7 @@ def parameters(module: Costed, features: int) -> int:
 
 
 def cached_numbers(module: Costed, features: int) -> int:
-    """Numbers that the cache holds of each token.
+    """Numbers that the cache holds for each token.
 
     Examples:
       >>> from mhe_jax.attention import make_attention
@@ -67,9 +67,9 @@ def cached_numbers(module: Costed, features: int) -> int:
 def forward_flops(module: Costed, features: int, keys: int) -> int:
     """Operations of the forward pass for one token that attends to `keys` keys (mean, if masked).
 
-    Two for each multiply-add of the projections, and of the core for each key, with `mva`, and
-    MHE-Add where it can, in the form `shared`, and with `decode` `mla` and `tpa` in the form of one
-    query. Rotation, next to nothing, is left out. The backward pass is twice that.
+    Two for each multiply-add of the projections, and of the core for each key. `mva`, and MHE-Add
+    where it can, count in the form `shared`, and with `decode`, `mla` and `tpa` count in the form
+    for one query. Rotation is negligible and left out. The backward pass is twice that.
 
     Examples:
       >>> from mhe_jax.attention import make_attention

@@ -7,16 +7,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines.blocks import KEPT
 
-# A chance is a whole number of these.
+# Probabilities are multiples of 1 / CHANCES.
 CHANCES = 2**16
 
 
 class Dropout(nn.Module):
     """`x k / keep`, k = 0 with probability `rate` and 1 with keep = 1 - rate: [..., N] to the same.
 
-    As `flax.linen.Dropout`, with half as many random bits, 16 for a number: `rate` is rounded to a
+    Like `flax.linen.Dropout`, with half as many random bits, 16 per number: `rate` is rounded to a
     multiple of 2^-16. k is a byte, which a scanned layer keeps for its backward pass. The random
-    key is that of `dropout`.
+    key is that of the stream `dropout`.
 
     Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from
     overfitting".

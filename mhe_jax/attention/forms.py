@@ -14,11 +14,11 @@ class AttentionInForms(Attention):
     """Attention whose heads share projections, so that there are several ways to compute it.
 
     Attributes beyond `Attention`:
-      form: 'auto' takes the first of `forms` that does not refuse the call and is not slower for
-        it; a form asked for by name runs, or raises. 'shared', which 'auto' takes for mva, and for
-        mhe_add from 32 queries on, has reverse mode only: `jax.jvp`, `jax.jacfwd` and
-        `jax.linearize` of it raise TypeError. `jax.grad` works, and so does each mode of a gradient
-        (`jax.hessian`). 'folded' and 'materialized' have all of them.
+      form: 'auto' takes the first of `forms` that neither refuses the call nor is slower for it; a
+        form given by name runs or raises. 'shared', which 'auto' takes for mva, and for mhe_add
+        from 32 queries on, supports reverse mode only: `jax.jvp`, `jax.jacfwd` and `jax.linearize`
+        of it raise TypeError. `jax.grad` works, and so does every mode on a gradient
+        (`jax.hessian`). 'folded' and 'materialized' support all modes.
 
     Raises:
       ValueError: a form that the kind does not have or that refuses the call.
@@ -26,9 +26,9 @@ class AttentionInForms(Attention):
 
     form: str = "auto"
 
-    # What `config.FORMS_OF_KINDS` says of the kind: from fast to slow; the last takes every call.
+    # The kind's entry in `config.FORMS_OF_KINDS`, from fast to slow; the last takes every call.
     forms: ClassVar[tuple[str, ...]]
-    # Calls of fewer queries are slower as 'shared', whose columns are made for each call.
+    # Calls with fewer queries are slower as 'shared', which makes its columns in each call.
     shared_queries: ClassVar[int] = 1
 
     def refusal_of(self, form: str, call: Call) -> str | None:
@@ -38,8 +38,8 @@ class AttentionInForms(Attention):
         return None
 
     def is_slower(self, form: str, call: Call) -> bool:
-        """Whether 'auto' leaves a `call` that `form` can do to the forms after it."""
-        # An engine of 'shared' alone gives its own reason where it cannot do the call.
+        """Whether 'auto' leaves a `call` that `form` can do to a later form."""
+        # An engine that only 'shared' has gives its own reason where it cannot do the call.
         has_others = self.engine in ("auto", *engines.LADDER)
         return form == "shared" and call.queries < self.shared_queries and has_others
 
@@ -68,7 +68,7 @@ class AttentionInGroups(AttentionInForms):
     """Attention of groups of heads, each group with one query and key projection.
 
     Attributes beyond `AttentionInForms`:
-      num_groups: G shared query and key projections, H/G heads on each; 1 is one for all heads.
+      num_groups: G shared query and key projections, each for H/G heads; 1 is one for all heads.
 
     Raises:
       ValueError: a number of groups that does not divide the heads.
@@ -90,13 +90,13 @@ class AttentionInGroups(AttentionInForms):
 
 
 class AttentionOverCache(AttentionInForms):
-    """Attention with a form that makes no keys and values of heads: the first of `forms`.
+    """Attention with a form, the first of `forms`, that makes no keys and values of heads.
 
-    It takes more operations for each query and key, and none for a key alone, so that 'auto' takes
-    it for few queries over a cache. Without a cache there are as many queries as keys.
+    That form takes more operations for each pair of query and key, and none for a key alone, so
+    'auto' takes it for few queries over a cache. Without a cache there are as many queries as keys.
 
     Raises:
-      ValueError: that form with `normalize_qk`, whose LayerNorm is of the keys of heads.
+      ValueError: that form with `normalize_qk`, whose LayerNorm is over the keys of heads.
     """
 
     def core(self, form: str, head_features: int) -> tuple[int, int, int]:
@@ -117,7 +117,7 @@ class AttentionOverCache(AttentionInForms):
             return False
         *of_query, _ = self.core(form, call.head_features)
         *of_heads, made = self.core("materialized", call.head_features)
-        # For so many keys that what each query has to itself, however long, is nothing.
+        # For so many keys that the cost of each query by itself is negligible.
         return not self.decode or call.queries * (sum(of_query) - sum(of_heads)) >= made
 
     @property

@@ -21,8 +21,8 @@ class Mask:
     - `segment_ids`, a pair of [B, T] and [B, S]: query and key carry the same number.
     - `allowed`: anything that broadcasts to [B, H, T, S].
 
-    `&` combines two masks. The parts stay apart, so that an engine may skip blocks that nobody sees
-    and refuse a part that it cannot honour.
+    `&` combines two masks. The parts stay apart, so that an engine may skip blocks that no query
+    sees and refuse a part that it cannot honour.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -55,10 +55,10 @@ class Mask:
         """A query sees its own position, `left` keys before it and `right` after it.
 
         `offset` is the position of the first query: [B], or one number for all examples. A cache
-        places a window that has none.
+        sets that of a window without one.
 
         Raises:
-          ValueError: `left` or `right` is no whole number of at least 0.
+          ValueError: `left` or `right` is not a whole number of at least 0.
         """
         for name, size in (("left", left), ("right", right)):
             if not isinstance(size, int) or size < 0:
@@ -69,7 +69,7 @@ class Mask:
     def lengths(cls, key_lengths: jax.Array | int) -> "Mask":
         """Only the first `key_lengths` keys: [B], or one number for all examples.
 
-        Says less than `padding`, so that engines may leave out the keys behind.
+        Less general than `padding`, so that engines may skip the keys after them.
         """
         return cls(key_lengths=_per_example(key_lengths))
 
@@ -125,7 +125,7 @@ class Mask:
         return any(part is not None for part in (*parts, self.allowed))
 
     def row_has_key(self, queries: int, keys: int, dtype) -> jax.Array:
-        """1 where a query may see a key, else 0: something that broadcasts to [B, T, H, 1]."""
+        """1 where a query may see a key, else 0; broadcasts to [B, T, H, 1]."""
         if keys == 0:
             return jnp.zeros((1, 1, 1, 1), dtype)
         allowed = self.to_dense(queries, keys) if self.may_empty_a_row else None
@@ -168,7 +168,7 @@ class Mask:
         )
 
     def static_bounds(self) -> tuple[int | None, int | None]:
-        """(before, after): a query t sees no key but `[t - before, t + after]`, as is known
+        """(before, after): query t sees only keys in `[t - before, t + after]`, by what is known
         without the arrays; None where there is no bound.
         """
         window = self.window if self.window_offset is None else None
@@ -234,7 +234,7 @@ def _per_example(number) -> jax.Array | None:
 
 
 def _both_windows(one: Mask, other: Mask):
-    """The window of both and its offset."""
+    """The intersection of both windows, and its offset."""
     if one.window is None or other.window is None:
         mask = other if one.window is None else one
         return mask.window, mask.window_offset
@@ -255,7 +255,7 @@ def _both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
 
 
 def _cut(x: jax.Array, axis: int, start: int | jax.Array, size: int) -> jax.Array:
-    """`size` positions of an axis; the one position of an axis that is broadcast."""
+    """`size` positions of an axis, or the only one of an axis that is broadcast."""
     if x.shape[axis] == 1:
         return x
     return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
@@ -266,10 +266,10 @@ def _same(queries: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
-    """Any mask a caller may pass, over the flattened leading axes `batch`.
+    """Any mask that a caller may pass as a `Mask`, over the flattened leading axes `batch`.
 
     Raises:
-      ValueError: no mask, or an array of a higher rank than [*batch, H, T, S].
+      ValueError: not a mask, or an array of a higher rank than [*batch, H, T, S].
     """
     if mask is None:
         return Mask()

@@ -30,10 +30,10 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an attention module, as far as it is known before anything is computed.
+    """One call of an attention module, with all that is known before anything is computed.
 
-    `_run` makes it and passes it to every method that a kind overrides. Filling the cache of
-    cross-attention has no queries: it knows the widths only.
+    `_run` makes it and passes it to every method that a kind overrides. A call that fills the cache
+    of cross-attention has no queries: it knows only the widths.
     """
 
     head_features: int  # D
@@ -42,7 +42,7 @@ class Call:
     dtype: Any = jnp.float32  # of the computation
     mask: Mask = Mask()
     options: engines.Options = engines.Options()
-    # Decided by `start`: the form, of a kind that has several, and tables of parameters.
+    # Decided by `start`: the form, for a kind that has several, and tables of parameters.
     form: str = ""
     embeddings: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
@@ -51,23 +51,24 @@ class Attention(nn.Module):
     """`Y = concat_h(softmax(Q_h K_hᵀ / √D) V_h) W_o`, with fields as Flax's attention module.
 
     A kind overrides what differs: how inputs become queries (`queries`), what the key/value cache
-    holds of a key token (`memory`), how that becomes keys and values (`expand`), how heads become
-    the output (`merge`), the bias of the scores (`score_bias`) and their factor (`scale`), what
-    rotation turns (`turned`, `turned_features`), what a call decides first (`start`), how many key
-    and value heads are projected (`kv_heads`), which parameters cannot change the output
-    (`untrained`), and what it costs (`widths`). No method has the name of a parameter: in NNX the
-    two would be one attribute.
+    holds for a key token (`memory`), how that becomes keys and values (`expand`), how heads become
+    the output (`merge`), the bias of the scores (`score_bias`) and their factor (`scale`), what is
+    rotated (`turned`, `turned_features`), what a call decides first (`start`), how many key and
+    value heads are projected (`kv_heads`), which parameters cannot change the output (`untrained`),
+    and what it costs (`widths`). No method has the name of a parameter: in NNX the two would be one
+    attribute.
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
-      engine: what computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash', 'pallas' or
-        'mosaic' (see `engines`).
-      projection: makes every projection: `Projection`, or what takes its fields and calls.
-      rotary: turns queries and keys of self-attention by the positions of their tokens, after
-        `normalize_qk` (see `rotary.rotate`); None does not.
-      broadcast_dropout: True (default) draws one dropout mask an example, shared by its heads;
-        'batch' shares it over the batch too, which is what Flax's True does; False one each head.
+      engine: which engine computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash',
+        'pallas' or 'mosaic' (see `engines`).
+      projection: makes every projection: `Projection`, or anything that takes the same fields and
+        calls.
+      rotary: rotates queries and keys of self-attention by the positions of their tokens, after
+        `normalize_qk` (see `rotary.rotate`); None for no rotation.
+      broadcast_dropout: True (default) draws one dropout mask per example, shared by its heads;
+        'batch' shares it over the batch too, as Flax's True does; False draws one per head.
 
-    A query without any key to see gives 0 before the output projection.
+    A query that sees no key gives 0 before the output projection.
     """
 
     num_heads: int
@@ -101,8 +102,8 @@ class Attention(nn.Module):
     kind: ClassVar[str]
     # Keys and values are one array unless `inputs_v` is given; a cache then takes `inputs_k` only.
     one_source: ClassVar[bool] = False
-    # The array of `memory` that `rotary` turns once, before it is cached; None: keys are turned
-    # each time that `expand` has made them of the cache.
+    # The array of `memory` that `rotary` rotates once, before it is cached; None: keys are rotated
+    # each time `expand` makes them from the cache.
     turned: ClassVar[str | None] = "key"
 
     def __post_init__(self):
@@ -142,7 +143,7 @@ class Attention(nn.Module):
     def expand(self, memory: cache.KeyValues, call: Call) -> tuple[Any, Any]:
         """The arrays of the cache to keys [B, S, K, D] and values [B, S, K, E] of the engine.
 
-        In the form 'factored' to those of `engines.attend_factored`.
+        In the form 'factored', to those of `engines.attend_factored`.
         """
         return memory["key"], memory["value"]
 
@@ -154,7 +155,7 @@ class Attention(nn.Module):
         return self.project_out(heads, call)
 
     def score_bias(self, memory: cache.KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
-        """[B, S, H], what each head adds to the scores of a key; None for nothing."""
+        """The bias [B, S, H] that each head adds to the scores of a key; None for no bias."""
         return None
 
     def start(self, call: Call) -> Call:
@@ -162,7 +163,7 @@ class Attention(nn.Module):
         return call
 
     def turned_features(self, width: int, call: Call) -> int:
-        """How many of a query's `width` features, or of the array `turned`, turn: the last ones."""
+        """How many of the `width` features of a query or of `turned` are rotated: the last ones."""
         return width
 
     def scale(self, call: Call) -> float | None:
@@ -256,29 +257,29 @@ class Attention(nn.Module):
         """Attention of `inputs_q` [..., T, M] to `inputs_k` [..., S, M'], as in Flax.
 
         Args:
-          inputs_q: what asks.
-          inputs_k: what keys are made of; None for `inputs_q` (self-attention).
-          inputs_v: what values are made of; None for `inputs_k`.
+          inputs_q: what queries are made from.
+          inputs_k: what keys are made from; None for `inputs_q` (self-attention).
+          inputs_v: what values are made from; None for `inputs_k`.
           inputs_kv: refused; deprecated in Flax.
           mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
           deterministic: True switches dropout off; here or as a field, not both.
           dropout_rng: key of the dropout; None takes the 'dropout' stream.
-          sow_weights: put the weights [..., H, T, S], of `sha` [..., 1, T, S], into the
+          sow_weights: put the weights [..., H, T, S] ([..., 1, T, S] for `sha`) into the
             'intermediates' collection.
           positions: of the tokens, [..., T], for `rotary`; None for 0 to T - 1. With `decode=True`
-            the cache counts them, each row from its own `cache_index`, and they are refused.
+            the cache counts them, each row from its own `cache_index`, and passing them is refused.
 
         With `decode=True` a call is self-attention unless `fill_cache` has filled the cache: the
         first call, with `cache` mutable, makes an empty cache of its own length, and later calls
-        append T ≥ 1 tokens and see all that came before. After `fill_cache` a call is
-        cross-attention: it reads what that put down, and takes nothing from `inputs_k`.
+        append T ≥ 1 tokens and see all earlier ones. After `fill_cache` a call is cross-attention:
+        it reads the filled cache, and takes nothing from `inputs_k`.
 
         Returns:
           [..., T, out_features].
 
         Raises:
           ValueError: a width that the heads do not divide, a mask of the wrong shape, a write past
-            the end of the cache, a call that the engine or form asked for cannot do.
+            the end of the cache, a call that the requested engine or form cannot do.
         """
         if inputs_kv is not None:
             raise ValueError("inputs_kv is refused, deprecated in Flax: pass inputs_k and inputs_v")
@@ -291,7 +292,7 @@ class Attention(nn.Module):
         """Put the keys and values of cross-attention into the cache once; no output.
 
         Raises:
-          ValueError: `decode` is False, nothing tells the width of the queries, the cache is one of
+          ValueError: `decode` is False, the width of the queries is not known, the cache is one of
             self-attention, or `rotary` is set.
         """
         self._run(None, inputs_k, inputs_v, None, None, True, None, False, True)
@@ -374,7 +375,7 @@ class Attention(nn.Module):
         return output.reshape(*batch, *output.shape[1:])
 
     def _positions(self, positions, batch, queries: int, keys: int) -> jax.Array | None:
-        """Of the tokens of a call [B, T], or [1, T] where rows do not differ; None: no `rotary`."""
+        """Positions of the tokens, [B, T], or [1, T] if rows are alike; None without `rotary`."""
         if self.rotary is None:
             if positions is not None:
                 raise ValueError("positions are given without rotary, which alone reads them")
@@ -397,11 +398,11 @@ class Attention(nn.Module):
         return positions.reshape(-1, queries)
 
     def _partly_rotated(self, x: jax.Array, positions: jax.Array | None, call: Call) -> jax.Array:
-        """`x` with its last `turned_features` turned."""
+        """`x` with its last `turned_features` rotated."""
         return self._rotated(x, positions, x.shape[-1] - self.turned_features(x.shape[-1], call))
 
     def _rotated(self, x: jax.Array, positions: jax.Array | None, still: int = 0) -> jax.Array:
-        """`x` with its features turned, all but the first `still`."""
+        """`x` with all its features but the first `still` rotated."""
         if self.rotary is None or positions is None:
             return x
         turned = rotate(x[..., still:], positions, self.rotary)
@@ -411,7 +412,7 @@ class Attention(nn.Module):
         """H·D of a call whose input is `features` wide."""
         width = self.qkv_features or features
         if fill and not self.qkv_features and "out" in self.variables.get("params", {}):
-            # The width of the queries, which are not here: `out` [H, D, M] tells it.
+            # There are no queries here: `out` [H, D, M] tells their width.
             out = self.variables["params"]["out"]
             if "kernel" not in out:
                 raise ValueError(
@@ -442,7 +443,7 @@ class Attention(nn.Module):
         return engines.Options(
             dropout_rate=rate,
             dropout_rng=dropout_rng,
-            # 0 and a boolean of numpy pass for False, but are not it.
+            # 0 and NumPy's False equal False, but are not identical to it.
             broadcast_dropout="batch" if shared == "batch" else bool(shared),
             precision=self.precision,
             float32_softmax=self.force_fp32_for_softmax,

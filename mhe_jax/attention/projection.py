@@ -11,10 +11,10 @@ from flax.linen.dtypes import promote_dtype
 
 
 def named(init: Callable, names: tuple[str | None, ...]) -> Callable:
-    """An initializer whose parameter carries logical axis `names` where sharding rules are set.
+    """An initializer whose parameter carries the logical axes `names` where sharding rules are set.
 
     Under `flax.linen.logical_axis_rules` the parameter is boxed (`nn.LogicallyPartitioned`);
-    elsewhere it is a plain array, so that a model of one's own need not know of sharding.
+    elsewhere it is a plain array, so that a user's own model need not know about sharding.
     """
     return nn.with_logical_partitioning(init, names) if nn.get_logical_axis_rules() else init
 
@@ -36,7 +36,7 @@ class Projection(nn.Module):
     """`y[..., o] = Σ_i x[..., i] kernel[i, o] (+ bias[o])`, where i and o may be several axes.
 
     The shapes come with the call, because an attention module learns its width from its input. For
-    products that are not of this form, `matrix` gives the kernel in place of a call.
+    products that are not of this form, `matrix` returns the kernel instead.
     """
 
     kernel_init: Callable

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by where their tokens stand."""
+"""Rotary positions: queries and keys are rotated by the positions of their tokens."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -12,15 +12,15 @@ Pairs = Literal["half", "interleaved"]
 
 @dataclass(frozen=True)
 class Rotary:
-    """Which features of a query or key turn together, and how fast.
+    """Which features of a query or key are rotated together, and how fast.
 
     Attributes:
-      base: pair i of D/2 turns by `base^(-2i/D)` a position: the first by 1, the last by about
-        1 / base.
+      base: pair i of D/2 is rotated by `base^(-2i/D)` per position: the first by 1, the last by
+        about 1 / base.
       pairs: 'half' takes features i and i + D/2 for pair i (Llama, GPT-NeoX), 'interleaved' 2i and
-        2i + 1 (RoFormer, GPT-J). The same up to the order of the features.
+        2i + 1 (RoFormer, GPT-J). Both are the same up to the order of the features.
       scaling: positions are divided by it (position interpolation, Chen et al. 2023, arXiv
-        2306.15595): with 4 a text four times as long turns as far as one of the training.
+        2306.15595): with 4, a text four times as long is rotated as far as one in training.
 
     Raises:
       ValueError: a value that is none of these.
@@ -40,10 +40,10 @@ class Rotary:
 
 
 def rotate(x: jax.Array, positions: jax.Array, rotary: Rotary) -> jax.Array:
-    """Each pair i of features turns by p ω_i: `[a cos - b sin, b cos + a sin]` of it for [a, b].
+    """Rotate each pair i of features, [a, b], by p ω_i: to `[a cos - b sin, b cos + a sin]`.
 
     `ω_i = base^(-2i/D) / scaling`, i < D/2. The product of a query at p and a key at s then depends
-    on their positions by p - s alone.
+    on their positions only through p - s.
 
     Args:
       x: queries or keys [B, T, N, D], D even.
@@ -51,7 +51,7 @@ def rotate(x: jax.Array, positions: jax.Array, rotary: Rotary) -> jax.Array:
       rotary: base, pairs and scaling.
 
     Returns:
-      [B, T, N, D] of x's type; angles and products are float32.
+      [B, T, N, D] in x's type; angles and products are float32.
 
     Raises:
       ValueError: D is odd.

@@ -1,4 +1,4 @@
-"""Vectors of whole words from the 128 bits of their hash, in place of a table of all words.
+"""Vectors of whole words from the 128 bits of their hash, instead of a table of all words.
 
     x = S[type] + E(b)        b in {0, 1}^128, all 0 for special tokens
 
@@ -14,8 +14,8 @@ and special tokens are its first rows.
 Parameters, M = 768: Pool 797,184, Add 196,608, Proj 98,304; S 4,608 more; the table of Emb has
 38,603,520.
 
-Source: Xue & Aletras 2022, "HashFormers". Types stand in the order of our special tokens (pad,
-unknown, start, end, mask, word), theirs being start, pad, end, unknown, mask, word.
+Source: Xue & Aletras 2022, "HashFormers". Types are in the order of our special tokens (pad,
+unknown, start, end, mask, word); theirs is start, pad, end, unknown, mask, word.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ def unpack_bits(signatures: jax.Array) -> jax.Array:
 
 
 def chunk_numbers(bits: jax.Array) -> jax.Array:
-    """Bits [..., 128] to c [..., 13], each 1 + the number that a chunk's bits are."""
+    """Bits [..., 128] to c [..., 13], each 1 + the number in the bits of a chunk."""
     found, start = [], 0
     for size in CHUNKS:
         powers = 2 ** jnp.arange(size - 1, -1, -1, dtype=jnp.int32)
@@ -72,7 +72,7 @@ class Pool(nn.Module):
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
         """`ordinary` [B, T] is false at special tokens, whose chunks are all 0."""
         M = self.features
-        # The mean of 13 rows begins with the variance that one row of an ordinary table has.
+        # The mean of 13 rows starts with the variance of one row of an ordinary table.
         init = nn.initializers.normal((len(CHUNKS) / M) ** 0.5)
         table = self.param("table", named(init, (None, "embed")), (ROWS, M), self.param_dtype)
         weights = self.param(
@@ -81,7 +81,7 @@ class Pool(nn.Module):
             (len(CHUNKS), M),
             self.param_dtype,
         )
-        # The weighted tables are small; the rows that are looked up need not be kept for gradients.
+        # The weighted tables are small, and rows looked up in them need not be kept for gradients.
         weighted = nn.softmax(weights, axis=0)[:, None] * table[None]
         weighted = _whole(weighted.reshape(-1, M), (None, "activation_embed"))
         rows = jnp.where(ordinary[..., None], chunk_numbers(bits), 0)
@@ -122,12 +122,12 @@ class Add(nn.Module):
 class Proj(nn.Module):
     """`E_j = (b - mean b)·(w_j - mean w_j) / (|b - mean b| |w_j - mean w_j|)`: [B, T, 128] to M.
 
-    In [-1, 1], and the same for a·W + c with any a > 0. Norms are at least 1e-8, so that special
-    tokens have 0. In float32. Parameters: `kernel [M, 128]` (W).
+    In [-1, 1], and the same for a·W + c with any a > 0. Norms are taken as at least 1e-8, so that
+    special tokens have 0. Computed in float32. Parameters: `kernel [M, 128]` (W).
     """
 
     features: int
-    dropout_rate: float = 0.0  # has none
+    dropout_rate: float = 0.0  # not used
     param_dtype: Any = jnp.float32
 
     @nn.compact
@@ -140,16 +140,16 @@ class Proj(nn.Module):
 
 
 def _standard(x: jax.Array) -> jax.Array:
-    """The last axis with mean 0 and norm 1; of a constant, 0."""
+    """x with mean 0 and norm 1 over the last axis; 0 where it is constant."""
     x = x.astype(jnp.float32)
     x -= jnp.mean(x, axis=-1, keepdims=True)
     squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
-    # Not of the norm: the gradient of a root at 0 is not finite.
+    # Bounds the squares, not the norm: the gradient of a root at 0 is not finite.
     return x * jax.lax.rsqrt(jnp.maximum(squares, SMALLEST_NORM**2))
 
 
 def _whole(parameter: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
-    # The parameter travels to the activations where `fsdp` splits it, not they to it.
+    # Where `fsdp` splits the parameter, it is moved to the activations, not they to it.
     return nn.with_logical_constraint(parameter, names)
 
 
@@ -168,7 +168,7 @@ class HashEmbedding(nn.Module):
     def __call__(
         self, types: jax.Array, signatures: jax.Array, *, deterministic: bool = True
     ) -> jax.Array:
-        """Types below 5 are special tokens, their signatures zeros; NaN for one above 5."""
+        """Types below 5 are special tokens, with signatures of zeros; a type above 5 gives NaN."""
         c = self.config
         assert c.hashing is not None
         make = EMBEDDINGS[c.hashing.partition("_")[2]]

@@ -22,18 +22,18 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 BITS, BYTES = 128, 16
-UNKNOWN = "<unk>"  # stands in texts for a word that is not known
+UNKNOWN = "<unk>"  # stands in texts for an unknown word
 KEY = b"en"
 RING_SEED = 42
-CHUNK = 256  # words whose features are looked at at once
-LONGEST = 256  # characters of a word that LSH looks at: its features take the square of them
+CHUNK = 256  # words whose features are computed at once
+LONGEST = 256  # characters of a word that LSH reads: its features take the square of that
 
 _WORD = re.compile(rf"{UNKNOWN}|\w+|(?:(?!{UNKNOWN})[^\w\s])+")
 _INNER, _OUTER = (bytes(pad ^ b for b in KEY.ljust(64, b"\0")) for pad in (0x36, 0x5C))
 
 
 def split(text: str) -> list[str]:
-    """The words of a text, in lower case: letters and digits, or other marks, that touch.
+    """The words of a text, in lower case: runs of letters and digits, or of other marks.
 
     >>> split("Don't <unk> @-@ Café...")
     ['don', "'", 't', '<unk>', '@-@', 'café', '...']
@@ -47,14 +47,14 @@ def offsets(text: str) -> np.ndarray:
     found = np.array([match.span() for match in _WORD.finditer(lower)], np.int64).reshape(-1, 2)
     if len(lower) == len(text):
         return found
-    # One letter has two in lower case.
+    # Some letters become two in lower case.
     of = np.repeat(np.arange(len(text)), [len(character.lower()) for character in text])
     of = np.append(of, len(text))
     return np.stack([of[found[:, 0]], of[found[:, 1] - 1] + 1], axis=1)
 
 
 class MD:
-    """HMAC-MD5 of words (RFC 2104); knows no letters.
+    """HMAC-MD5 of words (RFC 2104): similar letters give unrelated hashes.
 
     >>> MD().signatures(["the"]).tobytes().hex()
     'b9386d96710ddd52bc49ff0033ead10f'
@@ -74,7 +74,7 @@ class MD:
 
 
 class Features(NamedTuple):
-    """Weighted pieces of words: those of word i are numbers starts[i] to starts[i + 1]."""
+    """Weighted pieces of words: those of word i are at starts[i] to starts[i + 1]."""
 
     starts: np.ndarray  # [n + 1]
     ids: np.ndarray  # [m], ascending for each word
@@ -82,7 +82,7 @@ class Features(NamedTuple):
 
 
 class Pieces(Protocol):
-    """A tokenizer: the numbers of a text's pieces, and of each piece its characters."""
+    """A tokenizer: the ids of a text's pieces, and how many characters each piece has."""
 
     vocabulary_size: int
 
@@ -93,7 +93,7 @@ class Pieces(Protocol):
 
 
 class LSH:
-    """Random hyperplanes of the sub-word pieces of a word; similar letters, similar hashes."""
+    """Random hyperplanes of the sub-word pieces of a word: similar letters give similar hashes."""
 
     def __init__(self, pieces: Pieces):
         self._pieces = pieces
@@ -116,9 +116,10 @@ class LSH:
             yield self.features([word[:LONGEST] for word in words[start : start + CHUNK]])
 
     def features(self, words: Sequence[str]) -> Features:
-        """The pieces of each word, its prefixes and suffixes.
+        """The pieces of each word, and of its prefixes and suffixes.
 
-        The mark of a word's beginning counts for no character, and is no feature by itself.
+        The mark of a word's beginning does not count as a character, and is not a feature by
+        itself.
         """
         parts = [
             part

@@ -1,4 +1,4 @@
-"""Transformers, every attention sublayer of a kind that the config names.
+"""Transformers whose attention sublayers are of the kinds that the config names.
 
 Each is a Linen module that takes a `ModelConfig`; all take token ids and return float32 logits:
 
@@ -11,10 +11,10 @@ Each is a Linen module that takes a `ModelConfig`; all take token ids and return
     ChoiceScorer             (tokens, token_types, marks [B, C, T]) -> [B, C]
     SpanFinder               (tokens, token_types, marks [B, T]) -> [B, 2, T]
 
-Of hashed words without a table tokens are types, and come with signatures [..., T, 16], by name.
+For hashed words without a table, tokens are types, and signatures [..., T, 16] are passed by name.
 
 `LanguageModel` and `EncoderDecoder` decode over a cache: `start_cache`, then `decode_step` with
-T ≥ 1 tokens a call.
+T ≥ 1 tokens per call.
 
 Logical axis names. Parameters: embed, mlp, vocabulary, positions, token_types, norm, layers, and
 those of attention (heads, kv_heads, head_features). Activations: batch, length, activation_embed,

@@ -20,8 +20,8 @@ def sinusoids(positions: jax.Array, features: int) -> jax.Array:
 
     Positions [B, T] to [B, T, M].
 
-    Sines stand before cosines, where Vaswani et al. 2017 (section 3.5) interleave them: the same
-    function up to the order of the features.
+    Sines come before cosines, while Vaswani et al. 2017 (section 3.5) interleave them: it is the
+    same function up to the order of the features.
     """
     if features % 2:
         raise ValueError(f"sinusoidal positions need an even width, not features={features}")
@@ -43,7 +43,7 @@ def positions_within(segments: jax.Array) -> jax.Array:
 
 
 def padding_mask(tokens: jax.Array, right_padded: bool) -> Mask:
-    """Which of the `tokens` [B, T] are keys: those that are no padding.
+    """Which of the `tokens` [B, T] are keys: those that are not padding.
 
     >>> padding_mask(jnp.array([[7, 8, 0, 0]]), right_padded=True).key_lengths.tolist()
     [2]
@@ -51,38 +51,39 @@ def padding_mask(tokens: jax.Array, right_padded: bool) -> Mask:
     exists = tokens != PAD
     if not right_padded:
         return Mask.padding(exists)
-    # Kernels skip the keys behind a length; other padding they compare key by key, and cuDNN takes
-    # it as a bias for every pair of positions.
+    # Kernels skip the keys past a length; they compare other padding key by key, and cuDNN takes it
+    # as a bias for every pair of positions.
     ends = jnp.arange(1, tokens.shape[1] + 1)[None]
     return Mask.lengths(jnp.where(exists, ends, 0).max(1, initial=0))
 
 
 def poison_inner_padding(x: jax.Array, tokens: jax.Array) -> jax.Array:
-    """x [B, T, M], NaN in the rows where padding stands before a token: no length tells of it."""
+    """x [B, T, M], with NaN in rows where padding precedes a token: no length describes them."""
     before = (tokens[:, :-1] == PAD) & (tokens[:, 1:] != PAD)
     return jnp.where(before.any(1)[:, None, None], jnp.nan, x)
 
 
 class Embeddings(nn.Module):
     """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled,
-    and rotary ones not here but in attention.
+    and rotary ones are applied in attention instead.
 
     One rule for all tasks (Vaswani et al. 2017, section 3.4): tables are drawn from
-    normal(0, 1/√M), what is looked up is multiplied by √M, and the tied logits `x · token[v]` are
-    not. So activations start at unit variance a table, and logits of a normalised x at unit
+    normal(0, 1/√M), looked-up rows are multiplied by √M, and the tied logits `x · token[v]` are
+    not. So activations start at unit variance per table, and logits of a normalised x at unit
     variance too. BERT's normal(0, 0.02) with a LayerNorm after it gives the first layer the same.
 
-    With `vocabulary_multiple` V in these shapes is rounded up to it, and logits past the vocabulary
-    are -inf, as those of `absent_tokens`: no softmax gives them anything, no argmax finds them.
+    With `vocabulary_multiple`, V in these shapes is rounded up to a multiple of it, and logits past
+    the vocabulary are -inf, like those of `absent_tokens`: softmax gives them 0, and argmax never
+    finds them.
 
     Parameters: `token [V, M]`; `position [max_length, M]` (learned); `type [num_token_types, M]`;
-    `output [M, V]` (untied), which is `KroneckerEmbed` by `kronecker.embedding`, as `token` then
-    is; `vocabulary_bias [V]` (`output_bias`).
-    Of hashed words without a table `token` is a `HashEmbedding`, and there are no logits.
-    With `normalize` a norm follows, `norm`. Dropout comes last.
+    `output [M, V]` (untied), which with `kronecker.embedding` is a `KroneckerEmbed`, as is `token`;
+    `vocabulary_bias [V]` (`output_bias`). For hashed words without a table, `token` is a
+    `HashEmbedding`, and there are no logits. With `normalize` a norm follows, `norm`. Dropout comes
+    last.
 
-    A position past the end of a learned table, or an id past the vocabulary, gives NaN: it never
-    clamps.
+    A position past the end of a learned table, or an id past the vocabulary, gives NaN; it is never
+    clamped.
     """
 
     config: ModelConfig
@@ -134,13 +135,14 @@ class Embeddings(nn.Module):
         signatures: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Ids [B, T] to [B, T, M]; `positions` [B, T] count from 0 along T where they are None.
+        """Ids [B, T] to [B, T, M]; `positions` [B, T] count from 0 along T by default.
 
-        Of hashed words without a table they are types, and have `signatures` [B, T, 16].
+        For hashed words without a table, the ids are types, with `signatures` [B, T, 16].
 
         Raises:
           ValueError: rows longer than `max_length`; token types where the config has none;
-            signatures where there is a table; none where there is no table, but for `init`.
+            signatures where there is a table; no signatures where there is no table, except in
+            `init`.
         """
         c = self.config
         if tokens.shape[1] > c.max_length:
@@ -150,7 +152,7 @@ class Embeddings(nn.Module):
         if token_types is not None and not c.num_token_types:
             raise ValueError("token_types are given, but model.num_token_types is 0")
         if not c.has_table and signatures is None and self.is_initializing():
-            # The parameters do not depend on them.
+            # The parameters do not depend on the signatures.
             signatures = jnp.zeros((*tokens.shape, BYTES), jnp.uint8)
         if (signatures is None) != c.has_table:
             raise ValueError(f"signatures are for model.hashing without a table, not {c.hashing}")
@@ -208,7 +210,7 @@ class Embeddings(nn.Module):
 
 
 def _rows(table: jax.Array, ids: jax.Array, axis: str) -> jax.Array:
-    # Whole rows on every device: what is looked up is split by the batch, and where a table is
-    # split by the same axis of the mesh, either the table travels or all that is looked up.
+    # Whole rows on every device: looked-up rows are split by the batch, and where the table is
+    # split by the same mesh axis, either the table or all looked-up rows must be moved.
     table = nn.with_logical_constraint(table, (axis, "activation_embed"))
     return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)

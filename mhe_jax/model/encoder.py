@@ -20,8 +20,8 @@ from mhe_jax.model.stack import Encoder
 class EncoderModel(nn.Module):
     """Embeddings and encoder of a model that reads a text from both sides.
 
-    With `right_padded` the padding of each row must stand at its end, as in the batches of all
-    tasks, and engines may skip it; a row where it does not gives NaN. Else it may stand anywhere.
+    With `right_padded` the padding of each row must be at its end, as in the batches of all tasks,
+    and engines may skip it; a row with other padding gives NaN. Otherwise padding may be anywhere.
     """
 
     config: ModelConfig
@@ -44,9 +44,9 @@ class EncoderModel(nn.Module):
     ) -> jax.Array:
         """Ids [B, T], 0 for padding, to the encoder's output [B, T, M].
 
-        Of hashed words without a table they are types, and have `signatures` [B, T, 16].
-        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
-        from 0 where they are None. With `context` token each token sees itself alone.
+        For hashed words without a table, the ids are types, with `signatures` [B, T, 16].
+        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each text from
+        0 by default. With `context` token each token sees only itself.
         """
         mask = padding_mask(tokens, self.right_padded)
         if segments is not None:
@@ -122,8 +122,8 @@ class MaskedLanguageModel(EncoderModel):
     ) -> jax.Array:
         """Float32 logits [B, P, V] at `masked_positions` [B, P] of `tokens` [B, T].
 
-        A row with fewer than P masked tokens fills up with any position; its loss has weight 0.
-        The other arguments are those of `encode`.
+        A row with fewer than P masked tokens is filled up with any positions; their loss has weight
+        0. The other arguments are those of `encode`.
         """
         x = self.encode(
             tokens,

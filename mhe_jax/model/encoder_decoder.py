@@ -21,9 +21,10 @@ class EncoderDecoder(nn.Module):
     One table serves source, target and (tied) output, and one table of learned positions both
     sides: the vocabulary is joint.
 
-    Targets here are what the decoder reads: they begin with bos, and padding stands at their end.
-    With `right_padded` that of sources must too, as in the batches of the task, and engines may
-    skip it; a row where it does not gives NaN. Else it may stand anywhere in them.
+    Targets here are what the decoder reads: they begin with bos, and their padding is at the end.
+    With `right_padded` the padding of sources must be at the end too, as in the batches of the
+    task, and engines may skip it; a row with other padding gives NaN. Otherwise the padding of
+    sources may be anywhere.
 
     >>> model = EncoderDecoder(ModelConfig(vocabulary_size=11, features=16, num_layers=1))
     >>> sources, targets = jnp.array([[3, 4, 5, 0]]), jnp.array([[2, 7]])
@@ -53,7 +54,8 @@ class EncoderDecoder(nn.Module):
         """Source ids [B, S], 0 for padding, and target ids [B, T] to float32 logits [B, T, V].
 
         Where a row holds several pairs, `source_segments` [B, S] and `target_segments` [B, T] give
-        both sides of a pair one number: each pair counts its positions from 0 and sees itself only.
+        both sides of a pair the same number: each pair counts its positions from 0 and sees only
+        itself.
         """
         encoded = self.encode(sources, source_segments, deterministic=deterministic)
         return self.decode(
@@ -72,7 +74,7 @@ class EncoderDecoder(nn.Module):
         *,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Source ids [B, S], with `segments` [B, S] where there are several a row, to [B, S, M]."""
+        """Source ids [B, S], with `segments` [B, S] if a row holds several, to [B, S, M]."""
         positions = None if segments is None else positions_within(segments)
         x = self.embeddings(sources, positions, deterministic=deterministic)
         if self.right_padded:
@@ -110,14 +112,14 @@ class EncoderDecoder(nn.Module):
 
     @property
     def cache_batch_axis(self) -> int:
-        """Where the rows are in every leaf of the cache."""
+        """The axis of the rows in every leaf of the cache."""
         return int(self.config.scan_layers)
 
     def start_cache(self, sources: jax.Array, length: int | None = None) -> None:
         """Encode the sources [B, S] and make the decoder's cache; call with cache mutable.
 
-        Cross-attention is filled once and for all; self-attention is empty, with `length` (None:
-        max_length) positions.
+        The cache of cross-attention is filled once; that of self-attention is empty, with `length`
+        (None: max_length) positions.
         """
         c = self.config
         encoded = self.encode(sources)
@@ -128,8 +130,8 @@ class EncoderDecoder(nn.Module):
     def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Append T ≥ 1 target tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V].
 
-        Needs the cache of `start_cache`, mutable. `positions` place the embeddings; the cache
-        counts for itself where it writes, and what rotary positions are.
+        Needs the cache of `start_cache`, mutable. `positions` are for the embeddings only; the
+        cache itself counts where it writes, and the rotary positions.
         """
         x = self.embeddings(tokens, positions)
         return self.embeddings.attend(self.decoder(x, cache="step"))

@@ -1,8 +1,8 @@
 """Encoders with a head for labelled examples.
 
 The encoder is that of `MaskedLanguageModel`, `embeddings` and `encoder`, with the same parameters,
-so that a pre-trained one can take its place. `signatures` [..., 16] beside the ids are those of
-hashed words without a table.
+so a pre-trained one can replace it. `signatures` [..., 16] beside the ids are for hashed words
+without a table.
 """
 
 import jax
@@ -18,7 +18,7 @@ IMPOSSIBLE = -1e9
 
 
 def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
-    """Of x [B, T, M] over T where [B, T] is true; 0 where it is nowhere."""
+    """The mean of x [B, T, M] over T where `where` [B, T] is true; 0 if it is true nowhere."""
     inside = where.astype(x.dtype)[:, :, None]
     return jnp.sum(x * inside, axis=1) / jnp.maximum(jnp.sum(inside, axis=1), 1)
 
@@ -41,9 +41,9 @@ class Classifier(_HeadModel):
     """`logits = dropout(tanh(dropout(z) W_p + b_p)) W_c + b_c`, z = [x_0; s_1; ...; s_S].
 
     x_0 [M] is the encoder's output at the first token (with `pooling` mean: the mean of its outputs
-    where there is no padding) and s_i the mean of its outputs where `marks` is i (0 where that is
-    nowhere), for S = `num_spans` spans. Parameters: `pooler` [(S + 1) M, M]
-    and `classifier` [M, C], C = `num_classes`, with biases.
+    where there is no padding) and s_i the mean of its outputs where `marks` is i (0 if that is
+    nowhere), for S = `num_spans` spans. Parameters: `pooler` [(S + 1) M, M] and `classifier`
+    [M, C], C = `num_classes`, with biases.
 
     Source: Devlin et al. 2019, section 4.1; for spans Wang et al. 2019 (SuperGLUE), section 4.
     """
@@ -76,7 +76,7 @@ class Classifier(_HeadModel):
         outputs: int,
         fixed: bool,
     ) -> jax.Array:
-        """Float32 [B, outputs]; `fixed` is without dropout."""
+        """Float32 [B, outputs]; `fixed` switches dropout off."""
         c = self.config
         x = self.read(tokens, token_types, signatures, fixed)
         parts = [x[:, 0] if c.pooling == "first" else _mean(x, tokens != PAD)]
@@ -115,7 +115,7 @@ class ChoiceScorer(Classifier):
         signatures: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Ids [B, C, T] (or of one choice, [B, T]) with types and marks alike, to scores [B, C]."""
+        """Ids [B, C, T] (or [B, T], of one choice), and types and marks alike, to scores [B, C]."""
         shape = tokens.shape[:-1]
         tokens, token_types, marks = (
             x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks)

@@ -13,7 +13,7 @@ from mhe_jax.model.stack import Decoder
 class LanguageModel(nn.Module):
     """`logits[t] = decoder(x_0 .. x_t) · token[v]`: what comes after each token.
 
-    Padding stands at the end of a row: no real token sees it, so it needs no mask.
+    Padding is at the end of a row: no real token sees it, so it needs no mask.
 
     >>> model = LanguageModel(ModelConfig(vocabulary_size=11, features=16, num_layers=1))
     >>> tokens = jnp.array([[3, 4, 5]])
@@ -44,8 +44,8 @@ class LanguageModel(nn.Module):
     ) -> jax.Array:
         """Ids [B, T] to float32 logits [B, T, V] of the token after each.
 
-        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each of them
-        from 0 where they are None.
+        `segments` [B, T] keep several texts in a row apart; `positions` [B, T] count each text from
+        0 by default.
         """
         mask = None
         if segments is not None:
@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
 
     @property
     def cache_batch_axis(self) -> int:
-        """Where the rows are in every leaf of the cache."""
+        """The axis of the rows in every leaf of the cache."""
         return int(self.config.scan_layers)
 
     def start_cache(self, batch_size: int, length: int | None = None) -> None:
@@ -69,8 +69,8 @@ class LanguageModel(nn.Module):
     def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Append T ≥ 1 tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V] after each.
 
-        Needs the cache of `start_cache`, mutable. `positions` place the embeddings; the cache
-        counts for itself where it writes, and what rotary positions are.
+        Needs the cache of `start_cache`, mutable. `positions` are for the embeddings only; the
+        cache itself counts where it writes, and the rotary positions.
         """
         x = self.embeddings(tokens, positions)
         return self.embeddings.attend(self.decoder(x, cache="step"))

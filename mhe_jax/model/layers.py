@@ -4,7 +4,7 @@
     post    norm(x + dropout(sublayer(x)))        and none after it
 
 The norm is LayerNorm or RMSNorm. In `post`, the encoder of an MLM also has one on its embeddings,
-as BERT; translation and language models have none there, as Vaswani et al. 2017.
+as in BERT; translation and language models have none there, as in Vaswani et al. 2017.
 """
 
 from collections.abc import Callable
@@ -46,12 +46,12 @@ def normalization(config: ModelConfig, name: str | None = None) -> nn.LayerNorm 
 
 
 def projection(config: ModelConfig, rank: int | None) -> Callable[..., nn.Module]:
-    """The maker of a dense projection, or of one of `rank` Kronecker products."""
+    """A factory of dense projections, or of projections of `rank` Kronecker products."""
     return Projection if rank is None else KroneckerProjection(rank, config.kronecker.apply)
 
 
 def dense(config: ModelConfig, name: str | None, use_bias: bool = True) -> nn.Module:
-    """A projection drawn as Flax's Dense."""
+    """A projection initialized like Flax's Dense."""
     return projection(config, config.kronecker.mlp)(
         kernel_init=nn.linear.default_kernel_init,
         bias_init=nn.initializers.zeros_init(),
@@ -64,7 +64,7 @@ def dense(config: ModelConfig, name: str | None, use_bias: bool = True) -> nn.Mo
 def attention_module(
     config: ModelConfig, role: Role, name: str | None = None, *, decode: bool = False
 ) -> Attention:
-    """The attention sublayer that `config` wants in `role`; cross-attention is never rotated."""
+    """The attention sublayer that `config` asks for in `role`; cross-attention is never rotated."""
     c = config.attention_for(role)
     fields = {}
     if config.positions == "rotary" and role != "cross":
@@ -80,7 +80,7 @@ def attention_module(
     return make_attention(
         c.kind,
         num_heads=c.num_heads,
-        # Said outright: a cache is filled before any query tells the width.
+        # Set explicitly: a cache is filled before any query tells the width.
         qkv_features=c.qkv_features or config.features,
         engine=c.engine,
         projection=projection(config, config.kronecker.attention),
@@ -98,9 +98,9 @@ def attention_module(
 class MLP(nn.Module):
     """`down(activation(up(x)))`, or gated `down(activation(gate(x)) · up(x))`: [B, T, M] to itself.
 
-    `up(x) = x W_up + b_up`, W_up [M, F], and so `gate`; W_down [F, M]; `mlp_bias` switches the
-    biases off. Gated it has 3MF numbers (and 2F + M biases), plain 2MF: with two thirds of F it is
-    as large. Source of the gate: Shazeer 2020, "GLU Variants Improve Transformer".
+    `up(x) = x W_up + b_up`, W_up [M, F], and likewise `gate`; W_down [F, M]; `mlp_bias` switches
+    the biases off. Gated, it has 3MF numbers (and 2F + M biases), plain 2MF: with two thirds of F,
+    gated is as large. Source of the gate: Shazeer 2020, "GLU Variants Improve Transformer".
     """
 
     config: ModelConfig
@@ -136,7 +136,7 @@ class _Layer(nn.Module):
 class EncoderLayer(_Layer):
     """Self-attention of role `encoder`, then the MLP: [B, T, M] to [B, T, M].
 
-    `positions` [B, T] are those of rotary positions, and None for others.
+    `positions` [B, T] are for rotary positions, and None otherwise.
     """
 
     @nn.compact
@@ -161,11 +161,11 @@ class EncoderLayer(_Layer):
 class DecoderLayer(_Layer):
     """Causal self-attention (role `decoder`), attention to `encoded` (role `cross`), then the MLP.
 
-    With `cross` off there is no second sublayer: the layer of a language model.
+    With `cross` off there is no second sublayer: this is the layer of a language model.
 
-    Cache, beside what attention keeps: which positions of `encoded` are no padding, by the part of
-    its mask, `encoded_lengths` [B] or `encoded_valid` [B, S]. They lie in each layer so that every
-    leaf of the cache has its rows on the same axis.
+    Beside what attention caches, the cache holds which positions of `encoded` are not padding, as
+    the part of its mask that tells: `encoded_lengths` [B] or `encoded_valid` [B, S]. Each layer has
+    them, so that every leaf of the cache has its rows on the same axis.
     """
 
     cross: bool = False
@@ -182,12 +182,12 @@ class DecoderLayer(_Layer):
         deterministic: bool = True,
         cache: CacheMode = "none",
     ) -> jax.Array:
-        """x [B, T, M], `encoded` [B, S, M] of which `encoded_mask` is seen, to [B, T, M].
+        """x [B, T, M] and `encoded` [B, S, M], seen where `encoded_mask` allows, to [B, T, M].
 
-        `mask` is laid over the causal one, and `positions` are as in `EncoderLayer`. With
-        cache='start', x gives only the shape of the self-attention's cache and comes back as it is,
-        and of `encoded_mask` only the padding is kept; with 'step', what attention sees is in the
-        cache, and all arguments but x are None.
+        `mask` is combined with the causal one, and `positions` are as in `EncoderLayer`. With
+        cache='start', x gives only the shape of the self-attention's cache and is returned
+        unchanged, and only the padding of `encoded_mask` is kept; with 'step', what attention sees
+        is in the cache, and all arguments but x are None.
         """
         decode = cache != "none"
         self_attention = attention_module(self.config, "decoder", "self_attention", decode=decode)
@@ -211,7 +211,7 @@ class DecoderLayer(_Layer):
                         self.variable("cache", name, lambda part=part: part)
             return x
         if cache == "step":
-            # The cache brings its own causal mask, with the position of each row.
+            # The cache adds its own causal mask, with the position of each row.
             causal = None
             if self.cross:
                 encoded_mask = Mask(

@@ -1,4 +1,4 @@
-"""L layers one after the other, unrolled or scanned, and parameter trees from one to the other.
+"""A stack of L layers, unrolled or scanned, and parameter trees from one form to the other.
 
 unrolled    layer_0 .. layer_{L-1}
 scanned     layers, every leaf with a leading axis of L, logical name `layers`
@@ -25,12 +25,12 @@ _is_product = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
 
 def _is_kept(primitive, *args, **params) -> bool:
-    """Whether a scanned layer keeps what `primitive` gives for its backward pass.
+    """Whether a scanned layer keeps the result of `primitive` for its backward pass.
 
-    Products with parameters, what engines name and the masks of dropout are kept. Softmax,
-    activations and norms are computed again, as XLA chooses where layers are unrolled; all that a
-    scan keeps lies in memory once a layer. Products with a batch dimension are those of activations
-    with each other: `xla` names its scores, `blocked` has them block by block and keeps none.
+    Products with parameters, what engines name and dropout masks are kept. Softmax, activations and
+    norms are computed again, as XLA chooses where layers are unrolled; whatever a scan keeps is in
+    memory once per layer. Products with a batch dimension are between activations: `xla` names its
+    scores, `blocked` computes them block by block and keeps none.
     """
     return _is_product(primitive, *args, **params) or is_saved(primitive, *args, **params)
 
@@ -43,11 +43,11 @@ class _Stack(nn.Module):
         raise NotImplementedError
 
     def rotated(self, positions: jax.Array | None) -> jax.Array | None:
-        """`positions` where layers read them: others were added to the embeddings."""
+        """`positions` where layers read them; others were added to the embeddings."""
         return positions if self.config.positions == "rotary" else None
 
     def run(self, x: jax.Array, *args: Any, **fixed: Any) -> jax.Array:
-        """Every layer as `layer(x, *args, **fixed)`; `fixed` is static."""
+        """Run every layer as `layer(x, *args, **fixed)`; `fixed` is static."""
         c = self.config
         trains = fixed.get("cache", "none") == "none"
 
@@ -79,7 +79,7 @@ class _Stack(nn.Module):
 
 
 class Encoder(_Stack):
-    """`num_layers` encoder layers, with one more `norm` after them where norms come first."""
+    """`num_layers` encoder layers, with one more `norm` after them in pre-norm order."""
 
     def layer(self, name: str) -> nn.Module:
         return EncoderLayer(self.config, name=name)
@@ -93,7 +93,7 @@ class Encoder(_Stack):
         *,
         deterministic: bool = True,
     ):
-        """[B, T, M] to [B, T, M]; `positions` [B, T] of rows that do not count from 0."""
+        """[B, T, M] to [B, T, M]; `positions` [B, T] are for rows that do not count from 0."""
         return self.run(x, mask, self.rotated(positions), deterministic=deterministic)
 
 
@@ -123,10 +123,10 @@ class Decoder(_Stack):
 
 
 def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Every `layers` of stacked leaves to `layer_0`, `layer_1`, ...; the rest as it is.
+    """Split each `layers` of stacked leaves into `layer_0`, `layer_1`, ...; keep the rest as it is.
 
-    Takes parameters (or a cache) of a whole model, boxed with logical names or plain, and gives
-    back what the same model has with `scan_layers=False`. The inverse is `stack_layers`.
+    Takes parameters (or a cache) of a whole model, boxed with logical names or plain, and returns
+    what the same model has with `scan_layers=False`. The inverse is `stack_layers`.
     """
     result = {}
     for name, value in tree.items():
@@ -139,7 +139,7 @@ def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stack_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Every run of `layer_0`, `layer_1`, ... to one `layers` of stacked leaves.
+    """Stack each run of `layer_0`, `layer_1`, ... into one `layers` of stacked leaves.
 
     Raises:
       ValueError: a number is missing in the run, or layers differ in their parameters.
@@ -169,14 +169,14 @@ def role_of(parts: tuple[str, ...]) -> Role:
     return "decoder" if "decoder" in parts else "encoder"
 
 
-# What has a row for each piece of the vocabulary.
+# Parameters that have a row for each piece of the vocabulary.
 VOCABULARY = ("token", "output", "vocabulary_bias")
 
 
 def count_parameters(params: Any, config: ModelConfig | None = None) -> dict[str, int]:
-    """How many numbers there are: `total`, and `attention` below the attention sublayers.
+    """The number of parameters: `total`, and `attention` in the attention sublayers.
 
-    Of a model with `config`, padding of the vocabulary is not counted.
+    With `config`, padding of the vocabulary is not counted.
 
     >>> count_parameters({"self_attention": {"query": jnp.ones((3, 2))}, "mlp": jnp.ones(5)})
     {'total': 11, 'attention': 6}

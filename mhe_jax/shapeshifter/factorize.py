@@ -18,15 +18,15 @@ def factorize(params: Any, like: Any) -> tuple[Any, dict[str, float]]:
     """Parameters of the shapes of `like` that come closest to the dense `params`.
 
     Args:
-      params: of a dense model.
+      params: parameters of a dense model.
       like: parameters, or their shapes, of the same model with `model.kronecker`.
 
     Returns:
-      The parameters, as NumPy arrays where they are new, and for each matrix that has become
-      factors, by its path, the relative error ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius).
+      The parameters, as NumPy arrays where they are new; and, by the path of each matrix that has
+      become factors, its relative error ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius).
 
     Raises:
-      ValueError: a parameter that one of the two does not have, or has in another shape.
+      ValueError: a parameter that is missing in one of the two, or has another shape there.
     """
     errors: dict[str, float] = {}
     return _tree(params, like, "", errors), errors
@@ -78,7 +78,7 @@ def _tree(params: Any, like: Any, path: str, errors: dict[str, float]) -> Any:
 
 
 def _matrices(w: Any, like: dict[str, Any], path: str, errors: dict[str, float]) -> dict[str, Any]:
-    """Factors of W [m, n], or of one W a layer [L, m, n]."""
+    """Factors of W [m, n], or of one W per layer [L, m, n]."""
     (rank, m1, n1), (_, m2, n2) = like["a"].shape[-3:], like["b"].shape[-3:]
     if w.ndim == 3:
         one = {"a": np.empty((rank, m1, n1)), "b": np.empty((rank, m2, n2))}

@@ -1,9 +1,9 @@
-"""Matrices as sums of Kronecker products, in place of dense ones.
+"""Matrices as sums of Kronecker products, instead of dense ones.
 
     W = Σ_k A_k ⊗ B_k        W[a·m₂ + c, b·n₂ + e] = Σ_k A[k, a, b] B[k, c, e]
 
-W is [m, n] with m ≤ m₁m₂ and n ≤ n₁n₂ (what is beyond is cut off), A [r, m₁, n₁], B [r, m₂, n₂]:
-r(m₁n₁ + m₂n₂) parameters, 2r√(mn) where they are balanced, in place of mn. The rank of A_k ⊗ B_k is
+W is [m, n] with m ≤ m₁m₂ and n ≤ n₁n₂ (the excess is cut off), A [r, m₁, n₁], B [r, m₂, n₂]:
+r(m₁n₁ + m₂n₂) parameters, 2r√(mn) where they are balanced, instead of mn. The rank of A_k ⊗ B_k is
 that of A_k times that of B_k, so that even one term can have a high rank.
 
 Rearranged as R(W)[(a, b), (c, e)] = W[a·m₂ + c, b·n₂ + e], [m₁n₁, m₂n₂], W is R(W) = AᵀB of rank r.
@@ -23,13 +23,14 @@ from flax.linen.dtypes import promote_dtype
 
 from mhe_jax.attention.projection import flat_bias, named
 
-# Sizes may have this many times the fewest parameters, for terms of a higher rank.
+# For terms of a higher rank, sizes may have up to this many times the fewest parameters.
 NEAR = 1.05
-# Padding must save this much, or the terms without it have less than this share of the full rank.
+# Padding is taken if it saves this factor, or if terms without it have less than this share of the
+# full rank.
 SAVED, SHARE = 1.25, 0.25
 # How much longer a multiply-add takes in the small products of `product`, on two CPU cores.
 SMALL = 2
-# The same of a number that is looked up in the factors, with its gradient.
+# The same for a number that is looked up in the factors, with its gradient.
 LOOKED_UP = 8
 NAMES = ("kronecker_rank", None, None)
 
@@ -54,14 +55,14 @@ class Factors(NamedTuple):
 
     @property
     def full_rank(self) -> int:
-        """The rank at which every W has its factors."""
+        """The rank at which every W has exact factors."""
         return min(self.m1 * self.n1, self.m2 * self.n2)
 
 
 def balanced(m: int, n: int) -> Factors:
-    """Factors of [m, n]: of those with (nearly) the fewest parameters, the terms of highest rank.
+    """Factors of [m, n] with terms of the highest rank for (nearly) the fewest parameters.
 
-    Divisors of m and n; sizes with padding where those are much worse, as for primes.
+    Sizes are divisors of m and n, or padded where divisors are much worse, as for primes.
 
     >>> balanced(512, 512).numbers, balanced(512, 2048).numbers, balanced(32768, 512).numbers
     (1024, 2048, 8192)
@@ -113,7 +114,7 @@ def rearrange(w: Any, factors: Factors) -> Any:
 
 
 def product(x: jax.Array, a: jax.Array, b: jax.Array, n: int, **how: Any) -> jax.Array:
-    """x [..., m] times W, [..., n], without W: first by the factor that makes it cheaper.
+    """x [..., m] times W, [..., n], without making W, by the factors in the cheaper order.
 
     `how`: `precision` and `preferred_element_type` of the products.
     """
@@ -133,7 +134,7 @@ def is_factored(apply: str, tokens: int, rank: int, factors: Factors, m: int, n:
     """Whether `tokens` vectors are multiplied without W.
 
     'auto' compares multiply-adds: `tokens · r · (…)` against `r·mn` for W and `tokens · mn`. Those
-    of the factored product count `SMALL` times, for its matrices are small.
+    of the factored product count `SMALL` times, because its matrices are small.
     """
     if apply != "auto":
         return apply == "factored"
@@ -145,14 +146,14 @@ def is_factored(apply: str, tokens: int, rank: int, factors: Factors, m: int, n:
 class KroneckerDense(nn.Module):
     """A `Projection` whose kernel is a sum of Kronecker products: `y = x W (+ b)`.
 
-    Fields and call are those of `mhe_jax.attention.projection.Projection`, and
+    Fields and call are those of `mhe_jax.attention.projection.Projection`, plus
       rank: the number of terms r, at most the full rank of the factors (more would add nothing).
-      apply_as: 'factored' never makes W, 'materialized' makes it in each call, 'auto' takes what is
-        fewer operations for the tokens of the call.
+      apply_as: 'factored' never makes W, 'materialized' makes it in each call, 'auto' takes
+        whichever needs fewer operations for the tokens of the call.
       factors: sizes of A and B; None takes `balanced`.
 
-    Parameters: `a [r, m1, n1]`, `b [r, m2, n2]`, `bias`. A and B are drawn from normal(0, σ) with
-    r·σ⁴ the variance of what `kernel_init` draws. Where that variance is 0, only B is 0: with
+    Parameters: `a [r, m1, n1]`, `b [r, m2, n2]`, `bias`. A and B are drawn from normal(0, σ), where
+    r·σ⁴ is the variance of what `kernel_init` draws. Where that variance is 0, only B is 0: with
     A = B = 0 both gradients would stay 0.
 
     Raises:
@@ -176,9 +177,9 @@ class KroneckerDense(nn.Module):
         names: tuple[str | None, ...],
         in_axes: int = 1,
     ) -> jax.Array:
-        """Contract the last `in_axes` axes of x [...] into `features`; `names` are logical.
+        """Contract the last `in_axes` axes of x [...] into `features`; `names` are logical axes.
 
-        Of `names` those after the first `in_axes` belong to `features`, and to the bias.
+        The `names` after the first `in_axes` belong to `features`, and to the bias.
         """
         a, b, bias = self._parameters(x.shape[-in_axes:], features, names)
         x, a, b, bias = promote_dtype(x, a, b, bias, dtype=self.dtype)
@@ -230,8 +231,8 @@ class KroneckerEmbed(nn.Module):
     Attributes:
       num_embeddings: V.
       features: M.
-      stddev: of the table's numbers at the start.
-      rank, apply_as, factors: as `KroneckerDense`. 'auto' looks few rows up in the factors, and
+      stddev: initial standard deviation of the table's numbers.
+      rank, apply_as, factors: as `KroneckerDense`. 'auto' looks up few rows in the factors, and
         many in W.
     """
 
@@ -261,7 +262,7 @@ class KroneckerEmbed(nn.Module):
         b = jnp.take(self.b, ids % m2, axis=1, mode="fill", fill_value=jnp.nan)
         rows = jnp.einsum("k...b,k...e->...be", a, b)
         rows = rows.reshape(*ids.shape, -1)[..., : self.features]
-        # Padding of the factors lies past V.
+        # The padding of the factors is past V.
         return jnp.where((ids < self.num_embeddings)[..., None], rows, jnp.nan)
 
     def attend(self, x: jax.Array) -> jax.Array:
@@ -272,7 +273,7 @@ class KroneckerEmbed(nn.Module):
         if is_factored(self.apply_as, tokens, rank, Factors(n1, m1, n2, m2), M, V):
             a, b = (p.swapaxes(1, 2).astype(x.dtype) for p in (self.a, self.b))
             return product(x, a, b, V, **how).astype(jnp.float32)
-        # The very table that rows are looked up in: it is made once a step.
+        # The same table that rows are looked up in: it is made once per step.
         return jnp.einsum("...m,vm->...v", x, self._table(x.dtype), **how)
 
     def _table(self, dtype: Any) -> jax.Array:
@@ -282,7 +283,7 @@ class KroneckerEmbed(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class KroneckerProjection:
-    """Makes `KroneckerDense` of one rank where a `Projection` is made."""
+    """Makes a `KroneckerDense` of one rank in place of a `Projection`."""
 
     rank: int
     apply_as: str = "auto"

@@ -2,12 +2,12 @@
 
 heads.py             a kind as heads of its own, exactly
 factors.py           the best factors that several heads can share
-scores.py            what is to be met, in coordinates in which every difference counts the same
+scores.py            the target, in coordinates in which all differences count the same
 kinds.py             the parameters of each kind that come closest to given heads
 latents.py           those of kinds with a norm on a latent
-tied.py              those of keys that are in part their values
-tensor_products.py   those of projections that heads mix
-fitting.py           what real inputs say
+tied.py              those of the kind whose keys are in part its values
+tensor_products.py   those of the kind whose projections are mixed by heads
+fitting.py           moments of real inputs, and W_o fitted to them
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ __all__ = [
     "module_of",
 ]
 
-# Kinds that have room for a bias of the queries without `use_bias`, and of the output.
+# Kinds that can hold a bias of the queries, and of the output, without `use_bias`.
 BIASED_QUERIES, BIASED_OUTPUT = ("mhe_add", "mva", "collaborative"), ("mhe_add",)
-# Kinds that take biases to be made: constants that hold a norm, or that are factors of heads.
+# Kinds that need biases to be made: constants that hold a norm, or that are factors of heads.
 BIASED = ("mla", "mfa", "tpa")
-# Fields of a module that a conversion takes, and those that divide the heads.
+# Fields of a module that a conversion takes, and those that must divide the number of heads.
 FIELDS = tuple(
     f.name for f in dataclasses.fields(Target) if f.name not in ("kind", "width", "use_bias")
 )
@@ -56,30 +56,31 @@ def convert(
     activations: Sequence[Activations] = (),
     **fields: Any,
 ) -> dict[str, Any]:
-    """Parameters of `make_attention(kind, ...)` that do nearest what those of another module do.
+    """Parameters of `make_attention(kind, ...)` that come closest to another module's.
 
     Scores are `x Q[h] K[h]ᵀ yᵀ`, and a head adds `y V[h] O[h]`: the parameters of `kind` are those
-    whose products come closest, by least squares (`kinds.py`). A kind that has room for another
-    takes it exactly: each into `mha` (but `mva` and `collaborative`, where score_features + 1 is
+    whose products come closest, by least squares (`kinds.py`). A kind that can represent another
+    takes it exactly: each into `mha` (except `mva` and `collaborative`, where score_features + 1 is
     more than the width of a head), those with one head into those with several, and `mha` into
-    `collaborative`, `mla` and `tpa` that are wide enough. None of it holds where rotary positions
-    turn queries and keys: their products are others at each distance.
+    `collaborative`, `mla` and `tpa` that are wide enough. None of this holds where rotary positions
+    rotate queries and keys: their products then differ at each distance.
 
     Args:
-      params: of one module, as Flax's own or as `make_attention` of `source` has them.
-      kind: of the parameters that are made.
-      source: the kind of `params`; none is guessed. Of `mfa`, `mla` and `tpa` nothing else is made.
-      activations: inputs that the module gets. Products are weighted by their moments then, and
-        W_o is fitted to the outputs. Without any, inputs count as independent, of variance 1.
+      params: parameters of one module, Flax's own or `make_attention` of `source`.
+      kind: the kind of the parameters to make.
+      source: the kind of `params`; it is never guessed. `mfa`, `mla` and `tpa` are not converted
+        into others.
+      activations: inputs of the module. With them, products are weighted by their moments, and W_o
+        is fitted to the outputs. Without, inputs count as independent, of variance 1.
       fields: of the new module, where its kind has them: `num_kv_heads`, `num_groups`,
         `score_groups`, `score_features`, `query_rank`, `key_rank`, `value_rank`, `reuse_keys`,
         `latent_features` and `latent_groups`.
 
     Returns:
       Parameters for `make_attention(kind, num_heads=..., **fields)`, of the same heads and width.
-      They have biases where `params` have, and where heads have what only a bias can keep, such as
-      the head embeddings of `mhe_add` in `mha`, or the kind takes them to be made (`mfa`, `mla`,
-      `tpa`); `use_bias` there must be as they are.
+      They have biases where `params` have, and where heads have something that only a bias can
+      keep, such as the head embeddings of `mhe_add` in `mha`, or the kind needs them to be made
+      (`mfa`, `mla`, `tpa`); `use_bias` of the module must match.
 
     Examples:
       >>> import flax.linen as nn
@@ -94,8 +95,8 @@ def convert(
 
     Raises:
       ValueError: an unknown kind; a source whose heads are not linear; a field that the kind does
-        not have, or that does not divide the heads, or is too small for a latent; keys and values
-        of inputs that differ in width for a kind with one input for both, or of `el` from
+        not have, or that does not divide the heads, or is too small for a latent; key and value
+        inputs that differ in width for a kind with one input for both, or for `el` from
         `qkv_features`; a LayerNorm between projections and scores (`normalize_qk`); activations of
         another width; parameters or activations that hold NaN or infinity.
     """
@@ -136,7 +137,7 @@ def module_of(params: Mapping[str, Any], kind: str) -> Attention:
 
     Raises:
       InputError: an unknown kind.
-      ValueError: they are not of that kind.
+      ValueError: the parameters are not of that kind.
     """
     check_target(kind)
     try:
@@ -165,7 +166,7 @@ def module_of(params: Mapping[str, Any], kind: str) -> Attention:
 
 
 def _check_activations(activations: Sequence[Activations], width: int) -> None:
-    """`width` of the queries' inputs."""
+    """Raises InputError where inputs of queries are not `width` wide."""
     several = isinstance(activations, Sequence)
     if not several or not all(isinstance(a, Activations) for a in activations):
         raise InputError("activations must be a list of Activations, one of each batch")
@@ -178,7 +179,7 @@ def _check_activations(activations: Sequence[Activations], width: int) -> None:
 
 
 def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What the parameters say of the module beyond its heads and widths."""
+    """The fields of the module that the parameters tell, beyond its heads and widths."""
 
     def shape(*names: str) -> tuple[int, ...]:
         value: Any = params
@@ -228,7 +229,7 @@ def check_target(kind: str) -> None:
 
 
 def check_source(kind: str) -> None:
-    """Raises InputError for a kind that no other can be made of."""
+    """Raises InputError for a kind that is not converted into others."""
     if kind in NOT_LINEAR:
         raise InputError(f"{kind} is not converted into others: {NOT_LINEAR[kind]}")
 
@@ -264,7 +265,7 @@ def _target_module(kind: str, given: Attention, fields: Mapping[str, Any]) -> At
         normalize_qk=given.normalize_qk,
         **fields,
     )
-    made.widths(D)  # refuses what does not go together
+    made.widths(D)  # refuses fields that do not go together
     return made
 
 
@@ -276,5 +277,5 @@ def _needs_bias(kind: str, heads: Heads) -> bool:
     if kind in BIASED:
         return True
     queries, output = np.any(heads.query[:, -1]), np.any(heads.bias)
-    # `expand` writes a bias of keys as one of queries, which these alone take back.
+    # `expand` writes a bias of keys as one of queries, which only these kinds take back.
     return bool((queries and kind not in BIASED_QUERIES) or (output and kind not in BIASED_OUTPUT))

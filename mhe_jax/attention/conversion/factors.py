@@ -10,26 +10,26 @@ import numpy as np
 def root(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """P and its inverse, P P = `moments` [N, N] (symmetric, made definite where it is not)."""
     values, vectors = np.linalg.eigh(moments)
-    values = np.maximum(values, 1e-5 * np.mean(values))  # what a LayerNorm gives has a null space
+    values = np.maximum(values, 1e-5 * np.mean(values))  # outputs of a LayerNorm have a null space
     return (vectors * np.sqrt(values)) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T
 
 
 def common_factor(stack: np.ndarray, rank: int) -> np.ndarray:
-    """The columns U [N, R], orthonormal, for which `‖S - S U Uᵀ‖` is least, S [..., N]."""
+    """The orthonormal columns U [N, R] that minimize `‖S - S U Uᵀ‖`, S [..., N]."""
     rows = stack.reshape(-1, stack.shape[-1])
     _, vectors = np.linalg.eigh(rows.T @ rows)
     return vectors[:, ::-1][:, :rank]
 
 
 def left_out(gram: np.ndarray, rank: int) -> float:
-    """What of the trace of SᵀS [N, N] the best common factor of that rank leaves out."""
+    """The part of the trace of SᵀS [N, N] that the best common factor of that rank leaves out."""
     return float(np.sum(np.linalg.eigvalsh(gram)[: max(len(gram) - rank, 0)]))
 
 
 def group(count: int, groups: int, cost: Callable[[tuple[int, ...]], float]) -> list[int]:
     """An order of 0 .. count-1 whose `groups` runs of equal length cost little together.
 
-    It begins as it is, and takes the best exchange of two, as long as there is one that helps.
+    It begins unchanged, and takes the best exchange of two as long as one helps.
 
     >>> group(4, 2, lambda one: float(sum(one) % 2))
     [0, 2, 1, 3]
@@ -60,9 +60,9 @@ def group(count: int, groups: int, cost: Callable[[tuple[int, ...]], float]) -> 
 
 
 def align(matrices: np.ndarray, rounds: int = 30) -> np.ndarray:
-    """Orthogonal maps R [H, D, D] by which `W[h] R[h]` come closest to their mean, W [H, N, D].
+    """Orthogonal maps R [H, D, D] that bring `W[h] R[h]` closest to their mean, W [H, N, D].
 
-    Generalised Procrustes: each in turn is turned to the mean of the others (Gower 1975).
+    Generalised Procrustes: each in turn is rotated to the mean of the others (Gower 1975).
     """
     H, _, D = matrices.shape
     maps = np.broadcast_to(np.eye(D), (H, D, D)).copy()
@@ -88,8 +88,8 @@ def parafac(
     """A [M, R], s [C, R], K [N, R] and t [H, R] of `X[c] ≈ A diag(s[c]) Kᵀ` and `r[h] ≈ t[h] Kᵀ`.
 
     s[:, r] has mean square 1. Least squares, one factor after the other (PARAFAC), from the best of
-    several A: of `starts`, and of eigenvectors, which are exact where there is an exact answer.
-    `rows` r [H, N] may be left out; t is then empty.
+    several A: `starts`, and eigenvectors, which are exact where there is an exact answer. `rows` r
+    [H, N] may be left out; t is then empty.
     """
     if rows is None:
         rows = np.zeros((0, slices.shape[2]))
@@ -112,7 +112,7 @@ def _eigenvectors(slices: np.ndarray, rank: int) -> list[np.ndarray]:
     for _ in range(2):
         a, b = (np.einsum("c,cij->ij", draw.normal(size=len(core)), core) for _ in range(2))
         vectors: Any = np.linalg.eig(a @ np.linalg.pinv(b))[1]
-        # Of a complex pair, which no real factors have, the real and the imaginary part.
+        # For a complex pair, which no real factors have, its real and its imaginary part.
         second = vectors.imag > 1e-9
         found.append(U @ np.where(second, vectors.imag, vectors.real))
     return found
@@ -127,7 +127,7 @@ def _scaled_rows(mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _improve(
     slices: np.ndarray, rows: np.ndarray, start: Factors, rounds: int, total: float
 ) -> tuple[float, Factors]:
-    """The error ‖·‖² and the factors after so many rounds, or when nothing changes any more."""
+    """The error ‖·‖² and the factors after `rounds` rounds, or once nothing changes any more."""
     A, s, K, t = start
     error = np.inf
     for _ in range(rounds):
@@ -146,13 +146,13 @@ def _improve(
 
 
 def _solve(gram: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """`right` [N, R] times the inverse of `gram` [R, R], ever so slightly ridged."""
+    """`right` [N, R] times the inverse of `gram` [R, R], with a tiny ridge."""
     ridge = 1e-12 * np.trace(gram) / len(gram) + 1e-300
     return np.linalg.solve(gram + ridge * np.eye(len(gram)), right.T).T
 
 
 def columns(rows: np.ndarray, rank: int) -> np.ndarray:
-    """X [H, N, rank] of the same `X Xᵀ` as each of `rows` Xᵀ [H, M, N], which are of that rank."""
+    """X [H, N, rank] with the same `X Xᵀ` as each of `rows` Xᵀ [H, M, N], which have that rank."""
     _, d, vt = np.linalg.svd(rows, full_matrices=False)
     return (d[:, :rank, None] * vt[:, :rank]).swapaxes(1, 2)
 
@@ -164,10 +164,10 @@ def alternate(
     state: Any = None,
     rounds: int = 300,
 ) -> tuple[np.ndarray, Any]:
-    """Bases [N, K] of least squares of `seen[h] ≈ bases factors[h]` [H, N, C], one after the other.
+    """Bases [N, K] of `seen[h] ≈ bases factors[h]` [H, N, C], by alternating least squares.
 
-    `step(bases, state)` gives the factors [H, K, C], of their form the best that it can find, and
-    what it found them by; the bases are then the best for these, and so on.
+    `step(bases, state)` gives the factors [H, K, C], the best of their form that it can find, and
+    the state that it found them by; the bases are then the best for these, and so on.
     """
     flat = seen.swapaxes(0, 1).reshape(len(bases), -1)
     total, error = float(np.sum(seen**2)), np.inf

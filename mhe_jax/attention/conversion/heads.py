@@ -1,4 +1,4 @@
-"""Every kind as heads of its own: what a conversion starts from.
+"""Every kind as separate heads, from which a conversion starts.
 
     Y = Σ_h softmax([x, 1] Q[h] (y K[h])ᵀ) z V[h] O[h] + b
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-# Kinds whose heads are no linear maps of their inputs, and why.
+# Kinds whose heads are not linear maps of their inputs, and why.
 NOT_LINEAR = {
     "mfa": "a norm lies between its inputs and its queries",
     "mla": "a norm lies between its inputs and its keys and values",
@@ -38,7 +38,7 @@ class Heads:
 
     @property
     def maps(self) -> np.ndarray:
-        """V[h] O[h] [H, N', P]: what each head adds to the output of a key that it looks at."""
+        """V[h] O[h] [H, N', P]: what each head adds to the output for a key that it looks at."""
         return self.value @ self.out
 
     def ordered(self, order: Sequence[int]) -> "Heads":
@@ -88,7 +88,7 @@ def expand(params: Mapping[str, Any], kind: str) -> Heads:
         query = query * (1 + e_q)[:, None]
     query = query * scale
     if "key_bias" in params:
-        # One more column: a query of 1, and a key of the bias.
+        # One more column: a query of 1, and the bias as its key.
         one = np.zeros((H, query.shape[1], 1))
         one[:, -1] = 1
         query = np.concatenate([query, one], -1)
@@ -115,7 +115,7 @@ class _Parameters:
         return self.array(name) if name in self.tree else np.zeros(shape)
 
     def heads(self, name: str, H: int, with_bias: bool = False) -> np.ndarray:
-        """A projection [M, D], or [M, G, D] of G groups, as one a head: [H, M(+1), D]."""
+        """A projection [M, D], or [M, G, D] of G groups, as one per head: [H, M(+1), D]."""
         kernel = self.array(name, "kernel")
         bias = self.bias(name, kernel.shape[1:])
         kernel = np.concatenate([kernel, bias[None]]) if with_bias else kernel

@@ -1,9 +1,9 @@
-"""Parameters of each kind that come closest to given heads; in closed form, but for `parafac`.
+"""Parameters of each kind that come closest to given heads; in closed form, except for `parafac`.
 
-Least are the differences of scores, `Σ_h ‖L (Q[h] K[h]ᵀ - Q'[h] K'[h]ᵀ) P‖²`, and of what is added
-to the output, `Σ_h ‖P' (V[h] O[h] - V'[h] O'[h])‖²`, where LᵀL, PP and P'P' are the moments of the
-inputs. Only the products matter: any invertible map of a head's keys that its queries undo, or of
-its values that W_o undoes, leaves a head as it is, and so does another order of the heads.
+They minimize the differences of scores, `Σ_h ‖L (Q[h] K[h]ᵀ - Q'[h] K'[h]ᵀ) P‖²`, and of what is
+added to the output, `Σ_h ‖P' (V[h] O[h] - V'[h] O'[h])‖²`, where LᵀL, PP and P'P' are the moments
+of the inputs. Only the products matter: any invertible map of a head's keys that its queries undo,
+or of its values that W_o undoes, leaves a head as it is, and so does another order of the heads.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ UNBIASED = {
 
 
 def closest(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """Parameters of the module `target` that does nearest what the heads do, as float64."""
+    """Parameters of the module `target` that come closest to what the heads do, as float64."""
     params = TARGETS[target.kind](heads, target, moments)
     if target.use_bias:
         for name, projection in params.items():
@@ -66,7 +66,7 @@ def closest(heads: Heads, target: Target, moments: Moments) -> Parameters:
 
 
 def own_heads(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """`mha`: every head as it is, where the scores are no wider than D; else its best of rank D."""
+    """`mha`: every head as it is, where the scores are no wider than D; else the best of rank D."""
     D, R = target.width, heads.query.shape[-1]
     query, key = heads.query, heads.key
     if R > D:
@@ -88,8 +88,8 @@ def own_heads(heads: Heads, target: Target, moments: Moments) -> Parameters:
 def grouped(heads: Heads, target: Target, moments: Moments) -> Parameters:
     """`gqa` and `mqa`: keys and values that the heads of a group share, queries of each head.
 
-    The stack of the group's Q[h] K[h]ᵀ has the best common row space of width D; so have its
-    V[h] O[h] a column space. No mean of heads, aligned by any maps, comes closer.
+    Keys are the best common row space of width D of the group's stacked Q[h] K[h]ᵀ, values the best
+    common column space of its V[h] O[h]. No mean of heads, aligned by any maps, comes closer.
     """
     D, H = target.width, len(heads.query)
     K = 1 if target.kind == "mqa" else target.num_kv_heads
@@ -126,7 +126,7 @@ def one_head(heads: Heads, target: Target, moments: Moments) -> Parameters:
 
 
 def shared_key_values(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """`skv`: of each head the columns that keys and values have in common, each counted alike."""
+    """`skv`: for each head, the best common columns of keys and values, both counted alike."""
     D = target.width
     moments = dataclasses.replace(moments, key=moments.value)
     scores = Scores(heads, moments, target.use_bias)
@@ -147,7 +147,7 @@ def shared_key_values(heads: Heads, target: Target, moments: Moments) -> Paramet
 
 
 def hidden_states(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """`el`: the least squares of each head's scores and values by a slice of the inputs."""
+    """`el`: least squares of each head's scores and values by a slice of the inputs."""
     D, (H, N) = target.width, heads.key.shape[:2]
     scores = Scores(heads, moments, target.use_bias)
     slices = [np.eye(N)[:, i * D : (i + 1) * D] for i in range(H)]
@@ -178,7 +178,7 @@ def head_embeddings(heads: Heads, target: Target, moments: Moments) -> Parameter
     """`mhe_add` and `mhe_mul`: queries, keys and values that a group of heads shares.
 
     Scores of `mhe_mul` are W_q diag((1 + e_q[h]) (1 + e_k[h])) W_kᵀ, those of `mhe_add` are one
-    form for all and a bias of keys, e_q[h] W_kᵀ, for each; W_o has room for all of e_v.
+    form for all and a bias of keys, e_q[h] W_kᵀ, for each; W_o can absorb all of e_v.
     """
     D, H, G = target.width, len(heads.query), target.num_groups
     C = max(G, target.score_groups)
@@ -235,7 +235,7 @@ def head_embeddings(heads: Heads, target: Target, moments: Moments) -> Parameter
 
 
 def one_score(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """`mva`: values and W_o as they are; of the scores the mean of a group's, at width D_s.
+    """`mva`: values and W_o as they are; as scores the mean of those of a group, at width D_s.
 
     The bias of each head's keys has what its mean query adds, all of it, and so all of its bias.
     """
@@ -296,7 +296,8 @@ def mixed_scores(heads: Heads, target: Target, moments: Moments) -> Parameters:
 def _mixed(forms: np.ndarray, rank: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A [M, R], s [n, R] and K [N, R] of `forms[h] ≈ A diag(s[h]) Kᵀ` [n, M, N], R at most `rank`.
 
-    Where there is room for every head's singular vectors, `width` a head, it is theirs, exactly.
+    Where there is room for every head's singular vectors, `width` per head, these are used,
+    exactly.
     """
     u, d, vt = np.linalg.svd(forms, full_matrices=False)
     width = min(width, d.shape[1])
@@ -305,13 +306,13 @@ def _mixed(forms: np.ndarray, rank: int, width: int) -> tuple[np.ndarray, np.nda
     A = u[h, :, i].T * d[h, i]
     if rank < len(forms) * width:
         return parafac(forms, rank, [A])[:3]
-    size = len(forms) ** 0.5  # of s the mean square is 1, as `parafac` has it
+    size = len(forms) ** 0.5  # s has mean square 1, as in `parafac`
     own = np.arange(len(forms))[:, None] == h
     return A / size, own * size, vt[h, i].T
 
 
 def _in_groups(heads: Heads, groups: int, target: Target, moments: Moments) -> Heads:
-    """The heads in the order in which neighbours share best."""
+    """The heads in an order in which neighbours share best."""
     H, D = len(heads.query), target.width
     if groups in (1, H):
         return heads
@@ -340,7 +341,7 @@ def _in_groups(heads: Heads, groups: int, target: Target, moments: Moments) -> H
 
 
 def _aligned(heads: Heads, own: slice, D: int, scores: Scores) -> list[np.ndarray]:
-    """A start of `parafac`: heads turned to each other, and of each column what they share."""
+    """A start for `parafac`: heads rotated to each other, and what they share of each column."""
     if heads.query.shape[-1] != D:
         return []
     found = scores.forms[own] @ scores.key_inverse @ np.linalg.pinv(heads.key[own].swapaxes(1, 2))
@@ -353,7 +354,7 @@ def _aligned(heads: Heads, own: slice, D: int, scores: Scores) -> list[np.ndarra
 
 
 def _assign(costs: np.ndarray) -> list[int]:
-    """The head [i] for each slice i: exchanges of two, as long as one helps."""
+    """The head [i] for each slice i, by exchanges of two as long as one helps."""
     order = list(range(len(costs)))
     while True:
         gains = {

@@ -1,10 +1,10 @@
-"""Kinds with a norm on what heads are made of: `mla` and `mfa`.
+"""Kinds with a norm on what heads are made from: `mla` and `mfa`.
 
 RMSNorm divides a latent u = x W by its size `√(mean u²)`, which differs from token to token. No
-other kind does that. So one feature of u is a constant B, by a bias: beside it the others are so
-small that the size is the same for all tokens, but for a part of about `(‖u‖² - E‖u‖²) / 2B²`, and
-the norm is a factor, which its scale undoes. That feature is 1 behind the norm, and what is made of
-it is the bias that projections of a latent do not have.
+other kind does that. So one feature of u is a constant B, set by a bias: beside it the others are
+so small that the size is the same for all tokens, up to a part of about `(‖u‖² - E‖u‖²) / 2B²`, and
+the norm is a constant factor, which its scale undoes. That feature is 1 after the norm, and what is
+made from it is the bias that projections of a latent do not have.
 """
 
 import numpy as np
@@ -25,16 +25,16 @@ from mhe_jax.attention.conversion.scores import (
 )
 from mhe_jax.config import InputError
 
-# B is at least so many times √E‖u‖²: the size is constant to about 1e-6.
+# B is at least this many times √E‖u‖²: the size is constant to about 1e-6.
 CONSTANT = 1000
 
 
 def latent_heads(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """`mla`: the columns that keys and values of all heads, or of a group's, have best in common.
+    """`mla`: the best common columns of keys and values of all heads, or of a group's.
 
     The joint SVD of keys and values (MHA2MLA, Ji et al. 2025, arXiv 2502.14837), of `Joint`.
-    Queries stay as they are, without a bias, which has no home; with `query_rank` they are made of
-    the latent that serves those of all heads best, and of their bias.
+    Queries stay as they are, without a bias, which has no place; with `query_rank` they are made
+    from the latent that serves those of all heads best, and from their bias.
     """
     D, G, compressed = target.width, target.latent_groups, target.query_rank > 0
     width = target.latent_features // G
@@ -70,9 +70,9 @@ def latent_heads(heads: Heads, target: Target, moments: Moments) -> Parameters:
 
 
 def low_rank_queries(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """`mfa`: keys and values as `mqa`, with `reuse_keys` one for both, as `mla` has its latent.
+    """`mfa`: keys and values as in `mqa`, with `reuse_keys` one for both, like the latent of `mla`.
 
-    With `reuse_keys` values are the keys, for W_o has room for any map of them.
+    With `reuse_keys` values are the keys, since W_o can hold any map of them.
     """
     D = target.width
     both = Joint(heads, moments, True)
@@ -106,9 +106,9 @@ def _compress(
     moments: Moments,
     params: Parameters,
 ) -> np.ndarray:
-    """What makes queries [H, rank, R] of the latent that is put into `params`.
+    """The map [H, rank, R] to queries from the latent, which is put into `params`.
 
-    `bases` [H, N, R] are the keys of each head, orthonormal where `scores` count.
+    `bases` [H, N, R] are the keys of each head, orthonormal in the coordinates of `scores`.
     """
     _check("query_rank", rank, 2)
     rest = scores.rest @ bases
@@ -125,9 +125,9 @@ def _compress(
 def _held(
     kernel: np.ndarray, second: np.ndarray, bias: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """u = x W + b [n] and the constant, [n+1]: kernel, bias, and the scale of the norm.
+    """Kernel, bias and norm scale of u = x W + b [n] and the constant, [n+1].
 
-    `second` has the moments of u's x, about its mean where b takes that away.
+    `second` has the moments of x, about its mean where b subtracts that.
     """
     size = np.trace(kernel.T @ second @ kernel)
     # A power of two, which narrow types hold exactly.

@@ -1,4 +1,4 @@
-"""What a conversion is to meet, in coordinates in which every difference counts the same."""
+"""The target of a conversion, in coordinates in which all differences count the same."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Moments:
-    """What the inputs are like."""
+    """Moments of the inputs."""
 
     query_mean: np.ndarray  # [M]
     query: np.ndarray  # [M, M], about the mean
@@ -23,7 +23,7 @@ class Moments:
 
     @classmethod
     def unit(cls, heads: Heads) -> "Moments":
-        """Of inputs that are not known: independent, of mean 0 and variance 1."""
+        """Those of unknown inputs: independent, of mean 0 and variance 1."""
         M, N, V = heads.query.shape[1] - 1, heads.key.shape[1], heads.value.shape[1]
         return cls(np.zeros(M), np.eye(M), np.eye(N), np.eye(V))
 
@@ -38,7 +38,7 @@ class Target:
     num_groups: int = 1
     score_groups: int = 1
     score_features: int | None = None
-    query_rank: int = 0  # of mla, 0 is queries of the inputs themselves
+    query_rank: int = 0  # for mla, 0 makes queries from the inputs themselves
     key_rank: int = 2
     value_rank: int = 2
     reuse_keys: bool = False
@@ -48,10 +48,10 @@ class Target:
 
 
 class Scores:
-    """The heads' Q[h] K[h]ᵀ in coordinates in which every difference counts the same.
+    """The heads' Q[h] K[h]ᵀ in coordinates in which all differences count the same.
 
-    `forms` [H, M+1, N], or [H, M, N] of a target whose queries have no bias. `rest` [H, M, N] and
-    `mean` [H, N] are the same for queries about their mean, and for the mean query.
+    `forms` is [H, M+1, N], or [H, M, N] for a target whose queries have no bias. `rest` [H, M, N]
+    and `mean` [H, N] are the same for queries about their mean, and for the mean query.
     """
 
     def __init__(self, heads: Heads, moments: Moments, use_bias: bool):
@@ -65,7 +65,7 @@ class Scores:
         if use_bias:
             second = np.block([[second, mu[:, None]], [mu[None], np.ones((1, 1))]])
         else:
-            # The least squares of a constant by the inputs; 0 where their mean is.
+            # The least-squares fit of a constant by the inputs; 0 where their mean is 0.
             by_inputs = np.linalg.solve(second + 1e-9 * np.trace(second) * np.eye(M) / M, mu)
             products = products[:, :-1] + by_inputs[:, None] * products[:, -1:]
         whole, self._inverse = root(second)
@@ -84,9 +84,9 @@ class Scores:
 class Joint(Scores):
     """Scores and what heads add, where one matrix makes both keys and values.
 
-    Both have the moments of values. `maps` [H, N, P] are V[h] O[h] in their coordinates. An error
-    of the scores moves the output by as much of it as the values of the head differ, so that its
-    scores count times the size of what it adds, `sizes` [H]: then both are `rows`
+    Both use the moments of values. `maps` [H, N, P] are V[h] O[h] in their coordinates. An error of
+    a head's scores moves the output in proportion to how much its values differ, so its scores are
+    multiplied by the size of what it adds, `sizes` [H]: then both are `rows`
     [H, M+1 (or M) + P, N], and their best common factor serves keys and values.
     """
 
@@ -125,7 +125,7 @@ def pair(forms: np.ndarray, rank: int, scores: Scores) -> tuple[np.ndarray, np.n
 
 
 def balance(found: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """What makes the columns of queries [..., M, R] and keys [N, R] equally large: [R]."""
+    """The factors [R] that make columns of queries [..., M, R] and keys [N, R] equally large."""
     flat = found.reshape(-1, *found.shape[-2:])
     norms = np.sqrt(np.mean(np.sum(flat**2, 1), 0)), np.sqrt(np.sum(key**2, 0))
     large = norms[0] > 1e-9 * np.max(norms[0], initial=1e-300)
@@ -144,7 +144,7 @@ def filled(query: np.ndarray, key: np.ndarray, width: int) -> tuple[np.ndarray, 
 
 
 def widened(kernel: np.ndarray, width: int) -> np.ndarray:
-    """Columns [N, n] up to `width`, random ones: nothing is made of them, but can be."""
+    """Columns [N, n] and random ones up to `width`: nothing is made from these, but can be."""
     N, n = kernel.shape
     drawn = np.random.default_rng(0).normal(0, N**-0.5, (N, width - n))
     return np.concatenate([kernel, drawn], 1)
@@ -153,7 +153,7 @@ def widened(kernel: np.ndarray, width: int) -> np.ndarray:
 def shared_values(
     heads: Heads, groups: int, D: int, moments: Moments
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """One value kernel [N', D] a group, and W_o [H, D, P]."""
+    """One value kernel [N', D] per group, and W_o [H, D, P]."""
     P, P_inverse = root(moments.value)
     values, outs = [], []
     for added in np.split(P @ heads.maps, groups):
@@ -172,7 +172,7 @@ def grams(stack: np.ndarray) -> np.ndarray:
 
 
 def size_of(by_head: np.ndarray) -> float:
-    """The trace of all Gram matrices together, which says what counts as much; never 0."""
+    """The trace of all Gram matrices together, by which differences are weighted; never 0."""
     return float(np.trace(by_head.sum(0))) + 1e-300
 
 

@@ -1,4 +1,4 @@
-"""`tpa` whose factors of heads are constants: by alternating least squares."""
+"""`tpa` with constant factors of heads, by alternating least squares."""
 
 import numpy as np
 
@@ -24,12 +24,12 @@ State = tuple[np.ndarray, np.ndarray]
 
 
 def constant_factors(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """`tpa`: a[h] constants, by biases, so that heads mix R projections which all of them share.
+    """`tpa`: constant a[h], by biases, so that heads mix R projections that all of them share.
 
     MHA, MQA and GQA are such cases ("non-contextual TPA", Zhang et al. 2025, section 4). Keys and
-    values begin as those of groups of heads, then the mixing a, the projections B and what reads
-    them are found in turn. Kernels of a are 0, but learn: that a depends on the token is left to
-    training.
+    values begin as those of groups of heads; then the mixing a, the projections B and what reads
+    them are found in turn. Kernels of a are 0, but can learn: it is left to training that a depends
+    on the token.
     """
     D, H = target.width, len(heads.query)
     scores = Scores(heads, moments, True)
@@ -89,9 +89,9 @@ def _alternate(
     rank: int,
     fixed: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """a and B of `seen[h] ≈ Σ_r a[h, r] B[r] F[h]`, `fixed` F or any; up to `rank` of them.
+    """a and B of `seen[h] ≈ Σ_r a[h, r] B[r] F[h]`, F `fixed` or free; up to `rank` of them.
 
-    Those that are not needed have a of 0 and random B.
+    Those that are not needed have a = 0 and random B.
     """
     N, R, D = bases.shape
 

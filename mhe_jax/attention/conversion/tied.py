@@ -1,4 +1,4 @@
-"""`gta`, whose keys are in part their values: by alternating least squares."""
+"""`gta`, whose keys are in part their values, by alternating least squares."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ from mhe_jax.attention.conversion.scores import (
 
 
 def tied_states(heads: Heads, target: Target, moments: Moments) -> Parameters:
-    """`gta`: a state for the values of each group, half of which its keys have, and W_r for all.
+    """`gta`: for each group a state for its values, half of it also in its keys; W_r for all.
 
-    Least are `Σ_h ‖F[h] - A[h] [T_g, R]ᵀ‖² + ‖V[h] - [T_g, E_g] O[h]‖²` for the scores F and the
+    It minimizes `Σ_h ‖F[h] - A[h] [T_g, R]ᵀ‖² + ‖V[h] - [T_g, E_g] O[h]‖²` for the scores F and the
     values V of `Joint`; [T_g, E_g] becomes W[g], and R becomes W_r.
     """
     D, G = target.width, target.num_kv_heads
@@ -53,7 +53,7 @@ def _bases(forms: np.ndarray, maps: np.ndarray, G: int, D: int) -> np.ndarray:
     groups = np.split(np.arange(H), G)
     found, rests = [], []
     for own in groups:
-        # The directions in which what keys are made of and what values are come closest.
+        # The directions in which the columns of keys and of values come closest.
         K, V = (common_factor(one[own].swapaxes(1, 2), D) for one in (forms, maps))
         T = V @ np.linalg.svd(V.T @ K)[0][:, :half]
         left = seen[own] - T @ (T.T @ seen[own])

@@ -1,6 +1,6 @@
 """Softmax attention, and the ladder of engines that compute it.
 
-An engine is a file and its line in `LADDER`, `SHARED` or `FACTORED`, where it is asked for by name:
+An engine is a file and an entry in `LADDER`, `SHARED` or `FACTORED`, by which calls name it:
 
     refusal(query, key, value, key_bias, mask, options) -> why it cannot do the call, or None
     attend(query, key, value, key_bias, mask, options, *, scale) -> output, weight sum
@@ -26,15 +26,15 @@ An engine is a file and its line in `LADDER`, `SHARED` or `FACTORED`, where it i
 | dropout, `precision` | yes | yes | refused | refused |
 | sown weights | yes | refused | refused | refused |
 
-`splash` takes windows in which each query has a key, and no others. Columns of a key bias, three of
-them, count for the head width. No band is skipped where offsets are arrays of the call.
+`splash` takes only windows in which each query has a key. The three columns of a key bias count
+towards the head width. No band is skipped where offsets are arrays of the call.
 
 `auto` takes the first of `AUTO` that can do the call: of `cudnn`, `splash`, `blocked`, `xla`. It
-passes `splash` by for fewer than 128 queries, and `blocked` where scores that are stored cost less
-than to compute them again: below 2^16 scores a head on a CPU and 2^18 on a TPU, else 2^30 of a
-device.
+passes over `splash` for fewer than 128 queries, and over `blocked` where storing the scores costs
+less than computing them again: below 2^16 scores per head on a CPU and 2^18 on a TPU, else below
+2^30 per device.
 
-Where heads share one score matrix (`attend_shared`), none takes what `shared_refusal` names, and
+Where heads share a score matrix (`attend_shared`), no engine takes what `shared_refusal` names, and
 
 | what the call asks for | `xla` | `pallas` | `mosaic` |
 |---|---|---|---|
@@ -48,9 +48,9 @@ Where heads share one score matrix (`attend_shared`), none takes what `shared_re
 | dropout | yes | yes, one mask whatever the blocks and devices | refused |
 | dense mask, `precision` | yes | refused | refused |
 
-where `auto` takes the first of `pallas`, `xla`, and `mosaic`, which no GPU has run yet, never.
+where `auto` takes the first of `pallas` and `xla`, but never `mosaic`, which no GPU has run yet.
 
-Keys and values that stay factors (`attend_factored`) have `xla` alone, which takes every call.
+Keys and values that stay factors (`attend_factored`) have only `xla`, which takes every call.
 """
 
 import contextlib
@@ -73,19 +73,19 @@ from mhe_jax.attention.engines.shared import xla as shared
 from mhe_jax.attention.mask import Mask
 from mhe_jax.config import InputError
 
-# Engines by name: of `attend`, of `attend_shared`, and of `attend_factored`.
+# Engines by name: for `attend`, for `attend_shared`, and for `attend_factored`.
 LADDER = {"cudnn": cudnn, "splash": splash, "xla": xla, "blocked": blocked}
 SHARED = {"pallas": tpu, "mosaic": mosaic, "xla": shared}
 FACTORED = {"xla": factored}
-# Forms of attention that have engines of their own, and those.
+# Forms of attention that have their own engines, and these engines.
 OF_FORMS = {"shared": SHARED, "factored": FACTORED}
-# Those that 'auto' tries, from the first on.
+# The engines that 'auto' tries, in this order.
 AUTO = ("cudnn", "splash", "pallas", "blocked", "xla")
 _SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
 _is_named = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 _log = logging.getLogger("mhe_jax.attention")
-# Of each kind its choices in the order they were made; a dictionary for each open `recording`.
+# The choices of each kind in the order they were made; one dictionary per open `recording`.
 Made = dict[str, list[str]]
 _recordings: ContextVar[tuple[Made, ...]] = ContextVar("recordings", default=())
 
@@ -130,9 +130,9 @@ def attend(
       scale: a finite number above 0; None for 1/√D.
 
     Returns:
-      The output [B, T, H, E], 0 where a query has no key; the weight sum, which is that of the
-      weights that dropout leaves, [B, T, H, 1] or something that broadcasts to it (1, or 0 without
-      a key, where there is no dropout); the name of the engine.
+      The output [B, T, H, E], 0 where a query has no key; the sum of the weights that dropout
+      leaves, [B, T, H, 1] or something that broadcasts to it (without dropout 1, or 0 without a
+      key); the name of the engine.
 
     Raises:
       ValueError: the engine refuses the call (for `auto`: all of `AUTO` do), with each reason.
@@ -189,7 +189,7 @@ def attend_factored(
     *,
     scale: float | None = None,
 ) -> tuple[jax.Array, jax.Array, str]:
-    """`attend` with keys `Σ_i a[j, h, i] b[j, i]` and such values, which are never made.
+    """`attend` with keys `Σ_i a[j, h, i] b[j, i]` and values of that form, which are never made.
 
     Args:
       query: [B, T, H, D].
@@ -222,9 +222,9 @@ def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
 
 
 def is_saved(primitive, *args, **params) -> bool:
-    """Whether a scanned layer saves what `primitive` gives, as far as engines and dropout say it.
+    """Whether a scanned layer saves the result of `primitive`, as far as engines and dropout say.
 
-    A policy of `jax.checkpoint`: what is named `KEPT`, and what an engine names in `SAVED`.
+    A `jax.checkpoint` policy: it saves what is named `KEPT`, and what an engine lists in `SAVED`.
     """
     return primitive.name in _SAVED or _is_named(primitive, *args, **params)
 
@@ -234,7 +234,8 @@ def _first(ladder, engine: str, scale: float | None, *call) -> tuple[jax.Array, 
     placed = jax.typeof(call[0]).sharding
     if AxisType.Explicit not in placed.mesh.axis_types:
         return _first_of(ladder, engine, scale, *call)
-    # Engines leave it to XLA how what they compute is laid out, and their output is as the queries.
+    # Engines leave the sharding of what they compute to XLA; their output is sharded as the
+    # queries.
     *arrays, mask, options = call
     ran = []
 
@@ -244,7 +245,8 @@ def _first(ladder, engine: str, scale: float | None, *call) -> tuple[jax.Array, 
         given = dataclasses.replace(options, dropout_rng=rng, sow=sow)
         output, weight_sum, name = _first_of(ladder, engine, scale, *arrays, mask, given)
         ran.append(name)
-        # Chosen by the output, since what comes of the mask alone is not yet where the output is.
+        # Selected by the output, since what comes from the mask alone is not yet sharded as the
+        # output.
         return output, jnp.where(output[..., :1] > 0, weight_sum, weight_sum), weights
 
     as_queries = NamedSharding(placed.mesh, PartitionSpec(*placed.spec[:3]))
@@ -278,7 +280,7 @@ def _first_of(ladder, engine: str, scale: float, *call) -> tuple[jax.Array, jax.
 
 @contextlib.contextmanager
 def recording() -> Iterator[Made]:
-    """Collects what is chosen inside, also for recordings around it; nothing outlives it.
+    """Collects the choices made inside it, also for recordings around it; nothing outlives it.
 
     Choices are made when a call is traced: a program that was compiled before makes none.
 
@@ -300,7 +302,7 @@ def recording() -> Iterator[Made]:
 
 
 def record_choice(what: str, choice: str) -> None:
-    """Keep a static choice for each open `recording`, and log it once in a process."""
+    """Keep a static choice for each open `recording`, and log it once per process."""
     for made in _recordings.get():
         known = made.setdefault(what, [])
         if choice not in known:
@@ -315,6 +317,6 @@ def tell(what: str, choice: str) -> None:
 
 
 def choices() -> dict[str, str]:
-    """Forms and engines of each kind in the innermost `recording`; without one there are none."""
+    """Forms and engines of each kind in the innermost `recording`; empty without one."""
     made = _recordings.get()[-1:]
     return {what: ", ".join(known) for one in made for what, known in one.items()}

@@ -2,11 +2,11 @@
 
     E = exp(scale q·k + b - m)    output = (E v) / Σ E
 
-m is the maximum over the keys that a query sees. Memory is linear in T: of the scores, those of one
-block stand in it, and nothing of size T·S is left to the gradient, dropout's mask included. On a
-CPU a block is a few heads of one example, with all queries where they fit its caches; elsewhere
-whole examples, or some queries of one. Where XLA may spread examples over devices that the call
-does not know of, it is some queries of all examples.
+m is the maximum over the keys that a query sees. Memory is linear in T: it holds the scores of one
+block, and nothing of size T·S is kept for the gradient, not even the dropout mask. On a CPU a block
+is a few heads of one example, with all queries where they fit its caches; elsewhere whole examples,
+or some queries of one. Where XLA may spread examples over devices that the call does not know of, a
+block is some queries of all examples.
 """
 
 import functools
@@ -28,7 +28,7 @@ from mhe_jax.attention.mask import Mask
 # Scores in a block, of all its examples and heads.
 BLOCK_SCORES = 2**22
 CPU_SCORES = 2**20
-# Fewer are stored: those of a head, elsewhere those of all examples and heads of a device.
+# Fewer scores are stored: those of a head, elsewhere those of all examples and heads of a device.
 STORED_OF_HEAD = {"cpu": 2**16, "tpu": 2**18}
 STORED = 2**30
 
@@ -43,10 +43,10 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why `auto` takes another engine for a call that this one can do, or None.
 
-    The bound is measured on a CPU, and that of a TPU by the bytes and cycles of its compiler
-    (benchmarks/RESULTS.md). Neither asks for the batch: a large one may fit by this engine alone,
-    and a smaller one must then not be stored. A GPU, on which nothing was measured, takes it for
-    what would fill gigabytes.
+    The bound of a CPU is measured, and that of a TPU comes from the bytes and cycles of its
+    compiler (benchmarks/RESULTS.md). Neither depends on the batch: a large one may fit only with
+    this engine, and a smaller one must then not be stored. On a GPU, where nothing was measured,
+    `auto` takes this engine for what would fill gigabytes.
     """
     (B, T, H, _), S = query.shape, key.shape[1]
     of_head, bound = T * S, STORED_OF_HEAD.get(platform())
@@ -65,7 +65,7 @@ def attend(
         return xla.attend(query, key, value, key_bias, mask, options, scale=scale)
     rngs = None
     if options.dropout_rate > 0:
-        # Of an example and head: what they draw depends neither on blocks nor on devices.
+        # One per example and head, so that draws depend neither on blocks nor on devices.
         shape = {True: (B, 1), "batch": (1, 1), False: (B, H)}[options.broadcast_dropout]
         rngs = jax.random.split(options.dropout_rng, shape)
     run = functools.partial(_local, options=options, scale=scale)
@@ -90,7 +90,7 @@ def _local(query, key, value, key_bias, parts, *, options, scale):
     query = query * jnp.asarray(scale, dtype)
     arrays = {
         "query": query.reshape(B, T, K, G, -1).transpose(0, 2, 3, 1, 4),
-        # Wide outside of the loops, so that their gradients add up in float32 over the blocks.
+        # Widened outside the loops, so that their gradients add up in float32 over the blocks.
         "key": key.astype(wide).swapaxes(1, 2),
         "value": value.astype(wide).swapaxes(1, 2),
     }
@@ -118,7 +118,7 @@ def _block(B: int, T: int, S: int, K: int, G: int) -> tuple[int, int, int]:
         heads = _divisor(K, CPU_SCORES // (G * T * S))
         examples = _divisor(B, CPU_SCORES // (K * G * T * S)) if heads == K else 1
         return examples, heads, max(1, CPU_SCORES // (examples * heads * G * S))
-    # All heads of an example at once, since they share dropout's mask.
+    # All heads of an example at once, since they share the dropout mask.
     examples = _divisor(B, BLOCK_SCORES // (K * G * T * S)) if sees_one_device() else B
     size = max(1, BLOCK_SCORES // (examples * K * G * S))
     # A power of two fills a TPU's tiles.
@@ -176,7 +176,7 @@ def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dty
         return output.astype(dtype), (total * inverse).astype(dtype)
 
     def band(first, stop, first_key, keys):
-        """The queries [first, stop), which see no key but [first_key, keys)."""
+        """The queries [first, stop), which see only the keys [first_key, keys)."""
         seen = (
             key[:, :, first_key:keys],
             value[:, :, first_key:keys],
@@ -206,7 +206,7 @@ def _kept(rngs, start, keep, shape):
     t, s = shape
 
     def one(rng):
-        # By the query, as blocks have fewer of them where a device has more heads.
+        # Per query, since blocks have fewer queries where a device has more heads.
         of_queries = jax.vmap(functools.partial(jax.random.fold_in, rng))(start + jnp.arange(t))
         return jax.vmap(lambda rng: jax.random.bernoulli(rng, keep, (s,)))(of_queries)
 

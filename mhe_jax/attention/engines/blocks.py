@@ -12,22 +12,22 @@ import jax.numpy as jnp
 from mhe_jax.attention.engines.mesh import platform
 from mhe_jax.attention.mask import Mask
 
-# Queries in a block, and on a GPU, of which small ones leave a part idle; bands of queries that
-# leave out the keys after them.
+# Queries in a block, and on a GPU, which small blocks leave partly idle; queries in a band, which
+# leaves out the keys after it, and the most bands.
 BLOCK = 512
 GPU_BLOCK = 2048
 BAND = 256
 MAX_BANDS = 8
-# Queries that a CPU takes at once: what it works on then stays in its cache.
+# Queries that a CPU takes at once, so that its working set stays in its cache.
 CPU_QUERIES = 512
-# Columns of the keys for a bias: so many numbers of bfloat16 hold one of float32.
+# Columns of the keys for a bias: this many numbers of bfloat16 hold one of float32.
 BIAS_PARTS = 3
-# Name of what a forward pass leaves to its gradient, for policies of `jax.checkpoint`.
+# Name of what a forward pass keeps for its gradient, for policies of `jax.checkpoint`.
 KEPT = "kept"
 
 
 def round_up(size: int, step: int) -> int:
-    """The least multiple of `step` that is not less."""
+    """The least multiple of `step` that is not less than `size`."""
     return -(-size // step) * step
 
 
@@ -45,9 +45,9 @@ class Static(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Which keys a query sees, and what dropout keeps: [N or 1, T, S], or keys [N or 1] to draw it.
+    """Which keys a query sees, and what dropout keeps: [N or 1, T, S], or random keys [N or 1].
 
-    The first is as other engines draw it; the second leaves nothing of size T·S behind.
+    The array is as other engines draw it; random keys leave nothing of size T·S behind.
     """
 
     mask: Mask
@@ -68,7 +68,7 @@ class Block(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(x, self.start, self.size, axis=1)
 
     def put(self, x, part):
-        """x [N, T, ...] with its queries of the block as `part`."""
+        """x [N, T, ...] with the block's queries replaced by `part`."""
         return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), self.start, axis=1)
 
     def of_keys(self, x):
@@ -76,28 +76,28 @@ class Block(NamedTuple):
         return x[:, self.first_key : self.keys]
 
     def add(self, x, part):
-        """x [N, S, ...] and `part` over the block's keys, added up."""
+        """x [N, S, ...] with `part` added over the block's keys."""
         total = self.of_keys(x) + part
         whole = total.shape[1] == x.shape[1]
         return total if whole else x.at[:, self.first_key : self.keys].set(total)
 
 
 def bands(T: int, S: int, mask: Mask) -> Iterator[tuple[int, int, int, int]]:
-    """(start, stop, first key, keys): queries [start, stop) see no key but [first key, keys)."""
+    """(start, stop, first key, keys): queries [start, stop) see only keys [first key, keys)."""
     before, after = mask.static_bounds()
     band = T if before is None and after is None else max(BAND, -(-T // MAX_BANDS))
     for start in range(0, T, band):
         stop = min(start + band, T)
         keys = S if after is None else min(stop + after, S)
         first = 0 if before is None else max(start - before, 0)
-        # A band without a key has one that its queries do not see.
+        # A band without a key gets one that its queries do not see.
         yield start, stop, min(first, keys - 1), keys
 
 
 def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any):
     """`carry = step(block, carry)` for all queries, one block after the other.
 
-    Keys that no query of a band sees, by what is known without the arrays, are left out.
+    Keys that no query of a band sees, as far as is known without the arrays, are left out.
     """
     on_gpu = platform() == "gpu"
     for start, stop, first, keys in bands(q.shape[1], k.shape[1], seen.mask):
@@ -108,7 +108,7 @@ def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any)
             return step(Block(start + i * size, size, keys, first), carry)
 
         if turns == 1 or on_gpu:
-            # Outside of the loop XLA need not add what is 0, nor write it before.
+            # Outside the loop XLA need not write zeros first, nor add to them.
             carry = turn(0, carry)
         if turns > 1:
             carry = jax.lax.fori_loop(int(on_gpu), turns, turn, carry)
@@ -119,7 +119,7 @@ def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any)
 
 
 def with_bias_columns(query, key, value, key_bias):
-    """Query, key and value whose scores have the key bias in them, by columns of the keys."""
+    """Query, key and value whose scores include the key bias, by columns of the keys."""
     key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], 2) for x in (key, value))
     columns = jnp.stack(parts(key_bias.astype(jnp.float32), BIAS_PARTS), -1).astype(key.dtype)
     ones = jnp.ones((*query.shape[:-1], BIAS_PARTS), query.dtype)
@@ -127,10 +127,10 @@ def with_bias_columns(query, key, value, key_bias):
 
 
 def parts(x, number: int) -> list[jax.Array]:
-    """Numbers that add up to x, each but the last of which bfloat16 holds."""
+    """Numbers that add up to x; bfloat16 holds all but the last."""
     found = []
     for _ in range(number - 1):
-        # Not a cast to and fro, which XLA may leave out.
+        # Not a cast there and back, which XLA may remove.
         found.append(jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7))
         x = x - found[-1]
     return [*found, x]
@@ -146,12 +146,13 @@ def exponential(logits, seen: Seen, block: Block, scale: float = 1.0):
     """`exp(scale (logits - m))`, m the maximum over the keys that a query sees; 0 at other keys.
 
     Scaled after the difference: a compiler may round `scale · logits` in two ways, once for the
-    maximum and once for the logits it is subtracted from, and large ones then differ by over 1.
+    maximum and once for the logits it is subtracted from, and for large ones the two then differ by
+    over 1.
     """
     allowed = seen.mask.block(*block).to_dense(block.size, block.keys - block.first_key)
     if allowed is not None:
         logits = jnp.where(allowed[:, 0], logits, -jnp.inf)
-    # Finite where the query sees no key, so that all its keys have 0.
+    # Finite where the query sees no key, so that all its keys give 0.
     least = jnp.finfo(logits.dtype).min
     highest = jax.lax.stop_gradient(logits.max(-1, keepdims=True, initial=least))
     return jnp.exp(scale * (logits - highest))

@@ -11,9 +11,9 @@ from mhe_jax.attention.engines.blocks import BIAS_PARTS, with_bias_columns
 from mhe_jax.attention.engines.mesh import gpu_capability, parts_of_heads, platform
 from mhe_jax.attention.mask import Mask
 
-# As `jax.nn.dot_product_attention` calls it.
+# The name of its primitive in `jax.nn.dot_product_attention`.
 SAVED = ("dot_product_attention_fwd_wrapper",)
-# Of a head: on GPUs before compute capability 9.0 (Hopper), and from there on.
+# Of a head: below compute capability 9.0 (Hopper), and from 9.0 on.
 MAX_WIDTH = 128, 256
 
 
@@ -26,7 +26,7 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     capability = gpu_capability()
     if capability is not None and capability < 8:
         return f"needs a GPU of compute capability 8.0 or more, not {capability}"
-    # JAX asks the device that is here, and takes it for an old one where there is none.
+    # JAX asks the device that is here, and assumes an old one where there is none.
     most = MAX_WIDTH[capability is not None and capability >= 9]
     D, E = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]
     if max(D, E) > most:
@@ -50,7 +50,7 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
 
 def missing(query, key, value) -> str | None:
-    """The reason why cuDNN itself is not here, or None."""
+    """Why cuDNN itself is not available here, or None."""
     call = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
     try:
         jax.eval_shape(call, query, key, value)
@@ -75,7 +75,8 @@ def attend(
     if lengths is not None:
         lengths = jnp.broadcast_to(lengths, len(query)).astype(jnp.int32).clip(0, S)
     if parts_of_heads() > 1:
-        # cuDNN takes only what is split alike, and `el` cuts its keys from what is not split.
+        # cuDNN takes only arrays that are split alike, and `el` cuts its keys from one that is not
+        # split.
         axes = ("batch", "length", "activation_heads", None)
         query, key, value = (nn.with_logical_constraint(x, axes) for x in (query, key, value))
     output = jax.nn.dot_product_attention(
@@ -95,7 +96,7 @@ def attend(
 
 
 def _split(mask: Mask, T: int, S: int) -> tuple[Mask, Mask]:
-    """The parts that cuDNN has itself, and the others, which it takes as a bias."""
+    """The parts that cuDNN supports itself, and the others, which it takes as a bias."""
     native = Mask(key_lengths=mask.key_lengths)
     rest = dataclasses.replace(mask, key_lengths=None)
     # Its own causal mask aligns as ours does only where T = S and the offset is 0.
@@ -103,7 +104,7 @@ def _split(mask: Mask, T: int, S: int) -> tuple[Mask, Mask]:
         native = dataclasses.replace(native, is_causal=True)
         if mask.offset is None:
             rest = dataclasses.replace(rest, is_causal=False)
-        # Its windows go to the left, in the causal order.
+        # Its windows reach to the left, under a causal mask.
         if mask.window is not None and mask.window_offset is None:
             native = dataclasses.replace(native, window=mask.window)
             rest = dataclasses.replace(rest, window=None)
@@ -111,7 +112,7 @@ def _split(mask: Mask, T: int, S: int) -> tuple[Mask, Mask]:
 
 
 def _padded(query, key, value):
-    """Query, key and value in one width, a multiple of 8, by columns of zeros."""
+    """Query, key and value padded with zeros to one width, a multiple of 8."""
     width = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
 
     def pad(x):

@@ -3,9 +3,9 @@
     k[s, h] = Σ_i a[s, h, i] b[s, i]       q[t, h]·k[s, h] = Σ_i a[s, h, i] (q[t, h]·b[s, i])
     v[s, h] = Σ_i a'[s, h, i] b'[s, i]     Σ_s w[s] v[s, h] = Σ_i Σ_s (w[s] a'[s, h, i]) b'[s, i]
 
-So neither keys nor values of heads are made: beside the factors, R numbers stand in memory for each
-query, head and key. With R terms, a score takes R(D + 1) multiply-adds where it takes D of keys
-that are made, which takes RD for each head and key, once for all queries. So this is for few
+So neither keys nor values of heads are made: beside the factors, memory holds R numbers for each
+query, head and key. With R terms, a score takes R(D + 1) multiply-adds, against D with keys that
+are made; making them takes RD for each head and key, once for all queries. So this is for few
 queries over a cache.
 """
 

@@ -1,4 +1,4 @@
-"""The devices of a call: its platform, and each one's own rows and heads by `jax.shard_map`."""
+"""The devices of a call: their platform, and the rows and heads of each by `jax.shard_map`."""
 
 import math
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from jax.sharding import AxisType, PartitionSpec
 def platform() -> str:
     """The platform that a call is compiled for: 'cpu', 'gpu' or 'tpu'.
 
-    That of the mesh that is set, whose devices need not be there, else JAX's default.
+    That of the current mesh, whose devices need not be present, else JAX's default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def gpu_capability() -> float | None:
-    """Compute capability of the GPU that is here; None for one that is only described."""
+    """Compute capability of the local GPU; None for one that is only described."""
     if jax.default_backend() != "gpu":
         return None
     return float(jax.local_devices(backend="gpu")[0].compute_capability)
@@ -31,11 +31,11 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Arr
 
     `run(q, k, v, b, parts)` takes q [N, T, D], k [N, S, D], v [N, S, R or 1, E], b [N, S, R] for
     the R heads of a group, and gives [N, T, R, E]. Leaves of `parts` have a row for each example,
-    or one for all, and come with N or one.
+    or one for all, and reach `run` with N or one.
 
     On a mesh each device has its own rows and heads: batch and heads are split as the logical axis
-    rules say for `batch` and `activation_heads`, as far as they divide; several groups of heads are
-    split by the group. Without a mesh, or inside another `shard_map`, nothing is split.
+    rules say for `batch` and `activation_heads`, where they divide the sizes; several groups of
+    heads are split by group. Without a mesh, or inside another `shard_map`, nothing is split.
     """
 
     def local(query, key, value, key_bias, parts):
@@ -78,8 +78,8 @@ def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
 
     `run(query, key, value, key_bias, parts)` has the shapes of the call and gives arrays
     [B, T, H, ·]. Leaves of `parts` have a row for each example, or one for all; the dense part of a
-    mask, and random keys [B, H], have one for each head too, or one. Key heads that are too few to
-    be split are repeated, but for a single one, which every device has whole.
+    mask, and random keys [B, H], also have one for each head, or one for all. Key heads that are
+    too few to be split are repeated, except a single one, which every device has whole.
     """
     mesh, batch, heads = _mesh_axes()
     if mesh is None:
@@ -110,9 +110,9 @@ def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
 
 
 def varying(tree: Any, like: Any) -> Any:
-    """`tree`, varying over the mesh axes over which leaves of `like` vary, as `shard_map` sees it.
+    """`tree`, marked as varying over the mesh axes over which leaves of `like` vary.
 
-    Inside `jax.shard_map` a loop must be told so of its start, and a branch of its result.
+    Inside `jax.shard_map`, the start of a loop and the result of a branch must be so marked.
     """
     axes = frozenset[str]().union(*map(_varying_axes, jax.tree.leaves(like)))
 

@@ -1,7 +1,7 @@
 """Softmax attention on a TPU by splash attention, the Pallas kernels that come with JAX.
 
-No score matrix lies in memory, forward or backward, and blocks that a causal mask hides cost
-nothing. Padding and segments go as segment ids, which the kernel compares; a key bias as columns of
+No score matrix is in memory, forward or backward, and blocks that a causal mask hides cost nothing.
+Padding and segments become segment ids, which the kernel compares; a key bias becomes columns of
 the keys.
 """
 
@@ -19,8 +19,8 @@ LANES = 128
 MAX_WIDTH = 1024
 # A few queries leave a block of the kernel nearly empty; their scores are small.
 FEW_QUERIES = 128
-# Queries and keys of a block, and keys of a product, by the widest head: the fewest cycles of
-# those that compile for v5e, v6e and v5p (`benchmarks/cycles.py --tune`).
+# Queries and keys of a block, and keys of a product, by the widest head: of the sizes that compile
+# for v5e, v6e and v5p, those of the fewest cycles (`benchmarks/cycles.py --tune`).
 BLOCKS = {
     128: (1024, 1024, 1024),
     256: (1024, 1024, 512),
@@ -95,16 +95,16 @@ def attend(
 
 
 def _blocks(T: int, S: int, width: int) -> tuple[int, int, int]:
-    """Queries and keys of a block, keys of a product: at most those of `BLOCKS`, little padding."""
+    """Queries and keys of a block, keys of a product: at most `BLOCKS`, with little padding."""
     queries, keys, step = next(sizes for most, sizes in BLOCKS.items() if width <= most)
     queries, keys = even(T, queries, LANES), even(S, keys, LANES)
     return queries, keys, max(n for n in range(LANES, step + 1, LANES) if keys % n == 0)
 
 
 def _segments(mask: Mask, B, T, S, padded_queries, padded_keys):
-    """Segment ids of queries and keys, those of hidden keys unlike all others; None if all match.
+    """Segment ids of queries and keys, with another id for hidden keys; None if all match.
 
-    Keys that are padding are hidden by the causal order alone where no query comes after them.
+    The causal mask alone hides the keys that are padding where no query comes after them.
     """
     no_padding = padded_keys == S or (mask.is_causal and T <= S)
     parts = mask.key_lengths, mask.key_valid, mask.segment_ids

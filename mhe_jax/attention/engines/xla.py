@@ -16,13 +16,13 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 def attend(
     query, key, value, key_bias, mask: Mask, options, *, scale: float
 ) -> tuple[jax.Array, jax.Array]:
-    """See `engines.attend`. Logits of all heads stand in memory: B·H·T·S numbers."""
+    """See `engines.attend`. Logits of all heads are in memory: B·H·T·S numbers."""
     B, T, H, D = query.shape
     S, K, E = key.shape[1], key.shape[2], value.shape[3]
     dtype = query.dtype
-    # Divided, as Flax does it, and rounded alike. Heads first, so that logits come out of the
-    # product in the order the softmax reads; those that share a key head are rows of one product:
-    # an axis of their own, even of length 1, makes gradients a third slower on a CPU.
+    # Divided as in Flax, and rounded alike. Heads first, so that logits come out of the product in
+    # the order the softmax reads; heads that share a key head are rows of one product: a separate
+    # axis, even of length 1, makes gradients a third slower on a CPU.
     query = query / jnp.asarray(1 / scale, dtype)
     query = query.transpose(0, 2, 1, 3).reshape(B, K, H // K * T, D)
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
@@ -35,9 +35,9 @@ def attend(
 
 
 def weigh(logits, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
-    """Scaled products [B, H, T, S] to what values are weighted by, of the same shape and type.
+    """Scaled products [B, H, T, S] to the weights of values, of the same shape and type.
 
-    That is the softmax over the allowed keys, of which dropout leaves some; with it the weight sum.
+    The weights are the softmax over the allowed keys, after dropout; returned with their sum.
     """
     (B, _, T, S), dtype = logits.shape, logits.dtype
     if key_bias is not None:
@@ -50,7 +50,7 @@ def weigh(logits, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
         logits = logits.astype(jnp.promote_types(dtype, jnp.float32))
     weights = jax.nn.softmax(logits)
     if allowed is not None and mask.may_empty_a_row:
-        # The softmax of a row without keys is uniform; 0 is what such a row means.
+        # The softmax of a row without keys is uniform; its weights must be 0.
         weights *= allowed.any(-1, keepdims=True).astype(weights.dtype)
     if options.sow is not None:
         options.sow(weights)

@@ -1,4 +1,4 @@
-"""The registry of attention kinds: a kind is a file here, and its line in `KINDS`."""
+"""The registry of attention kinds: each kind is a file here and a line in `KINDS`."""
 
 from mhe_jax.attention.kinds.collaborative import CollaborativeAttention
 from mhe_jax.attention.kinds.el import ELAttention

@@ -19,23 +19,22 @@ class CollaborativeAttention(MultiValueAttention):
 
     W_q, W_k [M, D_s] for all heads, with D_s = `score_features`; the mixing vectors m [H, D_s]
     weigh the features of the scores; W_v [M, H, D]; U [M, H] a bias of each key for each head,
-    `key_bias/kernel`; W_o [H, D, M]. With m = 1 it is `mva`, whose one score matrix it gives up for
-    H of them. With `num_groups` G, W_q and W_k are [M, G, D_s] and head h reads those of group
-    ⌊hG/H⌋.
+    `key_bias/kernel`; W_o [H, D, M]. With m = 1 it is `mva`, but it needs H score matrices instead
+    of one. With `num_groups` G, W_q and W_k are [M, G, D_s] and head h reads those of group ⌊hG/H⌋.
 
-    The parameter is e = m - 1, `query_head_embedding`. As that of MHE-Mul it starts as normal(0.5),
-    since heads with nearly the same mixing hardly part, and has no weight decay.
+    The parameter is e = m - 1, `query_head_embedding`. Like that of MHE-Mul, it starts as
+    normal(0.5), since heads with nearly the same mixing hardly diverge, and has no weight decay.
 
-    X U is what the query biases of an MHA add to its scores, exactly. With `rotary` the mixed
-    queries and the key turn, and X U does not, as in `mva`.
+    X U is exactly what the query biases of an MHA add to its scores. With `rotary` the mixed
+    queries and the key are rotated, and X U is not, as in `mva`.
 
-    Parameters 2·G·M·D_s + 2·M² + MH + H·D_s. Cached numbers a token G·D_s + H·D + H. Engines take
-    as many key heads as value heads: the shared key is repeated as it is read.
+    Parameters 2·G·M·D_s + 2·M² + MH + H·D_s. Cached numbers per token G·D_s + H·D + H. Engines take
+    as many key heads as value heads, so the shared key is repeated as it is read.
 
     Source: Cordonnier, Loukas and Jaggi 2020, "Multi-Head Attention: Collaborate Instead of
     Concatenate", arXiv 2006.16362.
 
-    Attributes beyond `MultiValueAttention`, whose form 'shared' it has not:
+    Attributes beyond `MultiValueAttention` (but without its form 'shared'):
       head_embedding_init: initializer of e; the paper starts from a decomposed MHA.
     """
 

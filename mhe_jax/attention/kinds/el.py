@@ -13,11 +13,11 @@ from mhe_jax.attention.module import Attention, Call
 class ELAttention(Attention):
     """EL: `K_h = V_h = X[:, hD:(h+1)D]`, the hidden states themselves, cut into H slices.
 
-    W_q [M, H, D], W_o [H, D, M]; no key and no value projection. Parameters 2M², cached numbers a
+    W_q [M, H, D], W_o [H, D, M]; no key and no value projection. Parameters 2M², cached numbers per
     token HD. Keys and values must be H·D wide. Where `inputs_v` is given, its slices are the
-    values; with `decode`, whose cache has one array for both, it is refused. With `rotary` keys are
-    turned as they are read from the cache, and values stay as they are.
-    Yan et al. 2021, in the form that Xue & Aletras 2023 count.
+    values; with `decode`, whose cache has one array for both, `inputs_v` is refused. With `rotary`
+    keys are rotated as they are read from the cache, and values are not. Yan et al. 2021, in the
+    form that Xue & Aletras 2023 count.
 
     Raises:
       ValueError: the width of `inputs_k` or `inputs_v` is not `qkv_features`.

@@ -6,10 +6,10 @@ from mhe_jax.attention.module import Attention
 
 
 class GroupedQueryAttention(Attention):
-    """GQA: as MHA, and query head h reads key and value head ⌊hK/H⌋ of K = `num_kv_heads`.
+    """GQA: MHA in which query head h reads key and value head ⌊hK/H⌋ of K = `num_kv_heads`.
 
-    W_q [M, H, D], W_k, W_v [M, K, D], W_o [H, D, M]. Parameters 2M² + 2MDK, cached numbers a token
-    2KD. Ainslie et al. 2023.
+    W_q [M, H, D], W_k, W_v [M, K, D], W_o [H, D, M]. Parameters 2M² + 2MDK, cached numbers per
+    token 2KD. Ainslie et al. 2023.
 
     Raises:
       ValueError: `num_kv_heads` is missing or does not divide `num_heads`.

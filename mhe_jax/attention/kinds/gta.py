@@ -1,4 +1,4 @@
-"""GTA: grouped-tied attention, keys of half a value and half a rotary part."""
+"""GTA: grouped-tied attention, whose keys are half a value and half a rotary part."""
 
 from typing import ClassVar
 
@@ -14,15 +14,15 @@ from mhe_jax.attention.module import Call
 class GroupedTiedAttention(GroupedQueryAttention):
     """GTA: `V_g = X W[g]`, `K_g = [first half of V_g ; rope(X W_r)]`, g = ⌊hG/H⌋ for query head h.
 
-    W_q [M, H, D], W [M, G, D], `key_value`, of G = `num_kv_heads` groups, W_r [M, D/2], `key`, one
-    for all of them, W_o [H, D, M]. With `rotary` the last half of queries turns and that of keys,
-    which is cached turned; the tied halves do not. Without it the shapes are the same. With
-    `normalize_qk` the halves of a key have a norm each, `tied_ln` and `rotary_ln`, for they are
+    W_q [M, H, D]; W [M, G, D], `key_value`, for G = `num_kv_heads` groups; W_r [M, D/2], `key`, one
+    for all of them; W_o [H, D, M]. With `rotary` the last half of queries and keys is rotated, that
+    of keys before it is cached; the tied halves are not. Without it the shapes are the same. With
+    `normalize_qk` each half of a key has its own norm, `tied_ln` and `rotary_ln`, because they are
     cached apart.
 
-    Parameters 2·M·HD + M·GD + MD/2, cached numbers a token GD + D/2. Where `inputs_v` is given,
+    Parameters 2·M·HD + M·GD + MD/2, cached numbers per token GD + D/2. Where `inputs_v` is given,
     values are its projection by the same W; with `decode`, whose cache has one array for them and
-    the tied halves, it is refused.
+    the tied halves, `inputs_v` is refused.
 
     Source: Zadouri, Strauss and Dao 2025, "Hardware-Efficient Attention for Fast Decoding", arXiv
     2505.21487.

@@ -1,4 +1,4 @@
-"""MFA: many wide query heads of one low-rank product, over one key and one value head."""
+"""MFA: many wide query heads from one low-rank product, over one key and one value head."""
 
 from typing import ClassVar
 
@@ -17,19 +17,19 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
 
     W_dq [M, r], `query_latent`, r = `query_rank`; norm is RMSNorm with a scale [r],
     `query_latent_norm`; W_uq [r, H, C], `query`; W_k, W_v [M, 1, C]; W_o [H, C, M]. C is the width
-    of a head, `qkv_features` / H: heads are meant to be many and wide, H·C above M. `use_bias` is
-    for W_dq, W_k, W_v and W_o; what makes heads has none.
+    of a head, `qkv_features` / H: heads are meant to be many and wide, H·C above M. `use_bias`
+    applies to W_dq, W_k, W_v and W_o; W_uq, which makes heads, has no bias.
 
     MFA-KR, with `reuse_keys`: `V = K + α ⊙ (K N)`, N [C, C], `key_to_value`, α [C], `value_scale`.
-    Keys alone are cached. The sum of weights over values is linear in them, so that α and N are
-    laid over the output of each head, and values of the cache are never made. N starts at 0, where
-    values are the keys, and α at 1: were it 0 too, neither had a gradient. Where `inputs_v` is
-    given, values are made of its projection by W_k; with `decode`, whose cache has one array for
-    both, it is refused. With `normalize_qk` and `rotary` values are made of keys without the norm
-    and the turn, so that keys get both as they are read from the cache.
+    Only keys are cached. The weighted sum of values is linear in them, so α and N are applied to
+    the output of each head, and values of cached keys are never made. N starts at 0, where values
+    are the keys, and α at 1: if it were 0 too, neither would have a gradient. Where `inputs_v` is
+    given, values are made from its projection by W_k; with `decode`, whose cache has one array for
+    both, `inputs_v` is refused. With `normalize_qk` and `rotary` values are made from keys before
+    norm and rotation, so keys get both as they are read from the cache.
 
-    Parameters M(r + 2C) + rHC + HCM, of MFA-KR M(r + C) + C² + C + rHC + HCM, without biases and
-    scales. Cached numbers a token 2C, of MFA-KR C.
+    Parameters M(r + 2C) + rHC + HCM, for MFA-KR M(r + C) + C² + C + rHC + HCM, without biases and
+    scales. Cached numbers per token 2C, for MFA-KR C.
 
     Source: Hu et al. 2024, "Multi-matrix Factorization Attention", arXiv 2412.19255.
 
@@ -101,7 +101,7 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
             weighted=H * C,
             tables=rank + (C if self.reuse_keys else 0),
             inner=rank * H * C + N,
-            mixed=(H - 1) * N,  # N meets the output of each head
+            mixed=(H - 1) * N,  # N multiplies the output of each head
         )
 
     def _rank(self, C: int) -> int:

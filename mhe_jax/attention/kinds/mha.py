@@ -1,4 +1,4 @@
-"""MHA: multi-head attention, heads with projections of their own."""
+"""MHA: multi-head attention, where each head has its own projections."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ class MultiHeadAttention(Attention):
 
     W_q, W_k, W_v [M, H, D], W_o [H, D, M]. Takes the parameters of
     `flax.linen.MultiHeadDotProductAttention` unchanged. Parameters 4M² (M = H·D, without biases),
-    cached numbers a token 2HD. Vaswani et al. 2017, section 3.2.
+    cached numbers per token 2HD. Vaswani et al. 2017, section 3.2.
     """
 
     kind: ClassVar[str] = "mha"

@@ -1,4 +1,4 @@
-"""Multiple-head-embedding attention: one projection a role for all heads, one embedding a head."""
+"""Multiple-head-embedding attention: one projection per role for all heads, embeddings per head."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,29 +19,29 @@ class MultipleHeadEmbeddingAttention(AttentionInGroups):
     """MHE: `Q_h = ψ(X W_q, e_q[h])`, `K_h = ψ(X W_k, e_k[h])`, `V_h = ψ(X W_v, e_v[h])`.
 
     W_q, W_k, W_v [M, D] for all heads, e_q, e_k, e_v [H, D], W_o [H, D, M]. Parameters
-    3MD + M² + 3HD, cached numbers a token 2D: the embeddings are laid over what is read from the
+    3MD + M² + 3HD, cached numbers per token 2D: the embeddings are applied to what is read from the
     cache. Xue & Aletras 2023, section 3. With `num_groups` G > 1, an extension that the paper does
     not have, W_q, W_k, W_v are [M, G, D] and head h reads those of group ⌊hG/H⌋: 3GMD instead of
     3MD parameters, and 2GD cached numbers.
 
     Attributes beyond `AttentionInGroups`:
-      form: 'materialized' computes the equations as they stand, H key and value heads in memory;
+      form: 'materialized' computes the equations as written, with H key and value heads in memory;
         'folded' moves the embeddings of keys and values to queries and outputs, so that one key and
-        one value head serve all heads of a group; 'shared', of MHE-Add, computes one score matrix
-        for all heads of a group (see `mhe_jax.attention.engines.shared.xla`).
+        one value head serve all heads of a group; 'shared', only in MHE-Add, computes one score
+        matrix for all heads of a group (see `mhe_jax.attention.engines.shared.xla`).
       head_embedding_init: initializer of the head embeddings, normal(0.02) for MHE-Add and
         normal(0.5) for MHE-Mul; the paper does not give one.
 
     Raises:
       ValueError: 'folded' or 'shared' with `normalize_qk`, whose LayerNorm over ψ(K, e_k) differs
-        from head to head, or with `rotary`, see `MHEAddAttention` and `MHEMulAttention`.
+        from head to head, or with `rotary` (see `MHEAddAttention` and `MHEMulAttention`).
     """
 
     head_embedding_init: Callable = nn.initializers.normal(0.02)
 
-    # Head embeddings are laid over what is read, and rotation comes after them.
+    # Head embeddings are applied to what is read from the cache, and rotation comes after them.
     turned: ClassVar[str | None] = None
-    # Why keys that are rotated do not fold.
+    # Why rotated keys do not fold.
     not_rotated: ClassVar[str]
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
@@ -53,12 +53,12 @@ class MultipleHeadEmbeddingAttention(AttentionInGroups):
         raise TypeError("the folding is defined by MHEAddAttention and MHEMulAttention")
 
     def fold_output(self, heads: jax.Array, weight_sum: jax.Array, e_v: jax.Array) -> jax.Array:
-        """Lays e_v over the sums over the shared value, [B, T, H, D]."""
+        """Applies e_v to the sums over the shared value, [B, T, H, D]."""
         raise TypeError("the folding is defined by MHEAddAttention and MHEMulAttention")
 
     @property
     def folds(self) -> bool:
-        """Whether there are other forms than 'materialized'."""
+        """Whether there are forms other than 'materialized'."""
         return self.rotary is None and not self.normalize_qk
 
     def refusal_of(self, form: str, call: Call) -> str | None:
@@ -117,7 +117,7 @@ class MultipleHeadEmbeddingAttention(AttentionInGroups):
         )
 
     def broadcast(self, x: jax.Array, factors: jax.Array) -> jax.Array:
-        """[B, T, G, D] laid over the heads of each group, times [H, D]: [B, T, H, D]."""
+        """[B, T, G, D] repeated over the heads of each group, times [H, D]: [B, T, H, D]."""
         B, T, G, D = x.shape
         factors = factors.reshape(G, -1, D)
         heads = jnp.einsum("btgd,grd->btgrd", x, factors, precision=self.precision)

@@ -20,25 +20,25 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
 
     ψ(A, e) = A + e.
 
-    Folded: `q·(k_j + e_k)` adds to all keys j of a query the same number, which softmax cancels, so
-    e_k drops out and its gradient is 0; the weights sum to one, so e_v is added to the head's
-    output (times the weight sum under dropout, 0 for a query without keys).
+    Folded: in `q·(k_j + e_k)`, e_k adds the same number for all keys j of a query, which softmax
+    cancels, so e_k drops out and its gradient is 0; the weights sum to one, so e_v is added to the
+    head's output (times the weight sum under dropout, 0 for a query without keys).
 
-    Shared: what is left of a head's own scores is a bias on the keys, `e_q[h]·k_j / √D`, so that
-    softmax factors and one score matrix serves all heads.
+    Shared: what remains of a head's own scores is a bias on the keys, `e_q[h]·k_j / √D`, so softmax
+    factors and one score matrix serves all heads.
 
-    With `rotary` neither holds of scores: with R the turn by the distance, what e_k adds to one,
-    `(q + e_q)ᵀ R e_k`, differs from key to key, and `e_qᵀ R k_j` from query to query. The form is
-    `materialized` then, and e_k matters and is trained.
+    With `rotary` neither holds for scores: with R the rotation by the distance, what e_k adds to a
+    score, `(q + e_q)ᵀ R e_k`, differs from key to key, and `e_qᵀ R k_j` from query to query. The
+    form is then `materialized`, and e_k matters and is trained.
 
     Attributes beyond `MultipleHeadEmbeddingAttention`:
-      score_groups: C > 1 gives H/C heads each a score matrix, told apart by
+      score_groups: C > 1 gives every H/C heads a score matrix, distinguished by
         `query_group_embedding` u [C, D]: `Q_h = X W_q ⊙ (1 + u[c]) + e_q[h]`, c = ⌊hC/H⌋. An
-        extension that the paper does not have: CD parameters more, the same cache, C exponentials
+        extension that the paper does not have: CD more parameters, the same cache, C exponentials
         instead of one.
 
     Raises:
-      ValueError: `score_groups` does not divide `num_heads`, or comes with `num_groups`.
+      ValueError: `score_groups` does not divide `num_heads`, or is combined with `num_groups`.
     """
 
     score_groups: int = 1
@@ -62,7 +62,7 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
         return super().start(call)
 
     def untrained(self) -> tuple[str, ...]:
-        """The key embedding, which softmax cancels; a norm or a turn after it makes it matter."""
+        """The key embedding, which softmax cancels; a norm or rotation after it makes it matter."""
         return ("key_head_embedding",) if self.folds else ()
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
@@ -111,6 +111,6 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
         row = dataclasses.replace(row, tables=row.tables + (C * D if C > 1 else 0))
         if not self.folds:
             return row
-        # One score matrix a group, and H sums and H denominators.
+        # One score matrix per group, and H sums and H denominators.
         scored = max(self.num_groups, C) * D
         return dataclasses.replace(row, scored=scored, weighted=H * D + H)

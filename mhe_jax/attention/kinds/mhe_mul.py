@@ -17,17 +17,17 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
     ψ(A, e) = A ⊙ (1 + e).
 
     Folded: `(q ⊙ (1+e_q))·(k ⊙ (1+e_k)) = (q ⊙ (1+e_q) ⊙ (1+e_k))·k`, and (1 + e_v) multiplies the
-    head's output: multi-query attention. The paper prints the product only; the "1 +" makes small
-    embeddings a small change.
+    head's output: this is multi-query attention. The paper prints only the product; the "1 +" makes
+    small embeddings a small change.
 
-    With `rotary` a score is `(q ⊙ (1+e_q))ᵀ R (k ⊙ (1+e_k))`, R being the turn by the distance, and
-    1 + e_k passes R only where the two features of each pair have one factor: the form is
-    `materialized` then. (One key head would do if it were twice as wide, [R k, R Z k], Z changing
-    the sign of each pair's second feature: `R ((1+e_k) ⊙ k) = m ⊙ R k + d ⊙ R Z k` for half the
-    sum m and half the difference d of the pair's factors.)
+    With `rotary` a score is `(q ⊙ (1+e_q))ᵀ R (k ⊙ (1+e_k))`, with R the rotation by the distance,
+    and 1 + e_k commutes with R only where the two features of each pair have the same factor: the
+    form is then `materialized`. (One key head would do if it were twice as wide, [R k, R Z k],
+    where Z changes the sign of each pair's second feature: `R ((1+e_k) ⊙ k) = m ⊙ R k + d ⊙ R Z k`
+    for half the sum m and half the difference d of the pair's factors.)
     """
 
-    # Factors 1 + e of nearly 1 would leave the heads of a short run nearly the same.
+    # With factors 1 + e near 1, the heads of a short run would stay nearly the same.
     head_embedding_init: Callable = nn.initializers.normal(0.5)
 
     kind: ClassVar[str] = "mhe_mul"

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values of all heads are made of one narrow latent."""
+"""Multi-head latent attention: keys and values of all heads are made from one narrow latent."""
 
 from typing import ClassVar
 
@@ -21,29 +21,32 @@ class MultiHeadLatentAttention(AttentionOverCache):
     """MLA: `K_h = [c W_uk[h], ρ(X W_kr)]`, `V_h = c W_uv[h]` with `c = norm(X W_dkv)`, and
     `Q_h = [c' W_uq[h], ρ(c' W_qr[h])]` with `c' = norm(X W_dq)`; scores over `√(D + R)`.
 
-    ρ is the turn of rotary positions, norm RMSNorm with a scale. With r = `latent_features`, R =
-    `rotary_features` and d_q = `query_rank`, the matrices are, by the names of their parameters:
-    W_dkv `latent` [M, r], W_kr `rotary_key` [M, R] for all heads, W_uk `key` and W_uv `value`
+    ρ is the rotation by rotary positions, norm is RMSNorm with a scale. With r = `latent_features`,
+    R = `rotary_features` and d_q = `query_rank`, the matrices, with the names of their parameters,
+    are: W_dkv `latent` [M, r], W_kr `rotary_key` [M, R] for all heads, W_uk `key` and W_uv `value`
     [r, H, D], W_dq `query_latent` [M, d_q], W_uq and W_qr `query` [d_q, H, D + R], W_o [H, D, M];
     the scales are `latent_norm` [r] and `query_latent_norm` [d_q]. Without `query_rank` c' is X.
-    Without `rotary` R is 0. `use_bias` is for W_dkv, W_kr, W_dq and W_o; what makes heads has none.
+    Without `rotary` R is 0. `use_bias` applies to W_dkv, W_kr, W_dq and W_o; the matrices that make
+    heads have no bias.
 
     Parameters `M·d_q + d_q·H(D+R) + M(r+R) + 2rHD + HDM`, without biases and scales. Cached numbers
-    a token r + R: c and ρ(X W_kr).
+    per token r + R: c and ρ(X W_kr).
 
     With `latent_groups` G (grouped latent attention, GLA, has 2) c is G latents of width r/G, each
-    with a norm of its own, and head h is made of latent ⌊hG/H⌋ by W_uk and W_uv [r/G, H, D].
+    with its own norm, and head h is made from latent ⌊hG/H⌋ by W_uk and W_uv [r/G, H, D].
 
     Absorbed: `q·(c W_uk[h]) = (q W_uk[h]ᵀ)·c`, and `Σ_j w_j (c_j W_uv[h]) = (Σ_j w_j c_j) W_uv[h]`.
-    So latents are keys and values themselves, those of one key head for each latent, and those of
-    the heads are never made. Exact, and for few queries over a cache fewer operations.
+    So the latents themselves are keys and values, with one key head for each latent, and those of
+    the heads are never made. This is exact, and takes fewer operations for few queries over a
+    cache.
 
     Where `inputs_v` is given, its latent gives the values; with `decode`, whose cache has one
-    latent for both, it is refused. `normalize_qk` is for the D features that do not turn.
+    latent for both, `inputs_v` is refused. `normalize_qk` applies to the D features that are not
+    rotated.
 
     Attributes beyond `AttentionOverCache`:
-      form: 'materialized' computes the equations as they stand; 'absorbed' as above, by W_uk and
-        W_uv as matrices: those of Kronecker products are multiplied out.
+      form: 'materialized' computes the equations as written; 'absorbed', as above, needs W_uk and
+        W_uv as matrices: Kronecker products are multiplied out.
       latent_features: r; None for 4D.
       rotary_features: R with `rotary`; None for D/2.
       latent_groups: G.
@@ -65,7 +68,7 @@ class MultiHeadLatentAttention(AttentionOverCache):
     kind: ClassVar[str] = "mla"
     forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mla"]
     one_source: ClassVar[bool] = True
-    # [c, X W_kr], of which `turned_features` turn: all that the cache holds.
+    # [c, X W_kr], of which `turned_features` are rotated: all that the cache holds.
     turned: ClassVar[str | None] = "latent"
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
@@ -110,7 +113,7 @@ class MultiHeadLatentAttention(AttentionOverCache):
         key = memory["latent"]
         (B, S), (G, width) = key.shape[:2], self._latents(call.head_features)
         if call.form == "absorbed" and G == 1:
-            # Values with R features that `merge` leaves out: as slices they would be a copy.
+            # These values have R features that `merge` leaves out: slicing would make a copy.
             return key, memory.get("value", key)
         c, turns = jnp.split(key, [G * width], -1)
         value = memory.get("value", c).reshape(B, S, G, width)
@@ -147,7 +150,7 @@ class MultiHeadLatentAttention(AttentionOverCache):
             weighted=weighted,
             tables=r + rank,
             unbiased=0 if rank else of_query,
-            # W_uk and W_uv meet each key that is made, or absorbed each query.
+            # W_uk and W_uv multiply each key that is made or, when absorbed, each query.
             inner=rank * of_query + 2 * width * H * D,
         )
 

@@ -6,9 +6,9 @@ from mhe_jax.attention.module import Attention
 
 
 class MultiQueryAttention(Attention):
-    """MQA: as MHA with H query heads, and one key and one value head for all of them.
+    """MQA: MHA with H query heads, and one key and one value head for all of them.
 
-    W_q [M, H, D], W_k, W_v [M, 1, D], W_o [H, D, M]. Parameters 2M² + 2MD, cached numbers a token
+    W_q [M, H, D], W_k, W_v [M, 1, D], W_o [H, D, M]. Parameters 2M² + 2MD, cached numbers per token
     2D. Shazeer 2019.
     """
 

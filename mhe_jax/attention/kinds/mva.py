@@ -1,4 +1,4 @@
-"""Multi-value attention: one score matrix for all heads, and values of their own for each."""
+"""Multi-value attention: one score matrix for all heads, and separate values for each."""
 
 from typing import ClassVar
 
@@ -16,24 +16,24 @@ class MultiValueAttention(AttentionInGroups):
     """MVA: `O_h = softmax(X W_q (X W_k)ᵀ / √D_s + 1·(X U)[:, h]ᵀ) X W_v[h]`.
 
     W_q, W_k [M, D_s] for all heads, with D_s = `score_features`; W_v [M, H, D]; U [M, H] a bias of
-    each key for each head, `key_bias/kernel`, without which all heads had the same weights; W_o
-    [H, D, M]. The mirror of multi-query attention: there values are shared, here queries and keys
-    are, so that one score matrix and one exponential serve all heads. With `num_groups` G, W_q and
+    each key for each head, `key_bias/kernel`, without which all heads would have the same weights;
+    W_o [H, D, M]. The mirror of multi-query attention: there values are shared, here queries and
+    keys are, so one score matrix and one exponential serve all heads. With `num_groups` G, W_q and
     W_k are [M, G, D_s] and head h reads those of group ⌊hG/H⌋.
 
-    With `rotary` the shared queries and keys turn, which leaves one score matrix, and the bias X U
-    does not: it weighs a token by what it is, wherever it stands. (The query bias of an MHA, else a
-    case of X U, is none then, for what it adds depends on the distance.)
+    With `rotary` the shared queries and keys are rotated, which leaves one score matrix, and the
+    bias X U is not: it weighs a token by its content, wherever it stands. (The query bias of an
+    MHA, otherwise a case of X U, is not one then, because what it adds depends on the distance.)
 
     Source: collaborative attention (Cordonnier, Loukas and Jaggi 2020, "Multi-Head Attention:
     Collaborate Instead of Concatenate", arXiv 2006.16362) has these shared queries and keys, a
-    mixing vector for each head, a content bias on the keys, and values of their own for each head;
-    with each mixing vector fixed at one it is MVA. Grouped-value attention (arXiv 2506.17286) is a
-    neighbour. The factoring to one exponential is near to the Attention Free Transformer (Zhai et
-    al. 2021, arXiv 2105.14103), which has one learned matrix in place of these scores; for softmax
-    attention, exact and with kernels, a search found no earlier one.
+    mixing vector for each head, a content bias on the keys, and separate values for each head; with
+    each mixing vector fixed at one it is MVA. Grouped-value attention (arXiv 2506.17286) is a
+    neighbour. The factoring to one exponential is close to the Attention Free Transformer (Zhai et
+    al. 2021, arXiv 2105.14103), which has one learned matrix instead of these scores; for softmax
+    attention, exact and with kernels, a search found no earlier instance.
 
-    Parameters 2·G·M·D_s + 2·M² + MH. Cached numbers a token G·D_s + H·D + H: half of MHA's, and
+    Parameters 2·G·M·D_s + 2·M² + MH. Cached numbers per token G·D_s + H·D + H: half of MHA's, and
     far more than MHE's 2D.
 
     Attributes beyond `AttentionInGroups`:
@@ -57,7 +57,7 @@ class MultiValueAttention(AttentionInGroups):
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array, call: Call) -> KeyValues:
         width = self.score_features or call.head_features
         key = self.project_groups("key", inputs_k, width)
-        # No bias of the bias: it moves all scores of a head alike.
+        # This projection has no bias, which would shift all scores of a head alike.
         bias = self._projection("key_bias", use_bias=False)
         return {
             "key": self.normalized("key_ln", key),
@@ -79,7 +79,7 @@ class MultiValueAttention(AttentionInGroups):
         )
 
     def _over_heads(self, x: jax.Array, call: Call) -> jax.Array:
-        """[B, T, G, D_s] to [B, T, H, D_s], of which 'shared' has no need."""
+        """[B, T, G, D_s] to [B, T, H, D_s], which 'shared' does not need."""
         if call.form == "shared":
             return x
         return jnp.repeat(x, self.num_heads // self.num_groups, 2)

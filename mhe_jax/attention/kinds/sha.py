@@ -1,4 +1,4 @@
-"""SHA: single-head attention, the control of every kind whose heads share projections."""
+"""SHA: single-head attention, the control for every kind whose heads share projections."""
 
 from typing import ClassVar
 
@@ -13,8 +13,8 @@ from mhe_jax.attention.module import Attention, Call
 class SingleHeadAttention(Attention):
     """SHA: `O = softmax(X W_q (X W_k)ᵀ/√D) X W_v`, repeated H times before W_o.
 
-    W_q, W_k, W_v [M, D], W_o [H, D, M]. Parameters 3MD + M², cached numbers a token 2D. A mask that
-    differs between heads is refused: there is one head. Xue & Aletras 2023, section 2.
+    W_q, W_k, W_v [M, D], W_o [H, D, M]. Parameters 3MD + M², cached numbers per token 2D. A mask
+    that differs between heads is refused: there is one head. Xue & Aletras 2023, section 2.
     """
 
     kind: ClassVar[str] = "sha"

@@ -10,12 +10,12 @@ from mhe_jax.attention.module import Attention, Call
 
 
 class SharedKeyValueAttention(Attention):
-    """SKV: as MHA, and keys and values are one projection, `K_h = V_h = X W_kv[h]`.
+    """SKV: MHA in which keys and values are one projection, `K_h = V_h = X W_kv[h]`.
 
-    W_q, W_kv [M, H, D], W_o [H, D, M]. Parameters 3M², cached numbers a token HD. Where `inputs_v`
-    is given, values are its projection by the same W_kv; with `decode`, whose cache has one array
-    for both, it is refused. With `rotary` keys are turned as they are read from the cache, and
-    values stay as they are. Xue & Aletras 2023, section 4.
+    W_q, W_kv [M, H, D], W_o [H, D, M]. Parameters 3M², cached numbers per token HD. Where
+    `inputs_v` is given, values are its projection by the same W_kv; with `decode`, whose cache has
+    one array for both, `inputs_v` is refused. With `rotary` keys are rotated as they are read from
+    the cache, and values are not. Xue & Aletras 2023, section 4.
     """
 
     kind: ClassVar[str] = "skv"

@@ -14,24 +14,26 @@ from mhe_jax.config import FORMS_OF_KINDS
 
 class TensorProductAttention(AttentionOverCache):
     """TPA: `Q_h = 1/R_q Σ_i a_i[h] b_i` with `a_i[h] = X A_q[h, i]` a number and `b_i = X B_q[i]` D
-    wide for each token, and so `K_h` of R_k and `V_h` of R_v products.
+    wide for each token, and likewise `K_h` of R_k and `V_h` of R_v products.
 
     With R the `query_rank`, `key_rank` or `value_rank`: A [M, H, R] are `query`, `key` and `value`,
     and B [M, R, D] `query_basis`, `key_basis` and `value_basis`; W_o [H, D, M]. Parameters
-    `M(R_q + R_k + R_v)(H + D) + HDM`. Cached numbers a token (R_k + R_v)(H + D): a and b of its
-    keys and values. With `rotary` the b of keys turn before they are cached, which is as if the
-    keys turned; with `normalize_qk`, which norms the keys of heads, keys turn once they are made.
+    `M(R_q + R_k + R_v)(H + D) + HDM`. Cached numbers per token (R_k + R_v)(H + D): a and b of its
+    keys and values. With `rotary` the b of keys are rotated before they are cached, which is the
+    same as rotating the keys; with `normalize_qk`, which normalizes the keys of heads, keys are
+    rotated once they are made.
 
     Factored: `q·K_h = 1/R_k Σ_i a_i[h] (q·b_i)` and `Σ_j w_j V_h,j = 1/R_v Σ_i Σ_j (w_j a_ij[h])
-    b_ij`, so that the keys and values of heads are never made. Exact, and for one query over a
-    cache fewer operations (see `mhe_jax.attention.engines.factored`).
+    b_ij`, so the keys and values of heads are never made. This is exact, and takes fewer operations
+    for one query over a cache (see `mhe_jax.attention.engines.factored`).
 
     Attributes beyond `AttentionOverCache`:
       form: 'materialized' makes the keys and values of heads, for any engine; 'factored' is above.
       query_rank, key_rank, value_rank: R_q, R_k and R_v.
 
     Raises:
-      ValueError: a rank below 1; 'factored' with `normalize_qk`, whose LayerNorm is of whole keys.
+      ValueError: a rank below 1; 'factored' with `normalize_qk`, whose LayerNorm is over whole
+        keys.
 
     Source: Zhang et al. 2025, "Tensor Product Attention Is All You Need", arXiv 2501.06425.
     """

@@ -28,30 +28,30 @@ MAX_SPREAD = 60.0
 
 
 class Values(NamedTuple):
-    """`v / 2^exponent`, 0 for keys that nobody sees: [N, S, R or 1, E], and [N, 1, R or 1, E]."""
+    """`v / 2^exponent`, 0 for keys that no query sees: [N, S, R or 1, E], and [N, 1, R or 1, E]."""
 
     divided: jax.Array
     exponent: jax.Array
 
 
 def values_of(q, v, b, seen: Seen) -> Values:
-    """The values of a call, each feature near 1; made once, outside of what goes block by block."""
+    """The values of a call, each feature scaled to near 1; made once, outside the block loop."""
     keys = seen_keys(q, b, seen)[..., None]
     exponent = _exponent(v, 1, keys)
-    # A feature that is 0, and may have a gradient all the same, is treated as one of the largest.
+    # A feature that is 0 may still have a gradient, and is treated as one of the largest.
     none = -_layout(v.dtype)[2]
     largest = exponent.max((2, 3), keepdims=True)
     exponent = jnp.where(exponent == none, jnp.where(largest == none, 0, largest), exponent)
-    # A key that nobody sees may have a value of any size.
+    # A key that no query sees may have a value of any size.
     return Values(jnp.where(keys, times_power(v, -exponent), 0).astype(v.dtype), exponent)
 
 
 def fits(static: Static, q, v, values: Values, b, seen: Seen):
     """Whether the columns of a call spread no wider than the bound; False for NaN.
 
-    The spread of a head is that of its key biases, plus the natural logarithm of how many times
-    larger the largest of its values [E] is than the smallest that is not 0. Features may differ by
-    as much among each other, and no value may be lost beside the others of its feature.
+    The spread of a head is that of its key biases, plus the natural logarithm of the ratio of the
+    largest of its values [E] to the smallest that is not 0. Features may differ from each other by
+    as much, and no value may be lost beside the others of its feature.
     """
     keys = seen_keys(q, b, seen)
     high = jnp.max(b, 1, initial=-jnp.inf, where=keys)
@@ -98,8 +98,8 @@ def gradient(static: Static, q, k, values, b, seen: Seen, output, denominator, c
     `ds = E ⊙ (dY·Xᵀ)` and `dX = Eᵀ·dY`: again one product each for all heads.
 
     The two parts of dY·Xᵀ cancel where a query sees one key only, or gives all its weight to it.
-    So both are made of the same rounded numbers, with the output before it is rounded; and what is
-    left of the sum of ds over the keys, which is 0 by algebra, is taken off in proportion to E.
+    So both are made from the same rounded numbers, with the output before it is rounded; and what
+    remains of the sum of ds over the keys, which is 0 by algebra, is subtracted in proportion to E.
     """
     w, columns = columns_of(values, b, seen_keys(q, b, seen))
     into, back = cotangent_powers(values, cotangent)
@@ -138,7 +138,7 @@ def seen_keys(q, b, seen):
 
 
 def weights_of(b, keys):
-    """w = exp(b - c) [N, S, R], 0 for keys that nobody sees."""
+    """w = exp(b - c) [N, S, R], 0 for keys that no query sees."""
     c = jnp.max(b, 1, keepdims=True, initial=-jnp.inf, where=keys)
     c = jnp.where(jnp.isfinite(c), c, 0)
     return jnp.where(keys, jnp.exp(jnp.where(keys, b - c, 0)), 0)
@@ -173,9 +173,9 @@ def divided(values: Values, output):
 
 
 def cotangent_powers(values: Values, cotangent):
-    """Powers of two: of the cotangents [N, T, R, E] on their way in, of gradients on the way back.
+    """Powers of two: for the cotangents [N, T, R, E] on the way in, for gradients on the way back.
 
-    The first takes along the powers of the values.
+    The first include the powers of the values.
     """
     back = (_exponent(cotangent, 1) + values.exponent).max((2, 3), keepdims=True)
     return values.exponent - back, back
@@ -185,7 +185,7 @@ def times_power(x, exponent):
     """`x · 2^exponent`, in float32 or wider; |exponent| is at most the limit of `_layout`."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     integer, bits, limit = _layout(wide)
-    # By its bits, since XLA makes it anew for every number of x.
+    # From its bits, since XLA computes it anew for every number of x.
     power = jax.lax.bitcast_convert_type((exponent + limit + 1).astype(integer) << bits, wide)
     return x.astype(wide) * power
 
@@ -206,9 +206,9 @@ def _exponent(x, axis, where=None):
 
 
 def _layout(dtype):
-    """Of floats, at least float32: integers of their size, bits of the fraction, and a limit.
+    """For floats, at least float32: integers of their size, bits of the fraction, and a limit.
 
-    The limit is the largest e of which 2^e and 2^-e are normal numbers.
+    The limit is the largest e for which 2^e and 2^-e are normal numbers.
     """
     info = jnp.finfo(jnp.promote_types(dtype, jnp.float32))
     return jnp.dtype(f"int{info.bits}"), info.nmant, info.maxexp - 2

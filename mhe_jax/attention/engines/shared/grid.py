@@ -1,7 +1,7 @@
 """Blocks of queries and keys of the Pallas TPU kernels: their order, which are skipped, the call.
 
 Each row N·C has a grid of blocks, queries outside and keys inside or the other way round. A block
-that a mask hides whole is not computed, and nothing is loaded for it.
+that a mask hides entirely is not computed, and nothing is loaded for it.
 """
 
 from typing import Any, NamedTuple
@@ -24,18 +24,18 @@ class Sizes(NamedTuple):
     weights: int  # Y, more than 3H
     block_queries: int
     block_keys: int
-    before: int | None  # a query t sees no key but [t - before, t + after]
+    before: int | None  # query t sees only keys in [t - before, t + after]
     after: int | None
     keep: float  # share of the weights that dropout keeps
     interpret: bool
-    first: int = 0  # of the queries, among all
+    first: int = 0  # position of the first of the queries, among all
 
 
 class Marks(NamedTuple):
     """Parts of a mask as integers: of queries [N or 1, T, 1], of keys [N or 1, 1, S].
 
-    `bits` are random ones, of which dropout makes its mask; `lengths` [N or 1], in the memory of
-    scalars, are numbers of keys, of which blocks without any are skipped.
+    `bits` are random, and dropout makes its mask from them; `lengths` [N or 1], in scalar memory,
+    are numbers of keys; blocks past them are skipped.
     """
 
     key_valid: Any = None
@@ -109,7 +109,7 @@ class Grid(NamedTuple):
         return lengths[_divided(n, self.rows // lengths.shape[0])]
 
     def _nearest(self, n, outer, inner, *lengths):
-        """The blocks (i, j); of those that are skipped, one that is at hand or needed next."""
+        """The blocks (i, j); for skipped ones, those that are at hand or needed next."""
         sizes, i, j = self.sizes, outer, inner
         if self.keys_first:
             i, j = inner, outer
@@ -140,12 +140,12 @@ class Grid(NamedTuple):
 
 
 def _block(place, size):
-    """The block of a place, the first for those before it."""
+    """The block of a place; the first block for places before it."""
     return _divided(jnp.maximum(place, 0), size)
 
 
 def _divided(place, size):
-    # `//` asks what device this is, which a program that is compiled for another cannot tell.
+    # `//` asks what device this is, which a program compiled for another one cannot tell.
     return jax.lax.div(place, np.int32(size))
 
 

@@ -1,7 +1,8 @@
-"""Softmax attention with a bias on the keys, one head after the other, in blocks: slow and lean.
+"""Softmax attention with a bias on the keys, head by head in blocks: slow, with little memory.
 
-What `xla` does where its bound does not hold. q [N, T, D], k [N, S, D], v [N, S, R or 1, E],
-key bias b [N, S, R]; the result is [N, T, R, E]. One head's scores of one block are in memory.
+`xla` falls back to this where its bound does not hold. q [N, T, D], k [N, S, D],
+v [N, S, R or 1, E], key bias b [N, S, R]; the result is [N, T, R, E]. One head's scores of one
+block are in memory.
 """
 
 import jax
@@ -59,7 +60,7 @@ def gradient(static: Static, q, k, v, b, seen: Seen, cotangent):
 
 
 def _of_block(static, q, k, v, b, seen, head, block):
-    """One head's attention in one block, and what it is to be called with."""
+    """One head's attention in one block, as a function and its arguments."""
 
     def run(q, k, v, b):
         logits = product(static, "ntd,nsd->nts", q.astype(b.dtype) * static.scale, k)

@@ -5,11 +5,11 @@ the maximum over the keys that a query sees,
 
     E = exp(scale · (q·k - m))    sums = [E·columns, E·weights]
 
-A program has 128 queries of a row and one chunk. Two warpgroups have 64 queries each, their sums in
-registers; a third one loads blocks of keys with their columns and weights into two slots. While one
-warpgroup has the tensor core the other computes its exponentials. E is rounded to bfloat16; as in
-FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608) m is that of the keys so far, and the sums are
-rescaled where it grows.
+A program has 128 queries of a row and one chunk. Two warpgroups have 64 queries each, with their
+sums in registers; a third loads blocks of keys with their columns and weights into two slots. While
+one warpgroup uses the tensor core, the other computes its exponentials. E is rounded to bfloat16;
+as in FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608) m is the maximum of the keys so far, and
+the sums are rescaled where it grows.
 """
 
 import functools

@@ -12,8 +12,8 @@ and backward, with dsums the gradient of the sums, [dvalues, dweights],
     ds = E' ⊙ (dvalues·valuesᵀ) + E ⊙ (dweights·weightsᵀ)    dq = ds·k    dk = dsᵀ·q
     dcolumns = [E'ᵀ·dvalues, Eᵀ·dweights]
 
-Nothing of size T·S leaves the chip's own memory. Of the padding, keys are hidden here, columns and
-dsums are 0.
+Nothing of size T·S leaves the chip's own memory. Keys of the padding are hidden here; its columns
+and dsums are 0.
 """
 
 import jax
@@ -24,14 +24,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from mhe_jax.attention.engines.shared.grid import Grid, Marks, Sizes, call, is_of_queries, meet
 
-# Gradients of queries that stay on the chip while a kernel runs; more go in several.
+# Gradients of queries that stay on the chip while a kernel runs; more take several kernels.
 QUERIES_BYTES = 2**21
 
 
 def forward(sizes: Sizes, q, k, columns, marks: Marks):
     """The output [N·C, T, X]; and [N·C, T, Y], the sums of weights, with m in the last place."""
     rows, T = columns.shape[0], q.shape[1]
-    # For each value the weights that its denominator is the sum of.
+    # For each value, the weights that sum to its denominator.
     of_heads = np.kron(np.eye(sizes.heads), np.ones(sizes.width))
     spread = np.zeros((sizes.weights, sizes.values), np.float32)
     spread[: 3 * sizes.heads, : of_heads.shape[1]] = np.tile(of_heads, (3, 1))
@@ -107,7 +107,7 @@ def _forward_kernel(
         denominator = weights + pltpu.roll(weights, sizes.weights - sizes.heads, 1)
         # 1 where the query sees no key, and at columns that are padding.
         denominator = jnp.where(denominator > 0, denominator, 1)
-        # The inverse of each head in three parts, side by side, that bfloat16 holds.
+        # The inverse of each head in three parts, side by side, which bfloat16 holds.
         rest, parts = jnp.where(place < sizes.heads, 1 / denominator, 0), jnp.zeros_like(weights)
         for n in range(3):
             part = _first_bits(rest) if n < 2 else rest
@@ -133,7 +133,7 @@ def _gradient_kernel(sizes, limit, q, k, columns, marks, saved, dsums, dq, dk, d
     @pl.when(meet(sizes, limit, i, j))
     def add():
         e = jnp.exp(_scores(sizes, limit, i, j, q, k, marks) - saved[:, sizes.weights - 1 :])
-        # Rounded as the forward pass has it, so that what cancels there cancels here.
+        # Rounded as in the forward pass, so that what cancels there cancels here.
         e = e.astype(dsums.dtype).astype(jnp.float32)
         if sizes.keep == 1:
             kept = e
@@ -165,7 +165,7 @@ def _kept(sizes, e, marks):
     if sizes.keep == 1:
         return e
     of_queries, of_keys = marks.bits
-    # Two words of random bits, mixed as by the finalizers of hash functions.
+    # Two words of random bits, mixed as in the finalizers of hash functions.
     x = of_queries[...] ^ of_keys[...]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         x = x ^ jax.lax.shift_right_logical(x, np.int32(shift))
@@ -175,7 +175,7 @@ def _kept(sizes, e, marks):
 
 
 def _first_bits(x):
-    """x cut to what bfloat16 holds; not a cast to and fro, which a compiler may leave out."""
+    """x cut to what bfloat16 holds; not a cast there and back, which a compiler may remove."""
     bits = jax.lax.bitcast_convert_type(x, jnp.int32) & np.int32(-(2**16))
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 

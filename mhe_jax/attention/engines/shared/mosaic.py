@@ -1,10 +1,10 @@
-"""Shared scores by a Pallas Mosaic GPU kernel on Hopper: `xla`, with no score matrix forward.
+"""Shared scores by a Pallas Mosaic GPU kernel on Hopper: `xla`, without a forward score matrix.
 
-The call is that of `xla`, with its factored softmax, bound and way out of it; see `one_product` for
-the columns. `hopper` has the kernel, which computes their sums; output and denominators are made of
+The call is that of `xla`, with its factored softmax, bound and fallback; see `one_product` for the
+columns. `hopper` has the kernel, which computes their sums; output and denominators are made from
 them here. The backward pass is that of `xla`.
 
-It was compiled for an H200 ahead of time, and run by no GPU: `auto` does not take it.
+It was compiled ahead of time for an H200, but no GPU has run it: `auto` does not take it.
 """
 
 import jax
@@ -16,11 +16,11 @@ from mhe_jax.attention.engines.shared import factored, xla
 from mhe_jax.attention.engines.shared.one_product import OF_WEIGHTS
 from mhe_jax.attention.mask import Mask
 
-# Before this one Pallas' interface to Mosaic GPU is the one that was tried; it is not a stable one.
+# From this version on, Pallas' interface to Mosaic GPU, which is not stable, was not tried.
 UNTRIED_JAX = 0, 12
-# The multiple of columns, of weights, and of queries and keys.
+# Multiples to which columns, weights, and queries and keys are padded.
 COLUMNS, WEIGHTS, LANES = 64, 16, 128
-# Columns of a program by the widest query, for shared memory, and with weights, for registers.
+# Most columns of a program by the widest query, for shared memory, and with weights, for registers.
 MAX_COLUMNS = {64: 256, 128: 192}
 MAX_SUMS = 272
 
@@ -77,14 +77,14 @@ _shared.defvjp(_forward, xla.backward)
 
 def _by_kernel(static: Static, q, k, values, b, seen: Seen):
     """See `one_product.forward`."""
-    from mhe_jax.attention.engines.shared import hopper  # not every JAX that may come has it
+    from mhe_jax.attention.engines.shared import hopper  # a later JAX may not have it
 
     (N, T, D), (_, S, R) = q.shape, b.shape
     w, columns = factored.columns_of(values, b, factored.seen_keys(q, b, seen))
     X, Y = columns.shape[2], OF_WEIGHTS * R
     chunks, V, W = _chunks(X, Y, D)
     lengths, masked = seen.mask.key_lengths, S % LANES > 0 or seen.mask.key_lengths is not None
-    # A row of no keys has columns of 0, and sees one.
+    # A row without keys has columns of 0, and sees one key.
     lengths = jnp.full(1, S, jnp.int32) if lengths is None else lengths.astype(jnp.int32).clip(1, S)
     keys, width = round_up(S, LANES), round_up(D, COLUMNS)
     sums, of_weights = hopper.forward(

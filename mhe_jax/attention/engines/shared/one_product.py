@@ -1,14 +1,14 @@
 """The factored softmax on a GPU in bfloat16: values and denominators of all heads by one product.
 
-What `factored` computes, of the same arguments, with fewer bytes moved. Denominators and their
-gradients d ask for more than bfloat16. They ride along as columns beside the values, in parts that
+It computes what `factored` does, from the same arguments, with fewer bytes moved. Denominators and
+their gradients d need more than bfloat16. They are columns beside the values, in parts that
 bfloat16 holds: with w = w₁ + w₂ and d = d₁ + d₂ + d₃, each head has the columns
 
     [w ⊙ v, w₁, w₂]    and backward    [w ⊙ v, w₁, w₁, w₁, w₂, w₂, w₂]
                                        of dsums = [dvalues, d₁, d₂, d₃, d₁, d₂, d₃]
 
-so that E, the largest array, stands in memory once, in bfloat16. Without dropout, which would ask
-for a second E.
+so that E, the largest array, is in memory once, in bfloat16. It has no dropout, which would need a
+second E.
 """
 
 import jax
@@ -31,7 +31,7 @@ OF_WEIGHTS, OF_GRADIENTS = 2, 3
 
 
 def takes(static: Static, q) -> bool:
-    """Whether a call goes this way."""
+    """Whether this module computes a call."""
     return platform() == "gpu" and q.dtype == jnp.bfloat16 and static.keep == 1
 
 
@@ -85,7 +85,7 @@ def gradient(static: Static, q, k, values, b, seen: Seen, output, denominator, c
         )
         wide = e.astype(b.dtype)
         ds, total = wide * de.astype(b.dtype), wide.sum(-1, keepdims=True)
-        # Written so, XLA makes it one fusion.
+        # In this form, XLA makes it one fusion.
         ds = (ds - wide / jnp.maximum(total, 1) * ds.sum(-1, keepdims=True)).astype(q.dtype)
         return (
             block.put(dq, static.scale * product(static, "nts,nsd->ntd", ds, block.of_keys(k))),
@@ -107,7 +107,8 @@ def _exponentials(static, q, k, seen):
     def of_block(block):
         logits = product(static, "ntd,nsd->nts", block.cut(q), block.of_keys(k))
         e = exponential(logits, seen, block, static.scale).astype(q.dtype)
-        # Else each product and fusion that has E makes it of the logits, which are twice as large.
+        # Else each product and fusion that reads E makes it from the logits, which are twice as
+        # large.
         return jax.lax.optimization_barrier(e)
 
     return of_block
@@ -120,7 +121,7 @@ def _columns(q, values, b, seen):
 
 
 def _beside(columns, rest):
-    """Columns [N, L, R, E] and others [N, L, R] of each head."""
+    """Columns [N, L, R, E] with others [N, L, R] beside those of each head."""
     rest = jnp.stack(rest, -1).astype(columns.dtype)
     return jnp.concatenate([columns, rest], -1)
 

@@ -1,12 +1,12 @@
-"""Shared scores by Pallas kernels on a TPU: `xla`, with no score matrix in memory.
+"""Shared scores by Pallas kernels on a TPU: `xla`, without a score matrix in memory.
 
-The call is that of `xla`, with its factored softmax, bound and way out of it. The columns
+The call is that of `xla`, with its factored softmax, bound and fallback. The columns
 
     X[h, j] = w[h, j] v[j, h]        w[h, j] = exp(b[h, j] - c[h])
 
-are made here, and `kernels` takes them as the values of one head. Denominators, and their
-gradients d, ask for more than the bfloat16 of a matrix unit. They ride along with the values, as
-columns in parts that bfloat16 holds: with w = w₁ + w₂ and d = d₁ + d₂ + d₃,
+are made here, and `kernels` takes them as the values of one head. Denominators, and their gradients
+d, need more than the bfloat16 of a matrix unit. They are columns beside the values, in parts that
+bfloat16 holds: with w = w₁ + w₂ and d = d₁ + d₂ + d₃,
 
     E w = E w₁ + E w₂        d w = [d₁, d₁, d₂, d₂, d₃, d₃]·[w₁, w₂, w₁, w₂, w₁, w₂]
 """
@@ -29,9 +29,9 @@ MAX_WIDTH = 1024
 # Columns of a kernel, and queries or keys of a block: few steps, each with much to do.
 GROUP_WIDTH = 1152
 BLOCK = 512
-# A block has keys, values, and weights twice (their sums are saved); five bytes for a bfloat16 and
-# seven for a float32, as gradients are float32 in any case. A kernel, with two buffers for each
-# array, is then within the 16 MiB that every chip has.
+# A block has keys, values, and weights twice (their sums are saved), at five bytes per bfloat16 and
+# seven per float32, as gradients are always float32. A kernel, with two buffers for each array,
+# then fits the 16 MiB that every chip has.
 BLOCK_BYTES = 2**22
 # More keys of a block, within more bytes, where a mask leaves none out and no dropout is drawn: the
 # matrix units have more to do for what begins and ends a block (docs/fit.md).
@@ -123,7 +123,7 @@ def _forward(static, sizes, q, k, v, b, seen):
     values = factored.values_of(q, v, b, seen)
     fits = factored.fits(static, q, v, values, b, seen)
     kernel = functools.partial(_kernel_forward, static, sizes)
-    # Saved as the kernels have it: by heads it would be padded to twice the size and more.
+    # Saved in the layout of the kernels: by heads it would be padded to twice the size and more.
     found = jax.lax.cond(fits, kernel, one_by_one, q, k, v, values, b, seen)
     output, saved = checkpoint_name(found, KEPT)
     heads = _heads_of(sizes, output, q.shape[1], b.shape[2]).astype(v.dtype)
@@ -146,7 +146,7 @@ _shared.defvjp(_forward, _backward)
 
 
 def _kernel_forward(static, sizes, q, k, v, values, b, seen):
-    """The output [N·C, T, X] in float32, and what else the kernel gives for its gradient."""
+    """The output [N·C, T, X] in float32, and what else the kernel saves for its gradient."""
     *_, inputs = _inputs(static, sizes, q, k, values, b, seen)
     output, saved = kernels.forward(sizes, *inputs)
     return factored.times_power(output, _powers(sizes, values, b.shape[2])) / static.keep, saved
@@ -168,7 +168,7 @@ def _kernel_gradient(static, sizes, q, k, v, values, b, seen, output, saved, cot
     denominator = sums[0] + sums[1]
     denominator = jnp.where(denominator > 0, denominator, 1) * static.keep
     of_n = factored.times_any_power(cotangent, into) / denominator[..., None]
-    # Both parts of the gradient are of the same rounded numbers: see `factored.gradient`.
+    # Both parts of the gradient are made from the same rounded numbers: see `factored.gradient`.
     of_n = of_n.astype(v.dtype)
     output = factored.times_power(output, -_powers(sizes, values, R)) * static.keep
     of_d = -(of_n * _heads_of(sizes, output, T, R)).sum(-1)
@@ -276,6 +276,6 @@ def _weights_of(sizes, x, L, R):
 
 
 def _pad(x, *sizes):
-    """x [N, ...] with zeros behind its next axes, up to these sizes."""
+    """x [N, ...] with its next axes padded with zeros at the end, up to these sizes."""
     after = [0, *(size - n for n, size in zip(x.shape[1:], sizes, strict=False))]
     return jnp.pad(x, [(0, n) for n in after] + [(0, 0)] * (x.ndim - len(after)))

@@ -9,31 +9,31 @@ so that all outputs are one matrix product of E with H·E columns `w[h] ⊙ v[h]
 one with H columns w. m[t] is the maximum over the keys that query t sees, c[h] over the keys that
 any query sees; both cancel, and no gradient goes through them.
 
-Near to this is the Attention Free Transformer (Zhai et al. 2021, arXiv 2105.14103): its weights
+Close to this is the Attention Free Transformer (Zhai et al. 2021, arXiv 2105.14103): its weights
 exp(K[j] + w[t, j]) have one learned matrix w for all features, and factor in the same way.
 
 What is guaranteed. Values and cotangents are divided by powers of two, each feature by its own, so
 that their size does not matter (see `factored`). Let the spread of a head be
 `max_j b[h, j] - min_j b[h, j]` plus the logarithm of the largest `max_e |v[j, h, e]|` over the
 smallest that is not 0, over keys that some query sees. Where it is at most `factored.MAX_SPREAD` =
-60 for every head, where features of the values differ by no more among each other, and where no
+60 for every head, where features of the values differ from each other by no more, and where no
 value is lost in float32 beside the largest of its feature, a query with a key has a denominator of
 at least e^-60, no product overflows, and a factor that float32 flushes to zero (below e^-87) stood
-for a share of the output below e^(60-87), about 2e-12. Elsewhere, or where a number is not one, the
+for a share of the output below e^(60-87), about 2e-12. Elsewhere, or where a number is NaN, the
 same call goes head by head, in blocks of queries: as exact as attention always is, and about as
 slow. So output and gradients are finite wherever an ordinary softmax's are, and right to the
-largest feature of a head; gradients of queries that give all their weight to one key are 0 but for
-sums of float32 that cancel, which takes the output in float32 until then. Near the bound such sums
-are of larger terms than in an ordinary softmax: with a spread of 55 those gradients have errors
+largest feature of a head; gradients of queries that give all their weight to one key are 0 up to
+sums of float32 that cancel, for which the output stays in float32 until then. Near the bound such
+sums have larger terms than in an ordinary softmax: with a spread of 55 those gradients have errors
 three times as large. The gradient of b is such a sum whatever the spread, with errors two to three
-times as large. Cotangents have one power of two an example: one that is 2^126 times smaller than
-the largest counts as 0.
+times as large. Cotangents have one power of two per example: a cotangent that is 2^126 times
+smaller than the largest counts as 0.
 
-The choice is made on the device, for each call; it lies inside the custom gradient, so that a
-gradient goes the way of its forward pass. Under `jax.vmap` both ways are computed.
+The choice is made on the device, for each call; it is inside the custom gradient, so that a
+gradient takes the path of its forward pass. Under `jax.vmap` both paths are computed.
 
-A key of another segment or example never weighs on a query, but it may move c[h], and with it the
-rounding; a key that is not a number spoils all queries of its call.
+A key of another segment or example never has weight for a query, but it may move c[h], and with it
+the rounding; a NaN key spoils all queries of its call.
 """
 
 import functools
@@ -47,7 +47,7 @@ from mhe_jax.attention.engines.mesh import over_rows, varying
 from mhe_jax.attention.engines.shared import factored, head_by_head, one_product
 from mhe_jax.attention.mask import Mask
 
-# Up to here dropout draws one mask for the call, as the other engines; beyond, block by block.
+# Up to here dropout draws one mask for the call, as other engines do; beyond, block by block.
 DRAWN_LENGTH = 1024
 
 
@@ -64,7 +64,7 @@ def attend(
     static = Static(scale, 1.0 - options.dropout_rate, options.precision)
     seen = Seen(mask)
     if options.dropout_rate > 0:
-        # The weights that are left sum up in a column of their own.
+        # The remaining weights sum up in a separate column.
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
         seen = _draw(seen, B, T, S, options)
     key_bias = key_bias.astype(jnp.promote_types(query.dtype, jnp.float32))
