@@ -175,7 +175,7 @@ def _end_at_once(status: int) -> NoReturn:
 
 
 def _check_names() -> None:
-    """Raises InputError where a name is given that most libraries cannot even pass on."""
+    """Raises UnicodeEncodeError for a name that most libraries cannot even pass on."""
     for name in (*sys.argv[1:], os.environ.get("MHE_JAX_CACHE", ""), _here()):
         name.encode()
 

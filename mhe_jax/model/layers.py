@@ -3,8 +3,8 @@
     pre     x + dropout(sublayer(norm(x)))        and one norm after the stack
     post    norm(x + dropout(sublayer(x)))        and none after it
 
-The norm is LayerNorm or RMSNorm. In `post`, the encoder of an MLM also has one on its embeddings,
-as in BERT; translation and language models have none there, as in Vaswani et al. 2017.
+The norm is LayerNorm or RMSNorm. In `post`, the models that are an encoder also have one on their
+embeddings, as in BERT; translation and language models have none there, as in Vaswani et al. 2017.
 """
 
 from collections.abc import Callable
@@ -98,8 +98,8 @@ def attention_module(
 class MLP(nn.Module):
     """`down(activation(up(x)))`, or gated `down(activation(gate(x)) · up(x))`: [B, T, M] to itself.
 
-    `up(x) = x W_up + b_up`, W_up [M, F], and likewise `gate`; W_down [F, M]; `mlp_bias` switches
-    the biases off. Gated, it has 3MF numbers (and 2F + M biases), plain 2MF: with two thirds of F,
+    `up(x) = x W_up + b_up`, W_up [M, F], and likewise `gate`; W_down [F, M]; without
+    `mlp_bias` there are no biases. Gated, it has 3MF numbers (and 2F + M biases), plain 2MF: with two thirds of F,
     gated is as large. Source of the gate: Shazeer 2020, "GLU Variants Improve Transformer".
     """
 

@@ -1,4 +1,4 @@
-"""What real inputs say: their moments, and the W_o by which a module does best on them."""
+"""Moments of real inputs, and the W_o with which a module does best on them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from mhe_jax.attention.conversion.scores import Moments
 from mhe_jax.attention.mask import Mask, as_mask
 from mhe_jax.attention.module import Attention
 
-# Of the mean square of what W_o reads: how strongly it is held where it was.
+# How strongly W_o is held where it was, as a share of the mean square of what it reads.
 RIDGE = 1e-3
 
 
@@ -25,19 +25,19 @@ RIDGE = 1e-3
 )
 @dataclass(frozen=True)
 class Activations:
-    """A batch of what an attention module takes, and what it is to give.
+    """A batch of what an attention module takes, and the output that it should give.
 
-    Queries that `valid` leaves out, such as padding, count nowhere.
+    Queries that `valid` leaves out, such as padding, do not count.
     """
 
     query: Any  # [B, T, M]
     key: Any = None  # [B, S, N]; None for `query`
     mask: Any = Mask()  # or an array, as a call takes it
     valid: Any = None  # [B, T]; None for all
-    output: Any = None  # [B, T, P]; None for what the module to be converted gives
+    output: Any = None  # [B, T, P]; None for the output of the module to be converted
 
     def completed(self, module: Attention, params: Mapping[str, Any]) -> "Activations":
-        """With every part; the output is that of `module`."""
+        """A copy with every part; an output that is missing is that of `module`."""
         key = self.query if self.key is None else self.key
         valid = np.ones(np.shape(self.query)[:2], bool) if self.valid is None else self.valid
         mask = as_mask(self.mask, np.shape(self.query)[:1])
@@ -74,9 +74,9 @@ def _sums(a: Activations) -> tuple[Any, ...]:
 
 
 def fit_output(module: Attention, params: Any, activations: Sequence[Activations]) -> Any:
-    """`params` with the W_o (and its bias) of least squares on real outputs.
+    """`params` with W_o (and its bias) fitted to real outputs by least squares.
 
-    `W_o + (FᵀF + λ)⁻¹ Fᵀ (Y - F W_o)`, F the outputs of the heads: what is exact stays as it is.
+    `W_o + (FᵀF + λ)⁻¹ Fᵀ (Y - F W_o)`, F the outputs of the heads: an exact W_o stays as it is.
     """
     kernel = np.asarray(params["out"]["kernel"], np.float64)
     H, D, P = kernel.shape

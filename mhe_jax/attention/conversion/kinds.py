@@ -1,4 +1,4 @@
-"""Parameters of each kind that come closest to given heads; in closed form, except for `parafac`.
+"""Parameters of each kind that come closest to given heads; in closed form where there is one.
 
 They minimize the differences of scores, `Σ_h ‖L (Q[h] K[h]ᵀ - Q'[h] K'[h]ᵀ) P‖²`, and of what is
 added to the output, `Σ_h ‖P' (V[h] O[h] - V'[h] O'[h])‖²`, where LᵀL, PP and P'P' are the moments

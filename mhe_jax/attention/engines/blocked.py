@@ -4,9 +4,9 @@
 
 m is the maximum over the keys that a query sees. Memory is linear in T: it holds the scores of one
 block, and nothing of size T·S is kept for the gradient, not even the dropout mask. On a CPU a block
-is a few heads of one example, with all queries where they fit its caches; elsewhere whole examples,
-or some queries of one. Where XLA may spread examples over devices that the call does not know of, a
-block is some queries of all examples.
+is a few heads of one example, or all heads of several, with all queries where they fit its caches;
+elsewhere whole examples, or some queries of one. Where XLA may spread examples over devices that
+the call does not know of, a block is some queries of all examples.
 """
 
 import functools
@@ -45,7 +45,7 @@ def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
     The bound of a CPU is measured, and that of a TPU comes from the bytes and cycles of its
     compiler (benchmarks/RESULTS.md). Neither depends on the batch: a large one may fit only with
-    this engine, and a smaller one must then not be stored. On a GPU, where nothing was measured,
+    this engine, so a smaller one takes it too. On a GPU, where nothing was measured,
     `auto` takes this engine for what would fill gigabytes.
     """
     (B, T, H, _), S = query.shape, key.shape[1]

@@ -49,7 +49,10 @@ class MultipleHeadEmbeddingAttention(AttentionInGroups):
         raise TypeError("ψ is defined by MHEAddAttention and MHEMulAttention")
 
     def fold_query(self, q: jax.Array, call: Call) -> jax.Array:
-        """Queries [B, T, H, D] whose products with the shared key are the scores of the form."""
+        """Queries [B, T, H, D] whose products with the shared key are the scores of the form.
+
+        `shared` has one for each score group instead of each head.
+        """
         raise TypeError("the folding is defined by MHEAddAttention and MHEMulAttention")
 
     def fold_output(self, heads: jax.Array, weight_sum: jax.Array, e_v: jax.Array) -> jax.Array:
