@@ -99,8 +99,9 @@ class MLP(nn.Module):
     """`down(activation(up(x)))`, or gated `down(activation(gate(x)) · up(x))`: [B, T, M] to itself.
 
     `up(x) = x W_up + b_up`, W_up [M, F], and likewise `gate`; W_down [F, M]; without
-    `mlp_bias` there are no biases. Gated, it has 3MF numbers (and 2F + M biases), plain 2MF: with two thirds of F,
-    gated is as large. Source of the gate: Shazeer 2020, "GLU Variants Improve Transformer".
+    `mlp_bias` there are no biases. Gated, it has 3MF numbers (and 2F + M biases), plain 2MF: with
+    two thirds of F, gated is as large. Source of the gate: Shazeer 2020, "GLU Variants Improve
+    Transformer".
     """
 
     config: ModelConfig
