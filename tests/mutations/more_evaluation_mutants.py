@@ -578,6 +578,13 @@ MORE_EVALUATION = (
         "test_report.py::test_a_variant_of_a_kind_is_named_even_where_it_is_the_only_one",
     ),
     Mutant(
+        "the loss of a translator is that of the shortest pairs",
+        "Translation.evaluate",
+        "total(run.outputs()[0])",
+        "total(run.outputs()[0][:1])",
+        "test_tasks.py::test_a_translators_result_has_the_loss_of_the_references",
+    ),
+    Mutant(
         "a cache of as many layers as the encoder has",
         "sublayers",
         '"decoder": m.decoder_layers',
