@@ -123,7 +123,9 @@ class Atlas:
             and line.get("processor") == timing.processor()
         ]
         if not found:
-            raise InputError(f"{case.regime}, {case.name}: no time of a step is measured here")
+            raise InputError(
+                f"{case.regime}, {case.name}: no time of a step was measured on this processor"
+            )
         return min(found)
 
     def recorded(self, case: Case, fields: Fields, rate: str, seed: str) -> dict[str, Any] | None:
@@ -247,10 +249,10 @@ def main() -> None:
             for stage in stages(args.task):
                 done = measure(work, stage, args.jobs) and done
     except KeyboardInterrupt:
-        note("stopped; the same command goes on")
+        note("stopped; the same command resumes")
         sys.exit(130)
     except Spent:
-        note(f"{args.budget:g} hours are spent: a larger --budget goes on")
+        note(f"{args.budget:g} hours are spent: give a larger --budget to go on")
     except InputError as error:
         note(f"error: {error}")
         sys.exit(2)

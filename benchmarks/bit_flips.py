@@ -44,8 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--flips", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--megabytes", type=int, help="time saves of so many instead")
-    parser.add_argument("--saves", type=int, default=7, help="that are timed, of each way")
+    parser.add_argument("--megabytes", type=int, help="time saves of this many megabytes instead")
+    parser.add_argument("--saves", type=int, default=7, help="saves to time, each way")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
         if args.megabytes:

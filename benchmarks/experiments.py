@@ -225,7 +225,7 @@ def main() -> None:
         with ThreadPoolExecutor(args.jobs) as pool:
             done = list(pool.map(succeeds, CASES[args.experiment]))
     except KeyboardInterrupt:
-        note("stopped; the same command goes on")
+        note("stopped; the same command resumes")
         sys.exit(130)
     sys.exit(not all(done))
 

@@ -59,7 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
     cases, tables = PARTS[args.part]
     log = Log(args.out / f"{args.part}.jsonl", about)
     if log.differs(about):
-        parser.error(f"{log.path} was measured elsewhere or with other versions: another --out")
+        parser.error(
+            f"{log.path} was measured elsewhere or with other versions: give another --out"
+        )
     left = go_on(cases(args.smoke), log, end)
     done, failed = log.done(), log.failed()
     timing.save(args.out / f"{args.part}.json", {"header": log.header, "results": done})

@@ -237,7 +237,7 @@ def main() -> None:
                     record.add(*work.lines("mha", "at once", 0.0))
             list(pool.map(case, (name for name, parts in missing.items() if parts)))
     except KeyboardInterrupt:
-        note("stopped; the same command goes on")
+        note("stopped; the same command resumes")
         sys.exit(130)
     except (Failed, InputError) as error:
         note(f"error: {error}")

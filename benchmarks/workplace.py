@@ -129,7 +129,7 @@ class Record:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                message = f"{self.path}: another process measures, and adds to it"
+                message = f"{self.path}: another process is measuring, and adds to it"
                 raise InputError(message) from None
             self.lines = self.read()
             self.held = stack.pop_all()
@@ -143,7 +143,9 @@ class Record:
             return []
         found = json.loads(self.path.read_text())
         if not self.about.items() <= found.items():
-            raise InputError(f"{self.path} is not of {self.about}: move it away to measure anew")
+            raise InputError(
+                f"{self.path} was not measured with {self.about}: move it away to measure anew"
+            )
         return found["lines"]
 
     def add(self, *lines: dict[str, Any]) -> None:

@@ -248,7 +248,7 @@ def test_a_record_of_other_steps_is_refused(calls, tmp_path, monkeypatch, capsys
         config = load_json(tmp_path / f"atlas/lm/depth/mha,{name}" / CONFIG)
         assert config.optimizer.warmup_steps == warmup
     assert run(tmp_path, monkeypatch) == 2
-    assert "lm.json is not of" in capsys.readouterr().err
+    assert "lm.json was not measured with" in capsys.readouterr().err
 
 
 def test_no_run_begins_once_the_budget_is_spent(calls, tmp_path, monkeypatch, capsys):
@@ -331,7 +331,9 @@ def test_two_at_once_are_told(calls, tmp_path, monkeypatch, capsys):
     with workplace.Record(tmp_path / "atlas/lm.json", {}):
         assert run(tmp_path, monkeypatch) == 2
     error = capsys.readouterr().err
-    assert error == f"error: {tmp_path}/atlas/lm.json: another process measures, and adds to it\n"
+    assert (
+        error == f"error: {tmp_path}/atlas/lm.json: another process is measuring, and adds to it\n"
+    )
     assert run(tmp_path, monkeypatch) == 0
 
 
@@ -389,7 +391,7 @@ def test_steps_of_the_same_time(calls, tmp_path, monkeypatch, capsys):
     """By steps of 120 ms of `mha` and 60 ms of `sha`, which later times do not change."""
     stage(monkeypatch, "time", ["sha"])
     assert run(tmp_path, monkeypatch) == 1
-    assert "no time of a step is measured here" in capsys.readouterr().err
+    assert "no time of a step was measured on this processor" in capsys.readouterr().err
     stage(monkeypatch, "shape", ["mha"])
     assert run(tmp_path, monkeypatch) == 0
     stage(monkeypatch, "flops", ["sha"])

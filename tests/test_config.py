@@ -158,8 +158,8 @@ def test_json_keeps_text_that_is_not_ascii(tmp_path):
         ({"train": {"num_steps": True}}, "train.num_steps is True: takes a whole number"),
         ({"train": {"num_steps": "5"}}, "train.num_steps is '5': takes a whole number"),
         ({"model": {"remat": 1}}, "model.remat is 1: takes True or False"),
-        ({"data": {"train": "a.txt"}}, "data.train is 'a.txt': takes any number of texts"),
-        ({"data": {"train": ["a", 1]}}, "data.train is ['a', 1]: takes any number of texts"),
+        ({"data": {"train": "a.txt"}}, "data.train is 'a.txt': takes any number of strings"),
+        ({"data": {"train": ["a", 1]}}, "data.train is ['a', 1]: takes any number of strings"),
         ({"optimizer": {"learning_rate": None}}, "learning_rate is None: takes a number"),
         ({"optimizer": {"learning_rate": True}}, "learning_rate is True: takes a number"),
     ],
@@ -182,10 +182,13 @@ def test_json_files_that_cannot_be_read(tmp_path):
 def test_the_config_of_another_program_is_no_run(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"add_source_bos": False}))
-    assert message(fields.load_json, path) == f"{path}: of another program, not of a run"
+    assert (
+        message(fields.load_json, path)
+        == f"{path}: not the config of a run, but of another program"
+    )
     path.write_text(json.dumps({"architectures": ["A"], "model_type": "gpt2"}))
     told = message(fields.load_json, path)
-    assert told.startswith(f"{path}: of another program, not of a run; of a model of transformers")
+    assert told.startswith(f"{path}: not the config of a run, but of another program; `convert ")
     assert f"`convert {tmp_path} NEW`" in told
 
 
@@ -389,8 +392,8 @@ def test_accepted(config):
         ),
         (changed(LM, data__sequence_length=513), "at most model.max_length=512"),
         (changed(LM, data__length_buckets=(128,)), "buckets is (128,): not for task lm"),
-        (changed(PAIRS, data__length_buckets=(64, 32, 128)), "each above the last"),
-        (changed(PAIRS, data__length_buckets=(16, 16, 128)), "each above the last"),
+        (changed(PAIRS, data__length_buckets=(64, 32, 128)), "in increasing order"),
+        (changed(PAIRS, data__length_buckets=(16, 16, 128)), "in increasing order"),
         (changed(PAIRS, data__length_buckets=(0, 128)), "lengths above 0"),
         (changed(PAIRS, data__length_buckets=(16, 64)), "must be data.sequence_length=128"),
         (

@@ -191,7 +191,7 @@ def test_check_sees_an_engine_that_is_wrong(tmp_path, capsys, monkeypatch):
     assert gpu.main([*arguments, str(tmp_path / "right")]) == 0
     text = capsys.readouterr().out
     assert "8 cases are done, 0 are left" in text
-    assert "xla: float16 has not the range" in text
+    assert "xla: float16 lacks the range" in text
     assert "cudnn: needs an NVIDIA GPU" in text or jax.default_backend() == "gpu"
 
 

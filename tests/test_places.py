@@ -50,7 +50,7 @@ def test_any_other_scheme_is_refused(field, value, allowed):
     with pytest.raises(InputError) as error:
         check(set_field(config, field, value))
     scheme = name.partition(":")[0]
-    assert str(error.value).startswith(f"{field}={name}: {scheme}:// is not taken here: takes ")
+    assert str(error.value).startswith(f"{field}={name}: {scheme}:// is not supported here: takes ")
     assert str(error.value).endswith(allowed)
 
 
@@ -73,7 +73,7 @@ def test_a_url_does_not_go_up():
 
 def test_a_cache_is_local(monkeypatch):
     monkeypatch.setenv("MHE_JAX_CACHE", "gs://bucket/cache")
-    with pytest.raises(InputError, match="gs:// is not taken here: takes a local name$"):
+    with pytest.raises(InputError, match="gs:// is not supported here: takes a local path$"):
         cache_directory()
 
 

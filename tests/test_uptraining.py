@@ -184,7 +184,7 @@ def test_a_record_of_other_steps_is_refused(calls, few, tmp_path, monkeypatch, c
     assert not run(tmp_path, monkeypatch, "--seeds", "1")
     capsys.readouterr()
     assert run(tmp_path, monkeypatch, "--seeds", "2") == 1
-    assert "translation.json is not of" in capsys.readouterr().err
+    assert "translation.json was not measured with" in capsys.readouterr().err
 
 
 def test_a_trial_has_few_steps_and_seeds(calls, tmp_path, monkeypatch):

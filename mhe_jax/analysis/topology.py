@@ -92,7 +92,7 @@ def _gpus(name: str, kind: str, layout: str) -> list[Any]:
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         raise not_installed(f"--topology {name} needs the CUDA plug-in", "cuda")
     if layout.count("x") != 2:
-        raise InputError(f"--topology {name}: takes hosts x GPUs of each{_near(name)}")
+        raise InputError(f"--topology {name}: takes HOSTSxGPUS, the GPUs of each host{_near(name)}")
     told = dict(zip(("name", "memory", "bandwidth"), GPUS[kind], strict=True))
     described = topologies.get_topology_desc(
         name, "cuda", topology=layout, target_config=HOPPER.format(**told)

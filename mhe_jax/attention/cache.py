@@ -74,7 +74,7 @@ def fill(module: nn.Module, entries: KeyValues) -> None:
     """
     if _is_begun(module):
         raise ValueError(
-            "fill_cache: the cache is one of self-attention, which a call without fill_cache began"
+            "fill_cache: takes an empty cache, and a call without fill_cache has begun this one"
         )
     for name, array in entries.items():
         module.variable("cache", f"cached_{name}", jnp.zeros_like, array).value = array

@@ -62,7 +62,7 @@ class Mask:
         """
         for name, size in (("left", left), ("right", right)):
             if not isinstance(size, int) or size < 0:
-                raise ValueError(f"mask: {name}={size!r} of a window is no whole number >= 0")
+                raise ValueError(f"mask: {name}={size!r} of a window must be a whole number >= 0")
         return cls(window=(left, right), window_offset=_per_example(offset))
 
     @classmethod
@@ -239,7 +239,7 @@ def _both_windows(one: Mask, other: Mask):
         mask = other if one.window is None else one
         return mask.window, mask.window_offset
     if one.window_offset is not None or other.window_offset is not None:
-        raise ValueError("mask: of two windows that are combined, none may have an offset")
+        raise ValueError("mask: of two windows that are combined, neither may have an offset")
     left, right = map(min, zip(one.window, other.window, strict=True))
     return (left, right), None
 

@@ -392,8 +392,8 @@ class Attention(nn.Module):
             return jnp.arange(queries)[None]
         if positions.shape != (*batch, queries):
             raise ValueError(
-                f"positions have shape {positions.shape}: one for each token takes "
-                f"{(*batch, queries)}"
+                f"positions have shape {positions.shape}: must be {(*batch, queries)}, one for "
+                "each token"
             )
         return positions.reshape(-1, queries)
 

@@ -29,9 +29,9 @@ from mhe_jax.config.rules import check
 T = TypeVar("T")
 TRAIN_USAGE = "CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
 PROCESSES = """\
---distributed auto joins the processes of a pod or cluster, and elsewhere
---coordinator HOST:PORT --num_processes N --process_id I, with either
---process_timeout SECONDS: see docs/pods.md."""
+--distributed auto joins the processes of a pod or cluster; elsewhere give
+--coordinator HOST:PORT --num_processes N --process_id I. Either may add
+--process_timeout SECONDS; see docs/pods.md."""
 TARGET_USAGE = "--compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch]"
 
 
@@ -50,7 +50,7 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         print(f"{TARGET_USAGE} trains nothing:")
         print("it compiles the train step for devices that need not be there, and says whether it")
         print(f"fits.\n\n{PROCESSES}")
-        print("\nCONFIG is a file, or the name of one that comes along:")
+        print("\nCONFIG is a file, or the name of a shipped one:")
         for shipped in shipped_configs():
             print(f"    {shipped}")
         raise SystemExit(0)

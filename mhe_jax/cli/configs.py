@@ -33,4 +33,6 @@ def main(arguments: Sequence[str]) -> None:
             path, _ = config_file(name)
             output(path.read_text(encoding="utf-8"))
         case _:
-            raise InputError(f"takes nothing, or show and a name; usage: {usage}")
+            raise InputError(
+                f"{' '.join(arguments)!r}: takes nothing, or show NAME; usage: {usage}"
+            )

@@ -17,8 +17,8 @@ from mhe_jax.config.fields import did_you_mean, nearest
 
 USAGE = "RUN NEW --kind KIND [--num_kv_heads N] [--rows N] ..."
 HELP = """\
-NEW is RUN with each attention sublayer as the one of KIND that does nearest the same: to be
-evaluated, or trained further, for a part of the steps that RUN took (uptraining).
+NEW is RUN with each attention sublayer replaced by the closest one of KIND. Evaluate it, or train
+it further for a part of the steps that RUN took (uptraining).
 
     {command} RUN NEW --kind gqa --num_kv_heads 2
     {eval} NEW --checkpoint last
@@ -30,7 +30,7 @@ rows, before and after the fit, and the numbers of parameters in attention.
 
     {command} SOURCE NEW
 
-makes a run of a model of transformers, of the weights and the tokenizer.json in the directory
+makes a run of a transformers model, from the weights and the tokenizer.json in the directory
 SOURCE. Another attention is a second step: `convert` of that run, with a --kind.
 
 `{command} RUN NEW --help` explains every field."""
@@ -45,13 +45,13 @@ def main(arguments: Sequence[str]) -> None:
     if is_foreign(run):
         if wanted != ConversionConfig():
             raise InputError(
-                f"{run} is no run yet: first `convert {run} NEW` alone, then its --kind"
+                f"{run} is not a run yet: first `convert {run} NEW`, then `convert NEW` with --kind"
             )
         output(json.dumps(make_run(run, new)) + "\n")
         return
     result = convert(run, new, wanted)
     if not wanted.rows:
-        print("errors of the layers: not measured, by --rows 0", file=sys.stderr)
+        print("errors of the layers: not measured (--rows 0)", file=sys.stderr)
     for path, errors in result["errors"].items() if wanted.rows else ():
         print(f"{errors['before']:.6f} -> {errors['after']:.6f}  {path}", file=sys.stderr)
     output(json.dumps(result) + "\n")

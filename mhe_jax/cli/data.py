@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
         case [name, option] if option.startswith("--directory="):
             _get(name, option.removeprefix("--directory="))
         case _:
-            raise InputError(f"takes nothing, or a name; usage: {usage}")
+            raise InputError(f"{' '.join(arguments)!r}: takes nothing, or a name; usage: {usage}")
 
 
 def _list() -> None:
@@ -52,7 +52,7 @@ def _list() -> None:
     for name, data in PUBLISHED.items():
         size = sum(text.size for text in data.files.values())
         output(f"{name:{width}}  {data.about}; {size / 1e6:.0f} MB; {data.licence}; {data.url}\n")
-    output(f"{'of TFDS':{width}}  {OF_TFDS}: any that it has\n")
+    output(f"{'TFDS':{width}}  {OF_TFDS}: any data set that it has\n")
 
 
 def _get(name: str, directory: str | None) -> None:

@@ -32,15 +32,16 @@ def main(arguments: Sequence[str]) -> None:
 
     scores, hypotheses = read_result(run / "eval_test.json"), run / "test.hypotheses.txt"
     if not scores or not hypotheses.is_file():
-        raise InputError(f"{run}: was not evaluated: {called('eval')} {run}")
+        raise InputError(f"{run}: was not evaluated: first run `{called('eval')} {run}`")
     lines = hypotheses.read_text(encoding="utf-8").split("\n")[:-1]
     phrases = pairs("test")
     if scores.get("sources") != ["demo:test"] or len(lines) != len(phrases):
         raise InputError(f"{run}: was not evaluated on demo:test")
     output("\n" + examples(phrases, lines))
     output(
-        f"\n{scores['bleu']:.1f} BLEU and {scores['exact_match']:.1f} % exact match on what is not "
-        f"in training (at least {wanted.bleu:g} and {wanted.exact_match:g} are asked for)\n"
+        f"\n{scores['bleu']:.1f} BLEU and {scores['exact_match']:.1f} % exact match on phrases "
+        f"that are not in training (at least {wanted.bleu:g} and {wanted.exact_match:g} are "
+        "required)\n"
     )
     if scores["bleu"] < wanted.bleu or scores["exact_match"] < wanted.exact_match:
         sys.exit(1)

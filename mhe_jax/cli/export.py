@@ -16,7 +16,7 @@ OUT is a new directory with RUN's best parameters in a format that other program
 
 {formats}
 
-What has no home in a format is refused with the reason. The last line is one JSON object.
+What a format cannot hold is refused with the reason. The last line is one JSON object.
 `{command} RUN OUT --help` explains every field; docs/export.md has examples."""
 
 
@@ -26,7 +26,8 @@ class ExportArguments:
 
     # The format, one of those that `export --help` lists.
     to: str = ""
-    # `best` on the validation split, `last`, or a step number; None: as eval.py takes for the run.
+    # `best` on the validation split, `last`, or a step number; None: the run's own
+    # evaluation.checkpoint.
     checkpoint: str | None = None
     # Mean of this many checkpoints ending with the newest (needs checkpoint=last); None likewise.
     average_checkpoints: int | None = None

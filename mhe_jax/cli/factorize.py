@@ -11,8 +11,8 @@ from mhe_jax.config import KroneckerConfig
 
 USAGE = "RUN NEW [--attention N] [--mlp N] [--embedding N]"
 HELP = """\
-NEW is RUN with its matrices as sums of Kronecker products, of these numbers of terms: to be
-evaluated, or trained further by the command of RUN with NEW as --workdir and these terms.
+NEW is RUN with its matrices as sums of Kronecker products with the given numbers of terms. Evaluate
+it, or train it further by RUN's command with NEW as --workdir and these terms.
 
     {command} RUN NEW --attention 8 --mlp 16 --embedding 128
     {eval} NEW --checkpoint last

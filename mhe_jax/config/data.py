@@ -72,7 +72,8 @@ class DataConfig:
     tokens_per_batch: int = 4096
     # Padded lengths of batches of pairs and of labelled examples; the last is sequence_length.
     length_buckets: tuple[int, ...] = ()
-    # Rows of a translation batch are a multiple of this: a multiple of data * fsdp devices.
+    # Rows of a translation batch are a multiple of this, which is one of
+    # mesh.data * mesh.fsdp * optimizer.accumulate_steps.
     row_multiple: int = 8
     # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
     mask_rate: float = 0.15

@@ -74,7 +74,7 @@ def allowed_values(hint: Any) -> str:
     """The values that a field of this type takes, in words.
 
     >>> allowed_values(int | None), allowed_values(tuple[str, ...])
-    ('a whole number or None', 'any number of texts')
+    ('a whole number or None', 'any number of strings')
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -85,7 +85,7 @@ def allowed_values(hint: Any) -> str:
         return f"any number of {allowed_values(arguments[0]).removeprefix('a ')}s"
     if hint is bool:
         return "True or False"
-    return {int: "a whole number", float: "a number", str: "a text"}[hint]
+    return {int: "a whole number", float: "a number", str: "a string"}[hint]
 
 
 def nearest_choices(values: Sequence[str], hint: Any) -> str:
@@ -199,7 +199,7 @@ def parse_json(path: Path) -> Any:
     """
     if not path.is_file():
         path.stat()  # raises if there is nothing
-        raise ValueError("is no file")
+        raise ValueError("not a regular file")
     if path.stat().st_size > LARGEST_JSON:
         raise ValueError(f"has over {LARGEST_JSON:,} bytes")
     try:
@@ -234,8 +234,8 @@ def load_json(path: str | Path) -> Config:
     if values and not values.keys() & {part.name for part in dataclasses.fields(Config)}:
         hint = ""
         if "model_type" in values:
-            hint = f"; of a model of transformers `convert {path.parent} NEW` makes one"
-        raise InputError(f"{path}: of another program, not of a run{hint}")
+            hint = f"; `convert {path.parent} NEW` makes a run of a transformers model"
+        raise InputError(f"{path}: not the config of a run, but of another program{hint}")
     try:
         return from_dict(values)
     except InputError as error:

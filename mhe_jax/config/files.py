@@ -22,17 +22,19 @@ def cache_directory(configured: str | None = None) -> Path:
     Raises:
       InputError: it cannot be made or written.
     """
-    given = configured or os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax"
-    check_scheme("data.cache_directory", given, ())
+    named = os.environ.get("MHE_JAX_CACHE")
+    field = "MHE_JAX_CACHE" if named and not configured else "data.cache_directory"
+    given = configured or named or "~/.cache/mhe_jax"
+    check_scheme(field, given, ())
     path = Path(os.path.expanduser(given))
     if path.parts[0].startswith("~"):
-        raise InputError(f"data.cache_directory={path}: there is no such home")
+        raise InputError(f"{field}={path}: there is no such home directory")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"data.cache_directory={path}: {error.strerror}") from None
+        raise InputError(f"{field}={path}: {error.strerror}") from None
     if not os.access(path, os.W_OK):
-        raise InputError(f"data.cache_directory={path}: not writable")
+        raise InputError(f"{field}={path}: not writable")
     return path
 
 

@@ -46,7 +46,7 @@ def check_scheme(field: str, name: str, allowed: tuple[str, ...]) -> None:
     start = f"{field}={name}" if field else name
     if scheme is not None and scheme not in allowed:
         takes = "".join(f" or {one}://bucket/name" for one in allowed)
-        raise InputError(f"{start}: {scheme}:// is not taken here: takes a local name{takes}")
+        raise InputError(f"{start}: {scheme}:// is not supported here: takes a local path{takes}")
     if scheme is not None and not re.match(r"[^/]+://[^/]+", name):
         raise InputError(f"{start}: names no bucket: takes {scheme}://bucket/name")
     if scheme is not None and ".." in name.split("/"):
@@ -62,7 +62,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
     if isinstance(name, Path | Bucket):
         return cast(Path, name)
     if not isinstance(name, str | os.PathLike):
-        raise InputError(f"{name!r} is no path: takes a text or a pathlib.Path")
+        raise InputError(f"{name!r} is not a path: takes a str or a pathlib.Path")
     return _place(os.fspath(name), RUNS)
 
 
@@ -98,8 +98,8 @@ def _store(scheme: str) -> Any:
     import fsspec
     from fsspec.config import conf
 
-    # Orbax uses these libraries too; all must see at once what other processes write, and
-    # what is written past them.
+    # Orbax uses these libraries too, by fsspec if its own library is told not to use TensorFlow.
+    # None may cache listings: they would miss what other processes, or other libraries, write.
     os.environ.setdefault("EPATH_USE_TF", "0")
     conf.setdefault({"gs": "gcs"}.get(scheme, scheme), {})["use_listings_cache"] = False
     # It prints the traceback of each error that it raises; `_telling` reports them in one line.

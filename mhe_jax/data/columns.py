@@ -54,7 +54,7 @@ def _column(path: Path, field: str, whole: bool, cache: Path) -> LineFile:
         drop_earlier(texts, path)
         if identity(path) != known:
             built.unlink(missing_ok=True)
-            raise InputError(f"{name}: has changed while it was read")
+            raise InputError(f"{name}: changed while it was being read")
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
     return LineFile(name, texts, numbers[:-DIGEST], key_of(numbers[-DIGEST:].tolist(), "column"))

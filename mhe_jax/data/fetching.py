@@ -44,7 +44,7 @@ def get(name: str, directory: Path, tell: Callable[[str], None]) -> list[Path]:
             with publish(directory / file) as draft:
                 draft.write_bytes(packed)
                 if not _is(data.files[file], draft, Path(file).suffix):
-                    raise InputError(f"{data.url}: what it gives for {file} is not that of {name}")
+                    raise InputError(f"{data.url}: what it serves as {file} is not that of {name}")
     return [directory / file for file in data.files]
 
 
@@ -80,7 +80,9 @@ def _fetch(url: str) -> bytes:
             while part := answer.read(CHUNK):
                 found += part
                 if len(found) > MOST:
-                    raise InputError(f"{url}: gives more than {MOST:,} bytes: is not the file")
+                    raise InputError(
+                        f"{url}: gives more than {MOST:,} bytes: not the published file"
+                    )
             return bytes(found)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__

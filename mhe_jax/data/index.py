@@ -135,7 +135,7 @@ def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
         out.write(digest.digest())
         after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise InputError(f"{name}: has changed while it was read")
+            raise InputError(f"{name}: changed while it was being read")
 
 
 def drop_earlier(copy: Path, path: Path) -> None:

@@ -32,7 +32,7 @@ class Draws:
             k = int(np.argmin(self._counts))
             raise InputError(
                 f"data.train_weights is {tuple(weights)!r}: {weights[k]} is less than 1 in "
-                f"{BLOCK:,} of all"
+                f"{BLOCK:,} of their sum"
             )
         self.shares = self._counts / BLOCK
         self._seed = seed

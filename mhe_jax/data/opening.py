@@ -133,13 +133,13 @@ def _format(paths: Sequence[Path]) -> str:
     for form, path in forms.items():
         if form in NOT_TEXT:
             raise InputError(
-                f"{path}: {form} is not a form that is read here: takes lines of text, .tsv or "
+                f"{path}: {form} is not a supported format: takes lines of text, .tsv or "
                 ".jsonl, each also as .gz or .xz, .parquet, or a directory of `datasets`"
             )
     if len(forms) > 1:
         one, other = list(forms.values())[:2]
         raise InputError(
-            f"{one} and {other} are of different forms: name one of them by a pattern, as "
+            f"{one} and {other} have different formats: name one of them by a pattern, such as "
             f"{one.parent / ('*' + one.suffix)}"
         )
     return next(iter(forms))

@@ -26,7 +26,7 @@ def local_copy(path: Path, cache: Path) -> Path:
         def fetch(draft: Path) -> None:
             path.fetch(draft)
             if path.version() != version:
-                raise InputError(f"{path}: has changed while it was read")
+                raise InputError(f"{path}: changed while it was being read")
 
         copies = cache / "fetched" / key_of(str(path))
         copy = built_once(copies / key_of(*version), fetch)

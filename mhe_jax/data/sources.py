@@ -85,7 +85,7 @@ class _Lines(Source):
             raise InputError(f"{file.name}: {error.strerror}") from None
         weakref.finalize(self, os.close, self._file)
         if os.fstat(self._file).st_size != self._offsets[-1]:
-            raise InputError(f"{file.name}: has changed while it was read")
+            raise InputError(f"{file.name}: changed while it was being read")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1

@@ -53,7 +53,10 @@ class HashedWords:
     def check_vocabulary(self, vocabulary_size: int) -> None:
         """Raises InputError unless a model of `vocabulary_size` fits; without a table any does."""
         if self._buckets is not None and self.vocabulary_size != vocabulary_size:
-            raise InputError(f"model.vocabulary_size is {vocabulary_size}: not that of the hashes")
+            raise InputError(
+                f"model.vocabulary_size is {vocabulary_size}: must be {self.vocabulary_size}, that "
+                "of the hashes"
+            )
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """The id of each word of many texts; `UNK` for a literal `<unk>`."""

@@ -138,5 +138,5 @@ def check_fits(compiled: Any, mesh: Any, rows: int, length: int) -> None:
     if needed > there:
         raise InputError(
             f"{rows} rows of {length:,} tokens need {needed / 1e9:,.1f} GB of memory, the machine "
-            f"has {there / 1e9:,.1f}: takes shorter lines, or a smaller --batch_size or --beam_size"
+            f"has {there / 1e9:,.1f}: give shorter lines, or a smaller --batch_size or --beam_size"
         )

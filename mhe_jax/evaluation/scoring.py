@@ -59,7 +59,7 @@ class Scorer:
         if not self._pairs:
             return [[*self.tokenizer.encode(text_of(item, where)), EOS]]
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise InputError(f"{where} is no pair: takes (source, target)")
+            raise InputError(f"{where} is not a pair: takes (source, target)")
         sides = [[*self.tokenizer.encode(text_of(text, where)), EOS] for text in item]
         if (most := max(map(len, sides))) > self._longest:
             raise InputError(

@@ -64,7 +64,7 @@ def text_of(text: Any, where: str) -> str:
       InputError: it is not a text, or cannot be UTF-8.
     """
     if not isinstance(text, str):
-        raise InputError(f"{where} is of type {type(text).__name__}: takes a text")
+        raise InputError(f"{where} is of type {type(text).__name__}: takes a str")
     if is_broken(text):
         raise InputError(f"{where} has half a surrogate pair")
     return text.removesuffix("\n")

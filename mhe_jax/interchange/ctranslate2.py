@@ -75,13 +75,11 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     """
     config, tokenizer = run.config, run.tokenizer
     if config.task not in USES:
-        raise InputError(
-            f"task is {config.task!r}: {HOME} runs models of {' and '.join(USES)} here"
-        )
+        raise InputError(f"task is {config.task!r}: {HOME} takes runs of {' or '.join(USES)}")
     if isinstance(tokenizer, JsonTokenizer):
         raise InputError(
-            f"{tokenizer.name}: {HOME} gets the pieces of a sentencepiece model here; export the "
-            "run to huggingface, of which CTranslate2 makes a model itself"
+            f"{tokenizer.name}: the export to {HOME} takes a sentencepiece model; export the run "
+            "to huggingface, which CTranslate2 converts itself"
         )
     assert isinstance(tokenizer, Tokenizer)
     spec, result = convert(config, run.params, tokenizer.vocabulary)

@@ -61,7 +61,7 @@ class Heads(NamedTuple):
         if max(scored, valued) > width:
             raise InputError(
                 f"{name} has heads that are {width} wide, features / num_heads: scores of width "
-                f"{scored} and values of width {valued} have no home in it"
+                f"{scored} and values of width {valued} do not fit in it"
             )
         if scored == valued == width:
             return self
@@ -96,8 +96,8 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
     require_heads(config.kind)
     if config.normalize_qk:
         raise InputError(
-            "model.attention.normalize_qk has no home: a LayerNorm lies between projections and "
-            "scores"
+            "model.attention.normalize_qk cannot be exported: a LayerNorm lies between projections "
+            "and scores"
         )
     M, H, kind = features, config.num_heads, config.kind
     D = (config.qkv_features or M) // H

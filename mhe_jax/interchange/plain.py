@@ -28,11 +28,11 @@ Tensors = dict[str, np.ndarray]
 
 
 def require(model: ModelConfig, home: str, **wanted: Any) -> None:
-    """Raises InputError unless fields of the model have these values, the only ones `home` has."""
+    """Raises InputError unless fields of the model have these values, which `home` takes alone."""
     for field, value in wanted.items():
         found = getattr(model, field)
         if (found or 0) != (value or 0):
-            raise InputError(f"model.{field} is {found!r}: {home} has {value!r} only")
+            raise InputError(f"model.{field} is {found!r}: {home} takes {value!r} only")
 
 
 def plain(

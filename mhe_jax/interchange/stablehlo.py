@@ -135,7 +135,7 @@ def check(config: Config) -> None:
     if config.model.hashing is not None:
         raise InputError(
             f"model.hashing is {config.model.hashing!r}: signatures of hashed words are computed "
-            "by mhe_jax alone, so such a run has no home in stablehlo"
+            "by mhe_jax alone, so such a run cannot be exported to stablehlo"
         )
 
 

@@ -97,7 +97,7 @@ def _sublayer(
 def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
     """The config of the new run, without biases of its own."""
     if wanted.kind is None:
-        raise InputError("--kind is not set: takes the attention that the new run is to have")
+        raise InputError(f"--kind is not set: takes one of {', '.join(conversion.TARGETS)}")
     conversion.check_target(wanted.kind)
     for kind in old.kinds.values():
         conversion.check_source(kind)

@@ -104,7 +104,7 @@ def picture(section: Section, cost: Cost) -> Picture:
         told.append(f"Nothing beats {'; '.join(mark.group.name for mark in best)}.")
     if best and cost is TIME:
         told.append(
-            f"Medians of training on {best[0].group.runs[0].device or 'a device not told'}."
+            f"Medians of training on {best[0].group.runs[0].device or 'an unknown device'}."
         )
     for what, names in without.items():
         who = "all" if len(names) == len(section.groups) else "; ".join(names)

@@ -78,7 +78,7 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         notes.append(f"No run has scores on the {split} split: `python eval.py RUN` makes them.")
     if section.chosen:
         told = ", ".join(section.chosen)
-        notes.append(f"Of {told} each has the value with the best validation loss.")
+        notes.append(f"Each group has the value of {told} with the best validation loss.")
     if any(group.cached_numbers() for group in section.groups):
         both = " and a source token" if section.task == "translation" else ""
         notes.append(f"Cached numbers are those of a token{both} in all layers of the decoder.")

@@ -96,7 +96,7 @@ def _check_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: is a file")
     if out.is_dir() and any(out.iterdir()) and not (out / PAGE).exists():
-        raise InputError(f"--out {out}: holds something else than a report; give another")
+        raise InputError(f"--out {out}: holds something other than a report; give another")
 
 
 def _make_out(out: Path) -> None:

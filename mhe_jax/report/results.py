@@ -43,7 +43,7 @@ def read_result(path: Path) -> dict[str, Any]:
         for step in (steps if isinstance(steps, list) else [steps])
     ]
     rules.append(("parameters", found.get("parameters"), _is_counts, "an object of numbers"))
-    rules += [(name, found.get(name), _is_text, "a text") for name in ("checkpoint", "metric")]
+    rules += [(name, found.get(name), _is_text, "a string") for name in ("checkpoint", "metric")]
     for name, value, fits, takes in rules:
         if value is not None and not fits(value):
             raise InputError(f"{path}: {name} is {shown(value)}: takes {takes} or null")

@@ -137,7 +137,7 @@ def _read(path: Path, split: str) -> RunRecord:
         raise InputError(f"{path / CONFIG}: {error}") from None
     result, scores = read_result(path / RESULT), read_result(path / f"eval_{split}.json")
     if stale := _stale(scores, result):
-        scores, stale = {}, f"eval_{split}.json is left out, {stale}: python eval.py {path}"
+        scores, stale = {}, f"eval_{split}.json is left out, {stale}: run `python eval.py {path}`"
     curve: dict[str, list[tuple[int, float]]] = {}
     times = []
     metrics = path / METRICS

@@ -257,4 +257,4 @@ def finite(run: TrainedRun, sums: dict[str, float]) -> dict[str, float]:
 
 def not_a_number(workdir: Path) -> InputError:
     """The error of a run whose model gives NaN or infinity."""
-    return InputError(f"{workdir}: the model's output is not a number: a broken checkpoint")
+    return InputError(f"{workdir}: the model's output is NaN or infinite: a broken checkpoint")

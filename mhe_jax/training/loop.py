@@ -85,7 +85,7 @@ def _train(
     tasks.check_sources(config)
     check_writers(config)
     if config.train.eval_translate and sample is None:
-        raise InputError("train.eval_translate: takes train(config, sample=TranslatedSample)")
+        raise InputError("train.eval_translate: needs train(config, sample=TranslatedSample)")
     workdir = path_of(config.workdir)
     check_path(workdir)
     _check_writable(workdir)
@@ -255,7 +255,7 @@ def _check_writable(workdir: Path) -> None:
 def _reason(error: Exception, checkpoints: Checkpoints, workdir: Path) -> str:
     """Why the run stops, and what it can resume from."""
     good = checkpoints.last_good()
-    good = "there is none" if good is None else f"step {good} in {workdir}"
+    good = "none" if good is None else f"step {good} in {workdir}"
     if isinstance(error, NotFinite):
         what = f"{error}; nothing was saved,"
     else:

@@ -84,7 +84,7 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     if data * fsdp != slices:
         raise InputError(
             f"mesh.data={shape[0]} · mesh.fsdp={shape[1]} must be a multiple of the {slices} "
-            "slices: mesh.tensor cannot go between them"
+            "slices: mesh.tensor cannot span slices"
         )
     within = (shape[0] // data, shape[1] // fsdp, shape[2])
     grid = mesh_utils.create_hybrid_device_mesh(
@@ -141,8 +141,8 @@ def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
         for size, axis, name in zip(leaf.shape, sharding.spec, names, strict=False):
             if axis is not None and size % mesh.shape[axis]:
                 raise InputError(
-                    f"mesh.{axis}={mesh.shape[axis]} must divide the {size} of axis {name!r} of "
-                    f"parameter {path_name(path)}"
+                    f"mesh.{axis}={mesh.shape[axis]} must divide the size of axis {name!r} of "
+                    f"parameter {path_name(path)}, {size}"
                 )
     return shardings
 

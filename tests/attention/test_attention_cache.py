@@ -290,7 +290,7 @@ def test_filling_a_cache_needs_the_width_of_the_queries():
 @every_kind
 def test_a_cache_of_self_attention_is_not_filled(case):
     d = decoder(case)
-    with pytest.raises(ValueError, match="fill_cache: the cache is one of self-attention"):
+    with pytest.raises(ValueError, match="fill_cache: takes an empty cache"):
         d.module.apply(d.params | {"cache": d.cache}, d.x, method="fill_cache", mutable=["cache"])
 
 

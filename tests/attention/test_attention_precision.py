@@ -48,7 +48,7 @@ def test_sixteen_bits_are_close_to_the_reference(case, dtype):
     params = rounded(random_parameters(case.module(), q, k), dtype)
     mask, dense = mask_for(case, "one row empty", T, S)
     if case.form == "shared" and dtype == jnp.float16:
-        with pytest.raises(ValueError, match="float16 has not the range"):
+        with pytest.raises(ValueError, match="float16 lacks the range"):
             module.apply({"params": params}, q, k, mask=mask)
         return
     output = jax.jit(module.apply)({"params": params}, q, k, mask=mask)

@@ -63,7 +63,7 @@ def test_blocks(mask, start, size, keys):
 @pytest.mark.parametrize("other", PARTS)
 def test_both_at_once(one, other):
     if "window" in one and "window" in other and "window, offset" in (one, other):
-        with pytest.raises(ValueError, match="of two windows that are combined, none may have"):
+        with pytest.raises(ValueError, match="of two windows that are combined, neither may have"):
             PARTS[one] & PARTS[other]
         return
     both = PARTS[one] & PARTS[other]
@@ -86,9 +86,9 @@ def test_who_may_have_rows_without_a_key():
 
 @pytest.mark.parametrize("size", [-1, 2.0, None])
 def test_sizes_of_a_window(size):
-    with pytest.raises(ValueError, match=f"left={size} of a window is no whole number >= 0"):
+    with pytest.raises(ValueError, match=f"left={size} of a window must be a whole number >= 0"):
         Mask.local(size)
-    with pytest.raises(ValueError, match=f"right={size} of a window is no whole number >= 0"):
+    with pytest.raises(ValueError, match=f"right={size} of a window must be a whole number >= 0"):
         Mask.local(1, size)
 
 

@@ -281,8 +281,8 @@ def test_mva_keeps_one_score_matrix():
         # A width of 11, or of half of it where only those turn.
         ({}, {"width": 33}, r"the width (11|5) is odd"),
         ({}, {"keys": T + 1}, "rotary is for self-attention: there are 5 queries and 6 keys"),
-        ({}, {"positions": POSITIONS[:, :4]}, r"shape \(2, 4\): one for each token takes \(2, 5\)"),
-        ({}, {"positions": POSITIONS[0]}, r"shape \(5,\): one for each token takes \(2, 5\)"),
+        ({}, {"positions": POSITIONS[:, :4]}, r"shape \(2, 4\): must be \(2, 5\)"),
+        ({}, {"positions": POSITIONS[0]}, r"shape \(5,\): must be \(2, 5\)"),
         ({"decode": True}, {"positions": POSITIONS}, "decode=True: the cache counts them"),
         ({"rotary": None}, {"positions": POSITIONS}, "given without rotary, which alone reads"),
     ],

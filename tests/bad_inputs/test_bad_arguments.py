@@ -147,7 +147,7 @@ def test_a_field(refused, field, entry):
         (f"{TRAIN} --distributed slurm", r"--distributed is 'slurm': takes auto$"),
         (
             f"{TRAIN} --distributed auto",
-            r"--distributed auto: this is no TPU pod, Slurm, GKE or Open",
+            r"--distributed auto: this is not a TPU pod or a Slurm, GKE or Open",
         ),
         (f"{TRAIN} --num_processes 2", r"--coordinator is missing: "),
         (
@@ -266,7 +266,7 @@ def test_sweeping(refused, flags, says):
         (f"{SCORE} --sources tfds:x:y", r"tfds:x:y: TFDS knows no data set 'x', prepared or not$"),
         (
             f"{SCORE} --length_penalty nan",
-            r"evaluation\.length_penalty is nan: takes a finite number of float32, 0",
+            r"evaluation\.length_penalty is nan: takes a finite float32 number, 0",
         ),
         (f"{SCORE} --translate", r"runs/lm is a run of task lm: only translation translates$"),
         (f"{SCORE} --translate --generate", r"--translate and --generate: give only one$"),
@@ -285,7 +285,7 @@ def test_sweeping(refused, flags, says):
         ),
         (
             f"{SCORE} --generate --temperature 1e39",
-            r"evaluation\.temperature is 1e\+39: takes a finite number of float32",
+            r"evaluation\.temperature is 1e\+39: takes a finite float32 number",
         ),
         (
             f"{SCORE} --generate --temperature -1",
@@ -370,7 +370,7 @@ def test_sweeping(refused, flags, says):
         ("mhe_jax/__main__.py factorize runs/lm", r"two directories come first; usage: "),
         (
             "mhe_jax/__main__.py factorize runs/lm new",
-            r"no rank is given: takes --attention,",
+            r"no number of terms is given: takes --attention,",
         ),
         (
             "mhe_jax/__main__.py factorize runs/no new --mlp 1",

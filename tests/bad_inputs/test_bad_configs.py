@@ -73,7 +73,7 @@ def test_a_name(refused, name, says, entry):
 
 
 VALUES = {
-    "data.train is 'a.txt': takes any number of texts": "data=DataConfig(train='a.txt')",
+    "data.train is 'a.txt': takes any number of strings": "data=DataConfig(train='a.txt')",
     "data.batch_size is '8': takes a whole number": "data=DataConfig(batch_size='8')",
     "data.batch_size is 8.0: takes a whole number": "data=DataConfig(batch_size=8.0)",
     "train.num_steps is True: takes a whole number": "train=TrainConfig(num_steps=True)",
@@ -91,13 +91,13 @@ VALUES = {
     "attention=AttentionConfig(kind='mhx'))",
     "model.dropout_rate is '0': takes a number": "model=ModelConfig(dropout_rate='0')",
     "mesh.data is [2]: takes a whole number": "mesh=MeshConfig(data=[2])",
-    "workdir is None: takes a text": "workdir=None",
-    "workdir is PosixPath('runs'): takes a text": "workdir=__import__('pathlib').Path('runs')",
+    "workdir is None: takes a string": "workdir=None",
+    "workdir is PosixPath('runs'): takes a string": "workdir=__import__('pathlib').Path('runs')",
     "task is 'speech': takes one of mlm, lm": "task='speech'",
     "evaluation.split is 'train': takes one of": "evaluation=EvaluationConfig(split='train')",
     "data.train_weights is ('1',): takes any number of numbers": "data=DataConfig("
     "train_weights=('1',))",
-    "data.train is ('a\\x00b',): takes any number of texts": "data=DataConfig(train=('a\\0b',))",
+    "data.train is ('a\\x00b',): takes any number of strings": "data=DataConfig(train=('a\\0b',))",
 }
 
 

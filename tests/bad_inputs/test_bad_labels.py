@@ -36,7 +36,7 @@ FAULTS = {
     "text is a number": (
         "x.jsonl",
         '{"text": 1, "label": "a"}\n',
-        ":1: field 'text' is not a text",
+        ":1: field 'text' is not a string",
     ),
     "no text": ("x.jsonl", '{"txt": "one", "label": "a"}\n', ":1: has no 'text'; it has 'txt', 'l"),
     "not UTF-8": ("x.tsv", HEAD.encode() + b"on\xe9\ta\n", ":2: is not UTF-8 ("),
@@ -100,7 +100,7 @@ def test_labels_for_compiling(place, refused, said, fault):
 
 def test_one_label_only(place, refused):
     write(place, "x.tsv", HEAD + "one\ta\nred\ta\n")
-    refused(TRAIN.format("x.tsv"), r"data\.train: has one label, 'a'; a class needs another$")
+    refused(TRAIN.format("x.tsv"), r"data\.train: has one label, 'a': takes two or more$")
 
 
 @pytest.mark.parametrize("value", ["much", "nan", "", "1e999"])
@@ -168,7 +168,7 @@ SQUAD = {
         "a question is not a JSON object",
     ),
     "nothing": ('{"data": []}', "no examples"),
-    "same id twice": (questions(second_like_first), "data.train: question '50' is there twice"),
+    "same id twice": (questions(second_like_first), "data.train: question '50' occurs twice"),
     "no id": (questions(lambda p: p["qas"][0].pop("id")), "question None: has no 'id'; it has "),
     "no context": (questions(lambda p: p.pop("context")), "question '50': field 'context' is not"),
     "empty context": (
@@ -239,12 +239,16 @@ def superglue(place, dataset, change):
             "question is 'why': takes cause or effect",
         ),
         ("wic", lambda row: row.update(end1=999), "start1, end1 is not a range of the text"),
-        ("wic", lambda row: row.update(start2="0"), "field 'start2' is '0': takes a number from 0"),
+        (
+            "wic",
+            lambda row: row.update(start2="0"),
+            "field 'start2' is '0': takes a whole number, 0 or",
+        ),
         ("wsc", lambda row: row.update(target=3), "has no 'span1_text'; it has nothing"),
         ("wsc", lambda row: row["target"].update(span1_index=99), "span1_index is 99: a text of "),
         ("multirc", lambda row: row.update(passage=[]), "is not a passage of MultiRC ("),
         ("multirc", lambda row: row.pop("passage"), "has no 'passage'; it has "),
-        ("multirc", twice, "idx (2, 4, 9) is there twice"),
+        ("multirc", twice, "idx (2, 4, 9) occurs twice"),
     ],
 )
 def test_records_of_superglue(place, refused, said, dataset, change, says):

@@ -192,7 +192,7 @@ def test_parameters_of_another_shape(run, change, refused, entry):
 @pytest.mark.parametrize(
     ("name", "to", "says"),
     [
-        ("mlm", "ctranslate2", r"task is 'mlm': CTranslate2 runs models of translation and lm"),
+        ("mlm", "ctranslate2", r"task is 'mlm': CTranslate2 takes runs of translation or lm"),
         ("translation", "huggingface", r"model\.norm_position is 'pre': Marian, .* only$"),
     ],
 )
@@ -233,8 +233,8 @@ NUMBERS = {
     '{"best_step": {}}': r"best_step is \{\}: takes a number or null$",
     '{"parameters": 7}': "parameters is 7: takes an object of numbers or null$",
     '{"parameters": {"total": "many"}}': r"parameters is \{.*\}: takes an object of numbers or nul",
-    '{"checkpoint": [1]}': r"checkpoint is \[1\]: takes a text or null$",
-    '{"metric": 3}': "metric is 3: takes a text or null$",
+    '{"checkpoint": [1]}': r"checkpoint is \[1\]: takes a string or null$",
+    '{"metric": 3}': "metric is 3: takes a string or null$",
     '{"bleu": ' + "[" * 31 + "]" * 31 + "}": "not a result: is nested more than 30 deep$",
 }
 

@@ -136,7 +136,7 @@ def test_one_that_changes_while_it_is_fetched(url, put, read, tmp_path, monkeypa
     put("a.txt", b"one\n")
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "fetch", late)
-        with pytest.raises(InputError, match=rf"^{url}/a.txt: has changed while it was read$"):
+        with pytest.raises(InputError, match=rf"^{url}/a.txt: changed while it was being read$"):
             read(f"{url}/a.txt")
     put("a.txt", b"one\n")
     assert list(read(f"{url}/a.txt")) == ["one"]

@@ -203,7 +203,7 @@ def test_a_file_that_changes_while_it_is_read(read, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(columns, "_column_parts", meddle)
-        with pytest.raises(InputError, match=r"a.parquet: has changed while it was read$"):
+        with pytest.raises(InputError, match=r"a.parquet: changed while it was being read$"):
             read("a.parquet")
     assert list(read("a.parquet")) == ["six", "ten"]
 
@@ -293,7 +293,7 @@ def test_bad_patterns(read, tmp_path):
     for name, message in {
         "*.gz": f"{tmp_path}/*.gz: no file matches",
         "empty": f"{tmp_path}/empty: holds no files",
-        "mixed": f"{tmp_path}/mixed/a.txt and {tmp_path}/mixed/b.jsonl are of different forms: "
+        "mixed": f"{tmp_path}/mixed/a.txt and {tmp_path}/mixed/b.jsonl have different formats: "
         f"name one of them by a pattern, as {tmp_path}/mixed/*.txt",
     }.items():
         with pytest.raises(InputError) as error:

@@ -211,7 +211,7 @@ def test_labelled_files_that_shrink(tmp_path, monkeypatch, name):
     task, dataset = ("span", "squad") if name == "a.json" else ("classification", "own")
     labels = ("a", "b") if name in LABELLED else ()
     config = experiment(tmp_path, task, train=(name,), dataset=dataset, labels=labels)
-    with pytest.raises(InputError, match=rf"{name}: has changed while it was read"):
+    with pytest.raises(InputError, match=rf"{name}: changed while it was being read"):
         (read_examples if name in LABELLED else read_questions)(config, "train")
 
 
@@ -225,7 +225,7 @@ def test_a_file_that_grows_while_it_is_read(read, tmp_path, monkeypatch):
             file.write(b"more\n")
 
     monkeypatch.setattr(index, "_scan_lines", scan_and_write)
-    with pytest.raises(InputError, match=r"a\.txt: has changed while it was read"):
+    with pytest.raises(InputError, match=r"a\.txt: changed while it was being read"):
         read("a.txt")
     assert not list((tmp_path / "cache" / "index").iterdir())
 

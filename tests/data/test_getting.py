@@ -127,7 +127,7 @@ def test_nothing_is_left_of_what_is_wrong(files, served, tmp_path, capsys):
     for wrong in (gzip.compress(b"eins\nzwo!\n"), gzip.compress(TEXTS["a.de"])[:-9], b"<html>"):
         (directory / "a.de.gz").write_bytes(wrong)
         with pytest.raises(
-            InputError, match=rf"{url}: what it gives for a.de.gz is not that of tiny"
+            InputError, match=rf"{url}: what it serves as a.de.gz is not that of tiny"
         ):
             get(capsys, "--directory", str(place))
         assert [path.name for path in place.iterdir()] == ["a.en.gz"]

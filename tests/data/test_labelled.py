@@ -391,7 +391,7 @@ BAD = {
     "not a text": (
         "cb",
         '{"premise": 1, "hypothesis": "b", "label": "neutral"}\n',
-        r"train.jsonl:1: field 'premise' is not a text",
+        r"train.jsonl:1: field 'premise' is not a string",
     ),
     "copa": (
         "copa",
@@ -406,7 +406,7 @@ BAD = {
     "wsc": (
         "wsc",
         changed(FILES["wsc"]["train.jsonl"], target={"span1_text": "a", "span1_index": 99}),
-        "span1_index is 99: a text of 16",
+        "span1_index is 99: the text has 16 words",
     ),
     "multirc": ("multirc", '{"idx": 1, "passage": {}}\n', r":1: is not a passage of MultiRC"),
     "squad format": ("squad", '{"data": {}}', "is not in SQuAD's format: no list 'data'"),
@@ -419,7 +419,7 @@ BAD = {
     "twice": (
         "squad",
         FILES["squad"]["train.json"].replace('"51"', '"50"'),
-        r"data.train: question '50' is there twice",
+        r"data.train: question '50' occurs twice",
     ),
 }
 
@@ -454,7 +454,7 @@ def test_bad_files_are_one_line(config, tmp_path, case):
         ("squad", {"train": ("a.tsv",)}, r"a.tsv: takes .json"),
         ("own", {"task": "span"}, "data.dataset is 'own': task span takes squad or squad_v2"),
         ("own", {"fields": ("a", "b", "c")}, r"task classification takes one or two texts"),
-        ("own", {"train": ("a.tsv",)}, r"data.train: has one label, 'x'; a class needs another"),
+        ("own", {"train": ("a.tsv",)}, r"data.train: has one label, 'x': takes two or more"),
         ("own", {"train": ("a.tsv",), "label_field": "mood"}, r"a.tsv:2: has no 'mood'; it has"),
     ],
 )

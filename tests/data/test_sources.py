@@ -151,9 +151,9 @@ BAD = {
     "a table": (
         {"a.csv": b"a,b\n"},
         ["a.csv"],
-        "{dir}/a.csv: .csv is not a form that is read here",
+        "{dir}/a.csv: .csv is not a supported format",
     ),
-    "packed": ({"a.csv.gz": b""}, ["a.csv.gz"], "{dir}/a.csv.gz: .csv is not a form that is read"),
+    "packed": ({"a.csv.gz": b""}, ["a.csv.gz"], "{dir}/a.csv.gz: .csv is not a supported format"),
     "empty": ({"a.txt": b""}, ["a.txt"], "{dir}/a.txt: is empty"),
     "directory": ({}, ["."], "{dir}: holds no files"),
     "blank": ({"a.txt": b"\n \r\n\t\n"}, ["a.txt"], "{dir}/a.txt: has no text, only blank lines"),

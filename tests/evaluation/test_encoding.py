@@ -117,7 +117,7 @@ def test_the_same_shapes_compile_nothing_again(run, compiled):
     ("call", "says"),
     [
         (lambda run: run("mlm").encode("a"), "takes a list of texts, or an iterator of them, not"),
-        (lambda run: run("mlm").encode([("a", "b")]), r"texts\[0\] is of type tuple: takes a text"),
+        (lambda run: run("mlm").encode([("a", "b")]), r"texts\[0\] is of type tuple: takes a str"),
         (lambda run: run("mlm").encode(["a"], "max"), "pooling is 'max': takes mean, first or Non"),
         (lambda run: run("mlm").encode(["a"], pooling=3), "pooling is 3: takes mean, first or No"),
         (lambda run: run("mlm").encode(["a"], beam_size=3), "encode has no setting beam_size: ta"),

@@ -42,5 +42,5 @@ def test_parameters_count(tmp_path, monkeypatch, mesh):
     monkeypatch.setattr(programs, "LIMITS", (tmp_path / "limit",))
     compiled = jax.jit(jnp.sum).lower(jnp.zeros(MEGABYTE)).compile()
     (tmp_path / "limit").write_text(str(3 * MEGABYTE))
-    with pytest.raises(InputError, match="takes shorter lines"):
+    with pytest.raises(InputError, match="give shorter lines"):
         programs.check_fits(compiled, mesh, 1, 1)

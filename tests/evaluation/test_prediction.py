@@ -163,10 +163,10 @@ def test_the_same_shapes_compile_nothing_again(run, compiled):
 @pytest.mark.parametrize(
     ("dataset", "item", "says"),
     [
-        ("sst2", 3, r"texts\[1\] has a int: takes 1 \(sentence\)"),
+        ("sst2", 3, r"texts\[1\] is of type int: takes 1 \(sentence\)"),
         ("sst2", ("a", "b"), r"texts\[1\] has 2: takes 1 \(sentence\)"),
         ("sst2", {"text": "a"}, r"texts\[1\]: has no 'sentence'; it has 'text'"),
-        ("sst2", {"sentence": 3}, r"texts\[1\]: field 'sentence' is not a text"),
+        ("sst2", {"sentence": 3}, r"texts\[1\]: field 'sentence' is not a string"),
         ("sst2", "\udc00", r"texts\[1\]: field 'sentence' has half a surrogate pair"),
         ("rte", "a", r"texts\[1\] has 1: takes 2 \(sentence1, sentence2\)"),
         ("wic", ("a", "b"), r"texts\[1\]: has no 'start1'; it has 'sentence1', 'sentence2'"),

@@ -291,7 +291,7 @@ def test_scores_of_an_earlier_step_are_left_out(tmp_path):
     assert rows(found)["mha"]["bleu"] == 40
     assert rows(found)["mhe_mul"]["bleu"] is None
     told = report_of(tmp_path)
-    assert "done: eval_test.json is left out, it is of step 5, not 10: python eval.py" in told
+    assert "done: eval_test.json is left out, it is of step 5, not 10: run `python eval.py" in told
 
 
 @pytest.mark.parametrize("steps", [5, [], [None], None])
@@ -299,7 +299,7 @@ def test_scores_that_do_not_say_which_steps_they_are_of(tmp_path, steps):
     leave(tmp_path / "a", PAIRS, scores={"bleu": 4.0, "checkpoint": "best", "steps": steps})
     (found,) = read_runs([tmp_path / "a"], "test")
     assert found.scores == {}
-    assert "not 10: python eval.py" in found.reason
+    assert "not 10: run `python eval.py" in found.reason
 
 
 def test_a_mean_of_checkpoints_is_of_its_last(tmp_path):
@@ -475,7 +475,7 @@ def test_a_directory_of_something_else_is_left_alone(translations, tmp_path):
     out = tmp_path / "report"
     out.mkdir()
     (out / "report.md").write_text("mine")
-    with pytest.raises(InputError, match="holds something else than a report"):
+    with pytest.raises(InputError, match="holds something other than a report"):
         compare(tmp_path, translations)
     assert [(p.name, p.read_text()) for p in out.iterdir()] == [("report.md", "mine")]
     (out / "report.md").unlink()

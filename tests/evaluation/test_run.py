@@ -121,7 +121,7 @@ def test_an_endless_iterator_is_read_a_little_ahead(translating, generating):
 def test_lines_before_a_bad_one_come_out(translating):
     found = translating.translate(iter(["the cat", "a dog", 3]))
     assert [next(found), next(found)] == translating.translate(["the cat", "a dog"])
-    with pytest.raises(InputError, match=r"texts\[2\] is of type int: takes a text"):
+    with pytest.raises(InputError, match=r"texts\[2\] is of type int: takes a str"):
         next(found)
 
 
@@ -204,8 +204,8 @@ def test_a_run_without_validation_has_its_last_checkpoint(translation_run, tmp_p
         (lambda run: run.translate("a text"), "takes a list of texts, or an iterator of them, not"),
         (lambda run: run.translate({"a": 1}), "takes a list of texts, .*, not a dict"),
         (lambda run: run.translate(None), "takes a list of texts, .*, not a NoneType"),
-        (lambda run: run.translate([b"a"]), r"texts\[0\] is of type bytes: takes a text"),
-        (lambda run: run.translate(["a", None]), r"texts\[1\] is of type NoneType: takes a text"),
+        (lambda run: run.translate([b"a"]), r"texts\[0\] is of type bytes: takes a str"),
+        (lambda run: run.translate(["a", None]), r"texts\[1\] is of type NoneType: takes a str"),
         (lambda run: run.translate(["\ud800"]), r"texts\[0\] has half a surrogate pair"),
         (lambda run: run.translate(["a"], beam=1), "translate has no setting beam: takes beam_siz"),
         (lambda run: run.translate(["a"], seed=1), "translate has no setting seed: takes beam_siz"),
@@ -214,7 +214,7 @@ def test_a_run_without_validation_has_its_last_checkpoint(translation_run, tmp_p
         (lambda run: run.generate(["a"]), "is a run of task translation: only lm generates"),
         (lambda run: load(run.workdir / "none"), "no run at .*/none"),
         (lambda run: load("x" * 300), r"^x+/config\.json: File name too long$"),
-        (lambda run: mhe_jax.load(None), "None is no path: takes a text or a pathlib.Path"),
+        (lambda run: mhe_jax.load(None), "None is not a path: takes a str or a pathlib.Path"),
         (
             lambda run: mhe_jax.load(run.workdir, devices=2),
             "devices is 2: takes devices of JAX, or None",

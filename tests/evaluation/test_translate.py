@@ -198,7 +198,7 @@ def test_what_is_read_of_a_line_that_just_fits(translation_run, monkeypatch, cou
 def test_rows_that_no_memory_holds(translation_run, monkeypatch):
     """On a machine of one page."""
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1}.get)
-    says = r"2 rows of 16 tokens need \d.* GB of memory, the machine has 0.0: takes shorter lines"
+    says = r"2 rows of 16 tokens need \d.* GB of memory, the machine has 0.0: give shorter lines"
     with pytest.raises(InputError, match=says):
         run_lines(translation_run, ["the cat", "a dog"])
 

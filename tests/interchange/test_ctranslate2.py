@@ -185,8 +185,12 @@ def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("task", "fields", "reason"),
     [
-        ("mlm", {}, "task is 'mlm': CTranslate2 runs models of translation and lm here$"),
-        ("lm", {f"{ATTENTION}normalize_qk": True}, r"model\.attention\.normalize_qk has no home"),
+        ("mlm", {}, "task is 'mlm': CTranslate2 takes runs of translation or lm$"),
+        (
+            "lm",
+            {f"{ATTENTION}normalize_qk": True},
+            r"model\.attention\.normalize_qk cannot be exported",
+        ),
         ("lm", {f"{ATTENTION}kind": "tpa"}, "tpa is not exported: its queries"),
         (
             "lm",

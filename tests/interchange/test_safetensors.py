@@ -263,7 +263,7 @@ FAULTS = {
     without: f"has no tensor {NAME}$",
     with_another_shape: rf"{NAME} has shape \(28, 24\): the config asks for \(24, 28\)$",
     with_one_more: "has a tensor decoder.layer_2.mlp.up.kernel, which the config's model does not",
-    with_nan: f"{NAME} holds something that is not a number$",
+    with_nan: f"{NAME} holds NaN or infinity$",
     with_another_type: f"{NAME} is float16: takes float32$",
 }
 

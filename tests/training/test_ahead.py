@@ -40,7 +40,7 @@ def test_the_target_is_taken_out_of_the_command_line(monkeypatch):
     ("arguments", "message"),
     [
         ("--compile_only", "--compile_only needs --topology"),
-        ("--compile_only --topology", "--topology has no value: takes a text"),
+        ("--compile_only --topology", "--topology has no value: takes a string"),
         ("--compile_only yes --topology v5e:2x2", "--compile_only is 'yes': takes no value"),
         ("--compile_only --topology v5e:2x2 --num_slices 0", "--num_slices is 0: takes 1 or more"),
         ("--compile_only --topology v5e:2x2 --num_slices a", "--num_slices is 'a': takes a whole"),

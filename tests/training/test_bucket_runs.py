@@ -148,7 +148,7 @@ def test_a_checkpoint_with_other_bytes_is_put_aside(tiny, bucket, capsys, one_de
     loop.train(config, one_device)
     told = capsys.readouterr().err
     assert f"warning: {place}/checkpoints/4 cannot be read (" in told
-    assert "has another checksum than when it was written" in told
+    assert "has a different checksum than when it was written" in told
     assert (place / "checkpoints_unreadable" / "4" / "params" / "manifest.ocdbt").exists()
     assert "2 of 4 steps are done" in told
 
@@ -173,7 +173,7 @@ def test_a_step_that_was_never_whole_is_none(bucket):
     ("field", "value", "reason"),
     [
         ("tensorboard", True, "and --workdir gs://bucket/run is not local"),
-        ("profile_steps", (1, 2), "not with workdir=gs://bucket/run"),
+        ("profile_steps", (1, 2), "needs a local workdir, not gs://bucket/run"),
     ],
 )
 def test_what_grows_where_it_lies_is_refused(tiny, field, value, reason, gs):
@@ -236,5 +236,7 @@ def test_a_write_that_fails_is_one_line(gs, monkeypatch):
 
 
 def test_what_must_be_local_says_so(gs):
-    with pytest.raises(InputError, match="^gs://bucket/out: gs:// is not taken here: takes a lo"):
+    with pytest.raises(
+        InputError, match="^gs://bucket/out: gs:// is not supported here: takes a lo"
+    ):
         check_new(path_of(f"{gs}/out"))

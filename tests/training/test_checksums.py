@@ -64,7 +64,7 @@ def flip(path):
 HARMS = {
     "arrays": (
         lambda step: flip(arrays(step)),
-        "params/ocdbt.process_0/d/.* has another checksum than when it was written",
+        "params/ocdbt.process_0/d/.* has a different checksum than when it was written",
     ),
     "longer": (
         lambda step: arrays(step).write_bytes(arrays(step).read_bytes() + b"0"),
@@ -82,8 +82,11 @@ HARMS = {
         lambda step: shutil.rmtree(evaluated(step)),
         "(params/.* is missing|KeyError: .Item .(ema_)?params. was not found)",
     ),
-    "meta": (lambda step: flip(step / "meta" / "metadata"), "meta/metadata has another checksum"),
-    "the list": (lambda step: flip(step / "checksums"), "checksums has another checksum"),
+    "meta": (
+        lambda step: flip(step / "meta" / "metadata"),
+        "meta/metadata has a different checksum",
+    ),
+    "the list": (lambda step: flip(step / "checksums"), "checksums has a different checksum"),
     "no list": (lambda step: (step / "checksums").unlink(), "checksums is missing"),
 }
 

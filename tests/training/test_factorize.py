@@ -101,7 +101,7 @@ def test_what_is_wrong_is_told_and_nothing_is_written(tiny, trained, tmp_path):
     new, one = tmp_path / "new", KroneckerConfig(mlp=1)
     with pytest.raises(InputError, match="no run at .*nowhere"):
         factorize(tmp_path / "nowhere", new, one)
-    with pytest.raises(InputError, match="no rank is given"):
+    with pytest.raises(InputError, match="no number of terms is given"):
         factorize(trained.workdir, new, KroneckerConfig(apply="factored"))
     with pytest.raises(InputError, match="model.kronecker.mlp"):
         factorize(trained.workdir, new, KroneckerConfig(mlp=0))
@@ -116,12 +116,12 @@ def test_what_is_wrong_is_told_and_nothing_is_written(tiny, trained, tmp_path):
     with pytest.raises(InputError, match="lost/tokenizer.model: no such file"):
         factorize(lost, new, one)
     shutil.copyfile(other, lost / "tokenizer.model")
-    with pytest.raises(InputError, match="is not the tokenizer that the checkpoint is of"):
+    with pytest.raises(InputError, match="is not the tokenizer of the checkpoint"):
         factorize(lost, new, one)
     assert not new.exists()
     factorize(trained.workdir, new, one)
     shutil.copyfile(other, new / "tokenizer.model")
-    with pytest.raises(InputError, match="is not the tokenizer that the checkpoint is of"):
+    with pytest.raises(InputError, match="is not the tokenizer of the checkpoint"):
         scores(new, "last")
     with pytest.raises(InputError, match="is factorized already"):
         factorize(new, tmp_path / "newer", one)

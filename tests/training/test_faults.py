@@ -398,7 +398,7 @@ def test_the_first_signal_says_what_comes(capfd):
     with signals.Signals() as caught:
         caught.stepping = True
         signal.raise_signal(signal.SIGINT)
-    line = "SIGINT: saving after this step; again ends at once\n"
+    line = "SIGINT: saving after this step; a second signal ends at once\n"
     assert capfd.readouterr().err == line
 
 

@@ -183,7 +183,7 @@ SIGNATURES = {"model.hashing": "md_proj"}
     [
         ("lm", SIGNATURES, "model.hashing is 'md_proj': not for task lm"),
         ("translation", {"model.context": "token"}, "model.context is 'token': not for task trans"),
-        ("mlm", SIGNATURES, "model.hashing is 'md_proj': task mlm needs the classes of md_emb"),
+        ("mlm", SIGNATURES, "model.hashing is 'md_proj': task mlm takes md_emb or lsh_emb"),
         (
             "shuffle_random",
             {**SIGNATURES, "model.kronecker": KroneckerConfig(embedding=4)},
@@ -197,7 +197,7 @@ SIGNATURES = {"model.hashing": "md_proj"}
         (
             "shuffle_random",
             {**SIGNATURES, "data.tokenizer": "my.model"},
-            "data.tokenizer is 'my.model': model.hashing md_proj has none",
+            "data.tokenizer is 'my.model': must be None: model.hashing md_proj has none",
         ),
         ("shuffle_random", {"data.packing": True}, "data.packing is True: not with task shuf"),
         ("mlm", {"model.hashing": "md_emb", "data.packing": True}, "data.packing is True: not "),

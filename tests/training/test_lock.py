@@ -116,7 +116,7 @@ def test_the_second_is_refused_with_host_process_and_time(tmp_path, hold):
     with pytest.raises(InputError) as refused, locked(tmp_path):
         pass
     assert str(refused.value) == (
-        f"{tmp_path}: process {holder.pid} on {os.uname().nodename} trains here since "
+        f"{tmp_path}: process {holder.pid} on {os.uname().nodename} has been training here since "
         f"{said['since']}"
     )
     assert said["since"].endswith(" UTC")
@@ -166,7 +166,7 @@ def test_one_that_cannot_be_seen_is_dead_when_its_lease_has_run_out(tmp_path, so
     with locked(tmp_path):
         assert time.monotonic() - begin > 0.29
     host = change.get("host", found.host)
-    told = f"a sign of life of process {found.process} on {host}, which began to train here at"
+    told = f"a sign of life from process {found.process} on {host}, which began to train here at"
     assert told in capsys.readouterr().err
 
 
@@ -189,7 +189,7 @@ def test_one_that_was_stopped_for_long_ends_when_it_goes_on(tmp_path, soon, hold
         err = holder.stderr.read()
         assert (tmp_path / FILE).read_bytes()[:100] == mine[:100]
     assert holder.returncode == 1
-    assert err.startswith(f"error: {tmp_path}: the lock of this run is no longer its own, process ")
+    assert err.startswith(f"error: {tmp_path}: this process has lost the lock of its run: process ")
     assert err.endswith("; nothing more is written\n")
     assert err.count("\n") == 1
 
@@ -205,7 +205,7 @@ def test_before_a_write_it_looks_for_itself(tmp_path, hold):
     (tmp_path / FILE).unlink()
     out, err = holder.communicate("\n")
     assert (holder.returncode, out) == (1, "")
-    assert "no longer its own, it is gone; nothing more is written" in err
+    assert "lost the lock of its run: it is gone; nothing more is written" in err
 
 
 def test_a_holder_renews_and_never_shows_half_a_lock(tmp_path, soon):
@@ -266,7 +266,7 @@ def test_an_empty_lock_is_dead_when_a_lease_has_run_out(tmp_path, soon, capsys):
     with locked(tmp_path):
         assert time.monotonic() - begin > 0.29
         assert json.loads((tmp_path / FILE).read_bytes())["process"] == os.getpid()
-    assert "a sign of life of process 0 on an unknown host" in capsys.readouterr().err
+    assert "a sign of life from process 0 on an unknown host" in capsys.readouterr().err
     assert names(tmp_path) == []
 
 
@@ -306,7 +306,11 @@ def test_without_proc_only_time_tells(tmp_path, soon, monkeypatch):
     monkeypatch.setattr(lock, "_place", lambda: None)
     monkeypatch.setattr(lock, "_began", lambda process: None)
     left(tmp_path)
-    with locked(tmp_path), pytest.raises(InputError, match="trains here since"), locked(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(InputError, match="has been training here since"),
+        locked(tmp_path),
+    ):
         pass
 
 
@@ -328,7 +332,7 @@ def test_what_is_no_lock_is_left_alone(tmp_path, soon, text):
 
 def test_a_token_is_no_path(tmp_path, soon):
     left(tmp_path, token="../../other")
-    with pytest.raises(InputError, match="is not what a run writes"), locked(tmp_path):
+    with pytest.raises(InputError, match="is not the lock of a run"), locked(tmp_path):
         pass
 
 
@@ -392,7 +396,7 @@ def test_a_second_run_is_refused_before_it_writes(tiny):
     workdir.mkdir()
     with locked(workdir):
         held = (workdir / FILE).read_bytes()
-        with pytest.raises(InputError, match="trains here since"):
+        with pytest.raises(InputError, match="has been training here since"):
             loop.train(config, jax.devices()[:1])
         assert names(workdir) == [FILE]
         assert (workdir / FILE).read_bytes() == held

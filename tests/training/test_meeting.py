@@ -93,7 +93,7 @@ def test_two_with_one_number():
 
 
 def test_two_counts():
-    assert met([(0, 3), (1, 5)]) == ["process 1 has --num_processes 5, 0 has 3"] * 2
+    assert met([(0, 3), (1, 5)]) == ["process 1 has --num_processes 5, process 0 has 3"] * 2
 
 
 def test_one_that_left_comes_again():
@@ -168,7 +168,7 @@ def test_a_proof_is_of_one_nonce_and_never_the_token(monkeypatch):
             again.sendall(said)
             assert is_dropped(again)
     assert outcomes == [
-        "process 1 of 2 did not come within 1 s; 1 greetings were not under our MHE_JAX_TOKEN"
+        "process 1 of 2 did not come within 1 s; greetings under another MHE_JAX_TOKEN: 1"
     ]
 
 

@@ -59,7 +59,9 @@ def test_axis_that_does_not_divide_is_named(tiny):
     boxed = {
         "a": nn.LogicallyPartitioned(jax.ShapeDtypeStruct((4, 3), jnp.float32), ("embed", "heads"))
     }
-    with pytest.raises(InputError, match="mesh.tensor=2 must divide the 3 of axis 'heads'.* a$"):
+    with pytest.raises(
+        InputError, match="mesh.tensor=2 must divide the size of axis 'heads' of parameter a, 3$"
+    ):
         sharding.parameter_shardings(boxed, mesh)
 
 

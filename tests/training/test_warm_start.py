@@ -209,14 +209,20 @@ def test_a_run_goes_on_without_the_one_it_started_from(pretrained, tuned, one, t
     [
         (
             {"model.features": 32},
-            r"model.features is 32: train.init_from=.*mlm has 16, and must fit",
+            r"model.features is 32: must be 16, as in train.init_from=.*mlm$",
         ),
         ({"model.attention.kind": "mha"}, r"model.attention.kind is 'mha': .* has 'mhe_mul'"),
         ({"model.activation": "relu"}, r"model.activation is 'relu': .* has 'gelu'"),
         ({"model.num_token_types": 2}, r"model.num_token_types is 2: .* has 0"),
         ({"train.init_from": "gone"}, r"train.init_from: no run at gone"),
-        ({"data.tokenizer": "x"}, r"data.tokenizer is 'x': that of train.init_from is taken"),
-        ({"train.eval_batches": 1}, r"train.eval_batches is 1: official scores take all"),
+        (
+            {"data.tokenizer": "x"},
+            r"data.tokenizer is 'x': must be None: the tokenizer of train.init_from is used",
+        ),
+        (
+            {"train.eval_batches": 1},
+            r"train.eval_batches is 1: must be None: official scores need all",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_is_written(tuned, tiny, tmp_path, changes, said):
@@ -233,10 +239,10 @@ def test_what_does_not_fit_is_said_before_anything_is_written(tuned, tiny, tmp_p
 @pytest.mark.parametrize(
     ("task", "theirs", "said"),
     [
-        ("classification", "lm", "a run of task lm: takes one of an encoder"),
-        ("mlm", "translation", "a run of task translation: takes one of an encoder"),
-        ("lm", "mlm", "a run of task mlm: takes one of task lm"),
-        ("translation", "lm", "a run of task lm: takes one of task translation"),
+        ("classification", "lm", "a run of task lm: takes a run of an encoder"),
+        ("mlm", "translation", "a run of task translation: takes a run of an encoder"),
+        ("lm", "mlm", "a run of task mlm: takes a run of task lm"),
+        ("translation", "lm", "a run of task lm: takes a run of task translation"),
     ],
 )
 def test_a_run_of_another_task_has_nothing_to_give(tuned, tiny, tmp_path, task, theirs, said):

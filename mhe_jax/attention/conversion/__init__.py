@@ -109,13 +109,13 @@ def convert(
     keys, values = heads.key.shape[1], heads.value.shape[1]
     if made.one_source and keys != values:
         raise InputError(
-            f"{kind} makes keys and values of one input: those of these parameters are {keys} and "
-            f"{values} wide, and must be of the same width"
+            f"{kind} makes keys and values of one input: the parameters take inputs {keys} and "
+            f"{values} wide, which must be equal"
         )
     if kind == "el" and keys != given.qkv_features:
         raise InputError(
-            f"el cuts its inputs into heads: those of these parameters are {keys} wide, and must "
-            f"be as wide as qkv_features={given.qkv_features}"
+            f"el cuts its inputs into heads: the parameters take keys {keys} wide, and must take "
+            f"qkv_features={given.qkv_features}"
         )
     biased = given.use_bias or _needs_bias(kind, heads)
     made = made.clone(use_bias=biased)
@@ -125,7 +125,7 @@ def convert(
     moments = moments_of(whole) if whole else Moments.unit(heads)
     for name, arrays in (("params", params), ("activations", dataclasses.astuple(moments))):
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays)):
-            raise InputError(f"{name} hold NaN or infinity: nothing comes close to that")
+            raise InputError(f"{name} hold NaN or infinity: takes finite numbers")
     found = closest(heads, target, moments)
     dtype = params["out"]["kernel"].dtype
     found = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), found)
@@ -169,12 +169,12 @@ def _check_activations(activations: Sequence[Activations], width: int) -> None:
     """Raises InputError where inputs of queries are not `width` wide."""
     several = isinstance(activations, Sequence)
     if not several or not all(isinstance(a, Activations) for a in activations):
-        raise InputError("activations must be a list of Activations, one of each batch")
+        raise InputError("activations must be a list of Activations, one for each batch")
     for a in activations:
         if np.ndim(a.query) != 3 or np.shape(a.query)[-1] != width:
             raise InputError(
                 f"activations: query has shape {np.shape(a.query)}, and must be [batch, length, "
-                f"{width}], as the parameters are of inputs {width} wide"
+                f"{width}], as the parameters take inputs {width} wide"
             )
 
 
@@ -211,21 +211,22 @@ def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _inputs(params: Mapping[str, Any], kind: str) -> list[int]:
-    """The widths of the inputs that the module takes, as far as they are its own."""
+    """Widths of the inputs: queries, keys and values, or one of both where the kind takes one."""
 
     def width(*names: str) -> list[int]:
         return [len(params[name]["kernel"]) for name in names if name in params][:1]
 
     found = width("query_latent", "query")
-    if kind != "el":
-        found += width("key_value", "latent", "key")
+    if kind == "el":  # its keys and values are its inputs, cut into heads
+        return [*found, math.prod(np.shape(params["out"]["kernel"])[:2])]
+    found += width("key_value", "latent", "key")
     return found if kind == "mla" else found + width("value")
 
 
 def check_target(kind: str) -> None:
     """Raises InputError for an unknown kind."""
     if kind not in TARGETS:
-        raise InputError(f"kind {kind!r} is not one of {', '.join(TARGETS)}, which are made")
+        raise InputError(f"kind {kind!r} cannot be made: takes one of {', '.join(TARGETS)}")
 
 
 def check_source(kind: str) -> None:

@@ -211,11 +211,11 @@ def attend_factored(
 def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
     """Why no engine can do a call with one score matrix for all heads, or None."""
     if dtype == jnp.float16:
-        return "float16 has not the range for factored exponentials"
+        return "float16 lacks the range for factored exponentials"
     if mask.allowed is not None and mask.allowed.shape[1] != 1:
         return "the mask differs from head to head"
     if options.sow is not None:
-        return "no weights of each head are there to sow"
+        return "there are no weights of each head to sow"
     if options.dropout_rate > 0 and options.broadcast_dropout is False:
         return "dropout differs from head to head (broadcast_dropout=False)"
     return None

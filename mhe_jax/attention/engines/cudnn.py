@@ -43,8 +43,8 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     H, K, parts = query.shape[2], key.shape[2], parts_of_heads()
     if parts > 1 and (H != K or H % parts):
         return (
-            f"needs as many key heads as query heads where a mesh splits them into {parts}, in a "
-            f"number that {parts} divides, not {H} query and {K} key heads"
+            f"needs as many key heads as query heads, and a multiple of {parts}, where a mesh "
+            f"splits them into {parts} parts, not {H} query and {K} key heads"
         )
     return missing(*_padded(query, key, value))
 

@@ -33,7 +33,8 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
     kind: ClassVar[str] = "mhe_mul"
     forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mhe_mul"]
     not_rotated: ClassVar[str] = (
-        "the factors 1 + e_k of two features that turn together differ, and do not pass the turn"
+        "the factors 1 + e_k of two features that turn together differ, and do not commute with "
+        "the rotation"
     )
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:

@@ -59,7 +59,7 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
             reason = _train(one, command, signals)
             if signals.received:
                 save_sweep(sweep.workdir, list(about.values()))
-                _note(f"{signals.received.name}: {one.name} ended with: {reason or 'finished'}")
+                _note(f"{signals.received.name}: {one.name}: {reason or 'finished'}")
                 _note("the same command goes on from there")
                 raise SystemExit(128 + signals.received)
             result = one.result()

@@ -143,7 +143,10 @@ def _swept(text: str) -> tuple[str, list[str]]:
     if name not in hints:
         raise unknown_field(name, Config)
     if typing.get_origin(hints[name]) is tuple or name in ("workdir", "train.seed"):
-        why = "--seeds does that" if name == "train.seed" else "takes fields of one value"
+        why = {
+            "train.seed": "--seeds does that",
+            "workdir": "each run has its own below --workdir",
+        }.get(name, "takes fields of one value")
         raise InputError(f"--sweep {name}: {why}")
     found = values.split(",")
     if not equals or "" in found:

@@ -40,7 +40,8 @@ def check_data(config: Config, trains: bool) -> None:
     if trains and not data.train:
         raise InputError("data.train is not set: takes the text to train on")
     if config.train.init_from is not None and data.tokenizer is not None:
-        raise refuse("data.tokenizer", data.tokenizer, "that of train.init_from is taken")
+        none = "must be None: the tokenizer of train.init_from is used"
+        raise refuse("data.tokenizer", data.tokenizer, none)
     _check_labelled(config)
     for sources, _ in training_sources(config):
         _check_source(config, "train", sources)
@@ -50,11 +51,13 @@ def check_data(config: Config, trains: bool) -> None:
     if not buckets:
         return
     if data.packing:
-        raise refuse("data.length_buckets", buckets, "not with data.packing: its rows are alike")
+        one_length = "not with data.packing, whose rows have one length"
+        raise refuse("data.length_buckets", buckets, one_length)
     if facts.content == "text":
-        raise refuse("data.length_buckets", buckets, f"not for task {task}: all rows are whole")
+        one_length = f"not for task {task}, whose rows have one length"
+        raise refuse("data.length_buckets", buckets, one_length)
     if buckets[0] < 1 or any(a >= b for a, b in zip(buckets, buckets[1:], strict=False)):
-        raise refuse("data.length_buckets", buckets, "takes lengths above 0, each above the last")
+        raise refuse("data.length_buckets", buckets, "takes lengths above 0, in increasing order")
     if buckets[-1] != data.sequence_length:
         raise refuse(
             "data.length_buckets",
@@ -67,17 +70,17 @@ def _check_labelled(config: Config) -> None:
     data, task, facts = config.data, config.task, config.facts
     if not facts.labelled:
         if data.dataset != "own":
-            raise refuse("data.dataset", data.dataset, f"task {task} has no labels")
+            raise refuse("data.dataset", data.dataset, f"must be own: task {task} has no labels")
         return
     for field in ("packing", "train_weights"):
         if getattr(data, field):
             raise refuse(f"data.{field}", getattr(data, field), f"not for task {task}")
     if config.train.eval_batches is not None:
-        raise refuse("train.eval_batches", config.train.eval_batches, "official scores take all")
+        none = "must be None: official scores need all batches"
+        raise refuse("train.eval_batches", config.train.eval_batches, none)
     if config.optimizer.label_smoothing and not facts.label_smoothing:
-        raise refuse(
-            "optimizer.label_smoothing", config.optimizer.label_smoothing, f"not for {task}"
-        )
+        smoothing = config.optimizer.label_smoothing
+        raise refuse("optimizer.label_smoothing", smoothing, f"not for task {task}")
     if facts.questions:
         around = 3 if config.model.hashing is None else 4
         room = data.sequence_length - data.question_length - around

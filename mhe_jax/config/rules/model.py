@@ -22,7 +22,9 @@ def check_positions(config: Config) -> None:
     """Refuses rotary fields for other positions; checks the width that `positions` needs."""
     model = config.model
     if model.positions == "sinusoidal" and model.features % 2:
-        raise refuse("model.features", model.features, "sinusoidal positions take even ones")
+        raise refuse(
+            "model.features", model.features, "must be even for model.positions sinusoidal"
+        )
     if model.positions == "rotary":
         return
     for field in ROTARY:
@@ -142,7 +144,8 @@ def _check_rotated(attention: AttentionConfig, features: int, named) -> None:
         raise refuse(
             named("form"),
             attention.form,
-            f"not with model.positions rotary, under which key embeddings do not {do_not}",
+            "takes auto or materialized with model.positions rotary, under which key embeddings "
+            f"do not {do_not}",
         )
 
 
@@ -162,26 +165,24 @@ def check_encoder(config: Config) -> None:
     for field in ("hashing", "context"):
         value = getattr(model, field)
         if not facts.is_encoder and value not in (None, "text"):
-            raise refuse(
-                f"model.{field}", value, f"not for task {task}: only for those of an encoder"
-            )
+            raise refuse(f"model.{field}", value, f"only for tasks of an encoder, not {task}")
     packs = facts.packing or facts.labelled  # labelled examples have their own rule
     if data.packing and (not packs or model.hashing or model.context == "token"):
-        which = "model.hashing or context" if packs else f"task {task}"
+        which = "model.hashing or model.context token" if packs else f"task {task}"
         raise refuse("data.packing", data.packing, f"not with {which}")
     if model.hashing is None:
         return
     if not model.has_pieces and data.tokenizer is not None:
-        raise refuse("data.tokenizer", data.tokenizer, f"model.hashing {model.hashing} has none")
+        none = f"must be None: model.hashing {model.hashing} has none"
+        raise refuse("data.tokenizer", data.tokenizer, none)
     if model.has_table:
         least = NUM_SPECIAL + 2
         if model.vocabulary_size < least:
             raise refuse("model.vocabulary_size", model.vocabulary_size, f"takes {least} or more")
         return
     if facts.vocabulary:
-        raise refuse(
-            "model.hashing", model.hashing, f"task {task} needs the classes of md_emb, lsh_emb"
-        )
+        takes = f"task {task} takes md_emb or lsh_emb, whose words are classes"
+        raise refuse("model.hashing", model.hashing, takes)
     for field, default in (("kronecker.embedding", None), ("vocabulary_multiple", 1)):
         value = functools.reduce(getattr, field.split("."), model)
         if value != default:

@@ -19,9 +19,9 @@ LARGEST = (2 - 2**-23) * 2.0**127
 # What is allowed, in words, and its test.
 AT_LEAST_1 = ("takes 1 or more", lambda x: x >= 1)
 AT_LEAST_0 = ("takes 0 or more", lambda x: x >= 0)
-POSITIVE = ("takes a finite number above 0 of float32", lambda x: 0 < x <= LARGEST)
-NOT_NEGATIVE = ("takes a finite number of float32, 0 or more", lambda x: 0 <= x <= LARGEST)
-SHARE = ("takes a number from 0 to below 1", lambda x: 0 <= x < 1)
+POSITIVE = ("takes a finite float32 number above 0", lambda x: 0 < x <= LARGEST)
+NOT_NEGATIVE = ("takes a finite float32 number, 0 or more", lambda x: 0 <= x <= LARGEST)
+SHARE = ("takes a number of 0 or more and below 1", lambda x: 0 <= x < 1)
 SEED = ("takes 0 or more, below 2**63", lambda x: 0 <= x < 1 << 63)
 INSIDE_0_1 = ("takes a number above 0 and below 1", lambda x: 0 < x < 1)
 UP_TO_1 = ("takes a number above 0, at most 1", lambda x: 0 < x <= 1)
@@ -137,7 +137,7 @@ def check_ranges(config: Config) -> None:
     if config.workdir.startswith("gs:") and not config.workdir.startswith("gs://"):
         raise InputError(f"workdir={config.workdir}: names no bucket: takes gs://bucket/name")
     if steps and scheme_of(config.workdir):
-        raise refuse("train.profile_steps", steps, f"not with workdir={config.workdir}")
+        raise refuse("train.profile_steps", steps, f"needs a local workdir, not {config.workdir}")
 
 
 def _check_products(config: Config) -> None:

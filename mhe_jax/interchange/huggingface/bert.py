@@ -77,7 +77,7 @@ def write(
         raise InputError(f"task is {task!r}: BERT has no such head; takes {', '.join(HEADS)}")
     require(
         model,
-        "BERT, the home of encoders,",
+        "BERT, the format for encoders,",
         norm_position="post",
         norm="layer",
         mlp="plain",

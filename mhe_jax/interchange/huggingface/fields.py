@@ -70,7 +70,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise InputError(f"{path}: is not an object of JSON")
+        raise InputError(f"{path}: is not a JSON object")
     return values
 
 
@@ -100,7 +100,9 @@ class Fields:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise InputError(f"{self.path}: {name} is {value!r}: takes a value of {kind.__name__}")
+            raise InputError(
+                f"{self.path}: {name} is {value!r}: takes a value of type {kind.__name__}"
+            )
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
@@ -109,7 +111,7 @@ class Fields:
         value = self.values.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 1:
-            raise InputError(f"{self.path}: {name} is {value!r}: takes a number above 0")
+            raise InputError(f"{self.path}: {name} is {value!r}: takes a whole number above 0")
         return value
 
     def must(self, name: str, *allowed: Any, absent: Any = ...) -> None:
@@ -121,7 +123,7 @@ class Fields:
         value = self.values.get(name, allowed[0] if absent is ... else absent)
         if value not in allowed:
             takes = " or ".join(repr(value) for value in allowed)
-            raise InputError(f"{self.path}: {name} is {value!r}, and our models have only {takes}")
+            raise InputError(f"{self.path}: {name} is {value!r}: takes {takes}")
 
     def activation(self, name: str, default: str) -> Activation:
         """Our name for the non-linearity in a field."""

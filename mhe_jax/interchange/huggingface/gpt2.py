@@ -63,7 +63,7 @@ def write(
     model = config.model
     attention = model.attention_for("decoder")
     one = folds_to_one(model)
-    home = f"{BIGCODE if one else GPT2}, the home of this language model,"
+    home = f"{BIGCODE if one else GPT2}, the format for this language model,"
     require(model, home, norm_position="pre", norm="layer", mlp="plain", output_bias=False)
     found = plain(config, params, BIGCODE if one else GPT2, rows=rows, key_heads=1 if one else None)
     model_type = "gpt_bigcode" if one else "gpt2"

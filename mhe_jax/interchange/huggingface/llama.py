@@ -53,7 +53,7 @@ def write(
       InputError: a model that has no home here.
     """
     model = config.model
-    home = "Llama, the home of this language model,"
+    home = "Llama, the format for this language model,"
     require(model, home, positions="rotary", norm_position="pre", norm="rms", mlp="gated")
     require(model, home, output_bias=False)
     attention = model.attention_for("decoder")

@@ -57,7 +57,7 @@ def write(
       InputError: a model that has no home here.
     """
     model = config.model
-    home = "Marian, the home of translation,"
+    home = "Marian, the format for translation,"
     require(model, home, norm_position="post", norm="layer", mlp="plain")
     heads = {role: model.attention_for(role).num_heads for role in config.facts.roles}
     if heads["decoder"] != heads["cross"]:

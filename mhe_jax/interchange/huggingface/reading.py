@@ -99,7 +99,7 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     try:
         check(config, trains=False)
     except InputError as error:
-        raise InputError(f"{fields.path}: is no model of ours: {error}") from None
+        raise InputError(f"{fields.path}: cannot be converted: {error}") from None
     model = config.model
     tokenizer = read_tokenizer(source, model.vocabulary_size)
     begin = _begin(fields, config, tokenizer)
@@ -209,7 +209,8 @@ def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
     if config.task == "translation":
         begin = fields.values.get("decoder_start_token_id")
         if type(begin) is not int or not 0 <= begin < rows:
-            raise InputError(f"{fields.path}: decoder_start_token_id is {begin!r}: takes a token")
+            takes = f"takes a token, 0 to {rows - 1}"
+            raise InputError(f"{fields.path}: decoder_start_token_id is {begin!r}: {takes}")
     said[BOS] = begin
     for i, value in said.items():
         there = int(tokenizer.of_file[i])

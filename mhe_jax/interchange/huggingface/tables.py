@@ -86,11 +86,11 @@ def take_in(
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise InputError(f"{source}: {name} is {array.dtype}: takes floats")
         if not np.isfinite(array.astype(np.float32)).all():
-            raise InputError(f"{source}: {name} holds something that is not a number")
+            raise InputError(f"{source}: {name} holds NaN or infinity")
         ends = np.cumsum(widths)[:-1]
         for part, piece in zip(parts, np.split(array, ends, -1), strict=True):
             if part in found and not np.array_equal(found[part], piece):
-                raise InputError(f"{source}: {name} is not as another tensor that is one with it")
+                raise InputError(f"{source}: {name} differs from a tensor that must equal it")
             found[part] = piece.astype(np.float32)
     for name in tensors:
         if name not in table:
@@ -107,7 +107,9 @@ def untied(tensors: Tensors, same: Mapping[str, str], source: Path) -> Tensors:
     found = dict(tensors)
     for name, of in same.items():
         if name in found and of in found and not np.array_equal(found.pop(name), found[of]):
-            raise InputError(f"{source}: {name} is not {of}: {CONFIG} says that they are one")
+            raise InputError(
+                f"{source}: {name} differs from {of}: {CONFIG} says that they are tied"
+            )
     return found
 
 

@@ -69,7 +69,7 @@ def convert(
     """
     if config.model.hashing is not None:
         raise InputError(
-            f"model.hashing is {config.model.hashing!r}: hashed words have no home in transformers"
+            f"model.hashing is {config.model.hashing!r}: transformers has no hashed words"
         )
     homes = {"lm": llama if llama.is_home_of(config.model) else gpt2, "translation": marian}
     tensors, values = homes.get(config.task, bert).write(config, params, rows)
@@ -93,7 +93,10 @@ def numbering(
     """
     if not isinstance(tokenizer, JsonTokenizer):
         if config.model.absent_tokens:
-            raise InputError("model.absent_tokens: takes a tokenizer.json that lacks them")
+            raise InputError(
+                f"model.absent_tokens is {config.model.absent_tokens}: needs a tokenizer.json that "
+                "lacks them too"
+            )
         return None, OURS
     special = {i: int(tokenizer.of_file[i]) for i in OURS if tokenizer.of_file[i] != ABSENT}
     if BOS not in special and config.task in ("lm", "translation"):

@@ -76,7 +76,7 @@ def read_examples(config: Config, split: str, left_out: list[str] | None = None)
             index = int(index)
         identity = (record.where.rpartition(":")[0], str(index))
         if numbered and identity in seen:
-            raise InputError(f"{record.where}: {row.index} {index!r} is there twice")
+            raise InputError(f"{record.where}: {row.index} {index!r} occurs twice")
         seen.add(identity)
         found.append(Example(index, texts, label, spans))
     return found
@@ -94,7 +94,7 @@ def read_questions(config: Config, split: str) -> list[Question]:
         index, (question, context) = record.text("id"), _asked(record)
         answers = tuple(_answers(record))
         if answers and record.values.get("is_impossible"):
-            raise InputError(f"{record.where}: is_impossible, and has an answer")
+            raise InputError(f"{record.where}: is_impossible is set, but it has an answer")
         if split == "train":
             if not answers and not row.may_be_unanswered:
                 raise InputError(f"{record.where}: has no answer; data.dataset squad_v2 allows it")
@@ -107,7 +107,7 @@ def read_questions(config: Config, split: str) -> list[Question]:
     seen: set[str] = set()
     for question in found:
         if question.index in seen:
-            raise InputError(f"data.{split}: question {question.index!r} is there twice")
+            raise InputError(f"data.{split}: question {question.index!r} occurs twice")
         seen.add(question.index)
     return found
 
@@ -122,8 +122,10 @@ def record_of(item: Any, row: DatasetRow, where: str) -> Record:
         return Record(where, item)
     parts = (item.removesuffix("\n"),) if isinstance(item, str) else item
     if not isinstance(parts, tuple | list) or len(parts) != len(row.texts):
-        found = len(parts) if isinstance(parts, tuple | list) else f"a {type(item).__name__}"
-        raise InputError(f"{where} has {found}: takes {len(row.texts)} ({', '.join(row.texts)})")
+        takes = f"takes {len(row.texts)} ({', '.join(row.texts)})"
+        if isinstance(parts, tuple | list):
+            raise InputError(f"{where} has {len(parts)} texts: {takes}")
+        raise InputError(f"{where} is of type {type(item).__name__}: {takes}")
     return Record(where, dict(zip(row.texts, parts, strict=True)))
 
 
@@ -151,7 +153,7 @@ def label_names(config: Config) -> tuple[str, ...]:
         return tuple(map(str, range(len(row.texts) - 1)))
     names = {_name(record.value(row.label)) for record in _records(config, "train", row)}
     if len(names) < 2:
-        raise InputError(f"data.train: has one label, {min(names)!r}; a class needs another")
+        raise InputError(f"data.train: has one label, {min(names)!r}: takes two or more")
     return tuple(sorted(names))
 
 
@@ -250,7 +252,9 @@ def _words(record: Record, text: str, number: int) -> TextSpan:
     first = record.number(f"span{number}_index")
     last = first + max(len(span.split()), 1) - 1
     if first >= len(words):
-        raise InputError(f"{record.where}: span{number}_index is {first}: a text of {len(words)}")
+        raise InputError(
+            f"{record.where}: span{number}_index is {first}: the text has {len(words)} words"
+        )
     start, end = words[first].start(), words[min(last, len(words) - 1)].end()
     # Without the punctuation around it, where the text has the span letter by letter.
     exact = text[start:end].lower().find(span.lower().strip())
@@ -263,7 +267,7 @@ def _answers_of_multirc(record: Record) -> Iterator[Record]:
         index = record.value("idx")
         names = ("paragraph", "question", "answer")
         if not isinstance(index, dict) or set(index) != set(names):
-            raise InputError(f"{record.where}: idx has not {', '.join(names)}")
+            raise InputError(f"{record.where}: idx must have {', '.join(names)} alone")
         yield dataclasses.replace(
             record, values={**record.values, "idx": tuple(index[name] for name in names)}
         )

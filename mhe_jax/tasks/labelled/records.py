@@ -56,7 +56,7 @@ class Record:
         """A required value, which must be text."""
         value = self.value(field)
         if not isinstance(value, str):
-            raise InputError(f"{self.where}: field {field!r} is not a text")
+            raise InputError(f"{self.where}: field {field!r} is not a string")
         if is_broken(value):
             raise InputError(f"{self.where}: field {field!r} has half a surrogate pair")
         return value
@@ -65,7 +65,9 @@ class Record:
         """A required value, which must be a whole number, 0 or more."""
         value = self.value(field)
         if type(value) is not int or value < 0:
-            raise InputError(f"{self.where}: field {field!r} is {value!r}: takes a number from 0")
+            raise InputError(
+                f"{self.where}: field {field!r} is {value!r}: takes a whole number, 0 or more"
+            )
         return value
 
     def value(self, field: str) -> Any:
@@ -182,7 +184,7 @@ def _objects(name: str, lines: TextLines) -> Iterator[Record]:
 def _check_whole(file: LineFile, size: int) -> None:
     """Raises InputError if a file that was read is not as long as when it was checked."""
     if size != file.offsets[-1]:
-        raise InputError(f"{file.name}: has changed while it was read")
+        raise InputError(f"{file.name}: changed while it was being read")
 
 
 def _questions(file: LineFile) -> Iterator[Record]:

@@ -173,7 +173,7 @@ class WindowRows:
                 if score > best[question]:
                     best[question], spans[question] = score, (number, int(first), int(last))
         if not np.isfinite(best).all():
-            raise InputError("the model gives output that is not a number: a broken checkpoint")
+            raise InputError("the model's output is NaN or infinite: a broken checkpoint")
         answers = []
         for place, null, score in zip(spans, no_answer, best, strict=True):
             text, start, end = self.span(*place)

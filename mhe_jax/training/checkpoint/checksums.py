@@ -132,7 +132,7 @@ def verify(step: Path, items: set[str] | list[str]) -> None:
             if found[1] != sums[name][1]:
                 raise Damaged(f"{name} has {found[1]:,} bytes, not {sums[name][1]:,}")
             if found != sums[name]:
-                raise Damaged(f"{name} has another checksum than when it was written")
+                raise Damaged(f"{name} has a different checksum than when it was written")
 
 
 def _sums(step: Path) -> Sums | None:
@@ -186,6 +186,6 @@ def _write(path: Path, sums: Sums) -> None:
 def _read(path: Path) -> Sums:
     first, _, lines = path.read_bytes().partition(b"\n")
     if first.decode(errors="replace") != f"{google_crc32c.value(lines):08x}":
-        raise Damaged(f"{path.name} has another checksum than when it was written")
+        raise Damaged(f"{path.name} has a different checksum than when it was written")
     split = (line.split(" ", 2) for line in lines.decode().splitlines())
     return {name: (int(crc, 16), int(size)) for crc, size, name in split}

@@ -105,8 +105,8 @@ def _restore_tensors(
     steps = steps or []
     if which not in ("best", "last", *map(str, steps)) or average not in (1, len(steps)):
         wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
-        there = f"that of steps {', '.join(map(str, steps))}" if steps else "that of no step"
-        raise InputError(f"{path.parent} has no {wanted}, but one {path.name}, {there}")
+        there = f"of steps {', '.join(map(str, steps))}" if steps else "of no known step"
+        raise InputError(f"{path.parent} has no {wanted}, only {path.name}, {there}")
     if tokenizer is not None:
         check_tokenizer(meta, tokenizer)
     return params, steps

@@ -29,7 +29,7 @@ class NotSaved(OSError):
 def check_tokenizer(meta: Meta, tokenizer: AnyTokenizer) -> None:
     """Raises InputError if `meta` is of a run with another tokenizer; older ones do not say."""
     if meta.get("tokenizer", tokenizer.key) != tokenizer.key:
-        raise InputError(f"{tokenizer.name}: is not the tokenizer that the checkpoint is of")
+        raise InputError(f"{tokenizer.name}: is not the tokenizer of the checkpoint")
 
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, str]:

@@ -81,7 +81,7 @@ def read_params(path: Path, abstract_params: Any) -> tuple[Any, dict[str, str]]:
 
     Raises:
       InputError: as `read_tensors`; a tensor is missing, is unknown, has another shape or type, or
-        holds something that is not a number.
+        holds NaN or infinity.
     """
     tensors, metadata = read_tensors(path)
 
@@ -94,7 +94,7 @@ def read_params(path: Path, abstract_params: Any) -> tuple[Any, dict[str, str]]:
         if array.dtype != leaf.dtype:
             raise InputError(f"{path}: {name} is {array.dtype}: takes {leaf.dtype}")
         if not np.isfinite(array).all():
-            raise InputError(f"{path}: {name} holds something that is not a number")
+            raise InputError(f"{path}: {name} holds NaN or infinity")
         return array
 
     placed = {}

@@ -182,7 +182,7 @@ class Checkpoints:
         """Drops the best of later steps: the run takes another course from here."""
         for later in [found for found in self._found if found > step]:
             del self._found[later]
-            reason = f"is of a later step than {step}, from before fields changed"
+            reason = f"is of a later step than {step}, saved before fields changed"
             self._aside.append((self._best, later, "left", reason))
 
     def put_aside(self) -> None:

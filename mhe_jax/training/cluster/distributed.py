@@ -146,7 +146,7 @@ def _detected(processes: ProcessFlags) -> tuple[str, int, int, Sequence[int] | N
         raise InputError(f"--distributed auto: {type(error).__name__}: {error}") from error
     if coordinator is None or count is None or index is None:
         raise InputError(
-            "--distributed auto: this is no TPU pod, Slurm, GKE or Open MPI job; give "
+            "--distributed auto: this is not a TPU pod or a Slurm, GKE or Open MPI job; give "
             "--coordinator, --num_processes and --process_id"
         )
     return coordinator, count, index, devices

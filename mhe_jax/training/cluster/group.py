@@ -149,7 +149,7 @@ class Processes:
         code, reason = _outcome(error)
         known = _foreseen(error)
         if not known and (gone := self._silent()):
-            reason, known = f"{names(gone)} of {self.count} is gone: {reason}", True
+            reason, known = f"lost {names(gone)} of {self.count}: {reason}", True
         else:
             reason = f"process {self.index}: {reason}"
         self._ending.set()

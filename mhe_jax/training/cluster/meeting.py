@@ -53,7 +53,9 @@ def meet(coordinator: str, count: int, index: int, timeout: float) -> bool:
                 return False
             if answer:
                 raise InputError(answer)
-            closed = "; who is there does not answer: is MHE_JAX_TOKEN the same everywhere?"
+            closed = (
+                "; something is there but does not answer: is MHE_JAX_TOKEN the same everywhere?"
+            )
         except socket.gaierror as error:
             raise InputError(f"--coordinator {coordinator}: {error.strerror}") from None
         except OSError:  # it is not there yet
@@ -181,7 +183,7 @@ class _Reception:
                 missing = [p for p in range(1, self._count) if p not in self._present]
                 reason = f"{names(missing)} of {self._count} did not come within {timeout:.0f} s"
                 if self._strangers:
-                    reason += f"; {self._strangers} greetings were not under our MHE_JAX_TOKEN"
+                    reason += f"; greetings under another MHE_JAX_TOKEN: {self._strangers}"
                 raise InputError(reason)
             for late in [each for each, (_, _, until) in self._coming.items() if now > until]:
                 self._drop(late)
@@ -238,7 +240,7 @@ class _Reception:
         index, count = int(first), int(second)
         reason = ""
         if count != self._count:
-            reason = f"process {index} has --num_processes {count}, 0 has {self._count}"
+            reason = f"process {index} has --num_processes {count}, process 0 has {self._count}"
         elif index in self._present:
             reason = f"two processes have --process_id {index}"
         if reason:

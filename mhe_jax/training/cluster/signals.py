@@ -85,7 +85,7 @@ class Signals:
             raise self._too_early()
         name = signal.Signals(number).name
         with contextlib.suppress(OSError):  # not by `print`, which it may have interrupted
-            os.write(2, f"{name}: saving after this step; again ends at once\n".encode())
+            os.write(2, f"{name}: saving after this step; a second signal ends at once\n".encode())
 
     def _left(self) -> None:
         self.received = self.received or signal.SIGPIPE

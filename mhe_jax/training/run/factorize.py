@@ -55,7 +55,7 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
 
 def _factorized(dense: Config, new: Path, kronecker: KroneckerConfig) -> Config:
     if kronecker == KroneckerConfig(apply=kronecker.apply):
-        raise InputError("no rank is given: takes --attention, --mlp or --embedding, or several")
+        raise InputError("no number of terms is given: takes --attention, --mlp, --embedding")
     if dense.model.kronecker != KroneckerConfig(apply=dense.model.kronecker.apply):
         raise InputError(f"{dense.workdir} is factorized already: takes a run with dense matrices")
     model = dataclasses.replace(dense.model, kronecker=kronecker)

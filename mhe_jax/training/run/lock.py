@@ -162,7 +162,7 @@ def _acquire(path: Path) -> Owner:
             finally:
                 _release(claim, claimed)
         elif found := _read(path):
-            raise InputError(f"{path.parent}: {found} trains here since {found.since}")
+            raise InputError(f"{path.parent}: {found} has been training here since {found.since}")
     return mine
 
 
@@ -220,7 +220,7 @@ def _began(process: int) -> int | None:
 def _changes(path: Path, owner: Owner) -> bool:
     """Whether the file is renewed, replaced or deleted while we look at it for a lease."""
     print(
-        f"note: {path.parent}: waits up to {LEASE:.0f} s for a sign of life of {owner}, "
+        f"note: {path.parent}: waiting up to {LEASE:.0f} s for a sign of life from {owner}, "
         f"which began to train here at {owner.since}",
         file=sys.stderr,
         flush=True,
@@ -352,7 +352,7 @@ def _read(path: Path) -> Owner | None:
 
 
 def _not_ours(path: Path) -> InputError:
-    return InputError(f"{path}: is not what a run writes: delete it if no process trains here")
+    return InputError(f"{path}: is not the lock of a run: delete it if no process trains here")
 
 
 def _now() -> float:
@@ -362,8 +362,8 @@ def _now() -> float:
 
 def _lost(path: Path, found: Owner | None) -> NoReturn:
     """Ends the process at once: from here on it would write into the run of another."""
-    by = "it is gone" if found is None else f"{found} has it since {found.since}"
-    reason = f"the lock of this run is no longer its own, {by}; nothing more is written"
+    by = "it is gone" if found is None else f"{found} has held it since {found.since}"
+    reason = f"this process has lost the lock of its run: {by}; nothing more is written"
     with contextlib.suppress(OSError):  # nobody may read it
         print(f"error: {path.parent}: {reason}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -82,7 +82,7 @@ def check_files(config: Config) -> None:
             and tokenizer.exists()
             and tokenizer.read_bytes() != data.read_tokenizer(config, given).model
         ):
-            raise InputError(f"{tokenizer}: is another than {given}: give another --workdir")
+            raise InputError(f"{tokenizer}: differs from {given}: give another --workdir")
 
 
 def own_tokenizer(config: Config) -> tuple[Path, list[str]]:

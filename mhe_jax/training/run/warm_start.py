@@ -55,8 +55,7 @@ def check_init_from(config: Config) -> None:
         )
         if theirs[name] != value and not may_differ:
             raise InputError(
-                f"model.{name} is {value!r}: train.init_from={run} has {theirs[name]!r}, and must "
-                "fit"
+                f"model.{name} is {value!r}: must be {theirs[name]!r}, as in train.init_from={run}"
             )
 
 
@@ -65,9 +64,9 @@ def _config_of(run: str, config: Config) -> Config:
     given = config_of(run, "train.init_from")
     encoders = config.facts.is_encoder and given.facts.is_encoder
     if given.task != config.task and not encoders:
-        takes = f"takes one of task {config.task}"
+        takes = f"takes a run of task {config.task}"
         if config.facts.is_encoder:
-            takes = "takes one of an encoder, as of mlm or shuffle_random"
+            takes = "takes a run of an encoder, such as of mlm or shuffle_random"
         raise InputError(f"train.init_from is {run!r}: a run of task {given.task}: {takes}")
     return given
 

@@ -108,9 +108,9 @@ FAULTS = {
     without: f"has no tensor {LAYER}$",
     of_another_shape: rf"{LAYER} has shape \(23, 16\): config.json asks for \(16, 23\)$",
     one_more: "has a tensor transformer.h.2.mlp.c_fc.weight, for which the model has no place$",
-    not_a_number: f"{LAYER} holds something that is not a number$",
+    not_a_number: f"{LAYER} holds NaN or infinity$",
     whole_numbers: f"{LAYER} is int8: takes floats$",
-    untied: f"{HEAD} is not {WORDS}: config.json says that they are one$",
+    untied: f"{HEAD} differs from {WORDS}: config.json says that they are tied$",
 }
 
 
@@ -187,30 +187,30 @@ CONFIGS = {
     "a number": ("gpt2", {"architectures": 5}, "architectures is 5: takes one of"),
     "another type": ("gpt2", {"model_type": "bert"}, "model_type is 'bert', and our models have"),
     "unknown field": ("gpt2", {"mamba": 3}, "mamba=3 has no place in our models$"),
-    "no size": ("gpt2", {"n_embd": ...}, "n_embd is None: takes a number above 0$"),
-    "a size in words": ("gpt2", {"n_embd": "16"}, "n_embd is '16': takes a number above 0$"),
+    "no size": ("gpt2", {"n_embd": ...}, "n_embd is None: takes a whole number above 0$"),
+    "a size in words": ("gpt2", {"n_embd": "16"}, "n_embd is '16': takes a whole number above 0$"),
     "heads that do not divide": (
         "gpt2",
         {"n_head": 5},
-        "is no model of ours: model.attention.num_heads is 5: must divide model.features=16$",
+        "cannot be converted: model.attention.num_heads is 5: must divide model.features=16$",
     ),
-    "a rate": ("gpt2", {"resid_pdrop": 2.0}, "is no model of ours: model.dropout_rate is 2.0"),
+    "a rate": ("gpt2", {"resid_pdrop": 2.0}, "cannot be converted: model.dropout_rate is 2.0"),
     "activation": ("gpt2", {"activation_function": "mish"}, "is 'mish': takes one of relu, gelu"),
     "scores by layer": (
         "gpt2",
         {"scale_attn_by_inverse_layer_idx": True},
-        "is True, and our models have only False$",
+        "is True: takes False$",
     ),
-    "a window": ("llama", {"sliding_window": 9}, "sliding_window is 9, and our models have only"),
+    "a window": ("llama", {"sliding_window": 9}, "sliding_window is 9: takes"),
     "a window that is not named": (
         "llama",
         {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
-        "sliding_window is 4096, and our models have only None$",
+        "sliding_window is 4096: takes None$",
     ),
     "a scale that is not named": (
         "marian",
         {"scale_embedding": ...},
-        "scale_embedding is False, and our models have only True$",
+        "scale_embedding is False: takes True$",
     ),
     "other scaling": (
         "llama",
@@ -224,28 +224,28 @@ CONFIGS = {
         {"rope_scaling": {"type": "linear", "factor": "2"}},
         "factor of rotary positions is '2': takes a number above 0$",
     ),
-    "odd heads": ("llama", {"head_dim": 3}, "is no model of ours: .* an even width, not 3$"),
+    "odd heads": ("llama", {"head_dim": 3}, "cannot be converted: .* an even width, not 3$"),
     "groups": ("llama", {"num_key_value_heads": 3}, "num_kv_heads is 3: must divide"),
     "another eos": ("gpt2", {"eos_token_id": 7}, "has 1 as eos, and source/config.json has 7$"),
     "no beginning": (
         "marian",
         {"decoder_start_token_id": ...},
-        "decoder_start_token_id is None: takes a token$",
+        "decoder_start_token_id is None: takes a token, 0 to",
     ),
     "a beginning past the end": (
         "marian",
         {"decoder_start_token_id": 99_999},
-        "decoder_start_token_id is 99999: takes a token$",
+        "decoder_start_token_id is 99999: takes a token, 0 to",
     ),
     "two vocabularies": (
         "marian",
         {"share_encoder_decoder_embeddings": False},
-        "is False, and our models have only True$",
+        "is False: takes True$",
     ),
     "several labels": (
         "labels",
         {"problem_type": "multi_label_classification"},
-        "problem_type is 'multi_label_classification', and our models have only None",
+        "problem_type is 'multi_label_classification': takes None",
     ),
     "labels without a name": (
         "labels",
@@ -276,7 +276,7 @@ def test_a_config_that_ours_has_no_place_for(spoilt, fault):
 def test_a_config_without_a_type(spoilt):
     """`convert` takes such a directory for one of another program."""
     change(spoilt("gpt2") / "config.json", model_type=...)
-    with pytest.raises(InputError, match="model_type is None, and our models have only 'gpt2'$"):
+    with pytest.raises(InputError, match="model_type is None: takes 'gpt2'$"):
         read(Path("source"))
 
 
@@ -355,7 +355,7 @@ def test_no_source(spoilt):
 
 def test_a_kind_comes_later(spoilt):
     spoilt()
-    refused("^source is no run yet: first `convert source NEW` alone", "--kind", "mqa")
+    refused("^source is not a run yet: first `convert source NEW`", "--kind", "mqa")
 
 
 def test_a_run_that_has_come_in_has_no_text_to_fit_on(spoilt):

@@ -206,7 +206,7 @@ def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
     [
         ("lm", "mha", {"norm_position": "post"}, "model.norm_position is 'post': GPT-2"),
         ("lm", "mqa", {"norm_position": "post"}, "model.norm_position is 'post': GPT-BigCode"),
-        ("lm", "mha", {"attention__normalize_qk": True}, "normalize_qk has no home"),
+        ("lm", "mha", {"attention__normalize_qk": True}, "normalize_qk cannot be exported"),
         ("lm", "mva", {"attention__score_features": 4}, "scores of width 5 and values of width 4"),
         ("lm", "mha", {"attention__qkv_features": 32}, "4 wide, .*: scores of width 8"),
         ("lm", "mha", {"output_bias": True}, "model.output_bias is True: GPT-2"),

@@ -75,7 +75,8 @@ def gradient(static: Static, q, k, values, b, seen: Seen, output, denominator, c
         of_n, of_d = jax.lax.optimization_barrier((of_n, of_d))
         dsums = _flat(_beside(of_n, parts(of_d, OF_GRADIENTS) * OF_WEIGHTS))
         e = exponentials(block)
-        # Its parts have cancelled: what is left is rounded as its product with E is.
+        # The terms of values and of denominators cancel inside this product, before it is rounded:
+        # so it may be of a narrow type, as its product with E below is.
         de = jnp.einsum(
             "ntx,nsx->nts",
             dsums,
