@@ -5,11 +5,11 @@
     python benchmarks/uptraining.py translation --steps 40 --seeds 1    # a trial of the script
 
 Three `mha` runs are trained (or found: WORKDIR/uptraining/translation/mha,seed=N), each is
-converted to every kind (`python -m mhe_jax convert`), and the new run is scored on the test set at
-once and after 5, 10 and 25 % of the steps that the `mha` run took. Beside them stand each kind from
-nothing with 25 % of the steps, and the control: `mha` itself, continued for as long. Each kind has,
-for each number of steps, the learning rate with the lowest validation loss of seed 0: of three, and
-of halves or doubles of them while the lowest or the highest is best, six at most.
+converted to six other attentions (`python -m mhe_jax convert`), and the new run is scored on the
+test set at once and after 5, 10 and 25 % of the steps that the `mha` run took. Beside them stand
+each kind from nothing with 25 % of the steps, and the control: `mha` itself, continued for as long.
+Each kind has, for each number of steps, the learning rate with the lowest validation loss of seed
+0: of three, and of halves or doubles of them while the lowest or the highest is best, six at most.
 
 A run that is done is not repeated, one that was interrupted goes on. WORKDIR/uptraining/TASK.json
 gets every number, with version, device and the score of the `mha` run, as soon as a kind has all

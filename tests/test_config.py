@@ -422,8 +422,14 @@ def test_accepted(config):
             "rotary_pairs is 'interleaved': model.positions rotary only, not sinusoidal",
         ),
         (changed(LM, model__rotary_scaling=2.0), "model.rotary_scaling is 2.0: model.positions"),
-        (rotary(model__rotary_scaling=0.0), "model.rotary_scaling is 0.0: takes a finite number"),
-        (rotary(model__rotary_base=-1.0), "model.rotary_base is -1.0: takes a finite number"),
+        (
+            rotary(model__rotary_scaling=0.0),
+            "model.rotary_scaling is 0.0: takes a finite float32 number",
+        ),
+        (
+            rotary(model__rotary_base=-1.0),
+            "model.rotary_base is -1.0: takes a finite float32 number",
+        ),
         (
             rotary(model__features=24),
             "model.attention.num_heads is 8: model.positions rotary takes queries and keys of an "
@@ -440,11 +446,11 @@ def test_accepted(config):
         ),
         (
             rotary(with_attention(kind="mhe_add", form="shared")),
-            "model.attention.form is 'shared': not with model.positions rotary",
+            "model.attention.form is 'shared': takes auto or materialized with",
         ),
         (
             rotary(with_role(LM, "decoder", kind="mhe_mul", form="folded")),
-            "model.attention_by_role.decoder.form is 'folded': not with model.positions rotary",
+            "model.attention_by_role.decoder.form is 'folded': takes auto or materialized with",
         ),
         (changed(LM, evaluation__beam_size=0), "evaluation.beam_size is 0: takes 1 or more"),
         (changed(LM, evaluation__checkpoint="-5"), "takes best, last or a step number"),

@@ -33,14 +33,14 @@ def test_names_in_buckets_keep_their_scheme(gs, s3):
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
-        ("workdir", "s3://bucket/run", "a local name or gs://bucket/name"),
-        ("workdir", "http://host/run", "a local name or gs://bucket/name"),
-        ("workdir", "file:///run", "a local name or gs://bucket/name"),
-        ("train.init_from", "s3://bucket/run", "a local name or gs://bucket/name"),
-        ("data.train", ("hdfs://host/a",), "a local name or gs://bucket/name or s3://bucket/name"),
+        ("workdir", "s3://bucket/run", "a local path or gs://bucket/name"),
+        ("workdir", "http://host/run", "a local path or gs://bucket/name"),
+        ("workdir", "file:///run", "a local path or gs://bucket/name"),
+        ("train.init_from", "s3://bucket/run", "a local path or gs://bucket/name"),
+        ("data.train", ("hdfs://host/a",), "a local path or gs://bucket/name or s3://bucket/name"),
         ("data.validation", ("GS://bucket/a",), "or s3://bucket/name"),
         ("data.directory", "https://host/a", "or s3://bucket/name"),
-        ("data.cache_directory", "gs://bucket/a", "takes a local name"),
+        ("data.cache_directory", "gs://bucket/a", "takes a local path"),
         ("evaluation.sources", ("ftp://host/a",), "or s3://bucket/name"),
     ],
 )

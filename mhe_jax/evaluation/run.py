@@ -312,10 +312,14 @@ def check_task(workdir: Path, config: Config, method: str) -> None:
 
 
 def name_of(evaluation: EvaluationConfig) -> str:
-    """The name of result files: the split, or the first source that replaces it."""
+    """The name of result files: the split, or the first source that replaces it.
+
+    A source that is called like a split does not take the name of the split's own results.
+    """
     name = evaluation.split
     if evaluation.sources:
         name = re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
+        name = f"sources_{name}" if name in ("validation", "test") else name
     if evaluation.spelling_noise:
         name += f"_misspelt_{evaluation.spelling_noise}_{evaluation.seed}"
     return name

@@ -329,6 +329,18 @@ def test_inputs_that_are_wider_than_all_heads_cannot_be_cut_into_them():
         convert(params, "el")
 
 
+def test_el_takes_queries_that_are_wider_than_all_heads():
+    x, y = inputs(), jax.random.normal(jax.random.key(2), (3, 5, 2 * H))
+    assert x.shape[-1] != 2 * H
+    fields = {"num_heads": H, "qkv_features": 2 * H}
+    made, other = make_attention("el", **fields), make_attention("mha", **fields)
+    params = made.init(jax.random.key(0), x, y)["params"]
+    found = convert(params, "mha", source="el")
+    np.testing.assert_allclose(
+        other.apply({"params": found}, x, y), made.apply({"params": params}, x, y), atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("kind", ["mla", "gta", "skv"])
 def test_keys_and_values_of_two_inputs_have_no_home_in_one(kind):
     x, y, z = inputs(), jnp.ones((3, 4, 17)), jnp.ones((3, 4, 11))

@@ -21,9 +21,9 @@ FIELDS = {
     "--data.batch_size 1.5": r"--data\.batch_size is '1\.5': takes a whole number$",
     "--data.batch_size": r"--data\.batch_size has no value: takes a whole number$",
     "--data.batch_size -8": r"data\.batch_size is -8: takes 1 or more$",
-    "--optimizer.learning_rate nan": r"optimizer\.learning_rate is nan: takes a finite number",
-    "--optimizer.learning_rate 1e39": r"optimizer\.learning_rate is 1e\+39: takes a finite number",
-    "--optimizer.learning_rate inf": r"optimizer\.learning_rate is inf: takes a finite number",
+    "--optimizer.learning_rate nan": r"optimizer\.learning_rate is nan: takes a finite float32",
+    "--optimizer.learning_rate 1e39": r"optimizer\.learning_rate is 1e\+39: takes a finite float32",
+    "--optimizer.learning_rate inf": r"optimizer\.learning_rate is inf: takes a finite float32",
     "--model.remat yes": r"--model\.remat is 'yes': takes True or False$",
     "--model.rotary_base 5e5": r"model\.rotary_base is 500000\.0: model\.positions rotary only",
     "--model.positions rotary --model.rotary_scaling 0": r"model\.rotary_scaling is 0\.0: takes",
@@ -117,7 +117,7 @@ def test_a_field(refused, field, entry):
         ),
         (
             f"{TRAIN} --train.init_from runs/mlm",
-            r"train\.init_from is 'runs/mlm': a run of task mlm: takes one of task lm$",
+            r"train\.init_from is 'runs/mlm': a run of task mlm: takes a run of task lm$",
         ),
         (
             "train.py tiny.py:labels --workdir runs/new --train.init_from runs/mlmm",
@@ -125,12 +125,12 @@ def test_a_field(refused, field, entry):
         ),
         (
             "train.py tiny.py:labels --workdir runs/new --train.init_from runs/lm",
-            r"train\.init_from is 'runs/lm': a run of task lm: takes one of an encoder",
+            r"train\.init_from is 'runs/lm': a run of task lm: takes a run of an encoder",
         ),
         (
             "train.py tiny.py:labels --workdir runs/new --train.init_from runs/mlm "
             "--model.attention.num_heads 4",
-            r"model\.attention\.num_heads is 4: train\.init_from=runs/mlm",
+            r"model\.attention\.num_heads is 4: must be 2, as in train\.init_from=runs/mlm$",
         ),
         (
             "train.py tiny.py:lm --workdir runs/lm --model.mlp_features 8",
@@ -316,7 +316,7 @@ def test_sweeping(refused, flags, says):
             r"no command evil: .*; did you mean eval",
         ),
         ("mhe_jax/__main__.py convert runs/lm", r"two directories come first; usage: "),
-        ("mhe_jax/__main__.py convert runs/lm new", r"--kind is not set: takes the attention"),
+        ("mhe_jax/__main__.py convert runs/lm new", r"--kind is not set: takes one of mha,"),
         (
             "mhe_jax/__main__.py convert runs/no new --kind mqa",
             r"no run at runs/no",
@@ -397,7 +397,7 @@ def test_sweeping(refused, flags, says):
         ("eval.py compare runs --out tiny.py", r"--out tiny\.py: is a file$"),
         (
             "eval.py compare runs --out runs/lm",
-            r"--out runs/lm: holds something else than a report; g",
+            r"--out runs/lm: holds something other than a report; g",
         ),
         ("eval.py compare runs --out tiny.py/report", r"--out tiny\.py/report: Not a directory$"),
     ],

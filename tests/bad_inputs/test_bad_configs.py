@@ -81,7 +81,7 @@ VALUES = {
     "train.seed is -1: takes 0 or more": "train=TrainConfig(seed=-1)",
     "optimizer.learning_rate is '1e-3': takes a number": "optimizer=OptimizerConfig("
     "learning_rate='1e-3')",
-    "optimizer.learning_rate is nan: takes a finite number": "optimizer=OptimizerConfig("
+    "optimizer.learning_rate is nan: takes a finite float32 number": "optimizer=OptimizerConfig("
     "learning_rate=float('nan'))",
     "optimizer.name is 'adam': takes one of adamw, adafactor": "optimizer=OptimizerConfig("
     "name='adam')",

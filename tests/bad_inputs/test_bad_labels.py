@@ -40,6 +40,11 @@ FAULTS = {
     ),
     "no text": ("x.jsonl", '{"txt": "one", "label": "a"}\n', ":1: has no 'text'; it has 'txt', 'l"),
     "not UTF-8": ("x.tsv", HEAD.encode() + b"on\xe9\ta\n", ":2: is not UTF-8 ("),
+    "no label": (
+        "x.jsonl",
+        '{"text": "one", "label": "a"}\n{"text": "two", "label": null}\n',
+        ":2: field 'label' is empty: takes a label",
+    ),
     "half a surrogate": (
         "x.jsonl",
         '{"text": "\\ud83d", "label": "a"}\n',
@@ -245,7 +250,11 @@ def superglue(place, dataset, change):
             "field 'start2' is '0': takes a whole number, 0 or",
         ),
         ("wsc", lambda row: row.update(target=3), "has no 'span1_text'; it has nothing"),
-        ("wsc", lambda row: row["target"].update(span1_index=99), "span1_index is 99: a text of "),
+        (
+            "wsc",
+            lambda row: row["target"].update(span1_index=99),
+            "span1_index is 99: the text has ",
+        ),
         ("multirc", lambda row: row.update(passage=[]), "is not a passage of MultiRC ("),
         ("multirc", lambda row: row.pop("passage"), "has no 'passage'; it has "),
         ("multirc", twice, "idx (2, 4, 9) occurs twice"),

@@ -74,7 +74,7 @@ TOKENIZERS = {
     ),
     "a text": (lambda path: path.write_text("one dog"), "is not a sentencepiece model"),
     "a directory": (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
-    "another": (other_tokenizer, "is not the tokenizer that the checkpoint is of$"),
+    "another": (other_tokenizer, "is not the tokenizer of the checkpoint$"),
     "smaller": (
         lambda path: train_tokenizer(Items("o", ["one dog"], "text", "o"), 268).save(path),
         r"has 268 pieces, model\.vocabulary_size is 300; they must be equal$",

@@ -102,6 +102,16 @@ def test_other_sources_leave_the_splits_files_alone(run_of, texts):
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_source_that_is_called_like_a_split_is_not_the_split(run_of, texts):
+    workdir = run_of("lm")
+    own = score(workdir)
+    (texts / "mine").mkdir()
+    (texts / "mine" / "test").write_text("a cat\n")
+    found = score(workdir, sources=("mine/test",))
+    assert json.loads((workdir / "eval_sources_test.json").read_text()) == found
+    assert json.loads((workdir / "eval_test.json").read_text()) == own
+
+
 @pytest.mark.parametrize(("scan_layers", "beam_size"), [(False, 1), (False, 3), (True, 3)], ids=str)
 def test_scores_are_the_models_own(run_of, texts, scan_layers, beam_size):
     run = load(run_of("translation", scan_layers=scan_layers), beam_size=beam_size)

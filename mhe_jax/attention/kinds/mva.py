@@ -28,7 +28,7 @@ class MultiValueAttention(AttentionInGroups):
     Source: collaborative attention (Cordonnier, Loukas and Jaggi 2020, "Multi-Head Attention:
     Collaborate Instead of Concatenate", arXiv 2006.16362) has these shared queries and keys, a
     mixing vector for each head, a content bias on the keys, and separate values for each head; with
-    each mixing vector fixed at one it is MVA. Grouped-value attention (arXiv 2506.17286) is a
+    each mixing vector fixed at one it is MVA. Grouped-head latent attention (arXiv 2506.17286) is a
     neighbour. The factoring to one exponential is close to the Attention Free Transformer (Zhai et
     al. 2021, arXiv 2105.14103), which has one learned matrix instead of these scores; for softmax
     attention, exact and with kernels, a search found no earlier instance.

@@ -151,7 +151,7 @@ def label_names(config: Config) -> tuple[str, ...]:
         return row.labels
     if row.task == "multiple_choice":
         return tuple(map(str, range(len(row.texts) - 1)))
-    names = {_name(record.value(row.label)) for record in _records(config, "train", row)}
+    names = {_name(_given(record, row.label)) for record in _records(config, "train", row)}
     if len(names) < 2:
         raise InputError(f"data.train: has one label, {min(names)!r}: takes two or more")
     return tuple(sorted(names))
@@ -182,6 +182,13 @@ def _asked(record: Record) -> tuple[str, str]:
     return question, context
 
 
+def _given(record: Record, field: str) -> Any:
+    """A required label."""
+    if (value := record.value(field)) is None:
+        raise InputError(f"{record.where}: field {field!r} is empty: takes a label")
+    return value
+
+
 def _name(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -193,7 +200,7 @@ def _label(record: Record, row: DatasetRow, required: bool) -> float | None:
     if value is None or (record.from_tfds and value == -1):
         if not required:
             return None
-        value = record.value(field)
+        value = _given(record, field)
     if row.task == "regression":
         try:
             number = float(value)

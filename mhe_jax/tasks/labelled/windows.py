@@ -152,6 +152,8 @@ class WindowRows:
         question, start = self._windows[number, :2]
         shift = start - len(self._asked[question]) - self._before
         offsets = self._offsets[self._context[question]]
+        if not len(offsets):  # a tokenizer may drop all characters of a context
+            return "", 0, 0
         begin, end = offsets[first + shift, 0], offsets[last + shift, 1]
         text = self.questions[question].context[begin:end]
         begin = int(begin) + len(text) - len(text.lstrip())
