@@ -37,7 +37,8 @@ def get_config(variant: Literal["", "v2", "local"] = "") -> Config:
     return Config(
         task="span",
         workdir=f"runs/squad-{version}",
-        # With train.init_from only the dropout rates count: the shape is that of the other run.
+        # With train.init_from the shape is that of the other run; the head, dropout rates and how
+        # it is computed are these.
         model=ModelConfig(
             vocabulary_size=1000 if small else 4000,
             features=64 if small else 128,

@@ -26,7 +26,7 @@ def is_filled_once(module: nn.Module) -> bool:
 
 
 def extend(
-    module: nn.Module, entries: KeyValues, mask: Mask
+    module: nn.Module, entries: KeyValues, mask: Mask, queries: int
 ) -> tuple[KeyValues, Mask, jax.Array | None]:
     """Append the entries of a self-attention call, or make the cache if there is none.
 
@@ -34,11 +34,16 @@ def extend(
     rows ran past the end [B]; a call that only makes the cache attends to its own tokens.
 
     Raises:
-      ValueError: as `append`.
+      ValueError: entries that are not those of `queries` tokens; as `append`.
     """
     if not _is_begun(module):
         create(module, entries)
         return entries, mask, None
+    if (keys := next(iter(entries.values())).shape[1]) != queries:
+        raise ValueError(
+            f"decode=True: {queries} queries and {keys} keys, and self-attention takes as many: "
+            "fill the cache of cross-attention by fill_cache"
+        )
     entries, offset, overflow = append(module, entries)
     if mask.is_causal and mask.offset is None:
         # Replaced by a causal mask whose positions count from the start of the row.

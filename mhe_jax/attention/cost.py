@@ -28,6 +28,7 @@ class Costed(Protocol):
 
     num_heads: int
     qkv_features: int | None
+    out_features: int | None
     use_bias: bool
 
     def widths(self, head_features: int) -> Widths:
@@ -48,8 +49,9 @@ def parameters(module: Costed, features: int) -> int:
     D = _head_features(module, features)
     row = module.widths(D)
     projected = row.query + row.key + row.value
-    out = module.num_heads * D * features
-    biases = projected + features if module.use_bias else 0
+    made = module.out_features or features
+    out = module.num_heads * D * made
+    biases = projected + made if module.use_bias else 0
     return (projected + row.unbiased) * features + row.inner + out + row.tables + biases
 
 
@@ -79,8 +81,8 @@ def forward_flops(module: Costed, features: int, keys: int) -> int:
     D = _head_features(module, features)
     row = module.widths(D)
     projected = row.query + row.key + row.value + row.unbiased
-    out = module.num_heads * D
-    of_token = (projected + out) * features + row.inner + row.mixed
+    out = module.num_heads * D * (module.out_features or features)
+    of_token = projected * features + out + row.inner + row.mixed
     return 2 * (of_token + keys * (row.scored + row.weighted))
 
 

@@ -348,7 +348,7 @@ class Attention(nn.Module):
                 of_cache = memory[self.turned]
                 memory[self.turned] = self._partly_rotated(of_cache, positions, call)
             if self.decode:
-                memory, mask, overflow = cache.extend(self, memory, mask)
+                memory, mask, overflow = cache.extend(self, memory, mask, call.queries)
         keys = next(iter(memory.values())).shape[1]
         key, value = self.expand(memory, call)
         if self.turned is None:
@@ -433,6 +433,9 @@ class Attention(nn.Module):
             rate = 0.0
         if rate > 0 and dropout_rng is None:
             dropout_rng = self.make_rng("dropout")
+        if rate > 0 and not jnp.issubdtype(dropout_rng.dtype, jax.dtypes.prng_key):
+            # An old key is an array of numbers, of which engines could not tell what a mesh splits.
+            dropout_rng = jax.random.wrap_key_data(dropout_rng)
 
         shared = self.broadcast_dropout
 

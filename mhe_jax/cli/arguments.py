@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mhe_jax.cli.process import called
 from mhe_jax.config import (
@@ -70,23 +70,23 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
 
 
 def _shaped_as(run: str, config: Config) -> Config:
-    """`config` with the encoder of another run, but its own dropout rates and head."""
+    """`config` with the encoder of another run, but its own head, dropout rates and computation."""
+
+    def kept(given: Any, own: Any, *names: str) -> Any:
+        return dataclasses.replace(given, **{name: getattr(own, name) for name in names})
+
     theirs, ours = config_of(run, "train.init_from").model, config.model
-    attention = dataclasses.replace(theirs.attention, dropout_rate=ours.attention.dropout_rate)
+    head, computed = ("num_classes", "num_spans", "pooling"), ("dtype", "remat", "scan_layers")
+    attention = "dropout_rate", "form", "engine"
     by_role = {
-        role: dataclasses.replace(
-            given, dropout_rate=getattr(ours.attention_by_role, role).dropout_rate
-        )
+        role: kept(given, getattr(ours.attention_by_role, role), *attention)
         for role, given in vars(theirs.attention_by_role).items()
     }
     model = dataclasses.replace(
-        theirs,
-        attention=attention,
+        kept(theirs, ours, "dropout_rate", *head, *computed),
+        attention=kept(theirs.attention, ours.attention, *attention),
         attention_by_role=type(theirs.attention_by_role)(**by_role),
-        dropout_rate=ours.dropout_rate,
-        num_classes=ours.num_classes,
-        num_spans=ours.num_spans,
-        pooling=ours.pooling,
+        kronecker=kept(theirs.kronecker, ours.kronecker, "apply"),
     )
     return dataclasses.replace(config, model=model)
 

@@ -1,5 +1,6 @@
-"""Dense parameters to sums of Kronecker products: the best of each rank, by a singular value
-decomposition of the rearranged matrix, `R(W) = U S Vᵀ`, `A = √S Uᵀ`, `B = √S Vᵀ`."""
+"""Dense parameters to sums of Kronecker products, by a singular value decomposition of the
+rearranged matrix, `R(W) = U S Vᵀ`, `A = √S Uᵀ`, `B = √S Vᵀ`: the best of each rank where the sizes
+of the factors are divisors; where W is padded, the best for W with zeros as padding."""
 
 import math
 from typing import Any
@@ -33,7 +34,7 @@ def factorize(params: Any, like: Any) -> tuple[Any, dict[str, float]]:
 
 
 def best_factors(w: Any, factors: Factors, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """A [r, m1, n1] and B [r, m2, n2] that come closest to W [m, n].
+    """A [r, m1, n1] and B [r, m2, n2] that come closest to W [m, n], padded with zeros.
 
     >>> w = np.kron(np.arange(6.0).reshape(2, 3), np.arange(4.0).reshape(2, 2))
     >>> a, b = best_factors(w, Factors(2, 3, 2, 2), 1)
@@ -87,8 +88,8 @@ def _matrices(w: Any, like: dict[str, Any], path: str, errors: dict[str, float])
     w = np.asarray(w, np.float32)
     factors = Factors(m1, n1, m2, n2)
     a, b = best_factors(w, factors, rank)
-    found = np.einsum("kab,kce->abce", a, b).reshape(m1 * n1, m2 * n2)
-    missed = np.linalg.norm(np.asarray(rearrange(w, factors)) - found)
+    whole = np.einsum("kab,kce->acbe", a, b).reshape(m1 * m2, n1 * n2)
+    missed = np.linalg.norm(w - whole[: w.shape[0], : w.shape[1]])
     errors[path] = float(missed / max(np.linalg.norm(w), np.finfo(np.float32).tiny))
     return {"a": a, "b": b}
 

@@ -93,7 +93,7 @@ def balanced(m: int, n: int) -> Factors:
     return other if poor else one
 
 
-def materialize(a: jax.Array, b: jax.Array, m: int, n: int) -> jax.Array:
+def materialize(a: jax.Array, b: jax.Array, m: int, n: int, precision: Any = None) -> jax.Array:
     """W [m, n] of A [r, m1, n1] and B [r, m2, n2].
 
     >>> a, b = jnp.arange(6.0).reshape(1, 2, 3), jnp.arange(4.0).reshape(1, 2, 2)
@@ -101,7 +101,7 @@ def materialize(a: jax.Array, b: jax.Array, m: int, n: int) -> jax.Array:
     True
     """
     (_, m1, n1), (_, m2, n2) = a.shape, b.shape
-    whole = jnp.einsum("kab,kce->acbe", a, b).reshape(m1 * m2, n1 * n2)
+    whole = jnp.einsum("kab,kce->acbe", a, b, precision=precision).reshape(m1 * m2, n1 * n2)
     return whole[:m, :n]
 
 
@@ -197,7 +197,7 @@ class KroneckerDense(nn.Module):
     ) -> jax.Array:
         """W [*inputs, *features] of such a call, whatever `apply_as` says."""
         a, b, _ = self._parameters(inputs, features, names)
-        whole = materialize(a, b, math.prod(inputs), math.prod(features))
+        whole = materialize(a, b, math.prod(inputs), math.prod(features), self.precision)
         return whole.reshape(*inputs, *features)
 
     @nn.compact
@@ -298,7 +298,7 @@ def multiply(apply: str, x: jax.Array, a: jax.Array, b: jax.Array, n: int, **how
     (rank, m1, n1), (_, m2, n2) = a.shape, b.shape
     if is_factored(apply, tokens, rank, Factors(m1, n1, m2, n2), m, n):
         return product(x, a, b, n, **how)
-    return jnp.matmul(x, materialize(a, b, m, n), **how)
+    return jnp.matmul(x, materialize(a, b, m, n, how.get("precision")), **how)
 
 
 def check_factors(factors: Factors | None, m: int, n: int) -> Factors:

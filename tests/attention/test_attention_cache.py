@@ -295,6 +295,14 @@ def test_a_cache_of_self_attention_is_not_filled(case):
 
 
 @every_kind
+def test_keys_of_another_length_are_not_taken_for_self_attention(case):
+    """Such as those of cross-attention whose cache was not filled."""
+    d = decoder(case)
+    with pytest.raises(ValueError, match="decode=True: 1 queries and 2 keys, .* fill_cache"):
+        d.module.apply(d.params | {"cache": d.cache}, d.x[:, :1], d.x[:, :2], mutable=["cache"])
+
+
+@every_kind
 def test_beams_are_rows_of_the_cache(case):
     """Reordered rows decode as the tokens that they now stand for."""
     d = decoder(case)

@@ -128,9 +128,10 @@ def test_what_is_no_mask(mask):
         make_attention("mha", num_heads=3).init(jax.random.key(0), X, mask=mask)
 
 
-@pytest.mark.parametrize("kv_heads", [0, 2, 6])
+@pytest.mark.parametrize("kv_heads", [-1, 0, 2, 6])
 def test_groups(kv_heads):
-    with pytest.raises(ValueError, match=f"num_kv_heads={kv_heads} must divide num_heads=3"):
+    says = f"num_kv_heads={kv_heads} must be 1 or more, and divide num_heads=3"
+    with pytest.raises(ValueError, match=says):
         start(make_attention("gqa", num_heads=3, num_kv_heads=kv_heads), X)
 
 

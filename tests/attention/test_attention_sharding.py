@@ -137,6 +137,22 @@ def check_sharded_is_single(module):
     assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("key", [jax.random.key, jax.random.PRNGKey])
+def test_heads_on_other_devices_have_dropout_of_their_own(key):
+    needs_eight_devices()
+    fields = {"engine": "blocked", "dropout_rate": 0.5, "broadcast_dropout": False}
+    module = module_of(Case("mha")).clone(**fields)
+    x = normal(1, ROWS, LENGTH, 32)
+    params = module.init(jax.random.key(0), x, deterministic=True)
+
+    def run(x):
+        return module.apply(params, x, deterministic=False, rngs={"dropout": key(1)})
+
+    single = jax.jit(run)(x)
+    with jax.set_mesh(mesh()), nn.logical_axis_rules(RULES):
+        assert_close(jax.jit(lambda x: run(x))(x), single)
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("is_set", [True, False])
 @pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_mul", "mhe_add", "mva", "mla", "tpa"])

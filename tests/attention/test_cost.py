@@ -39,6 +39,10 @@ def test_parameters_and_cache_of_real_modules(kind, fields, use_bias):
     assert count == cost.parameters(of_kind, M)
     cached = sum(leaf.size for name, leaf in shapes["cache"].items() if name != "cache_index")
     assert cached == 2 * 5 * cost.cached_numbers(of_kind, M)
+    wide = of_kind.clone(out_features=M + 1)
+    more = H * (M // H) + use_bias  # a column of W_o, and its bias
+    assert cost.parameters(wide, M) == count + more
+    assert cost.forward_flops(wide, M, 7) == cost.forward_flops(of_kind, M, 7) + 2 * M
 
 
 def test_encoder_counts_round_to_the_printed_figures_but_for_the_last_digit_of_mha():

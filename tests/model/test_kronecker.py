@@ -248,6 +248,28 @@ def test_the_factors_are_the_best_of_their_rank():
         assert error == pytest.approx(np.sqrt((values[rank:] ** 2).sum()), rel=1e-4)
 
 
+def test_the_error_is_of_the_matrix_without_its_padding():
+    w = normal(0, 37, 24)
+    dense = {"query": {"kernel": w}}
+    like = {"query": {"a": np.zeros((2, 7, 4)), "b": np.zeros((2, 6, 6))}}
+    found, errors = factorize(dense, like)
+    a, b = found["query"].values()
+    missed = np.linalg.norm(w - by_definition(a, b, 37, 24)) / np.linalg.norm(w)
+    assert errors == {"query/kernel": pytest.approx(missed, rel=1e-5)}
+
+
+def test_the_product_that_makes_the_matrix_has_the_precision_of_the_layer():
+    zeros = jax.nn.initializers.zeros
+    fields = {"kernel_init": zeros, "bias_init": zeros, "use_bias": False, "rank": 2}
+    layer = KroneckerDense(**fields, apply_as="materialized", precision="highest")
+    x, shape = jnp.zeros((3, 14)), ((10,), (None, "heads"))
+    variables = layer.init(RNG, x, *shape)
+    program = jax.jit(lambda x: layer.apply(variables, x, *shape)).lower(x).as_text()
+    products = [line for line in program.splitlines() if "dot_general" in line]
+    assert len(products) == 2
+    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products)
+
+
 def test_models_that_differ_in_more_than_their_matrices_are_refused(tiny):
     params = tiny.params("lm", tiny.config())
     biased = tiny.config(attention={"use_bias": True}, kronecker=RANKS)

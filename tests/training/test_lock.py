@@ -323,7 +323,7 @@ def test_what_is_no_lock_is_left_alone(tmp_path, soon, text):
         path.symlink_to("nowhere")
     else:
         path.write_text(text, encoding="latin-1")
-    says = r"lock\.json: (is not what a run|Is a directory)"
+    says = r"lock\.json: (is not the lock of a run|Is a directory)"
     with pytest.raises(InputError, match=says) as told, locked(tmp_path):
         pass
     assert "\n" not in str(told.value)

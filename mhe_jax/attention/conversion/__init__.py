@@ -62,7 +62,8 @@ def convert(
     whose products come closest, by least squares (`kinds.py`). A kind that can represent another
     takes it exactly: each into `mha` (except `mva` and `collaborative`, where score_features + 1 is
     more than the width of a head), those with one head into those with several, and `mha` into
-    `collaborative`, `mla` and `tpa` that are wide enough. None of this holds where rotary positions
+    `collaborative`, `tpa` and, without biases of queries or with `query_rank`, `mla` that are wide
+    enough. None of this holds where rotary positions
     rotate queries and keys: their products then differ at each distance.
 
     Args:

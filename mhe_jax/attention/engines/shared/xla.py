@@ -21,7 +21,8 @@ value is lost in float32 beside the largest of its feature, a query with a key h
 at least e^-60, no product overflows, and a factor that float32 flushes to zero (below e^-87) stood
 for a share of the output below e^(60-87), about 2e-12. Elsewhere, or where a number is NaN, the
 same call goes head by head, in blocks of queries: as exact as attention always is, and about as
-slow. So output and gradients are finite wherever an ordinary softmax's are, and right to the
+slow. So output and gradients are finite wherever q·k, before it is scaled, and an ordinary
+softmax's are, and right to the
 largest feature of a head; gradients of queries that give all their weight to one key are 0 up to
 sums of float32 that cancel, for which the output stays in float32 until then. Near the bound such
 sums have larger terms than in an ordinary softmax: with a spread of 55 those gradients have errors
