@@ -294,7 +294,7 @@ def test_bad_patterns(read, tmp_path):
         "*.gz": f"{tmp_path}/*.gz: no file matches",
         "empty": f"{tmp_path}/empty: holds no files",
         "mixed": f"{tmp_path}/mixed/a.txt and {tmp_path}/mixed/b.jsonl have different formats: "
-        f"name one of them by a pattern, as {tmp_path}/mixed/*.txt",
+        f"name one of them by a pattern, such as {tmp_path}/mixed/*.txt",
     }.items():
         with pytest.raises(InputError) as error:
             read(name)

@@ -211,9 +211,9 @@ def test_a_file_that_is_missing_names_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--directory"], "takes nothing, or a name; usage: "),
-        ([""], "takes nothing, or a name; usage: "),
-        (["tiny", "x"], "takes nothing, or a name; usage: "),
+        (["--directory"], "'--directory': takes nothing, or a name; usage: "),
+        ([""], "'': takes nothing, or a name; usage: "),
+        (["tiny", "x"], "'tiny x': takes nothing, or a name; usage: "),
         (["no_such_set"], "no_such_set: TFDS knows no data set of this name"),
         (
             ["wikitext2"],
@@ -249,7 +249,7 @@ def test_the_list_names_each_with_its_licence(capsys):
     for line, (name, data) in zip(lines, PUBLISHED.items(), strict=False):
         assert line.startswith(name)
         assert data.licence in line
-    assert lines[-1].startswith("of TFDS")
+    assert lines[-1].startswith("TFDS ")
 
 
 @pytest.mark.skipif(not REAL_DATA.exists(), reason=f"needs the texts in {REAL_DATA}")

@@ -263,7 +263,7 @@ def test_only_language_models_generate(translation_run):
 def test_a_broken_checkpoint_generates_nothing(run_of):
     workdir = run_of("lm", change=lambda params: jax.tree.map(lambda x: x * jnp.nan, params))
     written = []
-    with pytest.raises(InputError, match="not a number: a broken checkpoint"):
+    with pytest.raises(InputError, match="NaN or infinite: a broken checkpoint"):
         generate(
             workdir,
             load_json(workdir / "config.json").evaluation,

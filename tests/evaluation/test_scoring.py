@@ -157,5 +157,5 @@ def test_other_tasks_and_settings(lm, translating, run_of):
 
 def test_a_broken_checkpoint(run_of):
     workdir = run_of("lm", lambda params: jax.tree.map(lambda x: x * jnp.nan, params))
-    with pytest.raises(InputError, match="not a number: a broken checkpoint"):
+    with pytest.raises(InputError, match="NaN or infinite: a broken checkpoint"):
         mhe_jax.load(workdir, devices=jax.devices()[:1]).log_probs(["a"])

@@ -124,7 +124,7 @@ def record_of(item: Any, row: DatasetRow, where: str) -> Record:
     if not isinstance(parts, tuple | list) or len(parts) != len(row.texts):
         takes = f"takes {len(row.texts)} ({', '.join(row.texts)})"
         if isinstance(parts, tuple | list):
-            raise InputError(f"{where} has {len(parts)} texts: {takes}")
+            raise InputError(f"{where} has {len(parts)} text{'s' * (len(parts) != 1)}: {takes}")
         raise InputError(f"{where} is of type {type(item).__name__}: {takes}")
     return Record(where, dict(zip(row.texts, parts, strict=True)))
 
