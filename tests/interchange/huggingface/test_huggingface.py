@@ -18,7 +18,7 @@ from mhe_jax.data.phrases import pairs
 from mhe_jax.data.tokenizer import SPACE
 from mhe_jax.interchange.heads import heads_of
 from mhe_jax.interchange.huggingface.reading import read
-from mhe_jax.interchange.huggingface.tables import write_files
+from mhe_jax.interchange.huggingface.tables import lay_out, linear, write_files
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
 from mhe_jax.interchange.huggingface.writing import OURS, convert
 from mhe_jax.model import unroll_layers
@@ -210,6 +210,9 @@ def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
         ("lm", "mva", {"attention__score_features": 4}, "scores of width 5 and values of width 4"),
         ("lm", "mha", {"attention__qkv_features": 32}, "4 wide, .*: scores of width 8"),
         ("lm", "mha", {"output_bias": True}, "model.output_bias is True: GPT-2"),
+        ("lm", "mha", {"num_token_types": 1}, "model.num_token_types is 1: GPT-2 takes 0 only"),
+        ("lm", "mqa", {"num_token_types": 2}, "model.num_token_types is 2: GPT-BigCode"),
+        ("lm", "mha", LLAMA | {"num_token_types": 1}, "model.num_token_types is 1: Llama"),
         ("lm", "mhe_add", LLAMA, "kind is 'mhe_add': Llama"),
         ("lm", "mla", LLAMA, "mla is not exported: a norm lies"),
         ("lm", "tpa", {}, "tpa is not exported: its queries"),
@@ -218,11 +221,12 @@ def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
         ("mlm", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': BERT"),
         ("mlm", "mha", {"positions": "rotary"}, "model.positions is 'rotary': BERT"),
         ("mlm", "mha", {"context": "token"}, "model.context is 'token': BERT"),
-        ("mlm", "mha", {"hashing": "md_emb"}, "model.hashing is 'md_emb': hashed words"),
+        ("mlm", "mha", {"hashing": "md_emb"}, "hashing is 'md_emb': transformers has no"),
         ("shuffle_random", "mha", {}, "task is 'shuffle_random': BERT has no such head"),
         ("classification", "mha", {"pooling": "mean"}, "model.pooling is 'mean': BERT"),
         ("classification", "mha", {"num_spans": 1}, "model.num_spans is 1: BERT"),
         ("translation", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': Marian"),
+        ("translation", "mha", {"num_token_types": 1}, "model.num_token_types is 1: Marian"),
         (
             "translation",
             "mha",
@@ -236,3 +240,19 @@ def test_what_has_no_home_is_refused(task, kind, fields, message):
     with pytest.raises(InputError, match=message) as caught:
         convert(config, random_params(config))
     assert "\n" not in str(caught.value)
+
+
+def test_a_parameter_without_a_place_is_refused():
+    """Rather than left out in silence, so that the file computes something else."""
+    tensors = {"up/kernel": np.ones((2, 3)), "down/kernel": np.ones((3, 2))}
+    with pytest.raises(InputError, match="^down/kernel of the run has no place in GPT-2$"):
+        lay_out(linear("fc", "up", bias=False), tensors, "GPT-2")
+
+
+@pytest.mark.parametrize("task", ["classification", "span"])
+def test_a_table_of_logits_that_the_task_never_reads_is_left_out(task):
+    config = model_config(task, tie_embeddings=False)
+    params = random_params(config)
+    assert "output" in params["embeddings"]
+    tensors, _ = convert(config, params)
+    assert not [name for name in tensors if "decoder" in name]
