@@ -9,10 +9,12 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from foreign_tokenizers import byte_level, word_piece
 from random_models import KINDS, apply, model_config, random_params, tokens_of
 
 from mhe_jax.attention import make_attention
 from mhe_jax.config import AttentionConfig, InputError
+from mhe_jax.config.data import BOS, EOS, MASK
 from mhe_jax.data import JsonTokenizer, open_source, train_tokenizer
 from mhe_jax.data.phrases import pairs
 from mhe_jax.data.tokenizer import SPACE
@@ -20,7 +22,7 @@ from mhe_jax.interchange.heads import heads_of
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.interchange.huggingface.tables import lay_out, linear, write_files
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
-from mhe_jax.interchange.huggingface.writing import OURS, convert
+from mhe_jax.interchange.huggingface.writing import OURS, convert, numbering
 from mhe_jax.model import unroll_layers
 
 pytest.importorskip("tokenizers", reason="needs the extra `export`")
@@ -256,3 +258,77 @@ def test_a_table_of_logits_that_the_task_never_reads_is_left_out(task):
     assert "output" in params["embeddings"]
     tensors, _ = convert(config, params)
     assert not [name for name in tensors if "decoder" in name]
+
+
+def written_by(tokenizer, config, directory):
+    """The tokenizer of `config`'s run as its export leaves it."""
+    import tokenizers
+
+    special = numbering(tokenizer, config, {})[1]
+    write_tokenizer(tokenizer, config, special, directory)
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("task", ["lm", "translation", "mlm", "classification"])
+def test_a_file_puts_around_a_text_what_the_run_does(task, tmp_path):
+    """Not what it put there before: the rows of a run are made by its task."""
+    import tokenizers
+
+    file = word_piece(tmp_path)
+    ends = [(name, file.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    file.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ends
+    )
+    tokenizer = JsonTokenizer(file.to_str().encode())
+    size, types = tokenizer.vocabulary_size, 2 * (task == "classification")
+    config = model_config(task, vocabulary_size=size, num_token_types=types)
+    written = written_by(tokenizer, config, tmp_path)
+    first, second = (tokenizer.encode(text) for text in ("a small dog", "red hat"))
+    row = {"lm": [BOS, *first], "translation": [*first, EOS]}.get(task, [BOS, *first, EOS])
+    assert written.encode("a small dog").ids == tokenizer.of_file[row].tolist()
+    if task == "classification":
+        both = written.encode("a small dog", "red hat")
+        row, begun = [BOS, *first, EOS, EOS, *second, EOS], len(first) + 2
+        assert both.ids == tokenizer.of_file[row].tolist()
+        assert both.type_ids == [0] * begun + [1] * (len(row) - begun)
+
+
+def test_the_file_of_a_run_that_was_imported_stays_as_it_is(tmp_path):
+    file = byte_level(tmp_path, ("<s>", "</s>"))
+    tokenizer = JsonTokenizer(file.to_str().encode())
+    config = model_config("lm", vocabulary_size=tokenizer.vocabulary_size)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train=()))
+    assert written_by(tokenizer, config, tmp_path).encode("a dog").ids == file.encode("a dog").ids
+    assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer.model
+
+
+@pytest.mark.parametrize(
+    ("task", "special", "message"),
+    [
+        ("lm", ("<s>",), "has no eos: an export of task lm needs eos$"),
+        (
+            "translation",
+            ("<s>", "</s>"),
+            "has no pad: an export of task translation needs pad, eos$",
+        ),
+        (
+            "span",
+            ("<|endoftext|>",),
+            "has no pad, bos: an export of task span needs pad, bos, eos$",
+        ),
+        ("mlm", ("<pad>", "<s>", "</s>"), "has no mask: .* mlm needs pad, bos, eos, mask$"),
+    ],
+)
+def test_a_file_without_the_tokens_of_the_rows_is_refused(task, special, message, tmp_path):
+    tokenizer = JsonTokenizer(byte_level(tmp_path, special).to_str().encode())
+    with pytest.raises(InputError, match=f"^tokenizer.json: {message}"):
+        numbering(tokenizer, model_config(task), {})
+
+
+def test_absent_tokens_that_the_file_has_are_refused(tmp_path):
+    """Its model would give them probability, which the run does not."""
+    tokenizer = JsonTokenizer(word_piece(tmp_path).to_str().encode())
+    with pytest.raises(
+        InputError, match=r"absent_tokens is \(4,\): needs a tokenizer.json that la"
+    ):
+        numbering(tokenizer, model_config("lm", absent_tokens=(MASK,)), {})
