@@ -46,7 +46,7 @@ translator = ctranslate2.Translator("DIRECTORY", compute_type="int8")
 lines = pieces.encode(["a sentence", "and another one"], out_type=str)
 never = {{"disable_unk": True, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}}
 longest = {{"max_input_length": {length}, "max_decoding_length": {length}}}
-found = translator.translate_batch(lines, beam_size=5, **longest, **never)
+found = translator.translate_batch(lines, beam_size={beams}, **longest, **never)
 print(pieces.decode([translation.hypotheses[0] for translation in found]))
 ```""",
     "lm": """\
@@ -86,7 +86,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     spec.save(str(directory))
     (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
     longest = config.model.max_length
-    use = USES[config.task].format(length=longest)
+    use = USES[config.task].format(length=longest, beams=config.evaluation.beam_size)
     text = card(run, "ctranslate2", WHAT.format(length=longest), use)
     (directory / "README.md").write_text(text, encoding="utf-8")
     return result

@@ -169,6 +169,7 @@ def test_the_example_of_the_card(run_of, tmp_path, capsys, task):
     export(run_of(task), tmp_path / "out", "ctranslate2")
     card = (tmp_path / "out" / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert ("beam_size=3" in example) == (task == "translation")  # as the run's
     exec(example.replace("DIRECTORY", str(tmp_path / "out")), {})
     assert capsys.readouterr().out
 

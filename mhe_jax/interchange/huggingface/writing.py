@@ -135,8 +135,14 @@ def _generation(
     """Settings of the search of transformers: it never chooses what our search does not."""
     never = {special[i] for i in (PAD, UNK, BOS, MASK) if i in special} - {special[EOS]}
     found: dict[str, Any] = {**_ids(special), "suppress_tokens": sorted(never)}
+    e = config.evaluation
+    if config.task == "lm" and e.temperature:
+        cut = {"top_k": e.top_k or 0, "top_p": e.top_p or 1.0}
+        found |= {"do_sample": True, "temperature": e.temperature, **cut}
     if config.task == "translation":
         found["decoder_start_token_id"] = values["decoder_start_token_id"]
-        found["num_beams"] = config.evaluation.beam_size
+        found["num_beams"] = e.beam_size
+        if not e.length_penalty:  # which is another formula there, and not 0 by default
+            found["length_penalty"] = 0.0
         found["max_length"] = config.model.max_length
     return found

@@ -13,8 +13,8 @@ from foreign_tokenizers import byte_level, word_piece
 from random_models import KINDS, apply, model_config, random_params, tokens_of
 
 from mhe_jax.attention import make_attention
-from mhe_jax.config import AttentionConfig, InputError
-from mhe_jax.config.data import BOS, EOS, MASK
+from mhe_jax.config import AttentionConfig, EvaluationConfig, InputError
+from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import JsonTokenizer, open_source, train_tokenizer
 from mhe_jax.data.phrases import pairs
 from mhe_jax.data.tokenizer import SPACE
@@ -22,7 +22,7 @@ from mhe_jax.interchange.heads import heads_of
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.interchange.huggingface.tables import lay_out, linear, write_files
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
-from mhe_jax.interchange.huggingface.writing import OURS, convert, numbering
+from mhe_jax.interchange.huggingface.writing import OURS, _generation, convert, numbering
 from mhe_jax.model import unroll_layers
 
 pytest.importorskip("tokenizers", reason="needs the extra `export`")
@@ -332,3 +332,36 @@ def test_absent_tokens_that_the_file_has_are_refused(tmp_path):
         InputError, match=r"absent_tokens is \(4,\): needs a tokenizer.json that la"
     ):
         numbering(tokenizer, model_config("lm", absent_tokens=(MASK,)), {})
+
+
+@pytest.mark.parametrize(
+    ("task", "evaluation", "expected"),
+    [
+        ("lm", {}, {}),
+        (
+            "lm",
+            {"temperature": 0.7, "top_p": 0.9},
+            {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9},
+        ),
+        (
+            "lm",
+            {"temperature": 2.0, "top_k": 3},
+            {"do_sample": True, "temperature": 2.0, "top_k": 3, "top_p": 1.0},
+        ),
+        ("translation", {"beam_size": 3}, {"num_beams": 3}),
+        (
+            "translation",
+            {"beam_size": 3, "length_penalty": 0.0},
+            {"num_beams": 3, "length_penalty": 0.0},
+        ),
+    ],
+)
+def test_the_search_is_that_of_the_run(task, evaluation, expected):
+    """As far as transformers has it: a length penalty is another formula there."""
+    config = model_config(task)
+    config = dataclasses.replace(config, evaluation=EvaluationConfig(**evaluation))
+    found = _generation(config, {"decoder_start_token_id": BOS}, OURS)
+    ends = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    if task == "translation":
+        ends |= {"decoder_start_token_id": BOS, "max_length": 13}
+    assert found == {**ends, "suppress_tokens": [PAD, UNK, BOS, MASK], **expected}
