@@ -2,10 +2,12 @@
 
 import dataclasses
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mhe_jax.attention.kinds import KINDS
+from mhe_jax.config import Config
 from mhe_jax.config.fields import load_json, parse_json
 from mhe_jax.config.files import CONFIG
 from mhe_jax.evaluation import in_words
@@ -13,6 +15,9 @@ from mhe_jax.evaluation.run import Run
 from mhe_jax.model import count_parameters
 
 HEADS = "each head is `softmax(Q_h K_hᵀ/√D) V_h` unless an equation of O says else; W_o joins them"
+
+# Settings that name the parameters.
+WHICH = ("checkpoint", "average_checkpoints")
 
 
 def card(run: Run, to: str, what: str, use: str) -> str:
@@ -43,7 +48,9 @@ def card(run: Run, to: str, what: str, use: str) -> str:
         *(f"- {split}: {numbers}" for split, (numbers, _) in scores.items()),
     ]
     made = [command for _, command in scores.values()]
-    made.append(f"python -m mhe_jax export {shlex.quote(str(run.workdir))} OUT --to {to}")
+    which = {name: getattr(config.evaluation, name) for name in WHICH}
+    flags = _flags(which, load_json(run.workdir / CONFIG))
+    made.append(f"python -m mhe_jax export {shlex.quote(str(run.workdir))} OUT --to {to}{flags}")
     model_and_origin = ["## The model", "", *facts, "", "Made by", "", "```", *made, "```", ""]
     return "\n".join([f"# {run.workdir.resolve().name}", "", what, "", use, "", *model_and_origin])
 
@@ -72,12 +79,20 @@ def scores_of(run: Run) -> dict[str, tuple[str, str]]:
 
 def command_of(run: Path, result: dict[str, Any]) -> str:
     """The command that makes `result` again: eval.py with what differs from the run's config."""
-    usual = load_json(run / CONFIG).evaluation
-    flags = [
-        f" --{field.name} {shlex.quote(str(result[field.name]))}"
-        for field in dataclasses.fields(usual)
-        if field.name != "sources"
-        and field.name in result
-        and result[field.name] != getattr(usual, field.name)
-    ]
-    return f"python eval.py {shlex.quote(str(run))}{''.join(flags)}"
+    return f"python eval.py {shlex.quote(str(run))}{_flags(result, load_json(run / CONFIG))}"
+
+
+def _flags(found: Mapping[str, Any], config: Config) -> str:
+    """The settings in `found` that are others than in the config of a run."""
+    usual = dataclasses.asdict(config.evaluation)
+    split = found.get("split", config.evaluation.split)
+    usual["sources"] = usual["sources"] or getattr(config.data, split)
+    flags = ""
+    for name, value in usual.items():
+        given = found.get(name, value)
+        if isinstance(value, tuple):
+            value, given = list(value), list(given)
+        if given != value:
+            values = given if isinstance(given, list) else [given]
+            flags += f" --{name} {shlex.join(map(str, values))}"
+    return flags

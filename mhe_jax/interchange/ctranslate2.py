@@ -25,7 +25,7 @@ from mhe_jax.data import JsonTokenizer, Tokenizer
 from mhe_jax.evaluation.run import Run
 from mhe_jax.interchange.card import card
 from mhe_jax.interchange.huggingface.llama import require_keys_that_turn
-from mhe_jax.interchange.plain import Tensors, plain
+from mhe_jax.interchange.plain import Tensors, plain, require, require_all
 
 HOME = "CTranslate2"
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
@@ -46,7 +46,7 @@ translator = ctranslate2.Translator("DIRECTORY", compute_type="int8")
 lines = pieces.encode(["a sentence", "and another one"], out_type=str)
 never = {{"disable_unk": True, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}}
 longest = {{"max_input_length": {length}, "max_decoding_length": {length}}}
-found = translator.translate_batch(lines, beam_size=5, **longest, **never)
+found = translator.translate_batch(lines, beam_size={beams}, **longest, **never)
 print(pieces.decode([translation.hypotheses[0] for translation in found]))
 ```""",
     "lm": """\
@@ -86,7 +86,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     spec.save(str(directory))
     (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
     longest = config.model.max_length
-    use = USES[config.task].format(length=longest)
+    use = USES[config.task].format(length=longest, beams=config.evaluation.beam_size)
     text = card(run, "ctranslate2", WHAT.format(length=longest), use)
     (directory / "README.md").write_text(text, encoding="utf-8")
     return result
@@ -111,7 +111,8 @@ def convert(
         for role in roles:
             if role != "cross":
                 require_keys_that_turn(model.attention_for(role), HOME)
-    found = plain(config, params, HOME, own=True)
+    require(model, HOME, absent_tokens=())
+    found = _Read(plain(config, params, HOME, own=True))
     if model.positions == "learned":
         # Tokens are multiplied by √M there, and positions are not.
         found["embeddings/position"] = found["embeddings/position"] * np.float32(
@@ -130,6 +131,7 @@ def convert(
     else:
         spec = specs.TransformerDecoderModelSpec(decoder)
         spec.register_vocabulary(vocabulary)
+    require_all(found, found.names, HOME)
     for name, value in names.items():
         setattr(spec.config, name, value)
     spec.config.layer_norm_epsilon = model.layer_norm_epsilon
@@ -144,6 +146,18 @@ def convert(
         "parameters": sum(array.size for array in found.values()),
         "key_heads": {role: key_heads[role] for role in roles},
     }
+
+
+class _Read(Tensors):
+    """Tensors, with the `names` of those that have been read."""
+
+    def __init__(self, tensors: Tensors):
+        super().__init__(tensors)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.names.add(name)
+        return super().__getitem__(name)
 
 
 def _encoder(model: ModelConfig, heads: int, found: Tensors) -> specs.TransformerEncoderSpec:

@@ -9,7 +9,7 @@ Our model multiplies what it looks up by √M and its tied logits by nothing; ot
 factor. So tables are multiplied here, and the norm before the logits is divided: the same function.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -35,6 +35,12 @@ def require(model: ModelConfig, home: str, **wanted: Any) -> None:
             raise InputError(f"model.{field} is {found!r}: {home} takes {value!r} only")
 
 
+def require_all(tensors: Tensors, used: Iterable[str], home: str) -> None:
+    """Raises InputError unless all tensors are used: without one, another function is computed."""
+    for name in sorted(tensors.keys() - {*used}):
+        raise InputError(f"{name} of the run has no place in {home}")
+
+
 def plain(
     config: Config,
     params: Any,
@@ -43,6 +49,7 @@ def plain(
     rows: np.ndarray | None = None,
     key_heads: int | None = None,
     bias: bool = True,
+    mlp_bias: bool = True,
     width: int | None = None,
     own: bool = False,
 ) -> Tensors:
@@ -55,6 +62,7 @@ def plain(
       rows: our ids in the order of the file; None: all.
       key_heads: K of every attention sublayer; None: as many as query heads.
       bias: whether the home has biases in attention.
+      mlp_bias: whether it has biases in MLPs.
       width: of the home's heads; None: features / num_heads, and no rotary positions.
       own: each sublayer has as few key heads as its kind allows, and heads as wide as they must be;
         `key_heads` and `width` are then ignored.
@@ -63,6 +71,8 @@ def plain(
       InputError: something that the home cannot hold.
     """
     model, found = config.model, {}
+    if not config.facts.is_encoder:  # others have no types of tokens in decoders
+        require(model, home, num_token_types=0)
     if width is None and not own and model.positions == "rotary":
         raise InputError(f"model.positions is 'rotary': {home} has learned or fixed positions")
     tree = unroll_layers(jax.device_get(params))
@@ -85,7 +95,7 @@ def plain(
                 visit(child, at)
 
     visit(tree, ())
-    if bias and not model.mlp_bias:
+    if mlp_bias and not model.mlp_bias:
         for name in [name for name in found if name.endswith(("up/kernel", "down/kernel"))]:
             bias_of = name.replace("kernel", "bias")
             found[bias_of] = np.zeros(found[name].shape[1], np.float32)

@@ -29,6 +29,7 @@ from jax import export as jax_export
 
 from mhe_jax import tasks
 from mhe_jax.config import FORMS_OF_KINDS, MHE_KINDS, AttentionConfig, Config, InputError, Role
+from mhe_jax.config.data import PAD
 from mhe_jax.config.errors import not_installed
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, TOKENIZER
@@ -185,7 +186,13 @@ def functions(config: Config) -> dict[str, Function]:
 
         def of_prompt(params: Any, tokens: jax.Array, positions: jax.Array) -> Any:
             _, cache = with_cache(params, tokens.shape[0], method="start_cache")
-            return step(params, cache, tokens, positions)
+            logits, cache = step(params, cache, tokens, positions)
+            # Rows stand where their prompts end; what they write next replaces the padding.
+            lengths = jnp.sum(tokens != PAD, axis=1)
+            return logits, {
+                name: lengths if name.endswith("cache_index") else leaf
+                for name, leaf in cache.items()
+            }
 
         start, given = of_prompt, {"tokens": rows, "positions": rows}
         # The cache holds `max_length` tokens, however many there are: only b stays symbolic.

@@ -123,14 +123,18 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
         )
     taken = {f: getattr(wanted, f) for f in conversion.FIELDS}
     of_kind = {**dict.fromkeys(FIELDS_OF_KINDS), **taken}
-    attention = dataclasses.replace(old.model.attention, kind=wanted.kind, **of_kind)
+    # An engine named for the old kind may refuse every call of the new one.
+    attention = dataclasses.replace(old.model.attention, kind=wanted.kind, engine="auto", **of_kind)
     roles = {
-        role: dataclasses.replace(given, kind=None, **dict.fromkeys(FIELDS_OF_KINDS))
+        role: dataclasses.replace(given, kind=None, engine=None, **dict.fromkeys(FIELDS_OF_KINDS))
         for role, given in vars(old.model.attention_by_role).items()
     }
     by_role = type(old.model.attention_by_role)(**roles)
     model = dataclasses.replace(old.model, attention=attention, attention_by_role=by_role)
-    config = dataclasses.replace(old, model=model, workdir=str(new))
+    optimizer = old.optimizer
+    if wanted.kind not in FIELDS_OF_KINDS["head_embedding_stddev"]:
+        optimizer = dataclasses.replace(optimizer, head_embedding_rate=1.0)
+    config = dataclasses.replace(old, model=model, optimizer=optimizer, workdir=str(new))
     check(config, trains=False)
     return config
 

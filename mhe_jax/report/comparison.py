@@ -87,7 +87,7 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
             (group.name, run.scores.get(setting))
             for group in section.groups
             for run in group.runs
-            if run.scores
+            if setting in run.scores
         ]
         if told := unlike(setting, values):
             notes.append(f"Not evaluated alike: {told}.")

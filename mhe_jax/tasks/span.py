@@ -13,6 +13,7 @@ from mhe_jax.model import SpanFinder
 from mhe_jax.tasks.labelled.examples import Question, given_question, read_questions
 from mhe_jax.tasks.labelled.task import LabelledTask
 from mhe_jax.tasks.labelled.windows import WindowRows
+from mhe_jax.tasks.task import Result, TrainedRun
 
 
 class Span(LabelledTask):
@@ -27,6 +28,14 @@ class Span(LabelledTask):
     def examples(self, config: Config, split: str) -> list[Question]:
         """The questions of a split."""
         return read_questions(config, split)
+
+    def evaluate(self, run: TrainedRun) -> Result:
+        """Official metrics, and how answers were chosen."""
+        return {
+            **super().evaluate(run),
+            "answer_length": run.evaluation.answer_length,
+            "no_answer_threshold": run.evaluation.no_answer_threshold,
+        }
 
     def check_split(self, config: Config, split: str) -> None:
         """Reads the whole split; a validation split must have a question with an answer."""

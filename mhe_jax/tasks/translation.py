@@ -101,6 +101,7 @@ class Translation(Task):
             **ratios(sums),
             "beam_size": evaluation.beam_size,
             "length_penalty": evaluation.length_penalty,
+            "extra_length": evaluation.extra_length,
             "sentences": len(texts),
             "truncated_sources": sum(translation.truncated for translation in translations),
             "output_tokens": cost.tokens,

@@ -167,6 +167,9 @@ def test_squad_by_hand(run_of_data):
     assert result["f1"] == pytest.approx(100 * np.mean(overlap))
     assert result["best_f1"] >= max(result["f1"], 100 / 3) - 1e-9
 
+    settings = config.evaluation.answer_length, 1000.0
+    assert (result["answer_length"], result["no_answer_threshold"]) == settings
+
     # By hand: every window through the model, every span tried.
     run = Run.load(workdir, dataclasses.replace(config, evaluation=evaluation), one)
     batches = evaluation_batches(config, run.tokenizer, "test", batch_size=1)

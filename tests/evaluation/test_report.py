@@ -323,6 +323,15 @@ def test_what_was_not_evaluated_alike_is_told(tmp_path):
     assert "length_penalty" not in told
 
 
+def test_a_setting_that_a_result_does_not_name_is_not_told(tmp_path):
+    """An earlier version left it out."""
+    for kind, scores in (("mha", {"extra_length": 50}), ("mhe_mul", {})):
+        fields = {"scores": {"bleu": 40.0, **scores}, "model__attention__kind": kind}
+        leave(tmp_path / "runs" / kind, PAIRS, **fields)
+    compare(tmp_path, tmp_path / "runs")
+    assert "Not evaluated alike" not in report_of(tmp_path)
+
+
 def test_the_speed_is_that_of_training(tmp_path):
     leave(
         tmp_path / "runs" / "a", LM, scores={"perplexity_per_word": 9.0, "tokens_per_second": 7.0}

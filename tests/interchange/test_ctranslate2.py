@@ -169,6 +169,7 @@ def test_the_example_of_the_card(run_of, tmp_path, capsys, task):
     export(run_of(task), tmp_path / "out", "ctranslate2")
     card = (tmp_path / "out" / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert ("beam_size=3" in example) == (task == "translation")  # as the run's
     exec(example.replace("DIRECTORY", str(tmp_path / "out")), {})
     assert capsys.readouterr().out
 
@@ -209,6 +210,21 @@ def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
         ),
         (
             "lm",
+            {"model.num_token_types": 1},
+            r"model\.num_token_types is 1: CTranslate2 takes 0 only",
+        ),
+        (
+            "translation",
+            {"model.num_token_types": 2},
+            r"model\.num_token_types is 2: CTranslate2 takes 0 only",
+        ),
+        (
+            "lm",
+            {"model.absent_tokens": (UNK, MASK)},
+            r"model\.absent_tokens is \(1, 4\): CTranslate2 takes \(\) only",
+        ),
+        (
+            "lm",
             {f"{ATTENTION}kind": "mfa"},
             "mfa is not exported: a norm lies between",
         ),
@@ -223,4 +239,19 @@ def test_what_has_no_home(run_of, tmp_path, task, fields, reason):
     with pytest.raises(InputError, match=reason) as error:
         export(run_of(task, **fields), tmp_path / "out", "ctranslate2")
     assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_parameter_without_a_place_is_refused(run_of, tmp_path, monkeypatch):
+    """Rather than left out in silence, so that the model computes something else."""
+    from mhe_jax.interchange import ctranslate2 as writer
+
+    made = writer.plain
+
+    def with_more(*args, **named):
+        return {**made(*args, **named), "embeddings/more": np.zeros(3)}
+
+    monkeypatch.setattr(writer, "plain", with_more)
+    with pytest.raises(InputError, match="^embeddings/more of the run has no place in CTranslate2"):
+        export(run_of("translation"), tmp_path / "out", "ctranslate2")
     assert not list(tmp_path.iterdir())

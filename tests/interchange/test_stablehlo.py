@@ -117,6 +117,24 @@ def test_language_models(run_of, load, tmp_path, kind, fields, form):
         same(logits, expected[:, t : t + 1])
 
 
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_prompts_of_several_lengths(run_of, load, tmp_path, positions):
+    """Each row goes on where its prompt ends: no step sees the padding behind it."""
+    run = run_of("lm", **{"model.positions": positions})
+    functions, _ = exported(run, tmp_path / "out")
+    loaded, tokens = load(run), rows_of(3, 9, padded=False)
+    expected = np.asarray(jax.jit(loaded.model.apply)({"params": loaded.params}, tokens))
+    ends, rows = np.array([2, 6, 3]), np.arange(3)
+    places = np.broadcast_to(np.arange(6, dtype=np.int32), (3, 6))
+    prompts = np.where(places < ends[:, None], tokens[:, :6], 0)
+    logits, cache = functions["start"](prompts, places)
+    same(np.asarray(logits)[rows, ends - 1], expected[rows, ends - 1])
+    for t in range(3):
+        place = (ends + t).astype(np.int32)[:, None]
+        logits, cache = functions["step"](cache, np.take_along_axis(tokens, place, 1), place)
+        same(np.asarray(logits)[:, 0], expected[rows, ends + t])
+
+
 @pytest.mark.parametrize("kind", ["mqa", pytest.param("mva", marks=pytest.mark.rest), "mla"])
 def test_translation(run_of, load, tmp_path, kind):
     run = run_of("translation", **{"model.attention.kind": kind, "model.scan_layers": True})

@@ -59,4 +59,25 @@ EXPORT = (
         'method="decode_step", cache=jax.tree.map(jnp.zeros_like, cache))',
         "test_stablehlo.py::test_language_models",
     ),
+    Mutant(
+        "steps of StableHLO see the padding of a prompt",
+        "functions.of_prompt",
+        "tokens != PAD",
+        "tokens >= PAD",
+        "test_stablehlo.py::test_prompts_of_several_lengths",
+    ),
+    Mutant(
+        "a parameter that the table lacks is left out in silence",
+        "require_all",
+        "tensors.keys() - {*used}",
+        "tensors.keys() & set()",
+        "test_huggingface.py::test_a_parameter_without_a_place_is_refused",
+    ),
+    Mutant(
+        "a tokenizer.json keeps its own tokens around a text",
+        "write_tokenizer",
+        "if config.data.train:",
+        "if not config.data.train:",
+        "test_huggingface.py::test_a_file_puts_around_a_text_what_the_run_does",
+    ),
 )

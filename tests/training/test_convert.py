@@ -14,7 +14,7 @@ from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.config.rules.trust import is_own
 from mhe_jax.evaluation import evaluate
-from mhe_jax.interchange.uptraining import convert
+from mhe_jax.interchange.uptraining import _converted, convert
 from mhe_jax.training.loop import train
 
 pytestmark = pytest.mark.whole_run
@@ -157,6 +157,19 @@ def test_biases_are_made_where_only_they_keep_what_heads_do(tiny, tmp_path):
     assert found["use_bias"]
     assert (saved.model.attention.form, saved.model.attention.use_bias) == (None, True)
     assert max(error["after"] for error in found["errors"].values()) < 1e-5
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("mha", 1.0), ("mhe_mul", 10.0)])
+def test_settings_that_only_the_old_kind_takes_do_not_stay(tiny, tmp_path, kind, rate):
+    fields = {
+        "model.attention.kind": "mhe_add",
+        "model.attention.engine": "pallas",
+        "model.attention_by_role.decoder.engine": "mosaic",
+        "optimizer.head_embedding_rate": 10.0,
+    }
+    new = _converted(tiny("lm", **fields), tmp_path / "new", wanted(kind))
+    assert new.optimizer.head_embedding_rate == rate
+    assert (new.model.attention_for("decoder").engine, new.model.attention.engine) == ("auto",) * 2
 
 
 def test_the_command_prints_errors_and_a_line_of_json(source, tmp_path, capsys):

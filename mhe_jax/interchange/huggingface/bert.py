@@ -85,9 +85,10 @@ def write(
         pooling="first",
         num_spans=None,
     )
-    found = unscaled(
-        model, plain(config, params, "BERT", rows=rows), LAST_NORM if task == "mlm" else None
-    )
+    found = plain(config, params, "BERT", rows=rows)
+    if task != "mlm":
+        found.pop("embeddings/output", None)  # of logits, which it has none of
+    found = unscaled(model, found, LAST_NORM if task == "mlm" else None)
     types = max(1, model.num_token_types)
     found.setdefault("embeddings/type", 0 * found["embeddings/token"][:1])
     attention = model.attention_for("encoder")
@@ -115,7 +116,7 @@ def write(
         values["label2id"] = {label: i for i, label in enumerate(labels)}
         kind = "regression" if task == "regression" else "single_label_classification"
         values["problem_type"] = kind
-    return lay_out(table(model, "bert", task), found), values
+    return lay_out(table(model, "bert", task), found, "BERT"), values
 
 
 def model_of(fields: Fields) -> ModelConfig:

@@ -63,11 +63,12 @@ def write(
     model = config.model
     attention = model.attention_for("decoder")
     one = folds_to_one(model)
-    home = f"{BIGCODE if one else GPT2}, the format for this language model,"
+    name = BIGCODE if one else GPT2
+    home = f"{name}, the format for this language model,"
     require(model, home, norm_position="pre", norm="layer", mlp="plain", output_bias=False)
-    found = plain(config, params, BIGCODE if one else GPT2, rows=rows, key_heads=1 if one else None)
+    found = plain(config, params, name, rows=rows, key_heads=1 if one else None)
     model_type = "gpt_bigcode" if one else "gpt2"
-    tensors = lay_out(table(model, model_type), unscaled(model, found, LAST_NORM))
+    tensors = lay_out(table(model, model_type), unscaled(model, found, LAST_NORM), name)
     values = {
         "architectures": ["GPTBigCodeForCausalLM" if one else "GPT2LMHeadModel"],
         "model_type": model_type,

@@ -68,6 +68,7 @@ def write(
         rows=rows,
         key_heads=key_heads,
         bias=attention.use_bias,
+        mlp_bias=model.mlp_bias,
         width=width,
     )
     if model.rotary_pairs == "interleaved":
@@ -95,7 +96,7 @@ def write(
         "mlp_bias": model.mlp_bias,
         "tie_word_embeddings": model.tie_embeddings,
     }
-    return lay_out(table(model), unscaled(model, found, LAST_NORM)), values
+    return lay_out(table(model), unscaled(model, found, LAST_NORM), "Llama"), values
 
 
 def require_keys_that_turn(attention: AttentionConfig, home: str) -> None:

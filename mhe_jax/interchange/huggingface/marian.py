@@ -97,7 +97,7 @@ def write(
         "is_encoder_decoder": True,
         "tie_word_embeddings": model.tie_embeddings,
     }
-    return lay_out(table(model), found), values
+    return lay_out(table(model), found, "Marian"), values
 
 
 def model_of(fields: Fields) -> ModelConfig:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.interchange.plain import Tensors
+from mhe_jax.interchange.plain import Tensors, require_all
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, write_tensors
 
 CONFIG = "config.json"
@@ -46,15 +46,19 @@ def norm(name: str, ours: str, bias: bool = True) -> Table:
     return table
 
 
-def lay_out(table: Table, tensors: Mapping[str, np.ndarray]) -> Tensors:
-    """The tensors of the file, from plain parameters.
+def lay_out(table: Table, tensors: Tensors, home: str) -> Tensors:
+    """The tensors of the file, from plain parameters; `home` names the architecture.
+
+    Raises:
+      InputError: a parameter has no place in the table.
 
     >>> table = linear("fc", "up", "gate", bias=False)
     >>> plain = {"up/kernel": np.zeros((3, 2)), "gate/kernel": np.ones((3, 2))}
-    >>> lay_out(table, plain)["fc.weight"].shape
+    >>> lay_out(table, plain, "a home")["fc.weight"].shape
     (4, 3)
     """
     found = {}
+    require_all(tensors, (part for slot in table.values() for part in slot.parts), home)
     for name, (parts, transposed, row) in table.items():
         array = np.concatenate([tensors[part] for part in parts], -1)
         found[name] = array.T if transposed else array[None] if row else array

@@ -60,7 +60,7 @@ def tokenizer_json(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
         "added_tokens": special,
         "normalizer": {"type": "Prepend", "prepend": " "},
         "pre_tokenizer": None,
-        "post_processor": around(config),
+        "post_processor": around(config, tokenizer, dict(enumerate(SPECIAL_PIECES))),
         "decoder": {
             "type": "Sequence",
             "decoders": [
@@ -84,11 +84,19 @@ def tokenizer_json(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
     }
 
 
-def around(config: Config) -> dict[str, Any]:
-    """The special tokens around a text, as in the rows that the run was trained on."""
+def around(
+    config: Config,
+    tokenizer: Tokenizer,
+    names: Mapping[int, str],
+    ids: Mapping[int, int] | None = None,
+) -> dict[str, Any]:
+    """The special tokens around a text, as in the rows that the run was trained on.
+
+    `names` and `ids` are those of the file; without `ids` they are ours.
+    """
 
     def special(i: int, kind: int = 0) -> dict[str, Any]:
-        return {"SpecialToken": {"id": SPECIAL_PIECES[i], "type_id": kind}}
+        return {"SpecialToken": {"id": names[i], "type_id": kind}}
 
     def text(which: str, kind: int = 0) -> dict[str, Any]:
         return {"Sequence": {"id": which, "type_id": kind}}
@@ -101,13 +109,14 @@ def around(config: Config) -> dict[str, Any]:
         single, pair = [special(BOS), *single], [special(BOS), *pair]
     else:
         single = [special(BOS), text("A"), special(EOS)]
-        pair = [*single, text("B", second), special(EOS, second)]
+        between = [special(EOS, second)] * (tokenizer.separators - 1)
+        pair = [*single, *between, text("B", second), special(EOS, second)]
     return {
         "type": "TemplateProcessing",
         "single": single,
         "pair": pair,
         "special_tokens": {
-            SPECIAL_PIECES[i]: {"id": SPECIAL_PIECES[i], "ids": [i], "tokens": [SPECIAL_PIECES[i]]}
+            names[i]: {"id": names[i], "ids": [ids[i] if ids else i], "tokens": [names[i]]}
             for i in (BOS, EOS)
         },
     }
@@ -119,7 +128,8 @@ def write_tokenizer(
     """Writes `tokenizer.json` and `tokenizer_config.json`.
 
     Args:
-      tokenizer: of the run; a `tokenizer.json` is written as it is.
+      tokenizer: of the run; a `tokenizer.json` is written as it is, but for the tokens that it puts
+        around a text if the run was trained here.
       config: of the run.
       special: the id in the file of each special token that it has.
       directory: where.
@@ -128,8 +138,12 @@ def write_tokenizer(
       InputError: a sentencepiece model that cuts texts differently than its pieces and scores say.
     """
     if isinstance(tokenizer, JsonTokenizer):
-        tokenizer.save(directory / NAME)
         names = {i: tokenizer.spelling(of_file) for i, of_file in special.items()}
+        tokenizer.save(directory / NAME)
+        if config.data.train:  # an imported model was trained on the rows that its file makes
+            found = json.loads(tokenizer.model)
+            found["post_processor"] = around(config, tokenizer, names, special)
+            write_json(directory / NAME, found)
     else:
         found = tokenizer_json(tokenizer, config)
         check(tokenizer, found)

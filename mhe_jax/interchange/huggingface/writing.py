@@ -31,6 +31,11 @@ model = {architecture}.from_pretrained("DIRECTORY")
 ```"""
 # Special tokens and their ids in a file that has our numbers.
 OURS: Mapping[int, int] = {i: i for i in (PAD, UNK, BOS, EOS, MASK)}
+NAMES = {PAD: "pad", BOS: "bos", EOS: "eos", MASK: "mask"}
+# What a `tokenizer.json` must have, as the rows of the task do; the bos of a decoder has a rule of
+# its own.
+NEEDED = {"lm": (EOS,), "translation": (PAD, EOS), "mlm": (PAD, BOS, EOS, MASK)}
+OF_ENCODERS = (PAD, BOS, EOS)
 
 
 def write(run: Run, directory: Path) -> dict[str, Any]:
@@ -88,17 +93,24 @@ def numbering(
     is one, pad or eos takes its place if it has the same row, as in a model read from there.
 
     Raises:
-      InputError: the row of bos is like neither; the model has absent tokens without a
-        tokenizer.json.
+      InputError: the row of bos is like neither; the file lacks a token that the run's rows hold,
+        or has one that the model has not.
     """
+    absent = tokenizer.absent if isinstance(tokenizer, JsonTokenizer) else ()
+    if {*config.model.absent_tokens} - {*absent}:
+        raise InputError(
+            f"model.absent_tokens is {config.model.absent_tokens}: needs a tokenizer.json that "
+            "lacks them too"
+        )
     if not isinstance(tokenizer, JsonTokenizer):
-        if config.model.absent_tokens:
-            raise InputError(
-                f"model.absent_tokens is {config.model.absent_tokens}: needs a tokenizer.json that "
-                "lacks them too"
-            )
         return None, OURS
     special = {i: int(tokenizer.of_file[i]) for i in OURS if tokenizer.of_file[i] != ABSENT}
+    needed = NEEDED.get(config.task, OF_ENCODERS)
+    if missing := [NAMES[i] for i in needed if i not in special]:
+        raise InputError(
+            f"{tokenizer.name}: has no {', '.join(missing)}: an export of task {config.task} needs "
+            f"{', '.join(NAMES[i] for i in needed)}"
+        )
     if BOS not in special and config.task in ("lm", "translation"):
         table = np.asarray(jax.device_get(params["embeddings"]["token"]))
         like = [i for i in (PAD, EOS) if i in special and np.array_equal(table[i], table[BOS])]
@@ -123,8 +135,14 @@ def _generation(
     """Settings of the search of transformers: it never chooses what our search does not."""
     never = {special[i] for i in (PAD, UNK, BOS, MASK) if i in special} - {special[EOS]}
     found: dict[str, Any] = {**_ids(special), "suppress_tokens": sorted(never)}
+    e = config.evaluation
+    if config.task == "lm" and e.temperature:
+        cut = {"top_k": e.top_k or 0, "top_p": e.top_p or 1.0}
+        found |= {"do_sample": True, "temperature": e.temperature, **cut}
     if config.task == "translation":
         found["decoder_start_token_id"] = values["decoder_start_token_id"]
-        found["num_beams"] = config.evaluation.beam_size
+        found["num_beams"] = e.beam_size
+        if not e.length_penalty:  # which is another formula there, and not 0 by default
+            found["length_penalty"] = 0.0
         found["max_length"] = config.model.max_length
     return found

@@ -145,6 +145,7 @@ class LabelledTask(Task):
             **run.described(),
             "dataset": run.config.data.dataset,
             "spelling_noise": run.evaluation.spelling_noise,
+            "seed": run.evaluation.seed,
             **metrics,
             "examples": batches.num_examples,
             "seconds": seconds,

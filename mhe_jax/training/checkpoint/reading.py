@@ -43,7 +43,7 @@ def restore_params(
 
     Where the run keeps an exponential average, each checkpoint counts with its averaged parameters.
     A run without checkpoints, but with a `model.safetensors`, has these parameters as its best and
-    its last.
+    its last, whatever `average` is: it is of a run whose config may say so.
 
     Raises:
       InputError: no such checkpoint; the message names those that exist.
@@ -54,7 +54,7 @@ def restore_params(
         steps, best_step = sorted(last.all_steps()), best_of(best)
         weights = path_of(workdir) / WEIGHTS
         if not steps and best_step is None and weights.exists():
-            return _restore_tensors(weights, which, abstract_params, average, tokenizer)
+            return _restore_tensors(weights, which, abstract_params, tokenizer)
         there = ", ".join(map(str, steps)) or "none"
         if best_step is not None:
             there += f"; best: {best_step}"
@@ -98,15 +98,14 @@ def restore_params(
 
 
 def _restore_tensors(
-    path: Path, which: str, abstract_params: Any, average: int, tokenizer: AnyTokenizer | None
+    path: Path, which: str, abstract_params: Any, tokenizer: AnyTokenizer | None
 ) -> tuple[Any, list[int]]:
     params, meta = read_params(path, abstract_params)
     steps, _ = attempt(lambda: [int(step) for step in json.loads(meta.get("steps", "[]"))])
     steps = steps or []
-    if which not in ("best", "last", *map(str, steps)) or average not in (1, len(steps)):
-        wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
+    if which not in ("best", "last", *map(str, steps)):
         there = f"of steps {', '.join(map(str, steps))}" if steps else "of no known step"
-        raise InputError(f"{path.parent} has no {wanted}, only {path.name}, {there}")
+        raise InputError(f"{path.parent} has no checkpoint {which!r}, only {path.name}, {there}")
     if tokenizer is not None:
         check_tokenizer(meta, tokenizer)
     return params, steps

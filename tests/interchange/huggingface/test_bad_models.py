@@ -185,7 +185,7 @@ CONFIGS = {
     "a name alone": ("gpt2", {"architectures": "GPT"}, "architectures is 'GPT': takes"),
     "a list in a list": ("gpt2", {"architectures": [["x"]]}, "architectures is .*: takes one of"),
     "a number": ("gpt2", {"architectures": 5}, "architectures is 5: takes one of"),
-    "another type": ("gpt2", {"model_type": "bert"}, "model_type is 'bert': takes "),
+    "another type": ("gpt2", {"model_type": "bert"}, "model_type is 'bert': takes 'gpt2'"),
     "unknown field": ("gpt2", {"mamba": 3}, "mamba=3 has no place in our models$"),
     "no size": ("gpt2", {"n_embd": ...}, "n_embd is None: takes a whole number above 0$"),
     "a size in words": ("gpt2", {"n_embd": "16"}, "n_embd is '16': takes a whole number above 0$"),

@@ -9,18 +9,20 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from foreign_tokenizers import byte_level, word_piece
 from random_models import KINDS, apply, model_config, random_params, tokens_of
 
 from mhe_jax.attention import make_attention
-from mhe_jax.config import AttentionConfig, InputError
+from mhe_jax.config import AttentionConfig, EvaluationConfig, InputError
+from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import JsonTokenizer, open_source, train_tokenizer
 from mhe_jax.data.phrases import pairs
 from mhe_jax.data.tokenizer import SPACE
 from mhe_jax.interchange.heads import heads_of
 from mhe_jax.interchange.huggingface.reading import read
-from mhe_jax.interchange.huggingface.tables import write_files
+from mhe_jax.interchange.huggingface.tables import lay_out, linear, write_files
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
-from mhe_jax.interchange.huggingface.writing import OURS, convert
+from mhe_jax.interchange.huggingface.writing import OURS, _generation, convert, numbering
 from mhe_jax.model import unroll_layers
 
 pytest.importorskip("tokenizers", reason="needs the extra `export`")
@@ -210,6 +212,9 @@ def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
         ("lm", "mva", {"attention__score_features": 4}, "scores of width 5 and values of width 4"),
         ("lm", "mha", {"attention__qkv_features": 32}, "4 wide, .*: scores of width 8"),
         ("lm", "mha", {"output_bias": True}, "model.output_bias is True: GPT-2"),
+        ("lm", "mha", {"num_token_types": 1}, "model.num_token_types is 1: GPT-2 takes 0 only"),
+        ("lm", "mqa", {"num_token_types": 2}, "model.num_token_types is 2: GPT-BigCode"),
+        ("lm", "mha", LLAMA | {"num_token_types": 1}, "model.num_token_types is 1: Llama"),
         ("lm", "mhe_add", LLAMA, "kind is 'mhe_add': Llama"),
         ("lm", "mla", LLAMA, "mla is not exported: a norm lies"),
         ("lm", "tpa", {}, "tpa is not exported: its queries"),
@@ -218,11 +223,12 @@ def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
         ("mlm", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': BERT"),
         ("mlm", "mha", {"positions": "rotary"}, "model.positions is 'rotary': BERT"),
         ("mlm", "mha", {"context": "token"}, "model.context is 'token': BERT"),
-        ("mlm", "mha", {"hashing": "md_emb"}, "model.hashing is 'md_emb': hashed words"),
+        ("mlm", "mha", {"hashing": "md_emb"}, "hashing is 'md_emb': transformers has no"),
         ("shuffle_random", "mha", {}, "task is 'shuffle_random': BERT has no such head"),
         ("classification", "mha", {"pooling": "mean"}, "model.pooling is 'mean': BERT"),
         ("classification", "mha", {"num_spans": 1}, "model.num_spans is 1: BERT"),
         ("translation", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': Marian"),
+        ("translation", "mha", {"num_token_types": 1}, "model.num_token_types is 1: Marian"),
         (
             "translation",
             "mha",
@@ -236,3 +242,126 @@ def test_what_has_no_home_is_refused(task, kind, fields, message):
     with pytest.raises(InputError, match=message) as caught:
         convert(config, random_params(config))
     assert "\n" not in str(caught.value)
+
+
+def test_a_parameter_without_a_place_is_refused():
+    """Rather than left out in silence, so that the file computes something else."""
+    tensors = {"up/kernel": np.ones((2, 3)), "down/kernel": np.ones((3, 2))}
+    with pytest.raises(InputError, match="^down/kernel of the run has no place in GPT-2$"):
+        lay_out(linear("fc", "up", bias=False), tensors, "GPT-2")
+
+
+@pytest.mark.parametrize("task", ["classification", "span"])
+def test_a_table_of_logits_that_the_task_never_reads_is_left_out(task):
+    config = model_config(task, tie_embeddings=False)
+    params = random_params(config)
+    assert "output" in params["embeddings"]
+    tensors, _ = convert(config, params)
+    assert not [name for name in tensors if "decoder" in name]
+
+
+def written_by(tokenizer, config, directory):
+    """The tokenizer of `config`'s run as its export leaves it."""
+    import tokenizers
+
+    special = numbering(tokenizer, config, {})[1]
+    write_tokenizer(tokenizer, config, special, directory)
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("task", ["lm", "translation", "mlm", "classification"])
+def test_a_file_puts_around_a_text_what_the_run_does(task, tmp_path):
+    """Not what it put there before: the rows of a run are made by its task."""
+    import tokenizers
+
+    file = word_piece(tmp_path)
+    ends = [(name, file.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    file.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ends
+    )
+    tokenizer = JsonTokenizer(file.to_str().encode())
+    size, types = tokenizer.vocabulary_size, 2 * (task == "classification")
+    config = model_config(task, vocabulary_size=size, num_token_types=types)
+    written = written_by(tokenizer, config, tmp_path)
+    first, second = (tokenizer.encode(text) for text in ("a small dog", "red hat"))
+    row = {"lm": [BOS, *first], "translation": [*first, EOS]}.get(task, [BOS, *first, EOS])
+    assert written.encode("a small dog").ids == tokenizer.of_file[row].tolist()
+    if task == "classification":
+        both = written.encode("a small dog", "red hat")
+        row, begun = [BOS, *first, EOS, EOS, *second, EOS], len(first) + 2
+        assert both.ids == tokenizer.of_file[row].tolist()
+        assert both.type_ids == [0] * begun + [1] * (len(row) - begun)
+
+
+def test_the_file_of_a_run_that_was_imported_stays_as_it_is(tmp_path):
+    file = byte_level(tmp_path, ("<s>", "</s>"))
+    tokenizer = JsonTokenizer(file.to_str().encode())
+    config = model_config("lm", vocabulary_size=tokenizer.vocabulary_size)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train=()))
+    assert written_by(tokenizer, config, tmp_path).encode("a dog").ids == file.encode("a dog").ids
+    assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer.model
+
+
+@pytest.mark.parametrize(
+    ("task", "special", "message"),
+    [
+        ("lm", ("<s>",), "has no eos: an export of task lm needs eos$"),
+        (
+            "translation",
+            ("<s>", "</s>"),
+            "has no pad: an export of task translation needs pad, eos$",
+        ),
+        (
+            "span",
+            ("<|endoftext|>",),
+            "has no pad, bos: an export of task span needs pad, bos, eos$",
+        ),
+        ("mlm", ("<pad>", "<s>", "</s>"), "has no mask: .* mlm needs pad, bos, eos, mask$"),
+    ],
+)
+def test_a_file_without_the_tokens_of_the_rows_is_refused(task, special, message, tmp_path):
+    tokenizer = JsonTokenizer(byte_level(tmp_path, special).to_str().encode())
+    with pytest.raises(InputError, match=f"^tokenizer.json: {message}"):
+        numbering(tokenizer, model_config(task), {})
+
+
+def test_absent_tokens_that_the_file_has_are_refused(tmp_path):
+    """Its model would give them probability, which the run does not."""
+    tokenizer = JsonTokenizer(word_piece(tmp_path).to_str().encode())
+    with pytest.raises(
+        InputError, match=r"absent_tokens is \(4,\): needs a tokenizer.json that la"
+    ):
+        numbering(tokenizer, model_config("lm", absent_tokens=(MASK,)), {})
+
+
+@pytest.mark.parametrize(
+    ("task", "evaluation", "expected"),
+    [
+        ("lm", {}, {}),
+        (
+            "lm",
+            {"temperature": 0.7, "top_p": 0.9},
+            {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9},
+        ),
+        (
+            "lm",
+            {"temperature": 2.0, "top_k": 3},
+            {"do_sample": True, "temperature": 2.0, "top_k": 3, "top_p": 1.0},
+        ),
+        ("translation", {"beam_size": 3}, {"num_beams": 3}),
+        (
+            "translation",
+            {"beam_size": 3, "length_penalty": 0.0},
+            {"num_beams": 3, "length_penalty": 0.0},
+        ),
+    ],
+)
+def test_the_search_is_that_of_the_run(task, evaluation, expected):
+    """As far as transformers has it: a length penalty is another formula there."""
+    config = model_config(task)
+    config = dataclasses.replace(config, evaluation=EvaluationConfig(**evaluation))
+    found = _generation(config, {"decoder_start_token_id": BOS}, OURS)
+    ends = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    if task == "translation":
+        ends |= {"decoder_start_token_id": BOS, "max_length": 13}
+    assert found == {**ends, "suppress_tokens": [PAD, UNK, BOS, MASK], **expected}
