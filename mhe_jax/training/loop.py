@@ -156,6 +156,7 @@ def _train_alone(
         if checkpoints.latest_step is not None:
             state, meta = checkpoints.restore(abstract)
             check_tokenizer(meta, tokenizer)
+            resume.check_numbers(config, int(state.step), changed)
             resume.check_text(config, meta, batches.steps_per_epoch, batches.text)
             if changed:
                 checkpoints.drop_best_after(int(state.step))

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,16 @@ def check_length(config: Config, done: int) -> None:
         raise InputError(
             f"train.num_steps is {config.train.num_steps}: {config.workdir} has done {done} already"
         )
+
+
+def check_numbers(config: Config, done: int, changed: Sequence[str]) -> None:
+    """Raises InputError if the record of a complete run would name numbers it was not trained with.
+
+    `changed` are those of `changed_fields`.
+    """
+    for line in changed:
+        if done == config.train.num_steps and line.startswith("optimizer."):
+            raise InputError(
+                f"{line}: all {done} steps of {config.workdir} are done, so that the new value "
+                "would train nothing: give more train.num_steps, or another --workdir"
+            )
