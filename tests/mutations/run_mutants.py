@@ -17,7 +17,7 @@ RUN = (
     Mutant(
         "an average may begin",
         "changed_fields",
-        "None not in (old[name], value)",
+        "WITHOUT[name] not in (old[name], value)",
         "True",
         "test_resume.py test_loop.py",
     ),

@@ -25,8 +25,10 @@ MAY_CHANGE = re.compile(
     r"|train\.(?!seed|init_from|eval_batches).*"
     r"|data\.(directory|cache_directory|test)"
     r"|model\.remat|model\.kronecker\.apply|model\.attention(_by_role\.\w+)?\.(form|engine)"
-    r"|optimizer\.(?!name|ema_decay).*"
+    r"|optimizer\.(?!name|ema_decay|head_embedding_rate).*"
 )
+# Parts of the state can change their number, but not begin or end: the value without each.
+WITHOUT = {"optimizer.ema_decay": None, "optimizer.head_embedding_rate": 1}
 
 
 def holds_run(config: Config) -> bool:
@@ -47,11 +49,10 @@ def changed_fields(config: Config) -> list[str]:
     for name, value in new.items():
         if old[name] == value:
             continue
-        # An average can change its decay, but not begin or end.
-        ema = name == "optimizer.ema_decay" and None not in (old[name], value)
+        there = name in WITHOUT and WITHOUT[name] not in (old[name], value)
         # The same number of batches of another size is other data.
         part = name == "evaluation.batch_size" and config.train.eval_batches is not None
-        if part or (not ema and not MAY_CHANGE.fullmatch(name)):
+        if part or (not there and not MAY_CHANGE.fullmatch(name)):
             raise InputError(
                 f"{config.workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
                 "go on with the old value, or give another --workdir"
