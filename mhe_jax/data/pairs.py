@@ -233,6 +233,7 @@ class EvaluationPairs(EvaluationBatches):
         super().__init__(process_index, process_count)
         self.tokenizer = tokenizer
         self.source = open_split(config, split)
+        self.text = self.source.key
         self._rows = batch_size
         self._own = self._own_rows(batch_size)
         cache = cache_directory(config.data.cache_directory)

@@ -135,6 +135,38 @@ def test_part_of_the_validation_split_stays_the_same(tiny, tmp_path):
         resume.changed_fields(tiny(**{"train.eval_batches": 2, "evaluation.batch_size": 4}))
 
 
+CLASSES = {"task": "classification", "evaluation.spelling_noise": 0.1}
+SPANS = {"task": "span", "data.dataset": "squad_v2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value", "refused"),
+    [
+        (CLASSES, "spelling_noise", 0.2, True),
+        (CLASSES, "seed", 1, True),
+        (CLASSES | {"evaluation.spelling_noise": 0.0}, "seed", 1, False),
+        (CLASSES | {"data.validation": ()}, "spelling_noise", 0.2, False),
+        (CLASSES, "answer_length", 20, False),
+        (SPANS, "answer_length", 20, True),
+        (SPANS, "no_answer_threshold", 1.0, True),
+        (SPANS | {"data.dataset": "squad"}, "no_answer_threshold", 1.0, False),
+        (SPANS, "seed", 1, False),
+        (SPANS, "batch_size", 4, False),
+        ({"task": "lm"}, "answer_length", 20, False),
+    ],
+)
+def test_what_decides_the_score_of_a_validation_stays(tiny, tmp_path, given, name, value, refused):
+    """The best checkpoint is the best by one and the same score."""
+    (tmp_path / "run").mkdir()
+    save_json(tiny("lm", **given), tmp_path / "run" / CONFIG)
+    changed = tiny("lm", **(given | {f"evaluation.{name}": value}))
+    if not refused:
+        assert len(resume.changed_fields(changed)) == 1
+        return
+    with pytest.raises(InputError, match=rf"holds a run with evaluation\.{name}=.*, not {value}: "):
+        resume.changed_fields(changed)
+
+
 def test_fewer_steps_than_are_done(tiny):
     with pytest.raises(InputError, match="train.num_steps is 6: .* has done 8 already"):
         resume.check_length(tiny(), 8)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,12 @@ from mhe_jax.training.checkpoint import has_steps
 from mhe_jax.training.curve import PICTURE
 
 DRAFT = f".{TOKENIZER}.draft"
+
+# Keys of texts in the meta of a checkpoint: their split, and what a run has done with it.
+TEXTS = {
+    "text": ("data.train", "learned from"),
+    "validation_text": ("data.validation", "been validated on"),
+}
 
 # What may differ: how long and how often, how the same numbers are computed and where things lie,
 # and the numbers of the optimizer. All else changes what is learned, what the best checkpoint is
@@ -52,13 +58,24 @@ def changed_fields(config: Config) -> list[str]:
         there = name in WITHOUT and WITHOUT[name] not in (old[name], value)
         # The same number of batches of another size is other data.
         part = name == "evaluation.batch_size" and config.train.eval_batches is not None
-        if part or (not there and not MAY_CHANGE.fullmatch(name)):
+        if part or name in _of_score(config) or (not there and not MAY_CHANGE.fullmatch(name)):
             raise InputError(
                 f"{config.workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
                 "go on with the old value, or give another --workdir"
             )
         changed.append(f"{name}: {old[name]!r} -> {value!r}")
     return changed
+
+
+def _of_score(config: Config) -> set[str]:
+    """Fields of `evaluation` that decide the score of a validation, beside the parameters."""
+    if not (config.facts.labelled and config.data.validation):
+        return set()
+    names = {"spelling_noise"}
+    names |= {"seed"} if config.evaluation.spelling_noise else set()
+    names |= {"answer_length"} if config.facts.questions else set()
+    names |= {"no_answer_threshold"} if config.data.dataset == "squad_v2" else set()
+    return {f"evaluation.{name}" for name in names}
 
 
 def check_files(config: Config) -> None:
@@ -115,8 +132,13 @@ def begin(config: Config, tokenizer: Path) -> None:
     remember(workdir)
 
 
-def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float, text: str) -> None:
-    """Raises InputError if a checkpoint is of another text; older ones do not say."""
+def check_text(
+    config: Config, meta: dict[str, Any], steps_per_epoch: float, texts: Mapping[str, str]
+) -> None:
+    """Raises InputError if a checkpoint is of another text; older ones do not say.
+
+    `texts` are the keys of what is read, by the names of `TEXTS`.
+    """
     old = meta.get("steps_per_epoch", steps_per_epoch)
     if not math.isclose(old, steps_per_epoch, rel_tol=1e-6):
         raise InputError(
@@ -124,11 +146,13 @@ def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float, tex
             f"{old:,.2f} for the run in {config.workdir}: go on with the old text, or give "
             "another --workdir"
         )
-    if meta.get("text", text) != text:
-        raise InputError(
-            f"data.train has changed: it is not the text that the run in {config.workdir} has "
-            "learned from: go on with the old text, or give another --workdir"
-        )
+    for name, text in texts.items():
+        if meta.get(name, text) != text:
+            split, done = TEXTS[name]
+            raise InputError(
+                f"{split} has changed: it is not the text that the run in {config.workdir} has "
+                f"{done}: go on with the old text, or give another --workdir"
+            )
 
 
 def check_length(config: Config, done: int) -> None:
