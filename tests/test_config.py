@@ -391,6 +391,14 @@ def test_accepted(config):
             "model.attention_by_role.decoder.num_heads is 7: must divide",
         ),
         (changed(LM, data__sequence_length=513), "at most model.max_length=512"),
+        (
+            changed(LM, data__sequence_length=1),
+            "data.sequence_length is 1: task lm takes 2 or more",
+        ),
+        (
+            changed(LM, task="mlm", data__sequence_length=3, data__packing=True),
+            "data.sequence_length is 3: task mlm takes 4 or more with data.packing",
+        ),
         (changed(LM, data__length_buckets=(128,)), "buckets is (128,): not for task lm"),
         (changed(PAIRS, data__length_buckets=(64, 32, 128)), "in increasing order"),
         (changed(PAIRS, data__length_buckets=(16, 16, 128)), "in increasing order"),

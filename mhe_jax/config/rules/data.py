@@ -30,6 +30,13 @@ def check_data(config: Config, trains: bool) -> None:
             data.sequence_length,
             f"at most model.max_length={config.model.max_length}",
         )
+    # A row has bos and a token, or packed an item's token and eos; cut into parts of nearly equal
+    # length, none of them is a lone token.
+    least = 4 if data.packing else 2
+    if facts.content == "text" and data.sequence_length < least:
+        packed = " with data.packing" if data.packing else ""
+        takes = f"task {task} takes {least} or more{packed}"
+        raise refuse("data.sequence_length", data.sequence_length, takes)
     rows = facts.rows
     if getattr(data, rows) % config.optimizer.accumulate_steps:
         raise refuse(
