@@ -392,6 +392,10 @@ def test_accepted(config):
         ),
         (changed(LM, data__sequence_length=513), "at most model.max_length=512"),
         (
+            changed(PAIRS, train__eval_batches=9),
+            "train.eval_batches is 9: must be None: the first batches of a translation split have",
+        ),
+        (
             changed(LM, data__sequence_length=1),
             "data.sequence_length is 1: task lm takes 2 or more",
         ),
@@ -466,6 +470,10 @@ def test_accepted(config):
 )
 def test_refused(config, complaint):
     assert complaint in message(rules.check, config)
+
+
+def test_a_translator_that_was_validated_on_its_shortest_pairs_can_be_evaluated():
+    rules.check(changed(PAIRS, train__eval_batches=9), trains=False)
 
 
 @pytest.mark.parametrize(

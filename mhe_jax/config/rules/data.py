@@ -49,6 +49,10 @@ def check_data(config: Config, trains: bool) -> None:
     if config.train.init_from is not None and data.tokenizer is not None:
         none = "must be None: the tokenizer of train.init_from is used"
         raise refuse("data.tokenizer", data.tokenizer, none)
+    batches = config.train.eval_batches
+    if trains and batches is not None and facts.content == "pair":
+        none = "must be None: the first batches of a translation split have its shortest pairs"
+        raise refuse("train.eval_batches", batches, none)
     _check_labelled(config)
     for sources, _ in training_sources(config):
         _check_source(config, "train", sources)
