@@ -18,7 +18,7 @@ bin=$place/venv/bin
 cd "$place"
 "$bin/mhe-jax" configs | grep '^multi30k  *Multi30k' > /dev/null
 "$bin/mhe-jax" configs show demo > mine.py
-"$bin/mhe-jax" train mine.py --workdir run --train.num_steps 4 --train.eval_batches 1
+"$bin/mhe-jax" train mine.py --workdir run --train.num_steps 4
 "$bin/mhe-jax" eval run --beam_size 1 | grep '"bleu"' > /dev/null
 echo "about twenty-five to nine in the evening" | "$bin/mhe-jax" eval run --translate
 if "$bin/mhe-jax" train demo --workdir other --train.tensorboard True 2> "$place/said"; then exit 1; fi

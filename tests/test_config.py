@@ -391,6 +391,18 @@ def test_accepted(config):
             "model.attention_by_role.decoder.num_heads is 7: must divide",
         ),
         (changed(LM, data__sequence_length=513), "at most model.max_length=512"),
+        (
+            changed(PAIRS, train__eval_batches=9),
+            "train.eval_batches is 9: must be None: the first batches of a translation split have",
+        ),
+        (
+            changed(LM, data__sequence_length=1),
+            "data.sequence_length is 1: task lm takes 2 or more",
+        ),
+        (
+            changed(LM, task="mlm", data__sequence_length=3, data__packing=True),
+            "data.sequence_length is 3: task mlm takes 4 or more with data.packing",
+        ),
         (changed(LM, data__length_buckets=(128,)), "buckets is (128,): not for task lm"),
         (changed(PAIRS, data__length_buckets=(64, 32, 128)), "in increasing order"),
         (changed(PAIRS, data__length_buckets=(16, 16, 128)), "in increasing order"),
@@ -464,6 +476,10 @@ def test_accepted(config):
 )
 def test_refused(config, complaint):
     assert complaint in message(rules.check, config)
+
+
+def test_a_translator_that_was_validated_on_its_shortest_pairs_can_be_evaluated():
+    rules.check(changed(PAIRS, train__eval_batches=9), trains=False)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ ROOMS = [
 HOMES = {
     "babel": "data/phrases.py",
     "fsspec": "config/places.py",
-    "google_crc32c": ("data/tfrecord.py", "training/checkpoint"),  # their checksums, and ours
+    # Checksums of TFDS, of buckets, and ours.
+    "google_crc32c": ("data/tfrecord.py", "data/remote.py", "training/checkpoint"),
     "grain": "data/loader.py",
     "matplotlib": "training/curve.py",
     "num2words": "data/phrases.py",

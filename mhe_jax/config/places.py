@@ -161,7 +161,14 @@ class Bucket(PurePosixPath):
     def crc32c(self) -> tuple[int, int]:
         """The checksum of an object, as the store has it, and its size: nothing is read."""
         found = self._must()
-        return int.from_bytes(base64.b64decode(found["crc32c"]), "big"), found["size"]
+        return _number(found["crc32c"]), found["size"]
+
+    def is_copied_by(self, copy: tuple[int, int]) -> bool:
+        """Whether a copy with this CRC32C and size can be what the store has."""
+        found, (crc, size) = self._must(), copy
+        if found.get("contentEncoding") == "gzip":
+            return True  # the store may unpack it on the way, but not in what it says of it
+        return size == found["size"] and ("crc32c" not in found or crc == _number(found["crc32c"]))
 
     def version(self) -> tuple[int, str]:
         """Size and version of an object, which change when it is rewritten."""
@@ -252,6 +259,10 @@ class Bucket(PurePosixPath):
         bucket = Bucket(f"{self.parts[0]}//{self.parts[1]}")
         if bucket._info() is None:
             raise FileNotFoundError(errno.ENOENT, f"there is no bucket {bucket}", str(self))
+
+
+def _number(crc32c: str) -> int:
+    return int.from_bytes(base64.b64decode(crc32c), "big")
 
 
 @contextlib.contextmanager

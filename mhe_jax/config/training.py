@@ -51,7 +51,7 @@ class TrainConfig:
     seed: int = 0
     # Steps between validations; the last step is always validated.
     eval_every: int = 500
-    # Batches of a validation; None reads the whole split.
+    # Batches of a validation (running text); None reads the whole split, as other tasks must.
     eval_batches: int | None = None
     # Translation: at each validation, BLEU of this many validation pairs (the first ones),
     # translated greedily; 0 for none.

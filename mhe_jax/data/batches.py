@@ -85,8 +85,11 @@ class TrainRows(TrainBatches):
 class EvaluationBatches(Batches):
     """Finite: the whole split once, in the same order and with the same masks every time.
 
-    Where too few rows are left to fill a batch, its last rows are padding with weight 0.
+    Where too few rows are left to fill a batch, its last rows are padding with weight 0. `text` is
+    a key of the split's content, as that of `TrainBatches`.
     """
+
+    text: str
 
     def __len__(self) -> int:
         raise NotImplementedError

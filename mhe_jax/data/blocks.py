@@ -189,6 +189,7 @@ class EvaluationBlocks(EvaluationBatches):
         super().__init__(process_index, process_count)
         self.maker, self._length = maker, config.data.sequence_length
         self.source = open_split(config, split)
+        self.text = self.source.key
         self._rows = batch_size
         self._own = self._own_rows(batch_size)
         self._wanted = self._length - maker.begin

@@ -7,7 +7,8 @@ shortest bucket that holds it, and a batch holds pairs of one bucket b only, pad
 
 An epoch shuffles each bucket, cuts it into batches and shuffles the batches of all buckets. Each
 pair that is neither empty nor too long appears once; where a bucket does not fill its last batch,
-pairs from the beginning of its order fill it up, and appear twice.
+pairs from the beginning of its order fill it up, as often as it takes: those of a bucket with fewer
+pairs than rows appear many times.
 """
 
 from collections.abc import Sequence
@@ -233,6 +234,7 @@ class EvaluationPairs(EvaluationBatches):
         super().__init__(process_index, process_count)
         self.tokenizer = tokenizer
         self.source = open_split(config, split)
+        self.text = self.source.key
         self._rows = batch_size
         self._own = self._own_rows(batch_size)
         cache = cache_directory(config.data.cache_directory)

@@ -18,7 +18,7 @@ from mhe_jax.config.fields import leaves, shown, to_dict
 from mhe_jax.config.files import CONFIG, RESULT, write_whole
 from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.config.rules import check
-from mhe_jax.data import AnyTokenizer
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, TrainBatches
 from mhe_jax.training import sharding, summary
 from mhe_jax.training.checkpoint import (
     Checkpoints,
@@ -113,6 +113,12 @@ def _check_alike(config: Config) -> None:
             )
 
 
+def _check_same(split: str, batches: TrainBatches | EvaluationBatches) -> None:
+    """Raises InputError if process 0 reads another text."""
+    if group.of_first(f"text/{split}", batches.text) != batches.text:
+        raise InputError(f"data.{split}: is not the text of process 0: all processes need the same")
+
+
 def _train_alone(
     config: Config,
     mesh: Mesh,
@@ -135,20 +141,23 @@ def _train_alone(
     group.together("tokenizer read")
     process = {"process_index": share, "process_count": shares}
     batches = tasks.train_batches(config, tokenizer, **process)
-    if group.of_first("text", batches.text) != batches.text:
-        raise InputError("data.train: is not the text of process 0: all processes need the same")
+    _check_same("train", batches)
     validation = None
     if config.data.validation:
         rows = sharding.round_up_rows(config.evaluation.batch_size, mesh)
         validation = tasks.evaluation_batches(
             config, tokenizer, "validation", batch_size=rows, **process
         )
+        _check_same("validation", validation)
 
     # 3. The state comes from the newest checkpoint, or from the seed.
     task = tasks.of(config)
     model, optimizer = task.model(config.model), make_optimizer(config)
     wanted = sample if config.train.eval_translate else None
     measure = wanted and wanted(config, mesh, tokenizer, model)
+    texts = {"text": batches.text}
+    if validation is not None:
+        texts["validation_text"] = validation.text
     initialize, abstract = initializer_of(config, model, optimizer, mesh)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
     try:
@@ -156,7 +165,8 @@ def _train_alone(
         if checkpoints.latest_step is not None:
             state, meta = checkpoints.restore(abstract)
             check_tokenizer(meta, tokenizer)
-            resume.check_text(config, meta, batches.steps_per_epoch, batches.text)
+            resume.check_numbers(config, int(state.step), changed)
+            resume.check_text(config, meta, batches.steps_per_epoch, texts)
             if changed:
                 checkpoints.drop_best_after(int(state.step))
         else:
@@ -166,7 +176,7 @@ def _train_alone(
         checkpoints.put_aside()
         start = int(state.step)
         meta |= {"tokenizer": tokenizer.key, "steps_per_epoch": batches.steps_per_epoch}
-        meta["text"] = batches.text
+        meta |= texts
         c = config.train
         if start and not resume.holds_run(config):
             told = [*told, f"{workdir / CONFIG} is gone: going on with what this command says"]

@@ -1,5 +1,6 @@
 """Where metrics optionally go besides metrics.jsonl: TensorBoard, and Weights & Biases."""
 
+import contextlib
 import importlib.util
 import os
 import uuid
@@ -47,10 +48,13 @@ def make_writers(config: Config, start_step: int) -> list[MetricWriter]:
     """
     check_writers(config)
     workdir, writers = Path(config.workdir), list[MetricWriter]()
-    if config.train.tensorboard:
-        writers.append(TensorBoard(workdir, start_step))
-    if config.train.wandb:
-        writers.append(WeightsAndBiases(config))
+    with contextlib.ExitStack() as closing:
+        if config.train.tensorboard:
+            writers.append(TensorBoard(workdir, start_step))
+            closing.callback(writers[-1].close)
+        if config.train.wandb:
+            writers.append(WeightsAndBiases(config))
+        closing.pop_all()
     return writers
 
 

@@ -77,7 +77,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
             optax.add_decayed_weights(c.weight_decay, mask=decayed),
             optax.scale_by_learning_rate(schedule),
         )
-    if c.head_embedding_rate != 1:
+    if c.head_embedding_rate != 1:  # a state of its own, which a run cannot begin or end
         own = optax.masked(optax.scale(c.head_embedding_rate), of_head_embeddings)
         update = optax.chain(update, own)
     clip = optax.identity() if c.clip_norm is None else optax.clip_by_global_norm(c.clip_norm)

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from mhe_jax.training.tracking import second_to
+
 DIRECTORY = "profile"
 
 
@@ -27,12 +29,16 @@ class Profile:
         """Called when `step` has begun, and will give `state`."""
         if self._tracing and step == self._last:
             jax.block_until_ready(state)
-            self.__exit__()
+            self._stop()
 
     def __enter__(self) -> "Profile":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, *_: Any) -> None:
+        with second_to(error):
+            self._stop()
+
+    def _stop(self) -> None:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()

@@ -53,15 +53,28 @@ class Tracker:
         self._console = Console(stderr=True, emoji=False)
         self._shown: dict[str, float] = {}  # beside the bar
         self._writers = writers
+        self._num_steps = num_steps
         self._file = self._progress = None
-        if not writes:
+        self._closing = contextlib.ExitStack()  # closes all, whatever one of them raises
+        try:
+            self._open(start_step)
+        except BaseException as error:
+            self.__exit__(type(error), error)
+            raise
+
+    def _open(self, start_step: int) -> None:
+        for writer in reversed(self._writers):
+            self._closing.callback(writer.close)
+        if not self.writes:
             return
         truncate(self.workdir / METRICS, start_step)
         self._file = _open_log(self.workdir / METRICS)
+        self._closing.callback(self._file.close)
         if self._console.is_terminal:
+            total = self._num_steps
             self._progress = Progress(
                 TextColumn("step"),
-                MofNCompleteColumn(table_column=Column(min_width=2 * len(str(num_steps)) + 1)),
+                MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1)),
                 # On a narrow terminal the bar gives way first, then the last of the metrics.
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 TextColumn("{task.fields[metrics]}", table_column=Column(no_wrap=True)),
@@ -72,12 +85,12 @@ class Tracker:
             )
             self._task = self._progress.add_task(
                 "",
-                total=num_steps,
+                total=total,
                 completed=start_step,
-                metrics="compiling" if start_step < num_steps else "",
+                metrics="compiling" if start_step < total else "",
             )
+            self._closing.callback(self._progress.stop)
             self._progress.start()
-        self._num_steps = num_steps
 
     def advance(self, step: int) -> None:
         """Shows that `step` updates are done."""
@@ -144,20 +157,28 @@ class Tracker:
         """Leaves the terminal as it was, and the log whole."""
         with contextlib.suppress(InputError):  # why the run ended comes first
             self.upload()
-        with contextlib.ExitStack() as all_of_them:  # whatever one of them raises
-            for writer in reversed(self._writers):
-                all_of_them.callback(writer.close)
-            if self._file is not None:
-                all_of_them.callback(self._file.close)
-            if self._progress is not None:
-                all_of_them.callback(self._progress.stop)
+        self._closing.close()
         self._progress = None
 
     def __enter__(self) -> "Tracker":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
+    def __exit__(self, kind: type | None, error: BaseException | None, *_: Any) -> None:
+        with second_to(error):
+            self.close()
+
+
+@contextlib.contextmanager
+def second_to(error: BaseException | None) -> Iterator[None]:
+    """Only notes what the block raises if `error` is on its way, which comes first."""
+    try:
+        yield
+    except Exception as other:
+        if error is None:
+            raise
+        with contextlib.suppress(OSError):
+            words = " ".join(str(other).split())
+            print(f"note: {type(other).__name__}: {words}", file=sys.stderr, flush=True)
 
 
 def spinner(text: str) -> contextlib.AbstractContextManager:

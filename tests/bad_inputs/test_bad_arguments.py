@@ -95,6 +95,14 @@ def test_a_field(refused, field, entry):
             r"runs/mlm/tokenizer\.model: has 300 pieces, model\.vocabulary_size is 400; they",
         ),
         (
+            f"{TRAIN} --data.sequence_length 1",
+            r"data\.sequence_length is 1: task lm takes 2 or more$",
+        ),
+        (
+            "train.py tiny.py:translation --workdir runs/new --train.eval_batches 2",
+            r"train\.eval_batches is 2: must be None: the first batches of a translation split",
+        ),
+        (
             f"{TRAIN} --train.eval_translate 5",
             r"train\.eval_translate is 5: translation only, not lm$",
         ),

@@ -59,6 +59,19 @@ def test_a_config_that_breaks_a_rule(run, change, refused, entry):
     refused(arguments, r"model\.attention\.num_heads is 3: must divide model\.features=16$")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "old"),
+    [("learning_rate", "0.5", "0.001"), ("weight_decay", "0.1", "0.0"), ("schedule", "linear", "")],
+)
+def test_a_complete_run_does_not_take_the_numbers_of_another(run, refused, field, value, old):
+    """Its record would say that it was trained with them."""
+    refused(
+        f"{ENTRIES['resume'][0]} --optimizer.{field} {value}",
+        rf"optimizer\.{field}: .*{old}.* -> .*{value}.*: all 2 steps of runs/lm are done, so that "
+        r"the new value would train nothing: give more train\.num_steps, or another --workdir$",
+    )
+
+
 def other_tokenizer(path):
     """As many pieces, but others."""
     text = Items("other", ["xyz xyz yzx uvw vwu wuv qrs rsq sqr kjh jhk hkj"] * 9, "text", "other")

@@ -11,6 +11,8 @@ import pytest
 from text_for_tests import REAL_DATA, equal, experiment, joined, sentences, with_seed, write_lines
 
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.rules import check
 from mhe_jax.data import (
     BOS,
     EOS,
@@ -40,6 +42,23 @@ def directory(tmp_path_factory):
 def config(request, directory):
     end = "tsv" if request.param == "translation" else "txt"
     return experiment(directory, request.param, train=(f"train.{end}",), test=(f"test.{end}",))
+
+
+@pytest.mark.parametrize(
+    ("task", "packing"),
+    [("mlm", False), ("lm", False), ("shuffle_random", False), ("mlm", True), ("lm", True)],
+)
+def test_the_shortest_rows_that_are_allowed_hold_predictions(directory, tokenizer, task, packing):
+    length = 4 if packing else 2
+    names = {"train": ("train.txt",), "test": ("test.txt",)}
+    options = {"sequence_length": length, "packing": packing, "mask_rate": 0.5}
+    config = experiment(directory, task, **names, **options)
+    check(config)
+    with pytest.raises(InputError, match=f"task {task} takes {length} or more"):
+        check(set_field(config, "data.sequence_length", length - 1))
+    both = train_batches(config, tokenizer), evaluation_batches(config, tokenizer, "test")
+    for batches in both:
+        assert batches.batch(0)["weights"].any(axis=1).mean() > 0.5  # an eos alone has none
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])

@@ -142,6 +142,37 @@ def test_one_that_changes_while_it_is_fetched(url, put, read, tmp_path, monkeypa
     assert list(read(f"{url}/a.txt")) == ["one"]
 
 
+@pytest.mark.parametrize("came", [b"", b"one\ntw", b"one\ntwo\n\0"])
+def test_what_comes_of_another_size_is_not_kept(url, put, read, tmp_path, monkeypatch, came):
+    put("a.txt", b"one\ntwo\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "fetch", lambda self, file: file.write_bytes(came))
+        with pytest.raises(
+            InputError, match=rf"^{url}/a.txt: what came is not what the store has: try again$"
+        ):
+            read(f"{url}/a.txt")
+    assert not list((tmp_path / "cache" / "fetched").glob("*/*"))
+    assert list(read(f"{url}/a.txt")) == ["one", "two"]
+
+
+def test_what_comes_with_other_bytes_is_not_kept(gs, read, monkeypatch):
+    url = f"{gs}/{uuid.uuid4().hex}/a.txt"
+    fsspec.filesystem("gs").pipe_file(url, b"one\n")
+    monkeypatch.setattr(Bucket, "fetch", lambda self, file: file.write_bytes(b"onf\n"))
+    with pytest.raises(InputError, match=f"^{url}: what came is not what the store has: try again"):
+        read(url)
+
+
+def test_what_a_store_unpacks_on_the_way_has_another_size(gs, read, monkeypatch):
+    url = f"{gs}/{uuid.uuid4().hex}/a.txt"
+    place = Bucket(url)
+    place.write_bytes(gzip.compress(b"one\n"))
+    info = place._fs.info
+    monkeypatch.setattr(place._fs, "info", lambda *args: info(*args) | {"contentEncoding": "gzip"})
+    monkeypatch.setattr(Bucket, "fetch", lambda self, file: file.write_bytes(b"one\n"))
+    assert list(read(url)) == ["one"]
+
+
 def test_what_is_wrong_is_told_with_the_url(url, put, read):
     put("a.txt", b"\xff\n")
     put("empty.txt", b"")

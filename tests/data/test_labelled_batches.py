@@ -65,6 +65,12 @@ def test_padding_stands_at_the_end_of_a_row(tmp_path, tokenizer, dataset):
         assert not exists.all()
 
 
+def test_the_key_of_a_split_is_that_of_its_examples(config, tokenizer):
+    """A run goes on only if neither of its splits has another."""
+    given = train_batches(config, tokenizer).text
+    assert evaluation_batches(config, tokenizer, "validation").text == given
+
+
 def test_an_epoch_has_each_example_once(config, tokenizer):
     batches = train_batches(config, tokenizer)
     assert batches.steps_per_epoch == 17

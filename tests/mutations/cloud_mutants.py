@@ -46,6 +46,13 @@ CLOUD = (
         "test_buckets.py::test_objects_of_one_name_in_two_places_are_kept_both",
     ),
     Mutant(
+        "a copy that is cut is kept",
+        "local_copy",
+        "if not path.is_copied_by(sum_of(draft)):",
+        "if False:",
+        "test_buckets.py",
+    ),
+    Mutant(
         "what another process fetches is deleted",
         "local_copy",
         ' and other.suffix != ".tmp"',

@@ -732,14 +732,14 @@ MORE_DATA = (
     Mutant(
         "data: check_text 1",
         "check_text",
-        'if meta.get("text", text) != text:',
+        "if meta.get(name, text) != text:",
         "if False:",
         "test_changed_text.py",
     ),
     Mutant(
         "data: _train_alone 1",
         "_train_alone",
-        '        meta["text"] = batches.text\n',
+        "        meta |= texts\n",
         "",
         "test_changed_text.py",
     ),

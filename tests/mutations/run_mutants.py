@@ -17,7 +17,7 @@ RUN = (
     Mutant(
         "an average may begin",
         "changed_fields",
-        "None not in (old[name], value)",
+        "WITHOUT[name] not in (old[name], value)",
         "True",
         "test_resume.py test_loop.py",
     ),
@@ -62,6 +62,27 @@ RUN = (
         "done > config",
         "done > 1 + config",
         "test_loop.py",
+    ),
+    Mutant(
+        "a complete run takes other numbers",
+        "check_numbers",
+        "done == config.train.num_steps and",
+        "False and",
+        "test_bad_runs.py",
+    ),
+    Mutant(
+        "another seed of misspellings goes by",
+        "_of_score",
+        '{"seed"} if config.evaluation.spelling_noise else set()',
+        "set()",
+        "test_resume.py",
+    ),
+    Mutant(
+        "the best up to the last checkpoint goes",
+        "Checkpoints._prune",
+        ", self._best_step(self._whole)",
+        "",
+        "test_checkpoint.py",
     ),
     # Locks.
     Mutant(

@@ -102,6 +102,13 @@ WATCHING = (
         "test_metric_writers.py",
     ),
     Mutant(
+        "a writer that cannot be closed hides why a run ends",
+        "second_to",
+        "if error is None:",
+        "if True:",
+        "test_metric_writers.py",
+    ),
+    Mutant(
         "the step that a run goes on from is lost",
         "TensorBoard.__init__",
         "purge_step=start_step + 1",

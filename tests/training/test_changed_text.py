@@ -7,10 +7,13 @@ import shutil
 import jax
 import pytest
 
+from mhe_jax import tasks
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.training import loop
 from mhe_jax.training.run import resume
+
+TEXTS = {"text": "a digest", "validation_text": "another"}
 
 
 def train(config):
@@ -46,6 +49,26 @@ def test_a_changed_text_of_equal_size_is_refused(begun, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_changed_validation_text_is_refused(begun, tmp_path):
+    """The best checkpoint would be the best of two different texts."""
+    path = tmp_path / "here" / "validation.en"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[::-1]))
+    says = r"^data\.validation has changed: it is not the text that the run in .*run has been valid"
+    with pytest.raises(InputError, match=says) as caught:
+        train(begun)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("task", ["lm", "translation"])
+def test_the_key_of_a_split_is_that_of_its_text(tiny, tmp_path, task):
+    """Whatever it is cut into."""
+    config = tiny(task)
+    tokenizer = tasks.make_tokenizer(config, tmp_path / "tokenizer.model")
+    given = tasks.train_batches(config, tokenizer).text
+    assert tasks.evaluation_batches(config, tokenizer, "train").text == given
+    assert tasks.evaluation_batches(config, tokenizer, "validation").text != given
+
+
 def test_the_same_text_elsewhere_packed_anew_is_the_same_run(begun, tmp_path):
     data = gzip.decompress((tmp_path / "here" / "train.en.gz").read_bytes())
     (tmp_path / "there" / "train.en.gz").write_bytes(gzip.compress(data, 9, mtime=2))
@@ -56,12 +79,12 @@ def test_the_same_text_elsewhere_packed_anew_is_the_same_run(begun, tmp_path):
 
 
 def test_a_checkpoint_that_does_not_say_goes_on(tiny):
-    resume.check_text(tiny("lm"), {"steps_per_epoch": 7.5}, 7.5, "any")
-    resume.check_text(tiny("lm"), {}, 7.5, "any")
+    resume.check_text(tiny("lm"), {"steps_per_epoch": 7.5}, 7.5, TEXTS)
+    resume.check_text(tiny("lm"), {}, 7.5, TEXTS)
 
 
 def test_a_checkpoint_without_a_digest_knows_its_text_by_the_length_of_an_epoch(tiny):
     """As those have it that were written before there was one."""
-    resume.check_text(tiny("lm"), {"steps_per_epoch": 1000.0}, 1000.0, "a digest")
+    resume.check_text(tiny("lm"), {"steps_per_epoch": 1000.0}, 1000.0, TEXTS)
     with pytest.raises(InputError, match=r"an epoch is 1,001\.00 steps, and was 1,000\.00"):
-        resume.check_text(tiny("lm"), {"steps_per_epoch": 1000.0}, 1001.0, "a digest")
+        resume.check_text(tiny("lm"), {"steps_per_epoch": 1000.0}, 1001.0, TEXTS)

@@ -172,6 +172,38 @@ def test_the_best_before_goes_when_the_next_is_there(tmp_path, slow_best):
     assert steps_on_disk(best) == [3]
 
 
+def test_the_best_up_to_the_last_checkpoint_stays_for_a_run_that_goes_on_from_there(tmp_path):
+    """Step 3 is better than step 1, but the run goes on from step 2 with other fields."""
+    best, checkpoints = tmp_path / "checkpoints_best", Checkpoints(tmp_path)
+    checkpoints.save_best(state_of(1.0).params, 1, meta(3.0))
+    checkpoints.save(state_of(2.0), 2, meta(3.0))
+    checkpoints.wait()
+    for step, loss in ((3, 2.0), (4, 1.0)):
+        checkpoints.save_best(state_of(float(step)).params, step, meta(loss))
+    checkpoints.close()  # before a checkpoint of step 4, as if its loss were not finite
+    assert steps_on_disk(best) == [1, 4]
+    _, steps = restore_params(tmp_path, "best", abstract_of(state_of(0.0)).params)
+    assert steps == [4]
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.best_criterion == 1.0
+    checkpoints.drop_best_after(checkpoints.latest_step)
+    checkpoints.put_aside()
+    assert checkpoints.best_criterion == 3.0
+    assert checkpoints.best_meta() == meta(3.0)
+    checkpoints.close()
+    assert steps_on_disk(best) == [1]
+
+
+def test_one_best_is_left_once_a_checkpoint_holds_its_step(tmp_path):
+    best, checkpoints = tmp_path / "checkpoints_best", Checkpoints(tmp_path)
+    checkpoints.save_best(state_of(1.0).params, 1, meta(3.0))
+    checkpoints.save(state_of(2.0), 2, meta(3.0))
+    checkpoints.save_best(state_of(3.0).params, 3, meta(2.0))
+    checkpoints.save(state_of(3.0), 3, meta(2.0))
+    checkpoints.close()
+    assert steps_on_disk(best) == [3]
+
+
 @pytest.mark.parametrize(
     ("which", "average", "value", "steps"),
     [

@@ -179,6 +179,27 @@ def test_a_log_that_cannot_be_written(tiny, monkeypatch):
         train(tiny("lm"))
 
 
+def test_a_log_on_a_full_disk_is_told_with_the_last_good_step(tiny, monkeypatch, capsys):
+    """Its last line is still in memory when the log is closed, and has no room then either."""
+    opened = tracking._open_log
+
+    class Full(io.TextIOWrapper):
+        def write(self, text):
+            if '"step": 4' in text:
+                self.full = True
+            return super().write(text)
+
+        def flush(self):
+            if getattr(self, "full", False):
+                raise OSError(28, "No space left on device")
+            super().flush()
+
+    monkeypatch.setattr(tracking, "_open_log", lambda path: Full(opened(path).detach(), "utf-8"))
+    with pytest.raises(Stopped, match="No space left on device; last good checkpoint: step 2 in"):
+        train(tiny("lm"))
+    assert capsys.readouterr().err.endswith("note: OSError: [Errno 28] No space left on device\n")
+
+
 def test_a_directory_that_cannot_be_written_is_an_input_error(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "run")
     with pytest.raises(InputError, match="workdir=.*/run: not writable"):

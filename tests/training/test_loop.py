@@ -334,6 +334,19 @@ def test_chosen_steps_are_traced(tiny, monkeypatch, steps, traced):
     assert profiler == [Path(config.workdir) / "profile", "stop"]
 
 
+def test_why_steps_end_comes_before_a_trace_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    def full():
+        raise OSError("no space")
+
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda _: None)
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    traced = profile.Profile(tmp_path, (1, 9))
+    traced.before(1)
+    with pytest.raises(ZeroDivisionError), traced:
+        raise ZeroDivisionError
+    assert capsys.readouterr().err == "note: OSError: no space\n"
+
+
 def test_a_trace_is_written(tiny):
     config = tiny("lm", **{"train.profile_steps": (2, 2), "train.num_steps": 2})
     train(config)

@@ -12,7 +12,7 @@ import pytest
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import set_field, to_dict
 from mhe_jax.config.files import METRICS
-from mhe_jax.training import tracking
+from mhe_jax.training import metric_writers, tracking
 from mhe_jax.training.loop import train
 from mhe_jax.training.metric_writers import NEEDS, make_writers
 from mhe_jax.training.tracking import Tracker
@@ -84,20 +84,56 @@ def test_every_writer_gets_the_metrics_and_is_closed(tmp_path):
     assert (tmp_path / METRICS).exists()
 
 
+class Closable:
+    def __init__(self, broken):
+        self.broken, self.closed = broken, False
+
+    def close(self):
+        self.closed = True
+        if self.broken:
+            raise OSError("no network")
+
+
 def test_a_writer_that_cannot_be_closed_leaves_no_other_open(tmp_path):
-    class Kept:
-        def __init__(self, broken):
-            self.broken, self.closed = broken, False
-
-        def close(self):
-            self.closed = True
-            if self.broken:
-                raise OSError("no network")
-
-    writers = [Kept(True), Kept(False)]
+    writers = [Closable(True), Closable(False)]
     with pytest.raises(OSError, match="no network"):
         Tracker(tmp_path, 10, writers=writers).close()
     assert all(writer.closed for writer in writers)
+
+
+def test_why_a_run_ends_comes_before_a_writer_that_cannot_be_closed(tmp_path, capsys):
+    writers = [Closable(False), Closable(True)]
+    with pytest.raises(ZeroDivisionError), Tracker(tmp_path, 10, writers=writers):
+        raise ZeroDivisionError
+    assert all(writer.closed for writer in writers)
+    assert capsys.readouterr().err == "note: OSError: no network\n"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_log_that_cannot_be_opened_leaves_no_writer_open(tmp_path, broken):
+    (tmp_path / METRICS).mkdir()
+    writers = [Closable(broken), Closable(False)]
+    with pytest.raises(IsADirectoryError):
+        Tracker(tmp_path, 10, writers=writers)
+    assert all(writer.closed for writer in writers)
+
+
+def test_a_writer_that_is_refused_leaves_no_other_open(tiny, monkeypatch):
+    made = []
+
+    def opened(*_):
+        made.append(Closable(False))
+        return made[-1]
+
+    def refused(*_):
+        raise InputError("train.wandb=True: nobody is logged in")
+
+    monkeypatch.setattr(metric_writers, "check_writers", lambda _: None)
+    monkeypatch.setattr(metric_writers, "TensorBoard", opened)
+    monkeypatch.setattr(metric_writers, "WeightsAndBiases", refused)
+    with pytest.raises(InputError, match="nobody is logged in"):
+        make_writers(tiny("lm", **{"train.tensorboard": True, "train.wandb": True}), 0)
+    assert [writer.closed for writer in made] == [True]
 
 
 def test_none_is_made_unless_asked_for(tiny):

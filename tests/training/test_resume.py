@@ -1,14 +1,18 @@
 """Which changes of the config a run survives."""
 
+import dataclasses
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
-from mhe_jax.config import InputError
-from mhe_jax.config.fields import save_json
+from mhe_jax.config import InputError, OptimizerConfig
+from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.config.files import CONFIG
 from mhe_jax.tasks import make_tokenizer
 from mhe_jax.training.loop import train
+from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.run import resume
 
 
@@ -77,6 +81,45 @@ def test_what_may_not_change_is_named_with_both_values(begun, tiny, name, value,
     assert "\n" not in str(error.value)
 
 
+def test_a_rate_of_the_head_embeddings_may_change_but_not_begin_or_end(tiny, begun):
+    """It has a state of its own in the checkpoint."""
+    name = "optimizer.head_embedding_rate"
+    with pytest.raises(InputError, match=f"{name}=1.0, not 4.0: go on with the old value"):
+        resume.changed_fields(tiny("mlm", **{name: 4.0}))
+    four = tiny("mlm", **{name: 4.0})
+    save_json(four, Path(four.workdir) / CONFIG)
+    assert resume.changed_fields(tiny("mlm", **{name: 2.0})) == [f"{name}: 4.0 -> 2.0"]
+    with pytest.raises(InputError, match=f"{name}=4.0, not 1.0: go on with the old value"):
+        resume.changed_fields(tiny("mlm"))
+
+
+def test_numbers_of_the_optimizer_that_may_change_leave_the_shape_of_its_state(tiny):
+    """All those that `changed_fields` lets by, from their usual values and to them."""
+    others = {
+        "learning_rate": 0.5,
+        "schedule": "linear",
+        "warmup_steps": 7,
+        "beta1": 0.0,
+        "beta2": 0.5,
+        "epsilon": 1e-6,
+        "weight_decay": 0.1,
+        "clip_norm": None,
+        "accumulate_steps": 2,
+        "label_smoothing": 0.1,
+    }
+    names = {field.name for field in dataclasses.fields(OptimizerConfig)}
+    assert names == {*others, "name", "ema_decay", "head_embedding_rate"}
+    parameters = {"kernel": np.zeros((200, 200)), "bias": np.zeros(3)}
+
+    def shape(config):
+        return jax.tree.structure(jax.eval_shape(make_optimizer(config).init, parameters))
+
+    for optimizer in ("adamw", "adafactor"):
+        usual = tiny("lm", **{"optimizer.name": optimizer})
+        for name, value in others.items():
+            assert shape(set_field(usual, f"optimizer.{name}", value)) == shape(usual), name
+
+
 def test_decay_of_an_average_may_change(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     save_json(tiny(**{"optimizer.ema_decay": 0.9}), tmp_path / "run" / CONFIG)
@@ -90,6 +133,38 @@ def test_part_of_the_validation_split_stays_the_same(tiny, tmp_path):
     save_json(tiny(**{"train.eval_batches": 2}), tmp_path / "run" / CONFIG)
     with pytest.raises(InputError, match="evaluation.batch_size=8, not 4"):
         resume.changed_fields(tiny(**{"train.eval_batches": 2, "evaluation.batch_size": 4}))
+
+
+CLASSES = {"task": "classification", "evaluation.spelling_noise": 0.1}
+SPANS = {"task": "span", "data.dataset": "squad_v2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value", "refused"),
+    [
+        (CLASSES, "spelling_noise", 0.2, True),
+        (CLASSES, "seed", 1, True),
+        (CLASSES | {"evaluation.spelling_noise": 0.0}, "seed", 1, False),
+        (CLASSES | {"data.validation": ()}, "spelling_noise", 0.2, False),
+        (CLASSES, "answer_length", 20, False),
+        (SPANS, "answer_length", 20, True),
+        (SPANS, "no_answer_threshold", 1.0, True),
+        (SPANS | {"data.dataset": "squad"}, "no_answer_threshold", 1.0, False),
+        (SPANS, "seed", 1, False),
+        (SPANS, "batch_size", 4, False),
+        ({"task": "lm"}, "answer_length", 20, False),
+    ],
+)
+def test_what_decides_the_score_of_a_validation_stays(tiny, tmp_path, given, name, value, refused):
+    """The best checkpoint is the best by one and the same score."""
+    (tmp_path / "run").mkdir()
+    save_json(tiny("lm", **given), tmp_path / "run" / CONFIG)
+    changed = tiny("lm", **(given | {f"evaluation.{name}": value}))
+    if not refused:
+        assert len(resume.changed_fields(changed)) == 1
+        return
+    with pytest.raises(InputError, match=rf"holds a run with evaluation\.{name}=.*, not {value}: "):
+        resume.changed_fields(changed)
 
 
 def test_fewer_steps_than_are_done(tiny):

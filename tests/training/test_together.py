@@ -161,6 +161,7 @@ def test_what_is_wrong_with_one_ends_all(tiny, job, tmp_path):
         ("--train.seed", "", "train.seed is 3, and 0 in process 0: give all processes the same"),
         ("--workdir", "from mhe_jax.training.run import lock; lock.LEASE = 4", "not the directory"),
         ("--data.directory", "", "data.train: is not the text of process 0"),
+        ("--data.directory", "", "data.validation: is not the text of process 0"),
     ],
 )
 def test_processes_that_do_not_agree_are_told(tiny, job, tmp_path, flag, before, message):
@@ -169,7 +170,7 @@ def test_processes_that_do_not_agree_are_told(tiny, job, tmp_path, flag, before,
     other = tmp_path / "other"
     if flag == "--data.directory":
         shutil.copytree(config.data.directory, other)
-        text = other / config.data.train[0]
+        text = other / getattr(config.data, message.partition(":")[0].removeprefix("data."))[0]
         text.write_text(text.read_text(encoding="utf-8").swapcase(), encoding="utf-8")
     value = "3" if flag == "--train.seed" else str(other)
     found = job(config, tmp_path / "run", 2, flags={1: [flag, value]}, before={1: before})

@@ -30,6 +30,13 @@ def check_data(config: Config, trains: bool) -> None:
             data.sequence_length,
             f"at most model.max_length={config.model.max_length}",
         )
+    # A row has bos and a token, or packed an item's token and eos; cut into parts of nearly equal
+    # length, none of them is a lone token.
+    least = 4 if data.packing else 2
+    if facts.content == "text" and data.sequence_length < least:
+        packed = " with data.packing" if data.packing else ""
+        takes = f"task {task} takes {least} or more{packed}"
+        raise refuse("data.sequence_length", data.sequence_length, takes)
     rows = facts.rows
     if getattr(data, rows) % config.optimizer.accumulate_steps:
         raise refuse(
@@ -42,6 +49,10 @@ def check_data(config: Config, trains: bool) -> None:
     if config.train.init_from is not None and data.tokenizer is not None:
         none = "must be None: the tokenizer of train.init_from is used"
         raise refuse("data.tokenizer", data.tokenizer, none)
+    batches = config.train.eval_batches
+    if trains and batches is not None and facts.content == "pair":
+        none = "must be None: the first batches of a translation split have its shortest pairs"
+        raise refuse("train.eval_batches", batches, none)
     _check_labelled(config)
     for sources, _ in training_sources(config):
         _check_source(config, "train", sources)

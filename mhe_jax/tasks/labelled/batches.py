@@ -52,7 +52,7 @@ class TrainExamples(TrainBatches):
         super().__init__(process_index, process_count)
         data = config.data
         self._rows = rows
-        self.text = key_of_all(self._rows.records)
+        self.text = key_of_all(rows.records)
         self._name = ", ".join(data.train)
         self._seed, self._size = config.train.seed, data.batch_size
         self._own = self._own_rows(data.batch_size)
@@ -115,6 +115,11 @@ class EvaluationExamples(EvaluationBatches):
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    @property
+    def text(self) -> str:
+        """A key of the examples, as they are read."""
+        return key_of_all(self.rows.records)
 
     def batch(self, step: int) -> Row:
         """The rows that this process holds of batch `step`."""

@@ -6,6 +6,9 @@
                                     the best validation (`tasks.sums.criterion`): what
                                     evaluation needs
 
+Until a checkpoint of its step is written, a new best one leaves the best of the steps before the
+newest checkpoint, for a run that goes on from there with other fields.
+
 A best checkpoint outlives the last N, and a crash in any write leaves complete older ones. Those
 that cannot be read move to `checkpoints_unreadable`, and the best ones of abandoned steps move to
 `checkpoints_best_left`, which nothing reads. Arrays are restored onto the current mesh, whatever

@@ -29,10 +29,10 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
-from mhe_jax.config.places import Bucket, path_of
+from mhe_jax.config.places import path_of
+from mhe_jax.data.remote import sum_of
 
 NAME = "checksums"
-BLOCK = 1 << 18  # bytes at once: what a processor's cache holds
 # The names that Orbax reads, whoever wrote them.
 READ = re.compile(r"[^/]+/(ocdbt\.[^/]+/)?(d/[0-9a-f]+|manifest\.ocdbt)")
 
@@ -163,19 +163,8 @@ def _names(directory: Path) -> Iterator[str]:
 
 def _sums_of(directory: Path, names: list[str]) -> Sums:
     with ThreadPoolExecutor(4) as pool:
-        sums = pool.map(lambda name: _sum_of(directory / name), names)
+        sums = pool.map(lambda name: sum_of(directory / name), names)
         return dict(zip(names, sums, strict=True))
-
-
-def _sum_of(path: Path) -> tuple[int, int]:
-    if isinstance(path, Bucket):
-        return path.crc32c()
-    crc = size = 0
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(BLOCK):
-            crc = google_crc32c.extend(crc, block)
-            size += len(block)
-    return crc, size
 
 
 def _write(path: Path, sums: Sums) -> None:

@@ -1,6 +1,7 @@
 """The checkpoints of a run that trains."""
 
 import contextlib
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Checkpoints:
         threading.excepthook = self._uncaught
         self.notes: list[str] = []  # what people must know
         self._found: dict[int, float] = {}
+        self._whole = self.latest_step  # the newest step that is surely on disk
         self._aside: list[tuple[ocp.CheckpointManager, int, str, str]] = []
         try:
             self._read_best()
@@ -108,7 +110,9 @@ class Checkpoints:
         }
         if state.ema_params is not None:
             items["ema_params"] = ocp.args.StandardSave(state.ema_params)
-        save(self._last, step, items)
+        before = self.latest_step
+        save(self._last, step, items)  # waits for the one before
+        self._whole = before
 
     def save_best(self, params: Any, step: int, meta: Meta) -> None:
         """Begins to write `params` as the best; older ones are deleted once these are complete.
@@ -128,14 +132,17 @@ class Checkpoints:
         self._found[step] = criterion(meta["validation"])
 
     def _prune(self) -> None:
-        kept = {self._best_step()} | {step for of, step, *_ in self._aside if of is self._best}
+        # A run that goes on from the last checkpoint with other fields takes the best up to there.
+        kept = {self._best_step(), self._best_step(self._whole)}
+        kept |= {step for of, step, *_ in self._aside if of is self._best}
         for step in self._best.all_steps():
             if step not in kept:
                 self._best.delete(step)
         self._found = {step: found for step, found in self._found.items() if step in kept}
 
-    def _best_step(self) -> int | None:
-        there = [(found, step) for step, found in self._found.items()]
+    def _best_step(self, up_to: float | None = math.inf) -> int | None:
+        last = -1 if up_to is None else up_to
+        there = [(found, step) for step, found in self._found.items() if step <= last]
         return min(there, default=(0.0, None))[1]
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
@@ -220,6 +227,7 @@ class Checkpoints:
         for manager in (self._last, self._best):
             with writing(manager):
                 manager.wait_until_finished()
+        self._whole = self.latest_step
 
     def last_good(self) -> int | None:
         """The newest step that is on disk, whatever became of the others."""
@@ -230,13 +238,13 @@ class Checkpoints:
         return self.latest_step
 
     def close(self) -> None:
-        """Finishes writing, drops what is not the best, and lets go of threads.
+        """Finishes writing, drops what no run needs, and lets go of threads.
 
         Raises:
           NotSaved: something cannot be written.
         """
         with self._let_go():
-            self._best.wait_until_finished()
+            self.wait()
             self._prune()
 
     def _let_go(self) -> contextlib.ExitStack:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from mhe_jax.training.curve import PICTURE
 
 DRAFT = f".{TOKENIZER}.draft"
 
+# Keys of texts in the meta of a checkpoint: their split, and what a run has done with it.
+TEXTS = {
+    "text": ("data.train", "learned from"),
+    "validation_text": ("data.validation", "been validated on"),
+}
+
 # What may differ: how long and how often, how the same numbers are computed and where things lie,
 # and the numbers of the optimizer. All else changes what is learned, what the best checkpoint is
 # the best of, or the shape of the state.
@@ -24,8 +31,10 @@ MAY_CHANGE = re.compile(
     r"|train\.(?!seed|init_from|eval_batches).*"
     r"|data\.(directory|cache_directory|test)"
     r"|model\.remat|model\.kronecker\.apply|model\.attention(_by_role\.\w+)?\.(form|engine)"
-    r"|optimizer\.(?!name|ema_decay).*"
+    r"|optimizer\.(?!name|ema_decay|head_embedding_rate).*"
 )
+# Parts of the state can change their number, but not begin or end: the value without each.
+WITHOUT = {"optimizer.ema_decay": None, "optimizer.head_embedding_rate": 1}
 
 
 def holds_run(config: Config) -> bool:
@@ -46,17 +55,27 @@ def changed_fields(config: Config) -> list[str]:
     for name, value in new.items():
         if old[name] == value:
             continue
-        # An average can change its decay, but not begin or end.
-        ema = name == "optimizer.ema_decay" and None not in (old[name], value)
+        there = name in WITHOUT and WITHOUT[name] not in (old[name], value)
         # The same number of batches of another size is other data.
         part = name == "evaluation.batch_size" and config.train.eval_batches is not None
-        if part or (not ema and not MAY_CHANGE.fullmatch(name)):
+        if part or name in _of_score(config) or (not there and not MAY_CHANGE.fullmatch(name)):
             raise InputError(
                 f"{config.workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
                 "go on with the old value, or give another --workdir"
             )
         changed.append(f"{name}: {old[name]!r} -> {value!r}")
     return changed
+
+
+def _of_score(config: Config) -> set[str]:
+    """Fields of `evaluation` that decide the score of a validation, beside the parameters."""
+    if not (config.facts.labelled and config.data.validation):
+        return set()
+    names = {"spelling_noise"}
+    names |= {"seed"} if config.evaluation.spelling_noise else set()
+    names |= {"answer_length"} if config.facts.questions else set()
+    names |= {"no_answer_threshold"} if config.data.dataset == "squad_v2" else set()
+    return {f"evaluation.{name}" for name in names}
 
 
 def check_files(config: Config) -> None:
@@ -113,8 +132,13 @@ def begin(config: Config, tokenizer: Path) -> None:
     remember(workdir)
 
 
-def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float, text: str) -> None:
-    """Raises InputError if a checkpoint is of another text; older ones do not say."""
+def check_text(
+    config: Config, meta: dict[str, Any], steps_per_epoch: float, texts: Mapping[str, str]
+) -> None:
+    """Raises InputError if a checkpoint is of another text; older ones do not say.
+
+    `texts` are the keys of what is read, by the names of `TEXTS`.
+    """
     old = meta.get("steps_per_epoch", steps_per_epoch)
     if not math.isclose(old, steps_per_epoch, rel_tol=1e-6):
         raise InputError(
@@ -122,11 +146,13 @@ def check_text(config: Config, meta: dict[str, Any], steps_per_epoch: float, tex
             f"{old:,.2f} for the run in {config.workdir}: go on with the old text, or give "
             "another --workdir"
         )
-    if meta.get("text", text) != text:
-        raise InputError(
-            f"data.train has changed: it is not the text that the run in {config.workdir} has "
-            "learned from: go on with the old text, or give another --workdir"
-        )
+    for name, text in texts.items():
+        if meta.get(name, text) != text:
+            split, done = TEXTS[name]
+            raise InputError(
+                f"{split} has changed: it is not the text that the run in {config.workdir} has "
+                f"{done}: go on with the old text, or give another --workdir"
+            )
 
 
 def check_length(config: Config, done: int) -> None:
@@ -135,3 +161,16 @@ def check_length(config: Config, done: int) -> None:
         raise InputError(
             f"train.num_steps is {config.train.num_steps}: {config.workdir} has done {done} already"
         )
+
+
+def check_numbers(config: Config, done: int, changed: Sequence[str]) -> None:
+    """Raises InputError if the record of a complete run would name numbers it was not trained with.
+
+    `changed` are those of `changed_fields`.
+    """
+    for line in changed:
+        if done == config.train.num_steps and line.startswith("optimizer."):
+            raise InputError(
+                f"{line}: all {done} steps of {config.workdir} are done, so that the new value "
+                "would train nothing: give more train.num_steps, or another --workdir"
+            )
