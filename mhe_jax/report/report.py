@@ -119,15 +119,14 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
     for group in section.groups:
         model = group.config.model
         role = group.config.facts.roles[0]
-        module = attention_module(model, role, "self_attention")
+        module = attention_module(model, role)
         for run, gradients in (("forward", False), ("with gradients", True)):
             for length in lengths:
-                same = (model.attention_for(role), model.kronecker, model.features, model.dtype)
-                key = (*same, length, gradients)
+                key = (module, model.features, length, gradients)
                 if key not in known:
                     print(f"memory: {group.name}, T = {length}, {run}", file=sys.stderr)
                     known[key] = layer_memory(
-                        module.copy(name=None),
+                        module,
                         (1, length, model.features),
                         model.dtype,
                         causal=role == "decoder",

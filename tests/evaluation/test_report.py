@@ -340,13 +340,29 @@ def test_the_time_of_a_step_is_the_median_of_the_log(tmp_path):
     assert "Medians of training on an abacus." in (tmp_path / "report" / "report.html").read_text()
 
 
-def test_factorized_matrices_have_memory_of_their_own(tmp_path):
-    leave(tmp_path / "runs" / "dense", LM)
-    leave(tmp_path / "runs" / "factors", LM, model__kronecker__attention=4)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__kronecker__attention": 4},
+        {"model__positions": "rotary"},  # for which mhe_add takes another form
+        {"model__dtype": "bfloat16"},
+    ],
+)
+def test_other_modules_have_memory_of_their_own(tmp_path, changes):
+    add = set_field(LM, "model.attention.kind", "mhe_add")
+    leave(tmp_path / "runs" / "a", add, attention=2100)
+    leave(tmp_path / "runs" / "b", add, attention=2100, **changes)
     compare(tmp_path, tmp_path / "runs", lengths=(64,))
     with (tmp_path / "report" / "memory.csv").open() as file:
-        dense, factors = list(csv.reader(file))[1:]
-    assert dense[1:] != factors[1:]
+        one, other = list(csv.reader(file))[1:]
+    assert one[1:] != other[1:]
+
+
+def test_equal_modules_are_compiled_once(tmp_path, capsys):
+    for rate in (0.1, 0.2):
+        leave(tmp_path / "runs" / str(rate), LM, optimizer__learning_rate=rate)
+    compare(tmp_path, tmp_path / "runs", lengths=(64,))
+    assert capsys.readouterr().err.count("memory: ") == 2  # forward, with gradients
 
 
 def test_other_text_is_another_section(tmp_path):
