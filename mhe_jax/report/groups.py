@@ -55,6 +55,11 @@ class Group:
         assert config is not None
         return config
 
+    @property
+    def trained(self) -> bool:
+        """Whether its runs were trained here; others were converted, and only scored."""
+        return bool(self.runs[0].result)
+
     def values(self, name: str) -> list[float]:
         """The value of this metric of each run that has it."""
         return [value for run in self.runs if (value := run.value(name)) is not None]
@@ -90,8 +95,9 @@ class Section:
     def base(self, group: Group, kind: str) -> Group | None:
         """The base of `group`: the group of `kind` that differs from it in its attention alone.
 
-        If there are several, it is the one that also has the same number of heads, and the same
-        value of every other field that all kinds have; None if that is not one group.
+        One that was trained comes before one that was not. If there are several, it is the one that
+        also has the same number of heads, and the same value of every other field that all kinds
+        have; None if that is not one group.
         """
 
         def rest(one: Group, attention: bool) -> dict[str, Any]:
@@ -105,6 +111,7 @@ class Section:
             }
 
         same = [g for g in self.groups if g.kind == kind and rest(g, False) == rest(group, False)]
+        same = [other for other in same if other.trained] or same
         close = [other for other in same if rest(other, True) == rest(group, True)] or same
         return close[0] if len(close) == 1 else None
 
@@ -201,7 +208,8 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
     by_fields: dict[str, list[RunRecord]] = {}
     for run in runs:
         if run.status == "done":
-            key = json.dumps([run.fields.get(name) for name in differing])
+            # What was converted and not trained is no seed of what was trained.
+            key = json.dumps([bool(run.result), *map(run.fields.get, differing)])
             by_fields.setdefault(key, []).append(run)
     # A field that goes with the kind is named only if it makes a variant of the kind, or one kind
     # has it with several values.
@@ -214,6 +222,7 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
         and not _varies_within_a_kind(name, [members[0] for members in by_fields.values()])
     }
     short = short_names(differing)
+    trained = any(members[0].result for members in by_fields.values())
     groups = []
     for members in by_fields.values():
         members.sort(key=lambda run: run.seed or 0)
@@ -225,6 +234,8 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
             for name, value in fields.items()
             if value is not None and name not in silent
         ]
+        if trained and not first.result:
+            told.append("not trained here")
         kind = kind_of(first.config)
         groups.append(Group(", ".join([kind, *told]), kind, fields, members))
     return _chosen(groups, choose)
@@ -243,7 +254,7 @@ def _chosen(groups: list[Group], choose: Sequence[str]) -> list[Group]:
     alike: dict[str, list[Group]] = {}
     for group in groups:
         rest = {name: value for name, value in group.fields.items() if name not in choose}
-        alike.setdefault(json.dumps(rest), []).append(group)
+        alike.setdefault(json.dumps([group.trained, rest]), []).append(group)
     best = []
     for members in alike.values():
         common = set.intersection(*({run.seed for run in group.runs} for group in members))

@@ -279,6 +279,30 @@ def test_fine_tuned_runs_are_compared_though_each_starts_from_its_own_encoder(tm
     assert found["mhe_mul"]["PRR"] == pytest.approx(75)
 
 
+def test_a_run_that_was_only_converted_is_no_seed(tmp_path):
+    runs = tmp_path / "runs"
+    for name, kind, result, bleu in (
+        ("mha", "mha", True, 40.0),
+        ("mqa", "mqa", True, 30.0),
+        ("converted-mha", "mha", False, 5.0),
+        ("converted-mqa", "mqa", False, 10.0),
+    ):
+        scores = {"bleu": bleu}
+        leave(runs / name, PAIRS, result=result, scores=scores, model__attention__kind=kind)
+    for choose in ((), ("model.features",)):
+        found = rows(compare(tmp_path, runs, choose=choose))
+        told = {name: (row["seeds"], row["bleu"], row["PRR"]) for name, row in found.items()}
+        assert told == {
+            "mha": (1, 40, 100),
+            "mqa": (1, 30, 75),
+            "mha, not trained here": (1, 5, 12.5),  # the base is what was trained
+            "mqa, not trained here": (1, 10, 25),
+        }
+    # With none beside them that were trained, they need no other name.
+    found = rows(compare(tmp_path, *sorted(runs.glob("converted*"))))
+    assert {name: row["PRR"] for name, row in found.items()} == {"mha": 100, "mqa": 200}
+
+
 def test_scores_of_an_earlier_step_are_left_out(tmp_path):
     for kind, then in (("mha", 10), ("mhe_mul", 5)):
         leave(
