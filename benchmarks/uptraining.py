@@ -228,7 +228,7 @@ def main() -> None:
     try:
         about = {"task": work.task, "steps": work.steps, "seeds": len(work.seeds)}
         record = Record(at.directory / f"uptraining/{work.task}.json", about)
-        with record, ThreadPoolExecutor(args.jobs) as pool:
+        with at, record, ThreadPoolExecutor(args.jobs) as pool:
             # The control last, which is no news.
             missing = {name: work.missing(record, name) for name in (*NAMES, "mha")}
             if any(start != "nothing" for parts in missing.values() for start, _ in parts):
