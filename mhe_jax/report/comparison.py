@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from mhe_jax.report import paper, published
-from mhe_jax.report.groups import Group, Section, unlike
+from mhe_jax.report.conditions import unlike, unlike_times
+from mhe_jax.report.groups import Group, Section
 from mhe_jax.report.runs import SETTINGS, STEP, VALIDATION, RunRecord, score_names
 from mhe_jax.report.tables import Column, Table
 from mhe_jax.tasks.metrics import lower_is_better
@@ -82,6 +83,8 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
     if any(group.cached_numbers() for group in section.groups):
         both = " and a source token" if section.task == "translation" else ""
         notes.append(f"Cached numbers are those of a token{both} in all layers of the decoder.")
+    if told := unlike_times(section, STEP, "training_seconds"):
+        notes.append(f"Times do not compare: {told}.")
     for setting in SETTINGS:
         values = [
             (group.name, run.scores.get(setting))

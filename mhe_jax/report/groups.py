@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,17 +153,6 @@ def sections(
         reason = f"; takes one of {', '.join(names)}" if names else ""
         raise InputError(f"--metric {metric}: no run has it{reason}")
     return found
-
-
-def unlike(name: str, values: Iterable[tuple[str, Any]]) -> str:
-    """`name is A (as one group), B (as another)` of (group, value); "" where all are the same.
-
-    >>> unlike("beam_size", [("mha", 5), ("sha", 1)]), unlike("beam_size", [("mha", 5), ("sha", 5)])
-    ('beam_size is 5 (as mha), 1 (as sha)', '')
-    """
-    found = {json.dumps(value): group for group, value in values}
-    told = ", ".join(f"{value} (as {group})" for value, group in found.items())
-    return f"{name} is {told}" if len(found) > 1 else ""
 
 
 def _text(run: RunRecord) -> tuple:

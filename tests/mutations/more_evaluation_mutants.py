@@ -488,8 +488,8 @@ MORE_EVALUATION = (
     ),
     Mutant(
         "times of several devices are drawn",
-        "_conditions",
-        '("device", [(name, run.device) for name, run in runs])',
+        "unlike_times",
+        '("device", [(name, run.device) for name, run in every])',
         '("device", [])',
         "test_atlas.py",
     ),
