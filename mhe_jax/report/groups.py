@@ -212,21 +212,28 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
     }
     short = short_names(differing)
     trained = any(members[0].result for members in by_fields.values())
-    groups = []
-    for members in by_fields.values():
-        members.sort(key=lambda run: run.seed or 0)
-        first = members[0]
+
+    def name_of(first: RunRecord, silent: set[str]) -> str:
         assert first.config is not None
-        fields = {name: first.fields.get(name) for name in differing}
         told = [
             f"{short[name]}={value}"
-            for name, value in fields.items()
-            if value is not None and name not in silent
+            for name in differing
+            if (value := first.fields.get(name)) is not None and name not in silent
         ]
         if trained and not first.result:
             told.append("not trained here")
-        kind = kind_of(first.config)
-        groups.append(Group(", ".join([kind, *told]), kind, fields, members))
+        return ", ".join([kind_of(first.config), *told])
+
+    names = [name_of(members[0], silent) for members in by_fields.values()]
+    groups = []
+    for name, members in zip(names, by_fields.values(), strict=True):
+        members.sort(key=lambda run: run.seed or 0)
+        first = members[0]
+        assert first.config is not None
+        fields = {field: first.fields.get(field) for field in differing}
+        # What is silent tells apart those that nothing else does.
+        name = name if names.count(name) == 1 else name_of(first, set())
+        groups.append(Group(name, kind_of(first.config), fields, members))
     return _chosen(groups, choose)
 
 

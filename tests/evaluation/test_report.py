@@ -234,6 +234,34 @@ def test_a_variant_of_a_kind_is_named_even_where_it_is_the_only_one(tmp_path):
     assert set(rows(compare(tmp_path, runs))) == {"mha", "mhe_add, num_groups=2", "gqa"}
 
 
+def test_one_attention_is_one_group_wherever_it_is_set(tmp_path):
+    one = {"model__attention__kind": "mhe_mul"}
+    roles = ("encoder", "decoder", "cross")
+    other = {f"model__attention_by_role__{role}__kind": "mhe_mul" for role in roles}
+    for seed, changes in enumerate((one, other)):
+        leave(tmp_path / str(seed), PAIRS, attention=9, train__seed=seed, **changes)
+    leave(tmp_path / "2", PAIRS, train__seed=2)
+    found = rows(compare(tmp_path, *map(str, sorted(tmp_path.glob("[0-9]")))))
+    assert {name: row["seeds"] for name, row in found.items()} == {"mhe_mul": 2, "mha": 1}
+
+
+def test_no_two_groups_have_one_name(tmp_path):
+    """Each has its own line of every table."""
+    by_role = "model__attention_by_role__"
+    for name, kind, changes in (
+        ("a", "mha", {f"{by_role}decoder__kind": "mqa"}),
+        ("b", "mqa", {f"{by_role}encoder__kind": "mha", f"{by_role}cross__kind": "mha"}),
+    ):
+        leave(tmp_path / "runs" / name, PAIRS, model__attention__kind=kind, **changes)
+    found = compare(tmp_path, tmp_path / "runs")["sections"][0]["groups"]
+    by_role = "model.attention_by_role."
+    kinds = "encoder:mha decoder:mqa cross:mha, "
+    assert [row["attention"].removeprefix(kinds) for row in found] == [
+        f"model.attention.kind=mha, {by_role}decoder.kind=mqa",
+        f"model.attention.kind=mqa, {by_role}encoder.kind=mha, {by_role}cross.kind=mha",
+    ]
+
+
 def test_the_learning_rate_is_chosen_by_the_validation_loss_of_common_seeds(tmp_path):
     runs = tmp_path / "runs"
     for kind, rate, seed, loss, bleu in (
