@@ -138,7 +138,8 @@ def memory_table(memory: Memory, name: str) -> Table | None:
     columns = [Column("attention"), *(Column(f"{run}, T = {n}", 2) for run, n in pairs)]
     note = (
         "MB of one self-attention layer and one example: temporaries and outputs as the compiler "
-        "lays them out, without inputs and parameters."
+        "lays them out, without inputs and parameters. An engine for another device counts as "
+        "auto."
     )
     return Table(name, "Memory of the attention calculation", columns, rows, [note])
 

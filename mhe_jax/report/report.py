@@ -125,13 +125,12 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
                 key = (module, model.features, length, gradients)
                 if key not in known:
                     print(f"memory: {group.name}, T = {length}, {run}", file=sys.stderr)
-                    known[key] = layer_memory(
-                        module,
-                        (1, length, model.features),
-                        model.dtype,
-                        causal=role == "decoder",
-                        gradients=gradients,
-                    )
+                    options = {"causal": role == "decoder", "gradients": gradients}
+                    call = ((1, length, model.features), model.dtype)
+                    try:
+                        known[key] = layer_memory(module, *call, **options)
+                    except InputError:  # its engine is for another device
+                        known[key] = layer_memory(module.copy(engine="auto"), *call, **options)
                 found[run].setdefault(group.name, {})[length] = known[key]
     return found
 

@@ -417,6 +417,21 @@ def test_equal_modules_are_compiled_once(tmp_path, capsys):
     assert capsys.readouterr().err.count("memory: ") == 2  # forward, with gradients
 
 
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("mha", "cudnn"), ("mha", "splash"), ("mva", "pallas"), ("mva", "mosaic")]
+)
+def test_memory_of_an_engine_that_is_for_another_device(tmp_path, kind, engine):
+    """As `auto` would take it here; the run may have been trained there."""
+    of_kind = set_field(LM, "model.attention.kind", kind)
+    for place in (engine, "auto"):
+        leave(tmp_path / place, of_kind, attention=9, model__attention__engine=place)
+    told = []
+    for place in (engine, "auto"):
+        (section,) = sections(read_runs([tmp_path / place], "test"), None)
+        told.append(report.memory_of(section, (16,)))
+    assert told[0] == told[1]
+
+
 def test_other_text_is_another_section(tmp_path):
     runs = tmp_path / "runs"
     leave(runs / "a", LM, scores={"perplexity_per_word": 9.0})
