@@ -468,6 +468,34 @@ def test_other_text_is_another_section(tmp_path):
             {"task": "translation", "data.directory": "WMT14", "data.train": ("a.en", "a.de")},
             "WMT14 English to German",
         ),
+        (
+            {
+                "task": "translation",
+                "data.train": ("tfds:wmt14_translate/de-en:train",),
+                "data.fields": ("en", "de"),
+            },
+            "WMT14 English to German",
+        ),
+        (  # from German
+            {
+                "task": "translation",
+                "data.train": ("tfds:wmt14_translate/de-en:train",),
+                "data.fields": ("de", "en"),
+            },
+            None,
+        ),
+        (
+            {"task": "translation", "data.directory": "WMT14", "data.train": ("a.de", "a.en")},
+            None,
+        ),
+        (
+            {"task": "translation", "data.train": ("wmt14/de-en/t.de.gz", "wmt14/de-en/t.en.gz")},
+            None,
+        ),
+        (
+            {"task": "translation", "data.train": ("wmt14/de-en/t.en.gz", "wmt14/de-en/t.de.gz")},
+            "WMT14 English to German",
+        ),
         ({"task": "classification"}, None),
         ({"task": "classification", "data.dataset": "cola"}, "GLUE"),
         ({"task": "classification", "data.dataset": "cb"}, "SuperGLUE"),
