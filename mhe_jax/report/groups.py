@@ -128,7 +128,7 @@ def sections(
         the seeds that all of its values have.
 
     Raises:
-      InputError: no run has the metric, or a field of `choose` is unknown.
+      InputError: no run has the metric, or a field of `choose` is unknown or makes no groups.
     """
     by_text: dict[tuple, list[RunRecord]] = {}
     for run in runs:
@@ -140,6 +140,11 @@ def sections(
             near = did_you_mean(nearest(field, sorted(known)))
             reason = near or "; fields are dotted, such as optimizer.learning_rate"
             raise InputError(f"--choose {field}: no such field{reason}")
+        if not _makes_groups(field) or any(_is_text(field, run.fields.get(field)) for run in runs):
+            raise InputError(
+                f"--choose {field}: makes no groups; takes a field of what is learned, such as "
+                "optimizer.learning_rate"
+            )
     found = []
     for text, members in by_text.items():
         task = text[0]
@@ -158,16 +163,27 @@ def sections(
 def _text(run: RunRecord) -> tuple:
     """The task, and its data by name (where they lie does not matter)."""
     assert run.config is not None
-    data = {
-        name: value
-        for name, value in run.fields.items()
-        if name.startswith("data.")
-        and name not in SAME
-        and (isinstance(value, (str, list)) and name != "data.length_buckets")
-    }
+    data = {name: value for name, value in run.fields.items() if _is_text(name, value)}
     place = Path(run.config.data.directory).name
     train = tuple(f"{place}/{name}" if place else name for name in run.config.data.train)
     return run.config.task, train, json.dumps(data, sort_keys=True)
+
+
+def _is_text(name: str, value: Any) -> bool:
+    """Whether a field is one of those by which runs learn from other text."""
+    return (
+        name.startswith("data.")
+        and name not in (*SAME, "data.length_buckets")
+        and isinstance(value, (str, list))
+    )
+
+
+def _makes_groups(name: str) -> bool:
+    return (
+        name not in SAME
+        and not name.startswith(SAME_BELOW)
+        and not name.endswith(SAME_OF_ATTENTION)
+    )
 
 
 def _metric(runs: Sequence[RunRecord], task: TaskName, wanted: str | None) -> str:
@@ -189,10 +205,7 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
     differing = [
         name
         for name in runs[0].fields
-        if name not in SAME
-        and not name.startswith(SAME_BELOW)
-        and not name.endswith(SAME_OF_ATTENTION)
-        and len({json.dumps(run.fields.get(name)) for run in runs}) > 1
+        if _makes_groups(name) and len({json.dumps(run.fields.get(name)) for run in runs}) > 1
     ]
     by_fields: dict[str, list[RunRecord]] = {}
     for run in runs:

@@ -289,6 +289,16 @@ def test_the_learning_rate_is_chosen_by_the_validation_loss_of_common_seeds(tmp_
         compare(tmp_path, runs, choose=("optimizer.learning_rat",))
 
 
+@pytest.mark.parametrize(
+    "field", ["train.seed", "mesh.data", "model.attention.engine", "data.train", "data.tokenizer"]
+)
+def test_what_makes_no_groups_is_not_chosen(tmp_path, field):
+    leave(tmp_path / "runs" / "a", PAIRS)
+    with pytest.raises(InputError, match=f"--choose {field}: makes no groups; takes a field of"):
+        compare(tmp_path, tmp_path / "runs", choose=(field,))
+    compare(tmp_path, tmp_path / "runs", choose=("data.length_buckets",))
+
+
 def test_fine_tuned_runs_are_compared_though_each_starts_from_its_own_encoder(tmp_path):
     for kind, score in (("mha", 40.0), ("mhe_mul", 30.0)):
         for start in (f"runs/mlm-{kind}", None):
