@@ -85,6 +85,15 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         notes.append(f"Cached numbers are those of a token{both} in all layers of the decoder.")
     if told := unlike_times(section, STEP, "training_seconds"):
         notes.append(f"Times do not compare: {told}.")
+    tokenizers = [
+        (str(run.path), run.fields["data.tokenizer"])
+        for group in section.groups
+        for run in group.runs
+    ]
+    if told := unlike("data.tokenizer", tokenizers):
+        notes.append(
+            f"{told}: numbers per token, such as losses, compare only if these are the same."
+        )
     for setting in SETTINGS:
         values = [
             (group.name, run.scores.get(setting))

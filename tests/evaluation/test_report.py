@@ -385,6 +385,18 @@ def test_what_was_not_evaluated_alike_is_told(tmp_path):
     assert "length_penalty" not in told
 
 
+def test_that_losses_are_of_several_tokenizers_is_told(tmp_path):
+    """Where their files lie makes no groups, and what is in them is not known here."""
+    for seed, name in ((0, "a.model"), (1, "b.model"), (2, "b.model")):
+        leave(tmp_path / "runs" / str(seed), LM, train__seed=seed, data__tokenizer=name)
+    compare(tmp_path, tmp_path / "runs")
+    path = tmp_path / "runs"
+    told = f'data.tokenizer is "a.model" (as {path}/0), "b.model" (as {path}/2): numbers per token'
+    assert told in report_of(tmp_path)
+    compare(tmp_path, path / "1", path / "2")
+    assert "data.tokenizer" not in report_of(tmp_path)
+
+
 def test_the_speed_is_that_of_training(tmp_path):
     leave(
         tmp_path / "runs" / "a", LM, scores={"perplexity_per_word": 9.0, "tokens_per_second": 7.0}
@@ -543,6 +555,21 @@ def test_curves_name_the_unit_of_the_task(tmp_path, task, unit):
     (section,) = sections(read_runs([tmp_path / "runs"], "test"), None)
     (axes,) = plots.learning_curves(section).axes
     assert axes.get_ylabel() == f"validation loss ({unit})"
+
+
+def test_curves_of_each_group_are_named_once(tmp_path):
+    """Where the first run has lost its log, and where it has not."""
+    pytest.importorskip("matplotlib")
+    for kind in ("mha", "sha"):
+        for seed in range(3):
+            changes = {"model__attention__kind": kind, "train__seed": seed}
+            leave(tmp_path / "runs" / f"{kind}-{seed}", LM, **changes)
+    (tmp_path / "runs" / "mha-0" / "metrics.jsonl").unlink()
+    (section,) = sections(read_runs([tmp_path / "runs"], "test"), None)
+    figure = plots.learning_curves(section)
+    assert [len(axes.get_lines()) for axes in figure.axes] == [5]
+    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert names == ["mha", "sha"]
 
 
 def test_failed_and_unfinished_runs_are_told(translations, tmp_path):
