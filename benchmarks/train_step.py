@@ -90,7 +90,9 @@ def measured(args, configs: dict, about: dict) -> dict:
         cases.clear()
         compare(found)
         results += found
-        notes = timing.mha_note(args.kinds, config.model.features, config.model.attention.num_heads)
+        m = config.model
+        own = timing.mha_note(args.kinds, m.features, m.attention.num_heads)
+        notes += [f"{task}: {note}" for note in own]
         print(
             f"\n### {task}, T = {config.data.sequence_length}\n\n"
             f"{experiment.shape_line(config)}; {args.batch} rows, {args.rounds} rounds; "

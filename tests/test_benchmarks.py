@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import attention, decode, fit, memory, peers, quality, timing, train_step
+from benchmarks import attention, cycles, decode, fit, memory, peers, quality, timing, train_step
 from mhe_jax.attention import KINDS
 from mhe_jax.config import FORMS_OF_KINDS, AttentionConfig, Config, DataConfig, ModelConfig
 
@@ -188,6 +189,26 @@ def test_train_step(capsys, tmp_path):
         (peer,) = (row for row in rows if row["case"] == flax)
         assert peer["parameters"]["attention"] == 4 * 12**2 * sublayers
     assert "FLOPs of a step" in found["text"]
+    for task in ("mlm", "translation"):  # whose models may be of other widths
+        assert f"\n{task}: MHA, ours and any peer's, is another model than mhe_add" in found["text"]
+
+
+def test_cycles_of_a_length_of_which_nothing_compiles(tmp_path, monkeypatch):
+    """Do not take the rows of another length with them."""
+    device = types.SimpleNamespace(device_kind="a chip")
+    monkeypatch.setattr(cycles, "describe_devices", lambda topology: [device])
+
+    def measure(args, case, length, blocks):
+        count = None if length == 512 else {"mha splash": None, "sha splash": 600}.get(case, 200)
+        row = {"case": case, "length": length, "blocks": (), "matrix_units": []}
+        return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
+
+    monkeypatch.setattr(timing, "version_of", lambda library: "1")
+    monkeypatch.setattr(cycles, "measure", measure)
+    file = tmp_path / "cycles.json"
+    assert cycles.main(["--lengths", "256", "512", "--out", str(file)]) == 0
+    found = json.loads(file.read_text())["results"]
+    assert [row["fewer"] for row in found] == [None, 1, 3, None, None, None]
 
 
 @pytest.mark.peers
