@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mhe_jax.attention import KINDS
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, TaskName
 from mhe_jax.config.fields import did_you_mean, nearest, short_names
 from mhe_jax.report.runs import VALIDATION, RunRecord, score_names
@@ -36,8 +37,15 @@ SAME_BELOW = (
     "model.kronecker.apply",
 )
 SAME_OF_ATTENTION = (".form", ".engine")  # of every role
-# Fields that, where set, make another attention of a kind, such as GLA of `mla`.
-VARIANTS = ("num_groups", "score_groups", "latent_groups", "reuse_keys")
+# Fields of a kind whose default does nothing: set, they make another attention, such as GLA of
+# `mla`.
+VARIANTS = {
+    field.name
+    for name, kinds in FIELDS_OF_KINDS.items()
+    for kind in kinds
+    for field in dataclasses.fields(KINDS[kind])
+    if field.name == name and field.default in (1, False)
+}
 
 
 @dataclasses.dataclass(frozen=True)

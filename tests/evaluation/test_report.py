@@ -23,7 +23,7 @@ from mhe_jax.config import (
 )
 from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.report import plots, report
-from mhe_jax.report.groups import sections
+from mhe_jax.report.groups import VARIANTS, sections
 from mhe_jax.report.runs import RunRecord, read_runs
 
 LM = Config(
@@ -232,6 +232,10 @@ def test_a_variant_of_a_kind_is_named_even_where_it_is_the_only_one(tmp_path):
     gqa = {"model__attention__kind": "gqa", "model__attention__num_kv_heads": 2}
     leave(runs / "gqa", PAIRS, attention=6000, **gqa)
     assert set(rows(compare(tmp_path, runs))) == {"mha", "mhe_add, num_groups=2", "gqa"}
+
+
+def test_fields_that_make_a_variant():
+    assert sorted(VARIANTS) == ["latent_groups", "num_groups", "reuse_keys", "score_groups"]
 
 
 def test_one_attention_is_one_group_wherever_it_is_set(tmp_path):
