@@ -14,7 +14,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import attention, cycles, decode, fit, memory, peers, quality, timing, train_step
+from benchmarks import (
+    attention,
+    cycles,
+    decode,
+    fit,
+    memory,
+    peers,
+    quality,
+    steps,
+    timing,
+    train_step,
+)
 from mhe_jax.attention import KINDS
 from mhe_jax.config import FORMS_OF_KINDS, AttentionConfig, Config, DataConfig, ModelConfig
 
@@ -224,7 +235,7 @@ def test_the_head_of_hugging_face_works_at_masked_tokens_alone():
         attention=AttentionConfig(num_heads=3),
     )
     config = Config(task="mlm", model=model, data=DataConfig(sequence_length=8, mask_rate=0.4))
-    made, logits_of, inputs, labels = train_step.bert(config, train_step.random_batch(config, 2))
+    made, logits_of, inputs, labels = steps.bert(config, steps.random_batch(config, 2))
     inputs = {name: torch.from_numpy(x).long() for name, x in inputs.items()}
     with torch.no_grad():
         some = logits_of(made.eval(), **inputs)
@@ -392,7 +403,7 @@ def test_pages_have_the_ratios_of_the_records():
         ("1024_unrolled", 1024, "unrolled"),
     ):
         times = {r["case"]: r["median_ms"] for r in read(f"train_step_cpu_{name}")}
-        others = ("mha", train_step.FLAX, "Hugging Face BERT, SDPA", "sha")
+        others = ("mha", steps.FLAX, "Hugging Face BERT, SDPA", "sha")
         found = [times[other] / times["mhe_add"] for other in others]
         rows.append(f"| T = {length}, layers {layers} | {' | '.join(f'{x:.2f}' for x in found)} |")
         peers.append(f"{min(found[1:3]):.2f}")
