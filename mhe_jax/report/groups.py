@@ -16,6 +16,7 @@ from mhe_jax.attention import KINDS
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, TaskName
 from mhe_jax.config.fields import did_you_mean, nearest, short_names
 from mhe_jax.report.runs import VALIDATION, RunRecord, score_names
+from mhe_jax.report.tables import mean_and_deviation
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.cache import cached_numbers
 
@@ -74,12 +75,12 @@ class Group:
 
     def mean(self, name: str) -> float | None:
         found = self.values(name)
-        return statistics.fmean(found) if found else None
+        return mean_and_deviation(found)[0] if found else None
 
     def spread(self, name: str) -> float | None:
         """The sample's standard deviation over the seeds; None with fewer than two."""
         found = self.values(name)
-        return statistics.stdev(found) if len(found) > 1 else None
+        return mean_and_deviation(found)[1] if found else None
 
     def parameters(self, which: str) -> int | None:
         return self.runs[0].parameters().get(which)
