@@ -245,7 +245,7 @@ def main() -> None:
     done = True
     try:
         work = Atlas(at, args.task, args.steps, args.budget)
-        with work.record:
+        with at, work.record:
             for stage in stages(args.task):
                 done = measure(work, stage, args.jobs) and done
     except KeyboardInterrupt:

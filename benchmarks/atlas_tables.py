@@ -9,7 +9,6 @@ What no run has measured says so; sizes and costs are those of the closed forms.
 import collections
 import json
 import math
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from benchmarks.atlas_cases import SMALL, TASKS, Case, attention, base_of, model
 from benchmarks.sizes import changed
 from benchmarks.uptraining import SOURCES
 from benchmarks.workplace import beyond
-from mhe_jax.report.tables import Column, Table
+from mhe_jax.report.tables import Column, Table, mean_and_deviation
 from mhe_jax.tasks.cache import cached_numbers
 
 NOT_MEASURED = "not measured"
@@ -84,8 +83,8 @@ def measured(lines: Lines, case: Case) -> Measured | None:
 
 def with_error(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and its standard error: the sample's standard deviation over √n; None of one."""
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return statistics.fmean(values), error
+    mean, deviation = mean_and_deviation(values)
+    return mean, None if deviation is None else deviation / math.sqrt(len(values))
 
 
 def regime(lines: Lines, task: str, name: str) -> Table:

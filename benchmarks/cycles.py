@@ -66,8 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{case}, T = {length} {blocks or ''}", file=sys.stderr, flush=True)
             results.append(measure(args, case, length, blocks))
     for r in results:
-        first = next(x for x in results if x["length"] == r["length"] and x["cycles"])
-        r["fewer"] = r["cycles"] and first["cycles"] / r["cycles"]
+        of_length = (x["cycles"] for x in results if x["length"] == r["length"])
+        first = next(filter(None, of_length), None)  # of the first case that compiles
+        r["fewer"] = first and r["cycles"] and first / r["cycles"]
     about = {
         "device": device.device_kind,
         "shape": f"B = {args.batch}, H = {args.heads}, D = {args.head_features}, bfloat16",

@@ -10,7 +10,6 @@ more training. What is not there is "-".
 """
 
 import json
-import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from benchmarks import experiments, timing
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.model import count_parameters
-from mhe_jax.report.tables import Column, Table
+from mhe_jax.report.tables import Column, Table, mean_and_deviation
 from mhe_jax.tasks import TASKS
 
 EMBEDDINGS = (*experiments.HASHES, "pieces")
@@ -66,8 +65,7 @@ def encoders(runs: Path) -> Table:
                 for seed in experiments.SEEDS
                 if (score := score_of(runs / task / f"{name},seed={seed}")) is not None
             ]
-            row.append(statistics.fmean(scores) if scores else None)
-            row.append(statistics.stdev(scores) if len(scores) > 1 else None)
+            row += mean_and_deviation(scores) if scores else (None, None)
             row.append(score_of(runs / task / f"{name},nothing,seed=0"))
         rows.append(row)
     return Table("encoders", "Encoders", columns, rows)

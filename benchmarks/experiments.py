@@ -222,7 +222,7 @@ def main() -> None:
         return True
 
     try:
-        with ThreadPoolExecutor(args.jobs) as pool:
+        with at, ThreadPoolExecutor(args.jobs) as pool:
             done = list(pool.map(succeeds, CASES[args.experiment]))
     except KeyboardInterrupt:
         note("stopped; the same command resumes")

@@ -32,9 +32,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mhe_jax import tasks
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mhe_jax import tasks
 
 BARS = {"cold_seconds": 90.0, "warm_seconds": 10.0, "memory_megabytes": 300.0}
 VOCABULARY_SIZE = 8000

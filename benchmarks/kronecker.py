@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import timing, train_step
+from benchmarks import steps, timing
 from mhe_jax.attention import KINDS
 from mhe_jax.config import Config, InputError, KroneckerConfig
 from mhe_jax.config.fields import set_field
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     about = timing.header(__file__, configs["dense"].model.dtype, arguments)
     left_out = timing.LeftOut()
-    cases = [train_step.our_step(name, config, args.rows) for name, config in configs.items()]
+    cases = [steps.our_step(name, config, args.rows) for name, config in configs.items()]
     found = timing.measure(cases, args.rounds, left_out)
     (dense,) = (r["median_ms"] for r in found if r["case"] == "dense")
     for r in found:

@@ -20,7 +20,6 @@ there are any. Two cases at a time, one core each.
 
 import argparse
 import json
-import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from benchmarks.experiments import TRANSLATION, attention
 from benchmarks.workplace import Failed, Record, Workplace, add_flags, best_rate, loss, note
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
-from mhe_jax.report.tables import Column, Table
+from mhe_jax.report.tables import Column, Table, mean_and_deviation
 
 SHARES = (0.05, 0.1, 0.25)
 RATES = ("5e-4", "1e-3", "2e-3")
@@ -207,8 +206,8 @@ def _recorded(name: str, score: str) -> list[float]:
 def _mean(scores: list[float]) -> str:
     if not scores:
         return "-"
-    spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-    return f"{statistics.fmean(scores):.2f}{spread}"
+    mean, deviation = mean_and_deviation(scores)
+    return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
 def main() -> None:
@@ -228,7 +227,7 @@ def main() -> None:
     try:
         about = {"task": work.task, "steps": work.steps, "seeds": len(work.seeds)}
         record = Record(at.directory / f"uptraining/{work.task}.json", about)
-        with record, ThreadPoolExecutor(args.jobs) as pool:
+        with at, record, ThreadPoolExecutor(args.jobs) as pool:
             # The control last, which is no news.
             missing = {name: work.missing(record, name) for name in (*NAMES, "mha")}
             if any(start != "nothing" for parts in missing.values() for start, _ in parts):

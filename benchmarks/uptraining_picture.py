@@ -7,7 +7,6 @@ for byte.
 """
 
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks.svg import GREY, Plot
+from mhe_jax.report.tables import mean_and_deviation
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "docs" / "records" / "uptraining" / "translation.json"
@@ -75,10 +75,7 @@ def curve(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float, fl
     for line in lines:
         if line["attention"] == name and line["start"] != "nothing":
             scores.setdefault(100 * line["share"], []).append(line["bleu"])
-    return [
-        (share, statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None)
-        for share, found in sorted(scores.items())
-    ]
+    return [(share, *mean_and_deviation(found)) for share, found in sorted(scores.items())]
 
 
 if __name__ == "__main__":

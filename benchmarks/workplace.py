@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,17 +35,52 @@ class Failed(Exception):
 
 
 class Workplace:
-    """Calls train.py and eval.py for runs below one directory, unless they are done."""
+    """Calls train.py and eval.py for runs below one directory, unless they are done.
+
+    In a `with` statement, a signal goes to all commands that run, none begins after it, and the
+    statement ends by KeyboardInterrupt.
+    """
 
     def __init__(self, directory: Path, data: Path, jobs: int):
         self.directory, self.data = directory, data
         self.locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)  # one case a run
         # Processor time of the commands of each run.
         self.seconds: defaultdict[Path, float] = defaultdict(float)
-        self.interrupted = False
+        self.interrupted = 0  # the signal
+        self.running: set[int] = set()
         self.environment = dict(os.environ)
         if jobs > 1:
             self.environment["NPROC"] = "1"  # threads of XLA on a CPU
+
+    def __enter__(self) -> Self:
+        caught = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under `nohup`
+            caught.append(signal.SIGHUP)
+        self.handlers = {number: signal.signal(number, self.catch) for number in caught}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        if self.interrupted:
+            raise KeyboardInterrupt from None
+
+    def catch(self, number: int, _: object) -> None:
+        # A hang-up means the same to a run as SIGTERM.
+        self.interrupted = signal.SIGTERM if number == signal.SIGHUP else number
+        for process in tuple(self.running):
+            send(process, self.interrupted)
+
+    @contextlib.contextmanager
+    def begun(self, process: int) -> Iterator[None]:
+        """A command runs, which gets the signals; one that came before it, too."""
+        self.running.add(process)
+        try:
+            if self.interrupted:
+                send(process, self.interrupted)
+            yield
+        finally:
+            self.running.remove(process)
 
     def train(self, name: str, config: str, data: str, *flags: str) -> Path:
         """The finished run `name` of configs/`config` with the data in `data`."""
@@ -84,23 +119,44 @@ class Workplace:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as output:
             status, seconds = timed(
-                [sys.executable, *command], stdout=output, stderr=output, env=self.environment
+                [sys.executable, *command],
+                begun=self.begun,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+                process_group=0,  # Ctrl-C reaches it through us, once
             )
         self.seconds[run] += seconds
         if not status:
             return
         reason = log.read_text().rstrip().rpartition("\n")[2].removeprefix("error: ")
-        # Ctrl-C reaches the run as well, which saves, or Python, which has not begun it yet.
+        # The run has saved, or was sent Ctrl-C by itself, or Python had not begun it yet.
         if status in (130, -signal.SIGINT) or reason == KeyboardInterrupt.__name__:
-            self.interrupted = True
+            self.interrupted = signal.SIGINT
+        if self.interrupted:
             raise KeyboardInterrupt
         raise Failed(run, status, reason, log)
 
 
-def timed(command: list[str], **options: Any) -> tuple[int, float]:
-    """Exit status of a command, and its processor time in seconds, of all of its threads."""
+def send(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(process, number)
+
+
+def timed(
+    command: list[str],
+    begun: Callable[[int], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    **options: Any,
+) -> tuple[int, float]:
+    """Exit status of a command, and its processor time in seconds, of all of its threads.
+
+    Args:
+      begun: what holds while it runs, of the number of its process.
+    """
     process = subprocess.Popen(command, **options)
-    _, status, usage = os.wait4(process.pid, 0)
+    with begun(process.pid):
+        _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_utime + usage.ru_stime
 

@@ -151,6 +151,11 @@ def test_ctrl_c_ends_all(calls, tmp_path, monkeypatch):
     assert len(calls) <= 2
 
 
+def test_a_signal_ends_all(calls, tmp_path, monkeypatch, struck):
+    assert run(tmp_path, monkeypatch, "translation") == 130
+    assert len(struck) <= 2
+
+
 def test_tables(tmp_path, monkeypatch, capsys):
     """Numbers of each run in its row; what is not there is told."""
     for run, file, scores in [

@@ -14,7 +14,7 @@ import pytest
 from mhe_jax import tasks
 from mhe_jax.cli import sweep
 from mhe_jax.cli.sweep import execution
-from mhe_jax.config import InputError
+from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.report.results import read_sweep, sweep_table
 
@@ -43,7 +43,7 @@ from pathlib import Path
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.process import run_entry_point
 from mhe_jax.config.fields import save_json
-from mhe_jax.config import InputError
+from mhe_jax.config import Config, InputError
 
 def main():
     stopped = []
@@ -248,6 +248,15 @@ def test_tokenizers_are_shared_where_they_must_be_the_same(place):
     for name, owner in owners.items():
         size = "300" if "size=300" in name else "400"
         assert owner == f"kind=mha,vocabulary_size={size},seed=0"
+
+
+def test_what_a_tokenizer_depends_on():
+    """How training text is found and read; the pieces; and whose tokenizer it is to be."""
+    read = {"task", "data.directory", "data.train", "data.train_weights", "data.fields"}
+    labelled = {"data.dataset", "data.label_field", "data.labels"}
+    pieces = {"model.vocabulary_size", "model.hashing"}
+    given = {"data.tokenizer", "data.lsh_pieces", "train.init_from"}
+    assert set(execution._of_tokenizer(Config(task="lm"))) == read | labelled | pieces | given
 
 
 @pytest.mark.usefixtures("hang_ups")

@@ -234,6 +234,11 @@ def test_what_a_kind_has_is_kept_before_all_of_it_is_done(calls, few, tmp_path, 
     assert trained == {"gqa,nothing,share=0.25", "mha,nothing,share=0.25"}  # want no `mha` run
 
 
+def test_a_signal_ends_all(calls, tmp_path, monkeypatch, struck):
+    assert run(tmp_path, monkeypatch) == 130
+    assert len(struck) <= 2
+
+
 def test_the_page_has_the_table_and_the_picture_of_the_record():
     lines = json.loads(uptraining_picture.RECORD.read_text())["lines"]
     table = uptraining.table(lines, "bleu").markdown()

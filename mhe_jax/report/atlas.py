@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mhe_jax.report.groups import Group, Section, unlike
+from mhe_jax.report.conditions import unlike_times
+from mhe_jax.report.groups import Group, Section
 from mhe_jax.report.page import Atlas, Picture
 from mhe_jax.report.plots import is_mha, style, svg
 from mhe_jax.report.runs import STEP
@@ -13,15 +14,6 @@ from mhe_jax.training.curve import new_figure, spread_out
 NOTE = (
     "The line is the front: the best score at each cost, by the means over seeds. Bars are one "
     "standard deviation over seeds, to either side; a hollow mark has one seed, and no bar."
-)
-# Fields that change the time of a step, and nothing of the attention.
-CONDITIONS = (
-    "data.batch_size",
-    "data.tokens_per_batch",
-    "data.sequence_length",
-    "data.length_buckets",
-    "model.max_length",
-    "model.remat",
 )
 
 
@@ -88,7 +80,7 @@ def picture(section: Section, cost: Cost) -> Picture:
     """The scores against one cost. The caption names groups without a mark, and the reason."""
     metric = section.metric.replace("_", " ")
     told = [f"{metric} against {cost.name}."]
-    if cost is TIME and (differs := _conditions(section)):
+    if cost is TIME and (differs := unlike_times(section, STEP)):
         told.append(f"Not drawn: the times do not compare, {differs}.")
         return Picture(" ".join(told))
     marks, without = [], {}
@@ -113,15 +105,6 @@ def picture(section: Section, cost: Cost) -> Picture:
         return Picture(" ".join(told))
     figure, spots = _draw(section, cost, marks, best)
     return Picture(" ".join(told), svg(figure), spots)
-
-
-def _conditions(section: Section) -> str:
-    """The differences between runs, beside the model, on which the time of a step depends."""
-    runs = [(g.name, run) for g in section.groups for run in g.runs if run.step_seconds]
-    found = [unlike("device", [(name, run.device) for name, run in runs])]
-    for field in CONDITIONS:
-        found.append(unlike(field, [(name, run.fields.get(field)) for name, run in runs]))
-    return ", ".join(filter(None, found))
 
 
 def _draw(

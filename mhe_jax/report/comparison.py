@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from mhe_jax.report import paper, published
-from mhe_jax.report.groups import Group, Section, unlike
+from mhe_jax.report.conditions import unlike, unlike_times
+from mhe_jax.report.groups import Group, Section
 from mhe_jax.report.runs import SETTINGS, STEP, VALIDATION, RunRecord, score_names
 from mhe_jax.report.tables import Column, Table
 from mhe_jax.tasks.metrics import lower_is_better
@@ -82,6 +83,17 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
     if any(group.cached_numbers() for group in section.groups):
         both = " and a source token" if section.task == "translation" else ""
         notes.append(f"Cached numbers are those of a token{both} in all layers of the decoder.")
+    if told := unlike_times(section, STEP, "training_seconds"):
+        notes.append(f"Times do not compare: {told}.")
+    tokenizers = [
+        (str(run.path), run.fields["data.tokenizer"])
+        for group in section.groups
+        for run in group.runs
+    ]
+    if told := unlike("data.tokenizer", tokenizers):
+        notes.append(
+            f"{told}: numbers per token, such as losses, compare only if these are the same."
+        )
     for setting in SETTINGS:
         values = [
             (group.name, run.scores.get(setting))
@@ -135,7 +147,8 @@ def memory_table(memory: Memory, name: str) -> Table | None:
     columns = [Column("attention"), *(Column(f"{run}, T = {n}", 2) for run, n in pairs)]
     note = (
         "MB of one self-attention layer and one example: temporaries and outputs as the compiler "
-        "lays them out, without inputs and parameters."
+        "lays them out, without inputs and parameters. An engine for another device counts as "
+        "auto."
     )
     return Table(name, "Memory of the attention calculation", columns, rows, [note])
 

@@ -8,13 +8,15 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mhe_jax.attention import KINDS
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, TaskName
 from mhe_jax.config.fields import did_you_mean, nearest, short_names
 from mhe_jax.report.runs import VALIDATION, RunRecord, score_names
+from mhe_jax.report.tables import mean_and_deviation
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.cache import cached_numbers
 
@@ -36,8 +38,15 @@ SAME_BELOW = (
     "model.kronecker.apply",
 )
 SAME_OF_ATTENTION = (".form", ".engine")  # of every role
-# Fields that, where set, make another attention of a kind, such as GLA of `mla`.
-VARIANTS = ("num_groups", "score_groups", "latent_groups", "reuse_keys")
+# Fields of a kind whose default does nothing: set, they make another attention, such as GLA of
+# `mla`.
+VARIANTS = {
+    field.name
+    for name, kinds in FIELDS_OF_KINDS.items()
+    for kind in kinds
+    for field in dataclasses.fields(KINDS[kind])
+    if field.name == name and field.default in (1, False)
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,18 +64,23 @@ class Group:
         assert config is not None
         return config
 
+    @property
+    def trained(self) -> bool:
+        """Whether its runs were trained here; others were converted, and only scored."""
+        return bool(self.runs[0].result)
+
     def values(self, name: str) -> list[float]:
         """The value of this metric of each run that has it."""
         return [value for run in self.runs if (value := run.value(name)) is not None]
 
     def mean(self, name: str) -> float | None:
         found = self.values(name)
-        return statistics.fmean(found) if found else None
+        return mean_and_deviation(found)[0] if found else None
 
     def spread(self, name: str) -> float | None:
         """The sample's standard deviation over the seeds; None with fewer than two."""
         found = self.values(name)
-        return statistics.stdev(found) if len(found) > 1 else None
+        return mean_and_deviation(found)[1] if found else None
 
     def parameters(self, which: str) -> int | None:
         return self.runs[0].parameters().get(which)
@@ -90,8 +104,9 @@ class Section:
     def base(self, group: Group, kind: str) -> Group | None:
         """The base of `group`: the group of `kind` that differs from it in its attention alone.
 
-        If there are several, it is the one that also has the same number of heads, and the same
-        value of every other field that all kinds have; None if that is not one group.
+        One that was trained comes before one that was not. If there are several, it is the one that
+        also has the same number of heads, and the same value of every other field that all kinds
+        have; None if that is not one group.
         """
 
         def rest(one: Group, attention: bool) -> dict[str, Any]:
@@ -105,6 +120,7 @@ class Section:
             }
 
         same = [g for g in self.groups if g.kind == kind and rest(g, False) == rest(group, False)]
+        same = [other for other in same if other.trained] or same
         close = [other for other in same if rest(other, True) == rest(group, True)] or same
         return close[0] if len(close) == 1 else None
 
@@ -121,7 +137,7 @@ def sections(
         the seeds that all of its values have.
 
     Raises:
-      InputError: no run has the metric, or a field of `choose` is unknown.
+      InputError: no run has the metric, or a field of `choose` is unknown or makes no groups.
     """
     by_text: dict[tuple, list[RunRecord]] = {}
     for run in runs:
@@ -133,6 +149,11 @@ def sections(
             near = did_you_mean(nearest(field, sorted(known)))
             reason = near or "; fields are dotted, such as optimizer.learning_rate"
             raise InputError(f"--choose {field}: no such field{reason}")
+        if not _makes_groups(field) or any(_is_text(field, run.fields.get(field)) for run in runs):
+            raise InputError(
+                f"--choose {field}: makes no groups; takes a field of what is learned, such as "
+                "optimizer.learning_rate"
+            )
     found = []
     for text, members in by_text.items():
         task = text[0]
@@ -148,30 +169,30 @@ def sections(
     return found
 
 
-def unlike(name: str, values: Iterable[tuple[str, Any]]) -> str:
-    """`name is A (as one group), B (as another)` of (group, value); "" where all are the same.
-
-    >>> unlike("beam_size", [("mha", 5), ("sha", 1)]), unlike("beam_size", [("mha", 5), ("sha", 5)])
-    ('beam_size is 5 (as mha), 1 (as sha)', '')
-    """
-    found = {json.dumps(value): group for group, value in values}
-    told = ", ".join(f"{value} (as {group})" for value, group in found.items())
-    return f"{name} is {told}" if len(found) > 1 else ""
-
-
 def _text(run: RunRecord) -> tuple:
     """The task, and its data by name (where they lie does not matter)."""
     assert run.config is not None
-    data = {
-        name: value
-        for name, value in run.fields.items()
-        if name.startswith("data.")
-        and name not in SAME
-        and (isinstance(value, (str, list)) and name != "data.length_buckets")
-    }
+    data = {name: value for name, value in run.fields.items() if _is_text(name, value)}
     place = Path(run.config.data.directory).name
     train = tuple(f"{place}/{name}" if place else name for name in run.config.data.train)
     return run.config.task, train, json.dumps(data, sort_keys=True)
+
+
+def _is_text(name: str, value: Any) -> bool:
+    """Whether a field is one of those by which runs learn from other text."""
+    return (
+        name.startswith("data.")
+        and name not in (*SAME, "data.length_buckets")
+        and isinstance(value, (str, list))
+    )
+
+
+def _makes_groups(name: str) -> bool:
+    return (
+        name not in SAME
+        and not name.startswith(SAME_BELOW)
+        and not name.endswith(SAME_OF_ATTENTION)
+    )
 
 
 def _metric(runs: Sequence[RunRecord], task: TaskName, wanted: str | None) -> str:
@@ -193,15 +214,13 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
     differing = [
         name
         for name in runs[0].fields
-        if name not in SAME
-        and not name.startswith(SAME_BELOW)
-        and not name.endswith(SAME_OF_ATTENTION)
-        and len({json.dumps(run.fields.get(name)) for run in runs}) > 1
+        if _makes_groups(name) and len({json.dumps(run.fields.get(name)) for run in runs}) > 1
     ]
     by_fields: dict[str, list[RunRecord]] = {}
     for run in runs:
         if run.status == "done":
-            key = json.dumps([run.fields.get(name) for name in differing])
+            # What was converted and not trained is no seed of what was trained.
+            key = json.dumps([bool(run.result), *map(run.fields.get, differing)])
             by_fields.setdefault(key, []).append(run)
     # A field that goes with the kind is named only if it makes a variant of the kind, or one kind
     # has it with several values.
@@ -214,19 +233,29 @@ def _groups(runs: Sequence[RunRecord], choose: Sequence[str]) -> list[Group]:
         and not _varies_within_a_kind(name, [members[0] for members in by_fields.values()])
     }
     short = short_names(differing)
+    trained = any(members[0].result for members in by_fields.values())
+
+    def name_of(first: RunRecord, silent: set[str]) -> str:
+        assert first.config is not None
+        told = [
+            f"{short[name]}={value}"
+            for name in differing
+            if (value := first.fields.get(name)) is not None and name not in silent
+        ]
+        if trained and not first.result:
+            told.append("not trained here")
+        return ", ".join([kind_of(first.config), *told])
+
+    names = [name_of(members[0], silent) for members in by_fields.values()]
     groups = []
-    for members in by_fields.values():
+    for name, members in zip(names, by_fields.values(), strict=True):
         members.sort(key=lambda run: run.seed or 0)
         first = members[0]
         assert first.config is not None
-        fields = {name: first.fields.get(name) for name in differing}
-        told = [
-            f"{short[name]}={value}"
-            for name, value in fields.items()
-            if value is not None and name not in silent
-        ]
-        kind = kind_of(first.config)
-        groups.append(Group(", ".join([kind, *told]), kind, fields, members))
+        fields = {field: first.fields.get(field) for field in differing}
+        # What is silent tells apart those that nothing else does.
+        name = name if names.count(name) == 1 else name_of(first, set())
+        groups.append(Group(name, kind_of(first.config), fields, members))
     return _chosen(groups, choose)
 
 
@@ -243,7 +272,7 @@ def _chosen(groups: list[Group], choose: Sequence[str]) -> list[Group]:
     alike: dict[str, list[Group]] = {}
     for group in groups:
         rest = {name: value for name, value in group.fields.items() if name not in choose}
-        alike.setdefault(json.dumps(rest), []).append(group)
+        alike.setdefault(json.dumps([group.trained, rest]), []).append(group)
     best = []
     for members in alike.values():
         common = set.intersection(*({run.seed for run in group.runs} for group in members))

@@ -44,20 +44,21 @@ def learning_curves(section: Section) -> Any:
     axes = figure.subplots()
     splits, values = set(), []
     for number, group in enumerate(section.groups):
+        label = plain(group.name)  # of its first line
         for run in group.runs:
             split = "validation" if run.curve.get("validation") else "training"
             points = run.curve.get(split.removesuffix("ing"))
             if points:
                 splits.add(split)
                 values += [loss for _, loss in points]
-                first = run is group.runs[0]
                 axes.plot(
                     *zip(*points, strict=True),
                     **style(number, group.name),
                     markersize=4,
                     linewidth=1,
-                    label=plain(group.name) if first else None,
+                    label=label,
                 )
+                label = None
     spread_out(axes, values)
     which = " or ".join(sorted(splits, reverse=True))
     axes.set(xlabel="step", ylabel=f"{which} loss ({TASKS[section.task].loss_unit})".strip())

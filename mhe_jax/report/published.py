@@ -85,7 +85,11 @@ def benchmark_of(config: Config) -> str | None:
     data = config.data
     if config.task == "translation":
         names = "/".join((data.directory, *data.train, *data.test)).lower()
-        return WMT14 if re.search(r"wmt_?14.*(?<![a-z])de(?![a-z])", names) else None
+        source = "".join((data.train if len(data.train) == 2 else data.fields)[:1])
+        # Of de-en/train.en, it is the last that tells.
+        from_german = re.findall(r"(?<![a-z])(?:de|en)(?![a-z])", source.lower())[-1:] == ["de"]
+        named = re.search(r"wmt_?14.*(?<![a-z])de(?![a-z])", names)
+        return WMT14 if named and not from_german else None
     if not config.facts.labelled or data.dataset == "own":
         return None
     suite = {"glue": "GLUE", "superglue": "SuperGLUE"}.get(TABLE[data.dataset].suite)

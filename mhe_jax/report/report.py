@@ -119,20 +119,18 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
     for group in section.groups:
         model = group.config.model
         role = group.config.facts.roles[0]
-        module = attention_module(model, role, "self_attention")
+        module = attention_module(model, role)
         for run, gradients in (("forward", False), ("with gradients", True)):
             for length in lengths:
-                same = (model.attention_for(role), model.kronecker, model.features, model.dtype)
-                key = (*same, length, gradients)
+                key = (module, model.features, length, gradients)
                 if key not in known:
                     print(f"memory: {group.name}, T = {length}, {run}", file=sys.stderr)
-                    known[key] = layer_memory(
-                        module.copy(name=None),
-                        (1, length, model.features),
-                        model.dtype,
-                        causal=role == "decoder",
-                        gradients=gradients,
-                    )
+                    options = {"causal": role == "decoder", "gradients": gradients}
+                    call = ((1, length, model.features), model.dtype)
+                    try:
+                        known[key] = layer_memory(module, *call, **options)
+                    except InputError:  # its engine is for another device
+                        known[key] = layer_memory(module.copy(engine="auto"), *call, **options)
                 found[run].setdefault(group.name, {})[length] = known[key]
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhe_jax.config import Config, EvaluationConfig, InputError
+from mhe_jax.config import AttentionByRole, Config, EvaluationConfig, InputError
 from mhe_jax.config.fields import did_you_mean, leaves, load_json, nearest, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT
 from mhe_jax.config.places import path_of
@@ -135,6 +135,7 @@ def _read(path: Path, split: str) -> RunRecord:
         check_attention(config)
     except InputError as error:
         raise InputError(f"{path / CONFIG}: {error}") from None
+    config = _of_one_attention(config)
     result, scores = read_result(path / RESULT), read_result(path / f"eval_{split}.json")
     if stale := _stale(scores, result):
         scores, stale = {}, f"eval_{split}.json is left out, {stale}: run `python eval.py {path}`"
@@ -155,6 +156,15 @@ def _read(path: Path, split: str) -> RunRecord:
     done = max((step for points in curve.values() for step, _ in points), default=0)
     reason = f"logged {done} of {config.train.num_steps} steps"
     return RunRecord(path, config, "not finished", reason, *rest)
+
+
+def _of_one_attention(config: Config) -> Config:
+    """The same config, with no overrides where all roles have one attention."""
+    attention, *others = {config.model.attention_for(role) for role in config.facts.roles}
+    if others:
+        return config
+    alone = {"attention": attention, "attention_by_role": AttentionByRole()}
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **alone))
 
 
 def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:

@@ -8,10 +8,21 @@ import csv
 import dataclasses
 import html
 import io
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 Cell = str | float | int | None
 NONE = "-"
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Of one or more numbers: their mean, and the sample's standard deviation; None of one.
+
+    >>> mean_and_deviation([1.0, 2.0, 3.0]), mean_and_deviation([5.0])
+    ((2.0, 1.0), (5.0, None))
+    """
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)

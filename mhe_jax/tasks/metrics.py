@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import sacrebleu
 
 # Words in the names of metrics for which lower is better.
-LOWER_IS_BETTER = ("loss", "nats", "perplexity")
+LOWER_IS_BETTER = ("loss", "nats", "seconds", "perplexity")
 
 
 def lower_is_better(metric: str) -> bool:

@@ -396,6 +396,10 @@ def test_sweeping(refused, flags, says):
             "eval.py compare runs --choose lr",
             r"--choose lr: no such field; did you mean optimizer\.learning_rate\?",
         ),
+        (
+            "eval.py compare runs --choose train.seed",
+            r"--choose train.seed: makes no groups; takes a field of what is learned, such as .*",
+        ),
         ("eval.py compare runs --lengths 0", r"--lengths is \(0,\): takes 1 or more$"),
         ("eval.py compare runs --split dev", r"--split is 'dev': takes one of validation, test$"),
         ("eval.py compare runs --output x", r"unknown field --output"),

@@ -11,6 +11,7 @@ import pytest
 from mhe_jax.config import AttentionConfig, Config, DataConfig, ModelConfig, TrainConfig
 from mhe_jax.config.fields import set_field
 from mhe_jax.report import atlas
+from mhe_jax.report.comparison import main_table
 from mhe_jax.report.groups import sections
 from mhe_jax.report.runs import RunRecord
 
@@ -217,6 +218,47 @@ def test_times_of_other_conditions_are_not_drawn(fields, told):
     assert (found.svg, found.spots) == ("", ())
     assert found.caption.endswith(f"Not drawn: the times do not compare, {told}")
     assert atlas.picture(section(*runs), PARAMETERS).svg
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "other"),
+    [
+        ("model.attention.form", "shared", "materialized"),
+        ("model.attention.engine", "xla", "blocked"),
+        ("model.attention_by_role.cross.engine", None, "xla"),
+        ("model.kronecker.apply", "factored", "materialized"),
+        ("mesh.tensor", 1, 2),
+    ],
+)
+def test_a_bar_is_of_seeds_and_of_nothing_else(field, one, other):
+    """Forms and engines make no other group, and other times."""
+    mva = {"model.attention.score_features": 2}
+    runs = [("mva", 9, bleu(40.0), time, {**mva, field: x}) for x, time in ((one, 1), (other, 3))]
+    (group,) = section(*runs).groups
+    assert len(group.runs) == 2
+    found = atlas.picture(section(*runs), TIME)
+    assert not found.svg
+    assert f"do not compare, {field} is " in found.caption
+    # Between kinds it is no difference of conditions.
+    apart = [runs[0], ("mha", *runs[1][1:4], {} if "form" in field else {field: other})]
+    assert bool(atlas.picture(section(*apart), TIME).svg) == (field != "mesh.tensor")
+
+
+def test_times_that_do_not_compare_are_told_below_the_table():
+    """Of training too: its minutes and tokens stand there."""
+    none = {"forward": {}, "with gradients": {}}
+    for seconds, result in ((0.25, {}), (None, {"training_seconds": 9.0})):
+        runs = (
+            ("mha", 9, bleu(40.0), seconds, {}),
+            ("sha", 2, bleu(30.0), seconds, {"workdir": "an abacus"}),
+        )
+        one = section(*runs)
+        for group in one.groups:
+            group.runs[0].result.update(result)
+        told = 'Times do not compare: device is "cpu" (as mha), "an abacus" (as sha).'
+        assert told in main_table(one, none, "comparison", "test").notes
+    alike = main_table(section(*THREE), none, "comparison", "test").notes
+    assert not [note for note in alike if "compare" in note]
 
 
 def test_several_devices_are_another():

@@ -8,10 +8,20 @@ from pathlib import Path
 import pytest
 
 from mhe_jax.data.blocks import count_words
-from mhe_jax.tasks.metrics import perplexity, translation_scores
+from mhe_jax.tasks.metrics import lower_is_better, perplexity, translation_scores
 
 WIKITEXT = Path(__file__).parents[3] / "shared/data/wikitext-2/test.txt.xz"
 REFERENCES = ["Ein Hund läuft über die Wiese.", "Zwei Männer spielen Fußball im Park."]
+
+
+@pytest.mark.parametrize("metric", ["seconds", "training_seconds", "nats", "token_loss"])
+def test_less_is_better_of_times_and_losses(metric):
+    assert lower_is_better(metric)
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_second", "output_tokens_per_second", "bleu"])
+def test_more_is_better_of_speeds_and_scores(metric):
+    assert not lower_is_better(metric)
 
 
 def test_a_perfect_translation_scores_100():

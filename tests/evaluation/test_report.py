@@ -23,7 +23,7 @@ from mhe_jax.config import (
 )
 from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.report import plots, report
-from mhe_jax.report.groups import sections
+from mhe_jax.report.groups import VARIANTS, sections
 from mhe_jax.report.runs import RunRecord, read_runs
 
 LM = Config(
@@ -234,6 +234,38 @@ def test_a_variant_of_a_kind_is_named_even_where_it_is_the_only_one(tmp_path):
     assert set(rows(compare(tmp_path, runs))) == {"mha", "mhe_add, num_groups=2", "gqa"}
 
 
+def test_fields_that_make_a_variant():
+    assert sorted(VARIANTS) == ["latent_groups", "num_groups", "reuse_keys", "score_groups"]
+
+
+def test_one_attention_is_one_group_wherever_it_is_set(tmp_path):
+    one = {"model__attention__kind": "mhe_mul"}
+    roles = ("encoder", "decoder", "cross")
+    other = {f"model__attention_by_role__{role}__kind": "mhe_mul" for role in roles}
+    for seed, changes in enumerate((one, other)):
+        leave(tmp_path / str(seed), PAIRS, attention=9, train__seed=seed, **changes)
+    leave(tmp_path / "2", PAIRS, train__seed=2)
+    found = rows(compare(tmp_path, *map(str, sorted(tmp_path.glob("[0-9]")))))
+    assert {name: row["seeds"] for name, row in found.items()} == {"mhe_mul": 2, "mha": 1}
+
+
+def test_no_two_groups_have_one_name(tmp_path):
+    """Each has its own line of every table."""
+    by_role = "model__attention_by_role__"
+    for name, kind, changes in (
+        ("a", "mha", {f"{by_role}decoder__kind": "mqa"}),
+        ("b", "mqa", {f"{by_role}encoder__kind": "mha", f"{by_role}cross__kind": "mha"}),
+    ):
+        leave(tmp_path / "runs" / name, PAIRS, model__attention__kind=kind, **changes)
+    found = compare(tmp_path, tmp_path / "runs")["sections"][0]["groups"]
+    by_role = "model.attention_by_role."
+    kinds = "encoder:mha decoder:mqa cross:mha, "
+    assert [row["attention"].removeprefix(kinds) for row in found] == [
+        f"model.attention.kind=mha, {by_role}decoder.kind=mqa",
+        f"model.attention.kind=mqa, {by_role}encoder.kind=mha, {by_role}cross.kind=mha",
+    ]
+
+
 def test_the_learning_rate_is_chosen_by_the_validation_loss_of_common_seeds(tmp_path):
     runs = tmp_path / "runs"
     for kind, rate, seed, loss, bleu in (
@@ -261,6 +293,16 @@ def test_the_learning_rate_is_chosen_by_the_validation_loss_of_common_seeds(tmp_
         compare(tmp_path, runs, choose=("optimizer.learning_rat",))
 
 
+@pytest.mark.parametrize(
+    "field", ["train.seed", "mesh.data", "model.attention.engine", "data.train", "data.tokenizer"]
+)
+def test_what_makes_no_groups_is_not_chosen(tmp_path, field):
+    leave(tmp_path / "runs" / "a", PAIRS)
+    with pytest.raises(InputError, match=f"--choose {field}: makes no groups; takes a field of"):
+        compare(tmp_path, tmp_path / "runs", choose=(field,))
+    compare(tmp_path, tmp_path / "runs", choose=("data.length_buckets",))
+
+
 def test_fine_tuned_runs_are_compared_though_each_starts_from_its_own_encoder(tmp_path):
     for kind, score in (("mha", 40.0), ("mhe_mul", 30.0)):
         for start in (f"runs/mlm-{kind}", None):
@@ -277,6 +319,30 @@ def test_fine_tuned_runs_are_compared_though_each_starts_from_its_own_encoder(tm
     found = rows(compare(tmp_path, *sorted((tmp_path / "runs").glob("*False"))))
     assert set(found) == {"mha", "mhe_mul"}
     assert found["mhe_mul"]["PRR"] == pytest.approx(75)
+
+
+def test_a_run_that_was_only_converted_is_no_seed(tmp_path):
+    runs = tmp_path / "runs"
+    for name, kind, result, bleu in (
+        ("mha", "mha", True, 40.0),
+        ("mqa", "mqa", True, 30.0),
+        ("converted-mha", "mha", False, 5.0),
+        ("converted-mqa", "mqa", False, 10.0),
+    ):
+        scores = {"bleu": bleu}
+        leave(runs / name, PAIRS, result=result, scores=scores, model__attention__kind=kind)
+    for choose in ((), ("model.features",)):
+        found = rows(compare(tmp_path, runs, choose=choose))
+        told = {name: (row["seeds"], row["bleu"], row["PRR"]) for name, row in found.items()}
+        assert told == {
+            "mha": (1, 40, 100),
+            "mqa": (1, 30, 75),
+            "mha, not trained here": (1, 5, 12.5),  # the base is what was trained
+            "mqa, not trained here": (1, 10, 25),
+        }
+    # With none beside them that were trained, they need no other name.
+    found = rows(compare(tmp_path, *sorted(runs.glob("converted*"))))
+    assert {name: row["PRR"] for name, row in found.items()} == {"mha": 100, "mqa": 200}
 
 
 def test_scores_of_an_earlier_step_are_left_out(tmp_path):
@@ -332,6 +398,18 @@ def test_a_setting_that_a_result_does_not_name_is_not_told(tmp_path):
     assert "Not evaluated alike" not in report_of(tmp_path)
 
 
+def test_that_losses_are_of_several_tokenizers_is_told(tmp_path):
+    """Where their files lie makes no groups, and what is in them is not known here."""
+    for seed, name in ((0, "a.model"), (1, "b.model"), (2, "b.model")):
+        leave(tmp_path / "runs" / str(seed), LM, train__seed=seed, data__tokenizer=name)
+    compare(tmp_path, tmp_path / "runs")
+    path = tmp_path / "runs"
+    told = f'data.tokenizer is "a.model" (as {path}/0), "b.model" (as {path}/2): numbers per token'
+    assert told in report_of(tmp_path)
+    compare(tmp_path, path / "1", path / "2")
+    assert "data.tokenizer" not in report_of(tmp_path)
+
+
 def test_the_speed_is_that_of_training(tmp_path):
     leave(
         tmp_path / "runs" / "a", LM, scores={"perplexity_per_word": 9.0, "tokens_per_second": 7.0}
@@ -349,13 +427,44 @@ def test_the_time_of_a_step_is_the_median_of_the_log(tmp_path):
     assert "Medians of training on an abacus." in (tmp_path / "report" / "report.html").read_text()
 
 
-def test_factorized_matrices_have_memory_of_their_own(tmp_path):
-    leave(tmp_path / "runs" / "dense", LM)
-    leave(tmp_path / "runs" / "factors", LM, model__kronecker__attention=4)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__kronecker__attention": 4},
+        {"model__positions": "rotary"},  # for which mhe_add takes another form
+        {"model__dtype": "bfloat16"},
+    ],
+)
+def test_other_modules_have_memory_of_their_own(tmp_path, changes):
+    add = set_field(LM, "model.attention.kind", "mhe_add")
+    leave(tmp_path / "runs" / "a", add, attention=2100)
+    leave(tmp_path / "runs" / "b", add, attention=2100, **changes)
     compare(tmp_path, tmp_path / "runs", lengths=(64,))
     with (tmp_path / "report" / "memory.csv").open() as file:
-        dense, factors = list(csv.reader(file))[1:]
-    assert dense[1:] != factors[1:]
+        one, other = list(csv.reader(file))[1:]
+    assert one[1:] != other[1:]
+
+
+def test_equal_modules_are_compiled_once(tmp_path, capsys):
+    for rate in (0.1, 0.2):
+        leave(tmp_path / "runs" / str(rate), LM, optimizer__learning_rate=rate)
+    compare(tmp_path, tmp_path / "runs", lengths=(64,))
+    assert capsys.readouterr().err.count("memory: ") == 2  # forward, with gradients
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("mha", "cudnn"), ("mha", "splash"), ("mva", "pallas"), ("mva", "mosaic")]
+)
+def test_memory_of_an_engine_that_is_for_another_device(tmp_path, kind, engine):
+    """As `auto` would take it here; the run may have been trained there."""
+    of_kind = set_field(LM, "model.attention.kind", kind)
+    for place in (engine, "auto"):
+        leave(tmp_path / place, of_kind, attention=9, model__attention__engine=place)
+    told = []
+    for place in (engine, "auto"):
+        (section,) = sections(read_runs([tmp_path / place], "test"), None)
+        told.append(report.memory_of(section, (16,)))
+    assert told[0] == told[1]
 
 
 def test_other_text_is_another_section(tmp_path):
@@ -392,6 +501,34 @@ def test_other_text_is_another_section(tmp_path):
         ),
         (
             {"task": "translation", "data.directory": "WMT14", "data.train": ("a.en", "a.de")},
+            "WMT14 English to German",
+        ),
+        (
+            {
+                "task": "translation",
+                "data.train": ("tfds:wmt14_translate/de-en:train",),
+                "data.fields": ("en", "de"),
+            },
+            "WMT14 English to German",
+        ),
+        (  # from German
+            {
+                "task": "translation",
+                "data.train": ("tfds:wmt14_translate/de-en:train",),
+                "data.fields": ("de", "en"),
+            },
+            None,
+        ),
+        (
+            {"task": "translation", "data.directory": "WMT14", "data.train": ("a.de", "a.en")},
+            None,
+        ),
+        (
+            {"task": "translation", "data.train": ("wmt14/de-en/t.de.gz", "wmt14/de-en/t.en.gz")},
+            None,
+        ),
+        (
+            {"task": "translation", "data.train": ("wmt14/de-en/t.en.gz", "wmt14/de-en/t.de.gz")},
             "WMT14 English to German",
         ),
         ({"task": "classification"}, None),
@@ -431,6 +568,21 @@ def test_curves_name_the_unit_of_the_task(tmp_path, task, unit):
     (section,) = sections(read_runs([tmp_path / "runs"], "test"), None)
     (axes,) = plots.learning_curves(section).axes
     assert axes.get_ylabel() == f"validation loss ({unit})"
+
+
+def test_curves_of_each_group_are_named_once(tmp_path):
+    """Where the first run has lost its log, and where it has not."""
+    pytest.importorskip("matplotlib")
+    for kind in ("mha", "sha"):
+        for seed in range(3):
+            changes = {"model__attention__kind": kind, "train__seed": seed}
+            leave(tmp_path / "runs" / f"{kind}-{seed}", LM, **changes)
+    (tmp_path / "runs" / "mha-0" / "metrics.jsonl").unlink()
+    (section,) = sections(read_runs([tmp_path / "runs"], "test"), None)
+    figure = plots.learning_curves(section)
+    assert [len(axes.get_lines()) for axes in figure.axes] == [5]
+    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert names == ["mha", "sha"]
 
 
 def test_failed_and_unfinished_runs_are_told(translations, tmp_path):

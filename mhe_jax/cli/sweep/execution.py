@@ -19,8 +19,9 @@ LOG = "log.txt"
 # Fields that no tokenizer depends on.
 NOT_OF_TOKENIZER = re.compile(
     r"workdir|model\.(?!vocabulary_size|hashing).*|optimizer\..*|mesh\..*|evaluation\..*"
-    r"|train\.(seed|num_steps|eval_(every|batches|translate)|checkpoint_every|keep_checkpoints"
-    r"|log_every)"
+    r"|train\.(?!init_from).*"
+    r"|data\.(validation|test|cache_directory|sequence_length|packing|batch_size|tokens_per_batch"
+    r"|length_buckets|row_multiple|mask_rate|corruption_rate|window_stride|question_length)"
 )
 
 
