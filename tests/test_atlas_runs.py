@@ -666,3 +666,37 @@ def test_what_the_page_says_of_the_language_model_is_so():
     slow = sorted(times[name] for name in ("gqa", "mqa", "gta"))
     assert f"take {slow[0]} to {slow[-1]} times as long" in page
     assert f"{sum(line['hours'] for line in record):.1f} of the 13 hours" in page
+
+
+def test_what_the_page_says_of_head_embeddings_is_so():
+    page = " ".join((ROOT / "docs" / "atlas.md").read_text(encoding="utf-8").split())
+    record = atlas_tables.read(ROOT / "docs" / "records" / "atlas", "lm")
+    kinds = ("mha", "sha", "mhe_add", "mhe_mul")
+    found = {name: atlas_tables.measured(record, Case("shape", name)) for name in kinds}
+    losses = {k: atlas_tables.with_error(m.values("validation_loss")) for k, m in found.items()}
+    scores = [atlas_tables.with_error(m.values("perplexity_per_token"))[0] for m in found.values()]
+
+    def better(name, than):
+        gain = losses[than][0] - losses[name][0]
+        return gain, 2 * math.hypot(losses[than][1], losses[name][1])
+
+    told = ["{:.3f} ± {:.3f}".format(*better(name, "sha")) for name in ("mhe_add", "mhe_mul")]
+    assert f"`mhe_add` is better than `sha` by {told[0]} in" in page
+    assert f"and `mhe_mul` by {told[1]} (" in page
+    for name in ("mhe_add", "mhe_mul"):
+        assert better(name, "sha")[0] > better(name, "sha")[1]
+    gain, error = better("mhe_mul", "mhe_add")
+    assert abs(gain) < error
+    mha, sha, add, mul = (f"{score:.2f}" for score in scores)
+    assert f"they have {add} and {mul}, `sha` {sha}, and `mha` {mha}, with 2.9 times" in page
+    sizes = [m.fresh[0]["parameters"]["attention"] for m in found.values()]
+    assert [f"{size / sizes[1]:.2f}" for size in sizes] == ["2.91", "1.00", "1.02", "1.02"]
+    assert f"{sizes[0] / sizes[2]:.1f}" == "2.9"
+    caches = [m.fresh[0]["cached"] for m in found.values()]
+    assert caches == [8 * caches[1], *3 * caches[1:2]]
+    worse = [f"{100 * (score / scores[0] - 1):.1f}" for score in scores]
+    which = " ".join((ROOT / "docs" / "which_kind.md").read_text(encoding="utf-8").split())
+    assert (
+        f"`sha` is {worse[1]} % worse in perplexity than `mha`, the MHE kinds {worse[2]} %" in which
+    )
+    assert worse[2] == worse[3]
