@@ -341,7 +341,7 @@ def test_columns_that_nothing_needs_can_learn():
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
-        ("mhx", {}, "kind 'mhx' is not one of mha, sha"),
+        ("mhx", {}, "kind 'mhx' cannot be made: takes one of mha, sha"),
         (
             "mqa",
             {"num_groups": 2},
@@ -355,7 +355,7 @@ def test_columns_that_nothing_needs_can_learn():
             {"source": "mqa"},
             "these are not the parameters of an attention module of kind mqa",
         ),
-        ("mha", {"source": "mhx"}, "kind 'mhx' is not one of"),
+        ("mha", {"source": "mhx"}, "kind 'mhx' cannot be made: takes one of"),
     ],
 )
 def test_what_cannot_be_is_said(kind, fields, said):

@@ -389,7 +389,7 @@ def test_of_another_tokenizer(exported, load, run_of, texts, tmp_path):
     (texts / "upper.txt").write_text((texts / "lines.txt").read_text().upper())
     other = run_of("lm", **{"data.train": ("upper.txt",)})
     shutil.copyfile(other / "tokenizer.model", out / "tokenizer.model")
-    with pytest.raises(InputError, match="is not the tokenizer that the checkpoint is of"):
+    with pytest.raises(InputError, match="is not the tokenizer of the checkpoint"):
         load(out)
 
 

@@ -531,7 +531,7 @@ ATTENTION = (
     Mutant(
         "operations without the output",
         "forward_flops",
-        "(projected + out) * features",
+        "projected * features + out",
         "projected * features",
         "test_cost.py",
     ),

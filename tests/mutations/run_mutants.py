@@ -285,8 +285,15 @@ RUN = (
     Mutant(
         "the head pools as the other run",
         "_shaped_as",
-        "        pooling=ours.pooling,\n",
-        "",
+        '("num_classes", "num_spans", "pooling")',
+        '("num_classes", "num_spans")',
+        "test_warm_start.py::test_the_command_line_takes_the_shape_of_the_other_run",
+    ),
+    Mutant(
+        "a run is computed as the other one that it starts from",
+        "_shaped_as",
+        "*head, *computed",
+        "*head",
         "test_warm_start.py::test_the_command_line_takes_the_shape_of_the_other_run",
     ),
     Mutant(

@@ -200,7 +200,8 @@ def test_the_log_is_there_before_the_checkpoint(bucket):
 def test_one_at_a_time_holds_the_lock(bucket):
     workdir = path_of(bucket)
     with locks.locked(workdir):
-        with pytest.raises(InputError, match=f"{bucket}: process {os.getpid()} on .* trains here"):
+        says = f"{bucket}: process {os.getpid()} on .* has been training here"
+        with pytest.raises(InputError, match=says):
             locks.Lock(workdir / locks.FILE)
         assert (workdir / locks.FILE).exists()
     assert not (workdir / locks.FILE).exists()

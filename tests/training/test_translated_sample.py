@@ -69,6 +69,6 @@ def test_without_it_nothing_is_translated(tiny, scored):
 
 def test_a_call_that_has_no_search_is_one_line(tiny):
     config = tiny("translation", **{"train.eval_translate": 5})
-    with pytest.raises(InputError, match=r"takes train\(config, sample=TranslatedSample\)"):
+    with pytest.raises(InputError, match=r"needs train\(config, sample=TranslatedSample\)"):
         train(config)
     assert not Path(config.workdir).exists()
