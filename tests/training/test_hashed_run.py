@@ -157,7 +157,9 @@ def test_it_is_tuned(hashed, tiny, tmp_path):
             "model.vocabulary_size": 505,
         },
     )
-    with pytest.raises(InputError, match="model.hashing is None: train.init_from=.* has 'lsh_add'"):
+    with pytest.raises(
+        InputError, match="model.hashing is None: must be 'lsh_add', as in train.init_from="
+    ):
         check_init_from(config)
     config = dataclasses.replace(config, model=run.model)
     result = train(config)
@@ -181,8 +183,12 @@ SIGNATURES = {"model.hashing": "md_proj"}
 @pytest.mark.parametrize(
     ("task", "changes", "message"),
     [
-        ("lm", SIGNATURES, "model.hashing is 'md_proj': not for task lm"),
-        ("translation", {"model.context": "token"}, "model.context is 'token': not for task trans"),
+        ("lm", SIGNATURES, "model.hashing is 'md_proj': only for tasks of an encoder, not lm"),
+        (
+            "translation",
+            {"model.context": "token"},
+            "model.context is 'token': only for tasks of an encoder, not trans",
+        ),
         ("mlm", SIGNATURES, "model.hashing is 'md_proj': task mlm takes md_emb or lsh_emb"),
         (
             "shuffle_random",

@@ -137,7 +137,7 @@ def test_a_killed_process_is_named_and_nothing_is_lost(tiny, job, saved, tmp_pat
     assert found[other][0] != 0
     if killed == 1:  # without process 0 only jax itself has a word
         assert found[other][0] == 1
-        assert "error: process 1 of 2" in found[other][2].splitlines()[-1]
+        assert "error: lost process 1 of 2" in found[other][2].splitlines()[-1]
     assert not (tmp_path / "killed" / "checkpoints" / "8").exists()
     assert_ended(job(config, tmp_path / "killed", 2))
     whole, killed_one = saved(config, tmp_path / "whole"), saved(config, tmp_path / "killed")
