@@ -46,6 +46,7 @@ from mhe_jax.cli.process import ask_for_huge_pages
 
 # Functions that a kind may call for its core.
 CORES = ("attend", "attend_shared")
+ENGINES = sorted({*engines.LADDER, *engines.SHARED, *engines.FACTORED})
 
 
 def parse(arguments: list[str] | None):
@@ -56,6 +57,7 @@ def parse(arguments: list[str] | None):
     parser.add_argument("--heads", type=timing.positive, default=12)
     parser.add_argument("--head_features", type=timing.positive, default=64)
     parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES, metavar="ENGINE")
     parser.add_argument("--calls", type=timing.positive, help="of a sample, else 5 ms of them")
     parser.add_argument("--plot", action="store_true")
     args = parser.parse_args(arguments)
@@ -155,7 +157,7 @@ def attention_cases(args) -> Iterator[tuple[str, nn.Module]]:
     """(name, module) of every kind, form and engine."""
     for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():
         ladder = engines.OF_FORMS.get(fields.get("form", ""), engines.LADDER)
-        for engine in reversed(ladder):
+        for engine in (name for name in reversed(ladder) if name in args.engines):
             module = make_attention(
                 **fields,
                 engine=engine,
@@ -192,13 +194,15 @@ def core_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case]
         make = functools.partial(peers.jax_cases, about, function, inputs, flops)
         return attempt(left_out, about["case"], make)
 
-    # XLA compiles most of a program on one core.
-    with ThreadPoolExecutor(4) as pool:
-        cases = sum(pool.map(lambda given: compiled(*given), found.values()), [])
-    for name, peer in peers.PEERS.items():
+    def of_peer(name):
         about = {"part": "core", "length": length, "case": name, "cases": [name], "peer": True}
-        cases += attempt(left_out, name, functools.partial(peer, about, args, length))
-    return cases
+        return attempt(left_out, name, functools.partial(peers.PEERS[name], about, args, length))
+
+    # XLA compiles most of a program on one core.
+    with ThreadPoolExecutor(timing.THREADS) as pool:
+        ours = pool.map(lambda given: compiled(*given), found.values())
+        of_peers = pool.map(of_peer, peers.PEERS)
+        return [case for cases in (*ours, *of_peers) for case in cases]
 
 
 def core_of(module: nn.Module, args, length: int) -> tuple[Callable, list, Any, float]:

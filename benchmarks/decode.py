@@ -118,13 +118,10 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
 
 def at_batch(models, batch: int, beams: int, args, left_out: timing.LeftOut) -> list[dict]:
     """The results of all models at one batch size; a model that fails has none."""
-    cases = []
-    for name, model in models.items():
-        try:
-            cases.append(model.case(batch, beams))
-        except Exception as error:  # out of memory comes as what the backend raises
-            left_out.add(f"{name}, {batch} rows", error)
-    found = timing.measure(cases, args.rounds, left_out)
+    make = {
+        f"{name}, {batch} rows": partial(model.case, batch, beams) for name, model in models.items()
+    }
+    found = timing.measure(timing.made(make, left_out), args.rounds, left_out)
     mha_ms = next((r["median_ms"] for r in found if r["case"] == "mha"), None)
     for r in found:
         r["tokens_per_second"] = 1e3 * batch * args.length / r["median_ms"]

@@ -153,7 +153,7 @@ class Program:
 
     def _mask(self, rng):
         B, T, S = self.sizes
-        causal = Mask.causal()
+        causal, halves = Mask.causal(), jnp.arange(B) * S // 2
         padding = Mask.padding(jnp.asarray(rng.random((B, S)) < 0.7))
         segments = Mask.segments(*(jnp.asarray(rng.integers(0, 2, (B, n))) for n in (T, S)))
         mask = {
@@ -163,6 +163,8 @@ class Program:
             "lengths": Mask.lengths(jnp.asarray(rng.integers(0, S + 1, B))),
             "padding": padding,
             "segments": segments,
+            # Some queries see no key.
+            "window and lengths": causal & Mask(window=(50, 0)) & Mask.lengths(halves),
             "all of them": causal & padding & segments,
         }[self.mask]
         allowed = mask.to_dense(T, S)

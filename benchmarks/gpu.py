@@ -14,6 +14,7 @@ gpu/PART.md. A case in which the process ended twice, as for want of memory, is 
 Exit status 1: something is wrong or failed, and is named.
 """
 
+import argparse
 import contextlib
 import functools
 import importlib.util
@@ -49,20 +50,40 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
     parser.add_argument("--minutes", type=float, default=9.0, help="that a part may take")
+    parser.add_argument(
+        "--engines", nargs="+", choices=attention.ENGINES, metavar="ENGINE",
+        help="that check and cores have, else all",
+    )  # fmt: skip
+    parser.add_argument(
+        "--share",
+        type=share,
+        default="1/1",
+        metavar="I/N",
+        help="of the cases (check: of the kinds), every N-th from I on",
+    )
+    parser.add_argument(
+        "--turns",
+        type=Path,
+        metavar="FILE",
+        help="of calls at a time: none measures beside another",
+    )
     parser.add_argument("--smoke", action="store_true", help="small sizes, on any device")
     args = parser.parse_args(arguments)
     if jax.default_backend() != "gpu" and not args.smoke:
         parser.error(f"needs an NVIDIA GPU, this is {jax.default_backend()}; --smoke runs anywhere")
     end = time.monotonic() + 60 * args.minutes
+    if args.turns:
+        timing.take_turns(args.turns)
     dtypes = gpu_check.TYPES if args.part == "check" else ("bfloat16",)
-    about = timing.header(__file__, ", ".join(dtypes), arguments) | {"smoke": args.smoke}
+    about = timing.header(__file__, ", ".join(dtypes), arguments)
+    about |= {"smoke": args.smoke, "engines": args.engines}
     cases, tables = PARTS[args.part]
     log = Log(args.out / f"{args.part}.jsonl", about)
     if log.differs(about):
         parser.error(
             f"{log.path} was measured elsewhere or with other versions: give another --out"
         )
-    left = go_on(cases(args.smoke), log, end)
+    left = go_on(cases(args.smoke, args.engines, args.share), log, end)
     done, failed = log.done(), log.failed()
     timing.save(args.out / f"{args.part}.json", {"header": log.header, "results": done})
     page = "\n\n".join([*timing.header_lines(log.header), *tables(done)])
@@ -70,6 +91,14 @@ def main(arguments: list[str] | None = None) -> int:
     print(page)
     print("", f"{len(done)} cases are done, {left} are left", *failed, sep="\n")
     return int(bool(failed))
+
+
+def share(text: str) -> slice:
+    """I/N: every N-th case from the I-th on, which is 1 or more."""
+    first, _, step = text.partition("/")
+    if not (first.isdigit() and step.isdigit() and 1 <= int(first) <= int(step)):
+        raise argparse.ArgumentTypeError(f"is {text!r}, takes I/N, I from 1 to N, as 2/4")
+    return slice(int(first) - 1, None, int(step))
 
 
 class Log:
@@ -94,7 +123,8 @@ class Log:
         self.rows.append(row)
 
     def differs(self, about: dict) -> bool:
-        return any(self.header[name] != about[name] for name in ("device", "versions", "smoke"))
+        same = "device", "versions", "smoke", "engines"
+        return any(self.header[name] != about[name] for name in same)
 
     def done(self) -> list[dict]:
         return [row for row in self.rows if "seconds" in row]
@@ -149,42 +179,45 @@ BFLOAT16 = ("--dtype", "bfloat16", "--kinds")
 TINY = ("--layers", 1, "--features", 12, "--heads", 3, "--mlp_features", 8, "--vocabulary", 300)
 
 
-def core_cases(smoke: bool) -> Cases:
+def core_cases(smoke: bool, engines: list[str] | None, share: slice) -> Cases:
     """The lengths that say most come first."""
+    chosen = ("--engines", *engines) if engines else ()
     kinds = *BFLOAT16, "mha", "sha", "mqa", "mhe_mul", "mhe_add", "mva"
+    forms = "--forms", "shared", "folded", "materialized"
     heads, lengths, tokens, rounds = ((12, 64), (8, 128)), (1024, 4096, 2048, 512, 8192), 16384, 20
     if smoke:
         kinds = *BFLOAT16, "mha", "mhe_add"
         heads, lengths, tokens, rounds = ((3, 8),), (8, 4), 16, 2
     cases = {}
-    for (H, D), length, mask in itertools.product(heads, lengths, ([], ["--causal"])):
+    for length, (H, D), mask in itertools.product(lengths, heads, ([], ["--causal"])):
         name = f"{H} heads of {D}, T = {length}{', causal' if mask else ''}"
         shape = "--lengths", length, "--tokens", tokens, "--heads", H, "--head_features", D
-        how = "--part", "core", "--forms", "shared", "folded", "--rounds", rounds, *mask
+        how = "--part", "core", *forms, "--rounds", rounds, *mask, *chosen
         cases[name] = functools.partial(timed, attention, *kinds, *shape, *how)
-    return cases
+    return dict(list(cases.items())[share])
 
 
-def step_cases(smoke: bool) -> Cases:
-    """BERT-base, with its dropout and without that of attention, and Transformer-big."""
-    kinds = *BFLOAT16, "mha", "sha", "mhe_mul", "mhe_add", "--forms", "auto", "--rounds", 20
+def step_cases(smoke: bool, engines, share: slice) -> Cases:
+    """BERT-base, without dropout of attention and with it, and Transformer-big."""
+    kinds = *BFLOAT16, "mha", "sha", "mhe_mul", "mhe_add", "--forms", "auto", "folded"
+    rounds = "--rounds", 20
+    bert = "--tasks", "mlm", "--length", 512, "--batch", 32
     big = "--features", 1024, "--heads", 16, "--mlp_features", 4096
     shapes = {
-        "BERT-base": ("--tasks", "mlm", "--length", 512, "--batch", 32),
+        "BERT-base, no dropout of attention": (*bert, "--attention_dropout", 0),
+        "BERT-base": bert,
         "Transformer-big": ("--tasks", "translation", *big, "--length", 128, "--batch", 128),
     }
     if smoke:
-        kinds = *BFLOAT16, "mhe_add", "--forms", "auto", "--rounds", 2, *TINY
+        kinds, rounds = (*BFLOAT16, "mhe_add", "--forms", "auto"), ("--rounds", 2, *TINY)
         shapes = {"small": ("--tasks", "mlm", "--length", 6, "--batch", 2)}
-    else:
-        bert = shapes["BERT-base"]
-        shapes["BERT-base, no dropout of attention"] = (*bert, "--attention_dropout", 0)
     return {
-        name: functools.partial(timed, train_step, *kinds, *shape) for name, shape in shapes.items()
+        name: functools.partial(timed, train_step, *kinds, *rounds, *shape)
+        for name, shape in list(shapes.items())[share]
     }
 
 
-def decode_cases(smoke: bool) -> Cases:
+def decode_cases(smoke: bool, engines, share: slice) -> Cases:
     kinds = *BFLOAT16, "mha", "sha", "mqa", "mhe_mul", "mhe_add", "mva"
     shapes, how = ((1, 64, 64), (1, 1024, 64), (4, 64, 64), (1, 256, 256), (1, 1, 64)), (10,)
     if smoke:
@@ -195,7 +228,7 @@ def decode_cases(smoke: bool) -> Cases:
             timed, decode, *kinds, "--beams", beams, "--min_batch", rows, "--max_batch", rows,
             "--length", length, "--rounds", *how,
         )
-        for beams, rows, length in shapes
+        for beams, rows, length in shapes[share]
     }  # fmt: skip
 
 
@@ -225,7 +258,15 @@ def core_tables(done: list[dict]) -> list[str]:
         for table in timing.tables(row["content"]["results"]):
             rows.append({"case": f"{row['case']}, {table[0]['run']}", "table": table})
     columns: dict[str, Callable[[dict], str]] = {"median ms": lambda row: row["case"]}
-    for name in ("mha", "mqa", "mhe_mul folded", "mhe_add shared", "mva shared", "sha"):
+    for name in (
+        "mha",
+        "mqa",
+        "mhe_mul folded",
+        "mhe_add shared",
+        "mva shared",
+        "mva materialized",
+        "sha",
+    ):
         columns[name] = functools.partial(fastest, f"{name} ")
     for name in ("jax.nn cudnn", "Pallas flash", "PyTorch", "plain XLA MHA"):
         columns[name] = functools.partial(fastest, name)
@@ -241,7 +282,7 @@ def fastest(name: str, row: dict) -> str:
     return "-"
 
 
-PARTS: dict[str, tuple[Callable[[bool], Cases], Callable[[list[dict]], list[str]]]] = {
+PARTS: dict[str, tuple[Callable[..., Cases], Callable[[list[dict]], list[str]]]] = {
     "check": (gpu_check.cases, gpu_check.tables),
     "cores": (core_cases, core_tables),
     "steps": (step_cases, functools.partial(timed_tables, train_step)),

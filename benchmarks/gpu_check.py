@@ -21,7 +21,7 @@ from mhe_jax.attention import engines
 from mhe_jax.config import InputError
 
 TYPES = ("bfloat16", "float32", "float16")
-MASKS = ("none", "causal", "causal offset", "lengths", "padding", "segments")
+MASKS = "none", "causal", "causal offset", "lengths", "padding", "segments", "window and lengths"
 # Such as no bug stays below; a GPU has TF32's precision in products of float32.
 LARGEST_ERROR = {"bfloat16": 2**-4, "float32": 2**-6, "float16": 2**-6}
 # More than a block of queries of any engine but `xla` for one score matrix, which takes 2,048.
@@ -30,33 +30,45 @@ HEAD_FEATURES = 64  # as wide as those of models
 AHEAD = 16  # cases that are compiled while another is checked
 
 
-def cases(smoke: bool) -> dict[str, Callable[[], dict]]:
+def cases(
+    smoke: bool, chosen: list[str] | None = None, share: slice = slice(None)
+) -> dict[str, Callable[[], dict]]:
+    """Of a share of the kinds and forms that have one of the `chosen` engines; None: any engine."""
     kinds = {}
     for case in fuzz.CASES:
         grouped = case.grouped or case.kv_heads not in (None, 2)
-        if not grouped or case.form == "shared":
+        names = [name for name in ladder(case) if chosen is None or name in chosen]
+        if names and (not grouped or case.form == "shared"):
             score_features = case.score_features and 32
             kinds[str(case)] = dataclasses.replace(
                 case, score_features=score_features, head_features=HEAD_FEATURES
             )
     masks, types, lengths = MASKS, TYPES, LENGTHS
     if smoke:
-        kinds = {name: kinds[name] for name in ("mha", "mhe_add-shared")}
+        kinds = {name: kinds[name] for name in ("mha", "mhe_add-shared") if name in kinds}
         masks, types, lengths = ("none", "causal offset"), ("bfloat16", "float16"), (6, 10)
     pool, compiled, checks = ThreadPoolExecutor(os.cpu_count()), {}, []
-    for dtype, (name, kind), mask in itertools.product(types, kinds.items(), masks):
-        checks.append(Check(name, kind, mask, dtype, lengths, pool, compiled))
+    shared = list(kinds.items())[share]
+    for dtype, (about, kind), mask in itertools.product(types, shared, masks):
+        names = [name for name in ladder(kind) if chosen is None or name in chosen]
+        checks.append(Check(about, kind, mask, dtype, names, lengths, pool, compiled))
     return {
         str(check): functools.partial(check.run, checks[i + 1 : i + AHEAD])
         for i, check in enumerate(checks)
     }
 
 
+def ladder(kind) -> dict:
+    """Its engines by name."""
+    return engines.OF_FORMS.get(kind.form, engines.LADDER)
+
+
 class Check:
     """A kind under a mask in a type, on each engine."""
 
-    def __init__(self, name, kind, mask, dtype, lengths, pool, compiled):
+    def __init__(self, name, kind, mask, dtype, names, lengths, pool, compiled):
         self.name, self.kind, self.mask, self.dtype = name, kind, mask, dtype
+        self.names = names
         self.sizes = 2, *lengths
         self.pool, self.compiled = pool, compiled
 
@@ -69,13 +81,16 @@ class Check:
 
     @functools.cached_property
     def drawn(self):
-        return self.program.drawn(np.random.default_rng(0), 1.0, 1.0, 1.0, spread=10.0)
+        # A GPU would compile each of the many small operations of this, and for a long time.
+        with jax.default_device(jax.devices("cpu")[0]):
+            drawn = self.program.drawn(np.random.default_rng(0), 1.0, 1.0, 1.0, spread=10.0)
+        about, *arrays, allowed, spread = drawn
+        return about, *jax.device_put(jax.tree.map(np.asarray, arrays)), allowed, spread
 
     @functools.cached_property
     def engines(self) -> dict[str, Future]:
         """The call on each engine, as it is compiled."""
-        ladder = engines.OF_FORMS.get(self.kind.form, engines.LADDER)
-        return {name: self._compiled(self.kind, name) for name in ladder}
+        return {name: self._compiled(self.kind, name) for name in self.names}
 
     @functools.cached_property
     def ordinary(self) -> Future:

@@ -1,5 +1,6 @@
 """PyTorch beside JAX: on the same device, and waited for in the same way."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,8 @@ import jax
 
 # Names of JAX's backends here.
 DEVICES = {"cpu": "cpu", "gpu": "cuda"}
+# Held while a case is made: the memory of one is counted while no other is there to take any.
+ALONE = threading.Lock()
 
 
 def with_device() -> tuple[Any, str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterator
 
 import flax.linen as nn
@@ -22,25 +23,31 @@ from mhe_jax.training.state import make_initializer
 from mhe_jax.training.step import make_train_step
 
 FLAX = "flax MultiHeadDotProductAttention"
+# Held while a model is traced: see `flax_layers`.
+TRACING = threading.Lock()
 
 
-def our_step(name: str, config: Config, rows: int, peer: bool = False) -> timing.Case:
-    """The step of `train.py`, over one random batch."""
-    model, optimizer = TASKS[config.task].model(config.model), make_optimizer(config)
-    mesh = sharding.make_mesh(config, jax.devices()[:1])
+def our_step(
+    name: str, config: Config, rows: int, peer: bool = False, layers=contextlib.nullcontext
+) -> timing.Case:
+    """The step of `train.py`, over one random batch, traced inside `layers()`."""
     length = config.data.sequence_length
-    init = TASKS[config.task].initializer(model, length)
-    initialize, abstract = make_initializer(init, optimizer, mesh, ema=False)
-    step = make_train_step(
-        TASKS[config.task].sums(model, config.optimizer.label_smoothing),
-        optimizer,
-        mesh,
-        jax.tree.map(lambda leaf: leaf.sharding, abstract),
-        schedule=make_schedule(config.optimizer, config.train.num_steps),
-    )
-    batch = sharding.global_batch(random_batch(config, rows), mesh)
-    compiled = step.lower(abstract, batch).compile()
-    state = initialize(jax.random.key(0))
+    with TRACING, layers():
+        model, optimizer = TASKS[config.task].model(config.model), make_optimizer(config)
+        mesh = sharding.make_mesh(config, jax.devices()[:1])
+        init = TASKS[config.task].initializer(model, length)
+        initialize, abstract = make_initializer(init, optimizer, mesh, ema=False)
+        step = make_train_step(
+            TASKS[config.task].sums(model, config.optimizer.label_smoothing),
+            optimizer,
+            mesh,
+            jax.tree.map(lambda leaf: leaf.sharding, abstract),
+            schedule=make_schedule(config.optimizer, config.train.num_steps),
+        )
+        batch = sharding.global_batch(random_batch(config, rows), mesh)
+        lowered, state = step.lower(abstract, batch), initialize(jax.random.key(0))
+        flops = TASKS[config.task].step_flops(config, rows)
+    compiled = lowered.compile()
 
     def call():
         nonlocal state  # the state that goes in is given up
@@ -48,9 +55,7 @@ def our_step(name: str, config: Config, rows: int, peer: bool = False) -> timing
         return metrics
 
     about = about_step(name, config, rows, count_parameters(abstract.params), peer)
-    return timing.Case(
-        about, call, TASKS[config.task].step_flops(config, rows), timing.memory_of(compiled)
-    )
+    return timing.Case(about, call, flops, timing.memory_of(compiled))
 
 
 def about_step(name: str, config: Config, rows: int, parameters: dict, peer: bool) -> dict:
@@ -120,41 +125,50 @@ def flax_layers() -> Iterator[None]:
 
 
 def flax_step(config: Config, rows: int) -> timing.Case:
-    with flax_layers():
-        return our_step(FLAX, config, rows, peer=True)
+    return our_step(FLAX, config, rows, peer=True, layers=flax_layers)
 
 
-def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
-    torch, device = pytorch.with_device()
-    m, o = config.model, config.optimizer
-    make = bert if config.task == "mlm" else marian
-    model, logits_of, inputs, labels = make(config, random_batch(config, rows))
-    model = model.to(device).train()
-    inputs = {name: torch.from_numpy(x).long().to(device) for name, x in inputs.items()}
-    labels = torch.from_numpy(labels).long().to(device).flatten()
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=o.learning_rate,
-        betas=(o.beta1, o.beta2),
-        eps=o.epsilon,
-        weight_decay=o.weight_decay,
-        fused=device == "cuda",
-    )
-    dtype = getattr(torch, m.dtype)
+def hugging_face_step(name: str, config: Config, rows: int, compiled: bool) -> timing.Case:
+    """`compiled`: the loss by `torch.compile`, else all of it eager."""
+    with pytorch.ALONE:
+        torch, device = pytorch.with_device()
+        m, o = config.model, config.optimizer
+        make = bert if config.task == "mlm" else marian
+        dtype = getattr(torch, m.dtype)
+        model, logits_of, inputs, labels = make(config, random_batch(config, rows))
+        model = model.to(device).train()
+        inputs = {name: torch.from_numpy(x).long().to(device) for name, x in inputs.items()}
+        labels = torch.from_numpy(labels).long().to(device).flatten()
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=o.learning_rate,
+            betas=(o.beta1, o.beta2),
+            eps=o.epsilon,
+            weight_decay=o.weight_decay,
+            fused=device == "cuda",
+        )
 
-    def call():
-        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            logits = logits_of(model, **inputs).flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy(
-                logits, labels, label_smoothing=o.label_smoothing
-            )
-        loss.backward()
-        if o.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        return pytorch.Result(torch, loss.detach())
+        def loss_of(inputs, labels):
+            with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+                logits = logits_of(model, **inputs).flatten(0, 1)
+                return torch.nn.functional.cross_entropy(
+                    logits, labels, label_smoothing=o.label_smoothing
+                )
 
+        if compiled:
+            loss_of = torch.compile(loss_of)
+
+        def call():
+            loss = loss_of(inputs, labels)
+            loss.backward()
+            if o.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            return pytorch.Result(torch, loss.detach())
+
+        jax.block_until_ready(call())
+        most = pytorch.memory(torch, call)
     parameters = {
         "total": sum(p.numel() for p in model.parameters()),
         "attention": sum(
@@ -165,9 +179,7 @@ def hugging_face_step(name: str, config: Config, rows: int) -> timing.Case:
         ),
     }
     about = about_step(name, config, rows, parameters, peer=True)
-    return timing.Case(
-        about, call, TASKS[config.task].step_flops(config, rows), pytorch.memory(torch, call)
-    )
+    return timing.Case(about, call, TASKS[config.task].step_flops(config, rows), most)
 
 
 def bert(config: Config, batch: dict[str, np.ndarray]):

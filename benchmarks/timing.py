@@ -5,6 +5,8 @@ the order is drawn anew each round, so that none always finds the caches that th
 """
 
 import argparse
+import contextlib
+import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -15,11 +17,12 @@ import statistics
 import sys
 import time
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import flax
 import jax
@@ -43,9 +46,13 @@ PEAK_SIZE = {"cpu": 2048}
 PEAK_SIZE_ELSEWHERE = 8192
 # A sample is at least so long, so that neither the clock nor the wait for a GPU is part of it.
 SAMPLE_SECONDS = 5e-3
+# That compile at a time, before anything is timed.
+THREADS = min(16, max(4, os.cpu_count() or 1))
 
 
 # All that have a name.
+# The file of `take_turns`, while it is open.
+_turns: list[IO] = []
 FORMS = [form for form in typing.get_args(Form) if form != "auto"]
 
 
@@ -132,6 +139,20 @@ class LeftOut:
         return [f"left out: {', '.join(names)}: {why}" for why, names in self.reasons.items()]
 
 
+def made(makes: dict[str, Callable[[], Case]], left_out: LeftOut) -> list[Case]:
+    """The cases that can be made: XLA compiles most of a program on one core."""
+
+    def attempt(name: str) -> list[Case]:
+        try:
+            return [makes[name]()]
+        except Exception as error:  # a kind may refuse, a library or the device's memory fail
+            left_out.add(name, error)
+            return []
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [case for cases in pool.map(attempt, makes) for case in cases]
+
+
 def measure(
     cases: list[Case], rounds: int, left_out: LeftOut, calls: int | None = None
 ) -> list[dict]:
@@ -141,6 +162,28 @@ def measure(
     as many as take `SAMPLE_SECONDS`. A case that fails at its first call, as for want of memory, is
     left out.
     """
+    with _alone():
+        return _measure(cases, rounds, left_out, calls)
+
+
+def take_turns(path: Path) -> None:
+    """From now on none of the processes that do this with `path` measures while another works."""
+    _turns.append(path.open("a"))
+    fcntl.flock(_turns[0], fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    for file in _turns:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        for file in _turns:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _measure(cases, rounds, left_out, calls) -> list[dict]:
     ready = []
     for case in cases:
         try:
@@ -208,13 +251,14 @@ def memory_of(compiled) -> int | None:
 def peak_cases(dtype: str) -> list[Case]:
     """A big matrix product: what the device can do in this dtype, by XLA and by PyTorch."""
     n = PEAK_SIZE.get(jax.default_backend(), PEAK_SIZE_ELSEWHERE)
-    a = jnp.full((n, n), 1 / n, dtype)
+    # Drawn: a GPU multiplies equal numbers faster, as they take less power.
+    a = jax.random.normal(jax.random.key(0), (n, n), dtype)
     compiled = jax.jit(jnp.matmul).lower(a, a).compile()
     flops = 2.0 * n**3
     cases = [Case({"case": PEAK, "size": n}, lambda: compiled(a, a), flops)]
     if found := pytorch.here():
         torch, device = found
-        b = torch.full((n, n), 1 / n, dtype=getattr(torch, dtype), device=device)
+        b = torch.randn(n, n, dtype=getattr(torch, dtype), device=device)
         call = lambda: pytorch.Result(torch, b @ b)  # noqa: E731
         cases.append(Case({"case": TORCH_PEAK, "size": n}, call, flops))
     return cases

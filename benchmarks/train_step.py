@@ -11,9 +11,9 @@
 Random tokens without padding, one device, the configs' own optimizer, clipping and dropout. Beside
 our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and where PyTorch
 and transformers are installed Hugging Face's BERT, its head at the masked tokens alone, or Marian,
-a transformer of the same making, both with SDPA, eager, autocast to --dtype. Cases take turns, a
-step a round; each holds its train state all the while, 12 bytes a parameter: --kinds and --forms
-make it fewer.
+a transformer of the same making, both with SDPA, autocast to --dtype, eager and with the loss by
+`torch.compile`. Cases take turns, a step a round; each holds its train state all the while, 12
+bytes a parameter: --kinds and --forms make it fewer.
 
     tokens/s      input tokens of a step (translation: source and target) / the median
     speed         time of the fastest peer / time of this row
@@ -62,12 +62,7 @@ def measured(args, configs: dict, about: dict) -> dict:
     print(*timing.header_lines(about), sep="\n\n")
     peaks, results, notes = {}, [], []
     for task, config in configs.items():
-        cases = timing.peak_cases(args.dtype)
-        for name, make in models(config, args).items():
-            try:
-                cases.append(make())
-            except Exception as error:  # a kind may refuse, a library fail in its own way
-                left_out.add(name, error)
+        cases = timing.peak_cases(args.dtype) + timing.made(models(config, args), left_out)
         peaks[task], found = timing.split_peak(timing.measure(cases, args.rounds, left_out))
         cases.clear()
         compare(found)
@@ -122,8 +117,10 @@ def models(config: Config, args) -> dict[str, Callable[[], timing.Case]]:
         made[name] = functools.partial(steps.our_step, name, ours, args.batch)
     mha = experiment.with_attention(config, {"kind": "mha"})
     made[steps.FLAX] = functools.partial(steps.flax_step, mha, args.batch)
-    name = f"Hugging Face {'BERT' if config.task == 'mlm' else 'Marian'}, SDPA"
-    made[name] = functools.partial(steps.hugging_face_step, name, mha, args.batch)
+    for compiled in (False, True):
+        name = f"Hugging Face {'BERT' if config.task == 'mlm' else 'Marian'}, SDPA"
+        name += ", compiled" if compiled else ""
+        made[name] = functools.partial(steps.hugging_face_step, name, mha, args.batch, compiled)
     return made
 
 

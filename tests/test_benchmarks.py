@@ -19,6 +19,7 @@ from benchmarks import (
     cycles,
     decode,
     fit,
+    gpu,
     memory,
     peers,
     quality,
@@ -337,6 +338,23 @@ def test_a_page_has_the_tables_of_what_fits():
         assert table in page
     for cell in cells:
         assert f"jax {cell['jax']}, libtpu {cell['libtpu']}, {cell['date']}" in page
+
+
+@pytest.mark.parametrize("name", ["check", "cores", "steps", "decode"])
+def test_a_page_has_the_tables_of_a_gpu(name):
+    found = json.loads((ROOT / f"benchmarks/records/gpu/{name}.json").read_text())
+    page = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    assert {row["case"] for row in found["results"] if row.get("wrong")} == set()
+    about, (_, tables) = found["header"], gpu.PARTS[name]
+    assert about["device"] in page
+    assert about["date"].split()[0] in page
+    written = [part for part in tables(found["results"]) if part.startswith("| ")]
+    # That of the fastest engines says again what the others say.
+    for table in written[name == "cores" :]:
+        assert table in page
+    for row in found["results"]:
+        if "content" in row:
+            assert row["content"]["header"]["command"] in page
 
 
 def read(name: str) -> list[dict]:

@@ -1,5 +1,6 @@
 """`benchmarks/gpu.py`: what it runs again, when it stops, and that it sees a wrong engine."""
 
+import fcntl
 import json
 import sys
 import types
@@ -110,7 +111,7 @@ def test_a_case_that_fails_is_named_and_the_others_run(log, monkeypatch):
 
 
 def test_results_of_another_device_are_not_gone_on_with(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(gpu.PARTS, "check", (lambda smoke: {}, lambda done: []))
+    monkeypatch.setitem(gpu.PARTS, "check", (lambda *_: {}, lambda done: []))
     arguments = ["check", "--smoke", "--out", str(tmp_path)]
     assert gpu.main(arguments) == 0
     path = tmp_path / "check.jsonl"
@@ -170,6 +171,44 @@ def test_a_sample_is_long_enough(monkeypatch):
     assert row["calls"] == 2
 
 
+def test_none_measures_while_another_works(tmp_path):
+    path = tmp_path / "turns"
+    tried = []
+
+    def call():
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(mine, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        tried.append(1)
+
+    timing.take_turns(path)
+    with path.open("a") as mine, timing._turns[0]:
+        timing.measure([timing.Case({"case": "a"}, call)], 1, timing.LeftOut(), calls=1)
+        fcntl.flock(mine, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    timing._turns.clear()
+    assert tried
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "1/-2"])
+def test_a_share_is_told(text, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        gpu.main(["check", "--smoke", "--out", str(tmp_path), "--share", text])
+    assert stopped.value.code == 2
+    assert f"is '{text}', takes I/N" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", gpu.PARTS)
+def test_shares_have_each_case_once(part):
+    cases = gpu.PARTS[part][0]
+    all_of = list(cases(True, None, slice(None)))
+    shares = [name for i in (1, 2) for name in cases(True, None, gpu.share(f"{i}/2"))]
+    assert sorted(shares) == sorted(all_of)
+
+
+def test_of_some_engines_only_what_has_them():
+    names = gpu_check.cases(True, ["mosaic"])
+    assert {name.split(",")[0] for name in names} == {"mhe_add-shared"}
+
+
 @pytest.mark.whole_run
 def test_check_sees_an_engine_that_is_wrong(tmp_path, capsys, monkeypatch):
     """One that knows no masks: it is named for those, and for no others; then all is right."""
@@ -204,7 +243,7 @@ def test_a_part_is_measured(part, tmp_path, capsys):
     assert gpu.main(arguments) == 0
     found = json.loads((tmp_path / f"{part}.json").read_text())
     page = (tmp_path / f"{part}.md").read_text()
-    names = list(gpu.PARTS[part][0](True))
+    names = list(gpu.PARTS[part][0](True, None, slice(None)))
     assert [row["case"] for row in found["results"]] == names
     for row in found["results"]:
         assert row["content"]["results"]

@@ -15,10 +15,11 @@ class AttentionInForms(Attention):
 
     Attributes beyond `Attention`:
       form: 'auto' takes the first of `forms` that neither refuses the call nor is slower for it; a
-        form given by name runs or raises. 'shared', which 'auto' takes for mva, and for mhe_add
-        from 32 queries on, supports reverse mode only: `jax.jvp`, `jax.jacfwd` and `jax.linearize`
-        of it raise TypeError. `jax.grad` works, and so does every mode on a gradient
-        (`jax.hessian`). 'folded' and 'materialized' support all modes.
+        form given by name runs or raises. 'auto' takes 'shared' for mva, and for mhe_add from 32
+        queries on, unless 'folded' can run by cuDNN. 'shared' of several queries supports reverse
+        mode only: `jax.jvp`, `jax.jacfwd` and `jax.linearize` of it raise TypeError. `jax.grad`
+        works, and so does every mode on a gradient (`jax.hessian`). 'folded' and 'materialized'
+        support all modes.
 
     Raises:
       ValueError: a form that the kind does not have or that refuses the call.
@@ -40,8 +41,15 @@ class AttentionInForms(Attention):
     def is_slower(self, form: str, call: Call) -> bool:
         """Whether 'auto' leaves a `call` that `form` can do to a later form."""
         # An engine that only 'shared' has gives its own reason where it cannot do the call.
-        has_others = self.engine in ("auto", *engines.LADDER)
-        return form == "shared" and call.queries < self.shared_queries and has_others
+        if form != "shared" or self.engine not in ("auto", *engines.LADDER):
+            return False
+        return call.queries < self.shared_queries or self._folds_on_cudnn(call)
+
+    def _folds_on_cudnn(self, call: Call) -> bool:
+        """Whether 'folded' runs by cuDNN: measured in benchmarks/RESULTS.md."""
+        if self.engine != "auto" or "folded" not in self.forms:
+            return False
+        return engines.cudnn.unsuited(call.dtype, (call.head_features,), call.options) is None
 
     def start(self, call: Call) -> Call:
         return dataclasses.replace(call, form=self.resolve(call))

@@ -194,10 +194,17 @@ def test_what_cudnn_is_asked_to_compute(monkeypatch, name, biased):
         assert q.shape[-1] == k.shape[-1] == v.shape[-1] == 24
         lengths, window = how["key_value_seq_lengths"], how["local_window_size"]
         assert lengths is None or (lengths.shape, lengths.dtype) == ((B,), jnp.int32)
-        assert lengths is None or ((lengths >= 0) & (lengths <= k.shape[1])).all()
+        assert lengths is None or ((lengths >= 1) & (lengths <= k.shape[1])).all()
         assert window is None or (window[1] == 0 and how["is_causal"])
         assert mask is None or (mask.ndim, mask.dtype) == (4, bool)
         assert mask is None or mask.shape[2:] == (q.shape[1], k.shape[1])
+        # Without a key its gradients are NaN, those of such a query and of the whole call.
+        told = Mask.lengths(k.shape[1] if lengths is None else lengths)
+        told &= Mask.causal() if how["is_causal"] else Mask()
+        told &= Mask() if window is None else Mask.local(window[0])
+        assert (
+            (told.to_dense(q.shape[1], k.shape[1]) & (True if mask is None else mask)).any(-1).all()
+        )
         return real(q, k, v, mask=mask, implementation="xla", **how)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
@@ -230,6 +237,8 @@ def test_causal_is_cudnn_s_own_only_where_it_means_the_same(monkeypatch):
         (Mask.local(3, 1) & Mask.causal(), 8),
         (Mask.local(3) & Mask.causal(offset), 8),
         (Mask.local(3, 0, offset) & Mask.causal(), 8),
+        # Such a window may have none of the keys.
+        (Mask.local(3) & Mask.lengths(5), 8),
     )
     for mask, queries in cases:
         cudnn.attend(*arrays(T=queries), None, mask, Options(), scale=1.0)
@@ -241,6 +250,7 @@ def test_causal_is_cudnn_s_own_only_where_it_means_the_same(monkeypatch):
         (False, None, False),
         (True, (3, 0), True),
         (True, (3, 0), False),
+        (True, None, False),
         (True, None, False),
     ]
 

@@ -22,7 +22,7 @@ from attention_cases import (
 )
 
 from mhe_jax.attention import KINDS, Mask, Rotary, make_attention, recording
-from mhe_jax.attention.engines import Options
+from mhe_jax.attention.engines import Options, cudnn
 from mhe_jax.attention.module import Call
 from mhe_jax.config import FORMS_OF_KINDS
 
@@ -202,6 +202,28 @@ def test_auto_takes_the_first_form_that_can_do_the_call(kind, fields, call, form
 
 
 @pytest.mark.parametrize(
+    ("kind", "fields", "call", "form"),
+    [
+        ("mhe_add", {}, {}, "folded"),
+        ("mhe_add", {"engine": "xla"}, {}, "shared"),
+        ("mhe_add", {"engine": "mosaic"}, {}, "shared"),
+        ("mhe_add", {}, {"dtype": jnp.dtype("float32")}, "shared"),
+        ("mhe_add", {}, {"options": Options(dropout_rate=0.1)}, "shared"),
+        ("mhe_add", {}, {"options": Options(precision="highest")}, "shared"),
+        # Its other form needs columns for the bias of the keys, and was not measured.
+        ("mva", {}, {}, "shared"),
+    ],
+    ids=str,
+)
+def test_auto_takes_the_folded_form_where_cudnn_runs_it(monkeypatch, kind, fields, call, form):
+    monkeypatch.setattr(cudnn, "platform", lambda: "gpu")
+    given = {"queries": 32, "dtype": jnp.dtype("bfloat16"), "mask": Mask(), "options": Options()}
+    assert Case(kind).module(**fields).resolve(Call(D, D * H, **(given | call))) == form
+    monkeypatch.setattr(cudnn, "gpu_capability", lambda: 7.5)
+    assert Case(kind).module(**fields).resolve(Call(D, D * H, **(given | call))) == "shared"
+
+
+@pytest.mark.parametrize(
     ("fields", "inputs", "form"),
     [
         ({"dtype": "float16"}, "float32", "folded"),
@@ -278,7 +300,7 @@ def test_folded_holds_one_key_and_one_value_head(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "other", "queries"), [("mhe_add", "folded", 32), ("mva", "materialized", 1)]
+    ("kind", "other", "queries"), [("mhe_add", "folded", 32), ("mva", "materialized", 2)]
 )
 def test_modes_of_differentiation(kind, other, queries):
     """'auto' takes 'shared' from `queries` on: no forward mode but of a gradient."""

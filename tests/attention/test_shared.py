@@ -545,6 +545,31 @@ def test_what_the_engine_is_asked():
         attend_shared(q, k, v, b, heads, Options())
 
 
+@pytest.mark.parametrize("heads", [G, H])
+@pytest.mark.parametrize("mask", ["none", "lengths"])
+def test_one_query_needs_no_columns_of_all_keys(monkeypatch, mask, heads):
+    """Output and gradients are those of the first of two queries, whatever the spread."""
+    q, k, v, b = map(jnp.asarray, arrays(heads, spread=200.0, queries=1))
+    mask = {"none": Mask(), "lengths": Mask.lengths(jnp.array([0, 9]))}[mask]
+    cotangent = jnp.asarray(normal(7, B, 1, H, E))
+
+    def run(q, k, v, b):
+        output, total, _ = attend_shared(q, k, v, b, mask, Options())
+        return output[:, :1], jnp.broadcast_to(total, (B, q.shape[1], 1, 1))[:, :1]
+
+    def all_of(q):
+        output, pull, total = jax.vjp(run, q, k, v, b, has_aux=True)
+        of_q, *others = pull(cotangent)
+        return output, total, of_q[:, :1], *others
+
+    expected = all_of(q.repeat(2, 1))
+    monkeypatch.delattr(factored, "values_of")
+    found = all_of(q)
+    for x, z in zip(found, expected, strict=True):
+        assert x.dtype == z.dtype
+        np.testing.assert_allclose(x, z, rtol=1e-4, atol=1e-5)
+
+
 def test_denominators_of_one_product_are_finer_than_its_type():
     """With queries of 0 every E is 1: what is left is how exactly bfloat16 holds the weights."""
     static, seen = blocks.Static(1.0, 1.0, None), blocks.Seen(Mask())

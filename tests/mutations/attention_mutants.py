@@ -637,8 +637,22 @@ ATTENTION = (
     Mutant(
         "cuDNN reads more keys than there are",
         "attend",
-        ".astype(jnp.int32).clip(0, S)",
+        ".astype(jnp.int32).clip(1, S)",
         ".astype(jnp.int32)",
+        "test_engines.py::test_what_cudnn_is_asked_to_compute",
+    ),
+    Mutant(
+        "cuDNN has queries without a key",
+        "attend",
+        "        allowed |= has_key.swapaxes(1, 2) == 0\n",
+        "",
+        "test_engines.py::test_what_cudnn_is_asked_to_compute",
+    ),
+    Mutant(
+        "cuDNN has windows without a key",
+        "_split",
+        "whole = mask.key_lengths is None",
+        "whole = True",
         "test_engines.py::test_what_cudnn_is_asked_to_compute",
     ),
     Mutant(

@@ -19,7 +19,7 @@ An engine is a file and an entry in `LADDER`, `SHARED` or `FACTORED`, by which c
 | a key bias | added to the scores | likewise | columns of the keys | columns of the keys |
 | a mesh that splits the heads | yes | yes | into parts of whole heads | yes |
 | causal | yes | skips bands nobody sees | skips what nobody sees where T = S | likewise |
-| windows | yes | skips bands nobody sees | causal and T = S: likewise; else a bias | likewise |
+| windows | yes | skips bands nobody sees | causal, T = S, no lengths: so; else a bias | likewise |
 | lengths of keys | yes | yes | skips what nobody sees | as segment ids |
 | padding, segments | yes | yes | as a [B, H, T, S] bias in memory | as segment ids |
 | offsets, dense mask | yes | yes | as a [B, H, T, S] bias in memory | refused |
@@ -48,7 +48,7 @@ Where heads share a score matrix (`attend_shared`), no engine takes what `shared
 | dropout | yes | yes, one mask whatever the blocks and devices | refused |
 | dense mask, `precision` | yes | refused | refused |
 
-where `auto` takes the first of `pallas` and `xla`, but never `mosaic`, which no GPU has run yet.
+where `auto` takes the first of `pallas` and `xla`, but never `mosaic`, whose time was not measured.
 
 Keys and values that stay factors (`attend_factored`) have only `xla`, which takes every call.
 """

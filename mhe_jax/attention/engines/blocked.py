@@ -45,8 +45,8 @@ def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
     The bound of a CPU is measured, and that of a TPU comes from the bytes and cycles of its
     compiler (benchmarks/RESULTS.md). Neither depends on the batch: a large one may fit only with
-    this engine, so a smaller one takes it too. On a GPU, where nothing was measured,
-    `auto` takes this engine for what would fill gigabytes.
+    this engine, so a smaller one takes it too. On a GPU, where it is up to three times as slow as
+    stored scores, `auto` takes it for what would fill gigabytes.
     """
     (B, T, H, _), S = query.shape, key.shape[1]
     of_head, bound = T * S, STORED_OF_HEAD.get(platform())

@@ -17,29 +17,38 @@ SAVED = ("dot_product_attention_fwd_wrapper",)
 MAX_WIDTH = 128, 256
 
 
-def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
-    """Why cuDNN cannot do this call, or None."""
+def unsuited(dtype, widths: tuple[int, ...], options) -> str | None:
+    """Why cuDNN can do no call of this type and these widths of heads here, or None."""
     if platform() != "gpu":
         return f"needs an NVIDIA GPU, this is {platform()}"
-    if query.dtype not in (jnp.float16, jnp.bfloat16):
-        return f"needs float16 or bfloat16, not {query.dtype}"
+    if dtype not in (jnp.float16, jnp.bfloat16):
+        return f"needs float16 or bfloat16, not {dtype}"
     capability = gpu_capability()
     if capability is not None and capability < 8:
         return f"needs a GPU of compute capability 8.0 or more, not {capability}"
     # JAX asks the device that is here, and assumes an old one where there is none.
     most = MAX_WIDTH[capability is not None and capability >= 9]
-    D, E = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]
-    if max(D, E) > most:
-        return f"needs heads no wider than {most} on this GPU, not {D} and {E}"
-    T, S = query.shape[1], key.shape[1]
-    if (T % 2 or S % 2) and _split(mask, T, S)[1].to_dense(T, S) is not None:
-        return f"needs even lengths for such a mask, not {T} queries and {S} keys"
+    if max(widths) > most:
+        found = " and ".join(map(str, widths))
+        return f"needs heads no wider than {most} on this GPU, not {found}"
     if options.dropout_rate > 0:
         return "does not draw the dropout mask of this package (attention dropout is not 0)"
     if options.sow is not None:
         return "keeps no attention weights to sow"
     if options.precision is not None:
         return "has no precision setting"
+    return None
+
+
+def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
+    """Why cuDNN cannot do this call, or None."""
+    D, E = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]
+    reason = unsuited(query.dtype, (D, E), options)
+    if reason is not None:
+        return reason
+    T, S = query.shape[1], key.shape[1]
+    if (T % 2 or S % 2) and _split(mask, T, S)[1].to_dense(T, S) is not None:
+        return f"needs even lengths for such a mask, not {T} queries and {S} keys"
     H, K, parts = query.shape[2], key.shape[2], parts_of_heads()
     if parts > 1 and (H != K or H % parts):
         return (
@@ -68,12 +77,16 @@ def attend(
         query, key, value = with_bias_columns(query, key, value, key_bias / scale)
     query, key, value = _padded(query, key, value)
     native, rest = _split(mask, T, S)
+    has_key = mask.row_has_key(T, S, query.dtype)
+    # A query without a key sees some all the same: else cuDNN divides by 0, and its gradient is NaN
+    # even where that of the output is 0.
     allowed = rest.to_dense(T, S)
     if allowed is not None:
+        allowed |= has_key.swapaxes(1, 2) == 0
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:2], T, S))
     lengths = native.key_lengths
     if lengths is not None:
-        lengths = jnp.broadcast_to(lengths, len(query)).astype(jnp.int32).clip(0, S)
+        lengths = jnp.broadcast_to(lengths, len(query)).astype(jnp.int32).clip(1, S)
     if parts_of_heads() > 1:
         # cuDNN takes only arrays that are split alike, and `el` cuts its keys from one that is not
         # split.
@@ -90,8 +103,6 @@ def attend(
         local_window_size=native.window and (native.window[0], 0),
         implementation="cudnn",
     )
-    # cuDNN averages the values of a row without keys, or divides by 0 there.
-    has_key = mask.row_has_key(T, S, query.dtype)
     return jnp.where(has_key > 0, output[..., :E], 0), has_key
 
 
@@ -104,8 +115,10 @@ def _split(mask: Mask, T: int, S: int) -> tuple[Mask, Mask]:
         native = dataclasses.replace(native, is_causal=True)
         if mask.offset is None:
             rest = dataclasses.replace(rest, is_causal=False)
-        # Its windows reach to the left, under a causal mask.
-        if mask.window is not None and mask.window_offset is None:
+        # Its windows reach to the left, under a causal mask, and leave each query a key if none of
+        # the keys is missing.
+        whole = mask.key_lengths is None
+        if whole and mask.window is not None and mask.window_offset is None:
             native = dataclasses.replace(native, window=mask.window)
             rest = dataclasses.replace(rest, window=None)
     return native, rest

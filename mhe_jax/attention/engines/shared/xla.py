@@ -46,6 +46,7 @@ from jax.ad_checkpoint import checkpoint_name
 from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, by_rows
 from mhe_jax.attention.engines.mesh import over_rows, varying
 from mhe_jax.attention.engines.shared import factored, head_by_head, one_product
+from mhe_jax.attention.engines.xla import weigh
 from mhe_jax.attention.mask import Mask
 
 # Up to here dropout draws one mask for the call, as other engines do; beyond, block by block.
@@ -62,13 +63,15 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend_shared`."""
     B, T, S = *query.shape[:2], key.shape[1]
+    key_bias = key_bias.astype(jnp.promote_types(query.dtype, jnp.float32))
+    if T == 1 and S > 0 and options.dropout_rate == 0:
+        return _of_one(query, key, value, key_bias, mask, options, scale)
     static = Static(scale, 1.0 - options.dropout_rate, options.precision)
     seen = Seen(mask)
     if options.dropout_rate > 0:
         # The remaining weights sum up in a separate column.
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
         seen = _draw(seen, B, T, S, options)
-    key_bias = key_bias.astype(jnp.promote_types(query.dtype, jnp.float32))
 
     def run(*call):
         return _shared(static, *varying(call, call))
@@ -77,6 +80,24 @@ def attend(
     if options.dropout_rate > 0:
         return output[..., :-1], output[..., -1:]
     return output, mask.row_has_key(T, S, output.dtype)
+
+
+def _of_one(query, key, value, key_bias, mask, options, scale) -> tuple[jax.Array, jax.Array]:
+    """One query an example, as in decoding: an ordinary softmax, and no columns of all keys."""
+    B, G, (S, H) = len(query), query.shape[2], key_bias.shape[1:]
+    K, E = value.shape[2:]
+    logits = jnp.einsum(
+        "bgd,bsgd->bgs",
+        query[:, 0] * jnp.asarray(scale, query.dtype),
+        key,
+        precision=options.precision,
+        preferred_element_type=key_bias.dtype,
+    )
+    logits = jnp.repeat(logits, H // G, 1)[:, :, None]
+    weights, total = weigh(logits, key_bias, mask, options)
+    weights = weights.astype(value.dtype).reshape(B, K, H // K, S)
+    output = jnp.einsum("bkns,bske->bkne", weights, value, precision=options.precision)
+    return output.reshape(B, 1, H, E), total.astype(query.dtype)
 
 
 def _draw(seen, B, T, S, options) -> Seen:
