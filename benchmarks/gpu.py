@@ -11,6 +11,11 @@ Each case that is done is a line of gpu/PART.jsonl. A part starts none that may 
 versions for that, else another --out. What there is so far is in gpu/PART.json, and as tables in
 gpu/PART.md. A case in which the process ended twice, as for want of memory, is not run again.
 
+Most of the time goes into compiling. Where a machine has cores to spare, several processes do that
+at a time, each for a share, and with --turns they measure one after the other:
+
+    for i in 1 2 3; do python benchmarks/gpu.py steps --share $i/3 --turns turns --out gpu$i & done
+
 Exit status 1: something is wrong or failed, and is named.
 """
 
@@ -124,7 +129,7 @@ class Log:
 
     def differs(self, about: dict) -> bool:
         same = "device", "versions", "smoke", "engines"
-        return any(self.header[name] != about[name] for name in same)
+        return any(self.header.get(name) != about[name] for name in same)
 
     def done(self) -> list[dict]:
         return [row for row in self.rows if "seconds" in row]

@@ -179,7 +179,9 @@ def hugging_face_step(name: str, config: Config, rows: int, compiled: bool) -> t
         ),
     }
     about = about_step(name, config, rows, parameters, peer=True)
-    return timing.Case(about, call, TASKS[config.task].step_flops(config, rows), most)
+    with TRACING:
+        flops = TASKS[config.task].step_flops(config, rows)
+    return timing.Case(about, call, flops, most)
 
 
 def bert(config: Config, batch: dict[str, np.ndarray]):

@@ -48,12 +48,10 @@ PEAK_SIZE_ELSEWHERE = 8192
 SAMPLE_SECONDS = 5e-3
 # That compile at a time, before anything is timed.
 THREADS = min(16, max(4, os.cpu_count() or 1))
-
-
 # All that have a name.
+FORMS = [form for form in typing.get_args(Form) if form != "auto"]
 # The file of `take_turns`, while it is open.
 _turns: list[IO] = []
-FORMS = [form for form in typing.get_args(Form) if form != "auto"]
 
 
 class PlainParser(argparse.ArgumentParser):
@@ -168,8 +166,9 @@ def measure(
 
 def take_turns(path: Path) -> None:
     """From now on none of the processes that do this with `path` measures while another works."""
-    _turns.append(path.open("a"))
-    fcntl.flock(_turns[0], fcntl.LOCK_SH)
+    if not _turns:
+        _turns.append(path.open("a"))
+        fcntl.flock(_turns[0], fcntl.LOCK_SH)
 
 
 @contextlib.contextmanager

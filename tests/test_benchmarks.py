@@ -29,6 +29,7 @@ from benchmarks import (
 )
 from mhe_jax.attention import KINDS
 from mhe_jax.config import FORMS_OF_KINDS, AttentionConfig, Config, DataConfig, ModelConfig
+from mhe_jax.tasks import TASKS
 
 pytestmark = pytest.mark.whole_run
 
@@ -340,6 +341,25 @@ def test_a_page_has_the_tables_of_what_fits():
         assert f"jax {cell['jax']}, libtpu {cell['libtpu']}, {cell['date']}" in page
 
 
+def test_no_model_is_traced_while_the_layers_are_those_of_flax(monkeypatch):
+    """Nor are its FLOPs counted, which make its attention again."""
+    seen = []
+
+    class Task:
+        def __getattr__(self, name):
+            seen.append((name, steps.TRACING.locked()))
+            return getattr(TASKS["mlm"], name)
+
+    monkeypatch.setattr(steps, "TASKS", {"mlm": Task()})
+    shape = ["--length", "6", "--batch", "2", "--layers", "1", "--features", "12", "--heads", "3"]
+    args, configs = train_step.parse(
+        ["--tasks", "mlm", *shape, "--mlp_features", "8", "--vocabulary", "300"]
+    )
+    steps.our_step("mha", configs["mlm"], args.batch)
+    assert {"model", "initializer", "sums", "step_flops"} == {name for name, _ in seen}
+    assert all(locked for _, locked in seen)
+
+
 @pytest.mark.parametrize("name", ["check", "cores", "steps", "decode"])
 def test_a_page_has_the_tables_of_a_gpu(name):
     found = json.loads((ROOT / f"benchmarks/records/gpu/{name}.json").read_text())
@@ -355,6 +375,8 @@ def test_a_page_has_the_tables_of_a_gpu(name):
     for row in found["results"]:
         if "content" in row:
             assert row["content"]["header"]["command"] in page
+            for why, names in row["content"]["left_out"].items():
+                assert f"Left out: {', '.join(names)}: {why}." in page
 
 
 def read(name: str) -> list[dict]:

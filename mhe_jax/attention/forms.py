@@ -16,10 +16,10 @@ class AttentionInForms(Attention):
     Attributes beyond `Attention`:
       form: 'auto' takes the first of `forms` that neither refuses the call nor is slower for it; a
         form given by name runs or raises. 'auto' takes 'shared' for mva, and for mhe_add from 32
-        queries on, unless 'folded' can run by cuDNN. 'shared' of several queries supports reverse
-        mode only: `jax.jvp`, `jax.jacfwd` and `jax.linearize` of it raise TypeError. `jax.grad`
-        works, and so does every mode on a gradient (`jax.hessian`). 'folded' and 'materialized'
-        support all modes.
+        queries on, unless cuDNN runs 'folded' with no mask, a causal one or lengths of keys and no
+        mesh splits the heads. 'shared' of several queries supports reverse mode only: `jax.jvp`,
+        `jax.jacfwd` and `jax.linearize` of it raise TypeError. `jax.grad` works, and so does every
+        mode on a gradient (`jax.hessian`). 'folded' and 'materialized' support all modes.
 
     Raises:
       ValueError: a form that the kind does not have or that refuses the call.
@@ -46,10 +46,11 @@ class AttentionInForms(Attention):
         return call.queries < self.shared_queries or self._folds_on_cudnn(call)
 
     def _folds_on_cudnn(self, call: Call) -> bool:
-        """Whether 'folded' runs by cuDNN: measured in benchmarks/RESULTS.md."""
+        """Whether 'folded' runs by cuDNN, which was faster: see benchmarks/RESULTS.md."""
         if self.engine != "auto" or "folded" not in self.forms:
             return False
-        return engines.cudnn.unsuited(call.dtype, (call.head_features,), call.options) is None
+        shape = call.queries, call.head_features
+        return engines.cudnn.runs_by_itself(call.dtype, *shape, call.mask, call.options)
 
     def start(self, call: Call) -> Call:
         return dataclasses.replace(call, form=self.resolve(call))

@@ -210,17 +210,37 @@ def test_auto_takes_the_first_form_that_can_do_the_call(kind, fields, call, form
         ("mhe_add", {}, {"dtype": jnp.dtype("float32")}, "shared"),
         ("mhe_add", {}, {"options": Options(dropout_rate=0.1)}, "shared"),
         ("mhe_add", {}, {"options": Options(precision="highest")}, "shared"),
+        ("mhe_add", {}, {"mask": Mask.causal()}, "folded"),
+        ("mhe_add", {}, {"mask": Mask.causal() & Mask.lengths(5)}, "folded"),
+        ("mhe_add", {}, {"mask": Mask.causal() & Mask.local(3)}, "folded"),
+        # In memory these are as large as the scores.
+        ("mhe_add", {}, {"mask": Mask.causal(jnp.zeros(1, int))}, "shared"),
+        ("mhe_add", {}, {"mask": Mask.padding(jnp.ones((1, 32), bool))}, "shared"),
+        ("mhe_add", {}, {"mask": Mask.segments(*jnp.ones((2, 1, 32), int))}, "shared"),
+        ("mhe_add", {}, {"mask": Mask.array(jnp.ones((1, 1, 32, 32), bool))}, "shared"),
+        ("mhe_add", {}, {"mask": Mask.local(3) & Mask.lengths(5)}, "shared"),
         # Its other form needs columns for the bias of the keys, and was not measured.
         ("mva", {}, {}, "shared"),
     ],
     ids=str,
 )
 def test_auto_takes_the_folded_form_where_cudnn_runs_it(monkeypatch, kind, fields, call, form):
-    monkeypatch.setattr(cudnn, "platform", lambda: "gpu")
     given = {"queries": 32, "dtype": jnp.dtype("bfloat16"), "mask": Mask(), "options": Options()}
-    assert Case(kind).module(**fields).resolve(Call(D, D * H, **(given | call))) == form
-    monkeypatch.setattr(cudnn, "gpu_capability", lambda: 7.5)
-    assert Case(kind).module(**fields).resolve(Call(D, D * H, **(given | call))) == "shared"
+
+    def resolved():
+        return Case(kind).module(**fields).resolve(Call(D, D * H, **(given | call)))
+
+    monkeypatch.setattr(cudnn, "platform", lambda: "gpu")
+    monkeypatch.setattr(cudnn, "missing", lambda *heads: None)
+    assert resolved() == form
+    for name, elsewhere in (
+        ("gpu_capability", lambda: 7.5),
+        ("missing", lambda *heads: "is not there"),
+        ("parts_of_heads", lambda: 2),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(cudnn, name, elsewhere)
+            assert resolved() == "shared"
 
 
 @pytest.mark.parametrize(

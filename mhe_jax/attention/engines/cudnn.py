@@ -40,6 +40,18 @@ def unsuited(dtype, widths: tuple[int, ...], options) -> str | None:
     return None
 
 
+def runs_by_itself(dtype, queries: int, width: int, mask: Mask, options) -> bool:
+    """Whether cuDNN runs self-attention of heads that share keys, with no mask in memory."""
+    if unsuited(dtype, (width,), options) is not None or parts_of_heads() > 1:
+        return False
+    rest = _split(mask, queries, queries)[1]
+    others = rest.window, rest.key_valid, rest.segment_ids, rest.allowed
+    if rest.is_causal or any(part is not None for part in others):
+        return False
+    head = jax.ShapeDtypeStruct((1, queries, 1, width), dtype)
+    return missing(*jax.eval_shape(_padded, head, head, head)) is None
+
+
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why cuDNN cannot do this call, or None."""
     D, E = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]

@@ -4,7 +4,7 @@ The call is that of `xla`, with its factored softmax, bound and fallback; see `o
 columns. `hopper` has the kernel, which computes their sums; output and denominators are made from
 them here. The backward pass is that of `xla`.
 
-It is right on an H200 in the one call that was compared with float64, and its time was not measured:
+It is right on an H200 in the one call that was compared with float64. Its time was not measured, so
 `auto` does not take it.
 """
 
