@@ -3,7 +3,7 @@
 import contextlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,11 @@ TRACING = threading.Lock()
 
 
 def our_step(
-    name: str, config: Config, rows: int, peer: bool = False, layers=contextlib.nullcontext
+    name: str,
+    config: Config,
+    rows: int,
+    peer: bool = False,
+    layers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> timing.Case:
     """The step of `train.py`, over one random batch, traced inside `layers()`."""
     length = config.data.sequence_length
