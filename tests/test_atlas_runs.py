@@ -668,6 +668,55 @@ def test_what_the_page_says_of_the_language_model_is_so():
     assert f"{sum(line['hours'] for line in record):.1f} of the 13 hours" in page
 
 
+def test_what_the_page_says_of_groups_and_of_mva_is_so():
+    pages = {
+        path.stem: " ".join(path.read_text(encoding="utf-8").split())
+        for path in (*(ROOT / "docs").glob("*.md"), ROOT / "README.md")
+    }
+    record = atlas_tables.read(ROOT / "docs" / "records" / "atlas", "lm")
+
+    def found(name: str):
+        return atlas_tables.measured(record, Case("shape", name))
+
+    def apart(name: str, other: str) -> tuple[float, float]:
+        """How much lower the loss of `name` is, and two standard errors of that."""
+        a, b = (atlas_tables.with_error(found(x).values("validation_loss")) for x in (name, other))
+        return b[0] - a[0], 2 * math.hypot(a[1], b[1])
+
+    groups, scores = "mhe_add-2-groups", "mhe_add-2-score-groups"
+    gain, error = apart("mva", "mha")
+    assert f"`mva` by {gain:.3f} ± {error:.3f} in validation loss and 4.1 %" in pages["atlas"]
+    assert gain > error
+    gain, error = apart(scores, "mhe_add")
+    assert f"do not help `mhe_add` ({gain:.3f} ± {error:.3f});" in pages["atlas"]
+    assert gain < error
+    gain, error = apart(groups, "mhe_add")
+    assert f"two groups do, by {gain:.3f} ± {error:.3f}, with twice its cache" in pages["atlas"]
+    assert gain > error
+    gain, error = apart("mha", groups)
+    assert f"told from `mha` ({gain:.3f} ± {error:.3f} worse)" in pages["atlas"]
+    assert gain < error
+    mha, mva = (statistics.fmean(found(x).values("perplexity_per_token")) for x in ("mha", "mva"))
+    assert f"({mva:.2f} against {mha:.2f})" in pages["atlas"]
+    assert f"{100 * (1 - mva / mha):.1f}" == "4.1"
+    first = {x: found(x).fresh[0] for x in ("mha", "mva", groups)}
+    sizes = {x: row["parameters"]["attention"] for x, row in first.items()}
+    shares = [f"{100 * sizes[x] / sizes['mha']:.0f}" for x in ("mva", groups)]
+    caches = [f"{100 * first[x]['cached'] / first['mha']['cached']:.0f}" for x in ("mva", groups)]
+    assert (shares, caches) == (["77", "44"], ["78", "25"])
+    assert "`mva` is better than `mha` with 8 heads by 4.1 % in perplexity" in pages["which_kind"]
+    assert "`mva` is 4.1 % better than it in perplexity, with 77 % of its" in pages["README"]
+    means = [
+        statistics.fmean(math.exp(x) for x in found(name).values("validation_loss"))
+        for name in ("mha", "sha", "mhe_add", "mhe_mul", groups, scores, "mva")
+    ]
+    said = "`mha` with 8 heads has a mean of {:.1f}, `sha` {:.1f}, `mhe_add` {:.1f}, `mhe_mul` "
+    said += (
+        "{:.1f}, `mhe_add` with 2 groups {:.1f} and with 2 score groups {:.1f}, and `mva` {:.1f}."
+    )
+    assert said.format(*means) in pages["experiments"]
+
+
 def test_what_the_page_says_of_head_embeddings_is_so():
     page = " ".join((ROOT / "docs" / "atlas.md").read_text(encoding="utf-8").split())
     record = atlas_tables.read(ROOT / "docs" / "records" / "atlas", "lm")
