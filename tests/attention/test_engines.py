@@ -172,6 +172,7 @@ MASKS = {
     "lengths": Mask.lengths(jnp.array([0, 5])),
     "lengths beyond the keys": Mask.lengths(jnp.array([-1, 11])),
     "lengths & causal": Mask.lengths(6) & Mask.causal() & Mask.local(3),
+    "window beyond the lengths": Mask.lengths(2) & Mask.causal() & Mask.local(3),
     "padding": Mask.padding(jnp.ones((B, 8), bool).at[0, 6:].set(False)),
     "an example empty": Mask.padding(jnp.ones((B, 8), bool).at[0].set(False)),
     "segments": Mask.segments(jnp.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 2, 2, 3, 3, 3, 3]])),
