@@ -144,15 +144,6 @@ def compare(results: list[dict]) -> None:
             row["speed"] = fastest and fastest["median_ms"] / row["median_ms"]
 
 
-def attempt(left_out: timing.LeftOut, name: str, make: Callable[[], list]) -> list[timing.Case]:
-    """The cases that `make` gives, or a line that says why there are none."""
-    try:
-        return make()
-    except Exception as error:  # any library may fail in its own way
-        left_out.add(name, error)
-        return []
-
-
 def attention_cases(args) -> Iterator[tuple[str, nn.Module]]:
     """(name, module) of every kind, form and engine."""
     for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():
@@ -192,11 +183,13 @@ def core_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case]
         keys = jax.random.split(jax.random.key(0), len(arrays))
         inputs = tuple(peers.draw(key, array) for key, array in zip(keys, arrays, strict=True))
         make = functools.partial(peers.jax_cases, about, function, inputs, flops)
-        return attempt(left_out, about["case"], make)
+        return timing.attempt(left_out, about["case"], make)
 
     def of_peer(name):
         about = {"part": "core", "length": length, "case": name, "cases": [name], "peer": True}
-        return attempt(left_out, name, functools.partial(peers.PEERS[name], about, args, length))
+        return timing.attempt(
+            left_out, name, functools.partial(peers.PEERS[name], about, args, length)
+        )
 
     # XLA compiles most of a program on one core.
     with ThreadPoolExecutor(timing.THREADS) as pool:
@@ -262,10 +255,10 @@ def layer_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case
             mask = mask_of(args)
             return module_cases(about, lambda x: {"mask": mask}, module, args, length, flops)
 
-        cases += attempt(left_out, name, make)
+        cases += timing.attempt(left_out, name, make)
     name = "flax MultiHeadDotProductAttention"
     about = {"part": "layer", "length": length, "case": name, "cases": [name], "peer": True}
-    return cases + attempt(left_out, name, lambda: flax_cases(about, args, length))
+    return cases + timing.attempt(left_out, name, lambda: flax_cases(about, args, length))
 
 
 def flax_cases(about: dict, args, length: int) -> list[timing.Case]:

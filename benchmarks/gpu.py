@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--turns",
         type=Path,
         metavar="FILE",
-        help="of calls at a time: none measures beside another",
+        help="that calls at a time share: none measures while another works",
     )
     parser.add_argument("--smoke", action="store_true", help="small sizes, on any device")
     args = parser.parse_args(arguments)

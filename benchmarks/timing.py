@@ -137,18 +137,20 @@ class LeftOut:
         return [f"left out: {', '.join(names)}: {why}" for why, names in self.reasons.items()]
 
 
+def attempt(left_out: LeftOut, name: str, make: Callable[[], list[Case]]) -> list[Case]:
+    """The cases that `make` gives, or a line that says why there are none."""
+    try:
+        return make()
+    except Exception as error:  # a kind may refuse, a library or the device's memory fail
+        left_out.add(name, error)
+        return []
+
+
 def made(makes: dict[str, Callable[[], Case]], left_out: LeftOut) -> list[Case]:
     """The cases that can be made: XLA compiles most of a program on one core."""
-
-    def attempt(name: str) -> list[Case]:
-        try:
-            return [makes[name]()]
-        except Exception as error:  # a kind may refuse, a library or the device's memory fail
-            left_out.add(name, error)
-            return []
-
     with ThreadPoolExecutor(THREADS) as pool:
-        return [case for cases in pool.map(attempt, makes) for case in cases]
+        tried = pool.map(lambda name: attempt(left_out, name, lambda: [makes[name]()]), makes)
+        return [case for cases in tried for case in cases]
 
 
 def measure(
