@@ -1,7 +1,7 @@
 """The kinds of attention at equal size, by the protocol of docs/atlas.md.
 
-    python benchmarks/atlas.py lm --budget 13
-    python benchmarks/atlas.py translation --budget 12
+    python benchmarks/atlas.py lm --budget 14
+    python benchmarks/atlas.py translation --budget 11
     python benchmarks/atlas.py lm --steps 20 --budget 0.1 --workdir runs/trial    # a trial
     python benchmarks/atlas_tables.py runs/atlas    # the tables of docs/atlas.md
 

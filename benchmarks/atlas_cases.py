@@ -165,15 +165,19 @@ def stages(task: str) -> list[Stage]:
     def cases(regime: str, *names: str) -> list[Case]:
         return [Case(regime, name) for name in names or every[regime]]
 
+    wider = cases("limits", "mha, 2 heads")
+    limits = [case for case in cases("limits") if case not in wider]
+
     return [
         Stage([*cases("shape", "mha"), *cases("depth")], 4),
         Stage(cases("shape", "sha", "mhe_mul", "mhe_add"), 2),
         Stage(cases("shape", "mva", "mhe_add-2-groups", "mhe_add-2-score-groups"), 3),
         Stage(cases("shape", "gqa", "mqa"), 2),
+        Stage(wider, 1),
         Stage(cases("shape", *NEW), 2),
         Stage(cases("heads"), len(every["heads"])),
         Stage(cases("starts"), 2),
-        Stage(cases("limits"), len(every["limits"])),
+        Stage(limits, len(limits)),
         Stage(cases("width"), 4),
         Stage(cases("flops"), 4),
         Stage(cases("time"), 4),
