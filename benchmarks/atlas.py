@@ -1,7 +1,7 @@
 """The kinds of attention at equal size, by the protocol of docs/atlas.md.
 
-    python benchmarks/atlas.py lm --budget 14
-    python benchmarks/atlas.py translation --budget 11
+    python benchmarks/atlas.py lm --budget 15.5
+    python benchmarks/atlas.py translation --budget 9.5
     python benchmarks/atlas.py lm --steps 20 --budget 0.1 --workdir runs/trial    # a trial
     python benchmarks/atlas_tables.py runs/atlas    # the tables of docs/atlas.md
 
@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import experiments, sizes, timing
+from benchmarks import command_line, experiments, reports, sizes
 from benchmarks.atlas_cases import CONTROLS, TASKS, Case, Stage, base_of, models, stages
 from benchmarks.sizes import Fields
 from benchmarks.uptraining import SOURCES
@@ -120,7 +120,7 @@ class Atlas:
             for line in self.record.lines
             if of(line, case)
             and line.get("step_seconds")
-            and line.get("processor") == timing.processor()
+            and line.get("processor") == reports.processor()
         ]
         if not found:
             raise InputError(
@@ -166,7 +166,7 @@ class Atlas:
                 raise
             note(f"error: {failed}")
             return {"failed": failed.reason, "hours": self.hours(run)}
-        where = {"processor": timing.processor(), "flax": timing.version_of("flax")}
+        where = {"processor": reports.processor(), "flax": reports.version_of("flax")}
         return self.told(run, seed) | where | {"hours": self.hours(run)}
 
     def hours(self, run: Path) -> float:
@@ -260,10 +260,12 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("task", choices=TASKS)
     add_flags(parser, "runs")
-    parser.add_argument("--steps", type=timing.positive, help="of each run, else the config's")
+    parser.add_argument(
+        "--steps", type=command_line.positive, help="of each run, else the config's"
+    )
     parser.add_argument(
         "--budget", type=float, default=12.5, help="hours of processor time of all runs"
     )

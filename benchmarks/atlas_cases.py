@@ -19,6 +19,8 @@ TASKS = ("lm", "translation")
 CONTROLS = ("mha", "sha")
 # Kinds with at most half of MHA's cache, in the order in which they are measured.
 SMALL = ("sha", "mhe_mul", "mhe_add-2-groups", "gqa", "mqa", "mla", "gta")
+# With less than half of MHA's cache too, where no layer is added.
+NARROW = "mva-narrow"
 NEW = ("mla", "gta", "collaborative", "mfa", "tpa")
 
 
@@ -41,6 +43,11 @@ def attention(base: Config, name: str) -> Fields:
     D = m.features // m.attention.num_heads
     kinds = experiments.TRANSLATION | {
         "mva": {"kind": "mva", "score_features": m.features // 2},
+        NARROW: {
+            "kind": "mva",
+            "score_features": 3 * m.features // 8,
+            "qkv_features": m.features // 2,
+        },
         "collaborative": {"kind": "collaborative", "score_features": m.features // 2},
         "mla": {"kind": "mla", "latent_features": 4 * D},
         "mfa": {"kind": "mfa", "query_rank": 4 * D},
@@ -144,7 +151,7 @@ def models(task: str) -> dict[str, dict[str, Fields]]:
     return {
         "shape": {name: attention(base, name) for name in shape},
         "depth": {name: of_size(base, name, sizes.deeper) for name in ("mha", *SMALL)},
-        "width": {name: of_size(base, name, sizes.wider) for name in SMALL},
+        "width": {name: of_size(base, name, sizes.wider) for name in (*SMALL, NARROW)},
         "heads": heads(base),
         "starts": starts(base),
         "limits": limits(base),
@@ -154,6 +161,7 @@ def models(task: str) -> dict[str, dict[str, Fields]]:
     }
 
 
+@functools.cache
 def base_of(task: str) -> Config:
     return load_config(str(ROOT / "configs" / SOURCES[task].config))
 
@@ -165,20 +173,22 @@ def stages(task: str) -> list[Stage]:
     def cases(regime: str, *names: str) -> list[Case]:
         return [Case(regime, name) for name in names or every[regime]]
 
-    wider = cases("limits", "mha, 2 heads")
-    limits = [case for case in cases("limits") if case not in wider]
+    added = [*cases("limits", "mha, 2 heads"), *cases("width", NARROW)]
+
+    def rest(regime: str) -> list[Case]:
+        return [case for case in cases(regime) if case not in added]
 
     return [
         Stage([*cases("shape", "mha"), *cases("depth")], 4),
         Stage(cases("shape", "sha", "mhe_mul", "mhe_add"), 2),
         Stage(cases("shape", "mva", "mhe_add-2-groups", "mhe_add-2-score-groups"), 3),
         Stage(cases("shape", "gqa", "mqa"), 2),
-        Stage(wider, 1),
+        Stage(added, 2),
         Stage(cases("shape", *NEW), 2),
         Stage(cases("heads"), len(every["heads"])),
         Stage(cases("starts"), 2),
-        Stage(limits, len(limits)),
-        Stage(cases("width"), 4),
+        Stage(rest("limits"), len(every["limits"])),
+        Stage(rest("width"), 4),
         Stage(cases("flops"), 4),
         Stage(cases("time"), 4),
     ]

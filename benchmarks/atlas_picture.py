@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks.atlas_cases import SMALL, TASKS, Case, base_of, models
+from benchmarks.atlas_cases import TASKS, Case, base_of, models
 from benchmarks.atlas_tables import DECIDES, MHA, Lines, measured, read, with_error
 from benchmarks.sizes import changed
 from benchmarks.svg import GREY, Plot
@@ -43,10 +43,13 @@ def main() -> None:
 
 
 def points(lines: Lines, task: str) -> list[Point]:
-    """`mha` as it is, deeper, and the kinds of as many parameters, if their seeds are done."""
-    named = {"mha": MHA, "mha, deeper": Case("depth", "mha")}
+    """`mha` as it is, and the models of as many parameters, if their seeds are done."""
+    cases = {"mha": MHA}
+    for regime, more in (("depth", ", deeper"), ("width", ", wider")):
+        for kind in models(task)[regime]:
+            cases[kind if kind not in cases else kind + more] = Case(regime, kind)
     found = []
-    for name, case in (named | {kind: Case("depth", kind) for kind in SMALL}).items():
+    for name, case in cases.items():
         own = measured(lines, case)
         values = own.values(DECIDES[task][0]) if own else []
         mean, error = with_error(values) if values else (0.0, None)

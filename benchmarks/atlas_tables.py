@@ -17,9 +17,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import sizes, timing
+from benchmarks import command_line, sizes
 from benchmarks.atlas import CHOOSES, loss_of, of, steps_of
-from benchmarks.atlas_cases import SMALL, TASKS, Case, attention, base_of, models
+from benchmarks.atlas_cases import TASKS, Case, attention, base_of, models
 from benchmarks.sizes import changed
 from benchmarks.uptraining import SOURCES
 from benchmarks.workplace import beyond
@@ -169,7 +169,7 @@ def decision(records: dict[str, Lines]) -> Table:
     columns += [Column("LM: lower validation loss"), Column("Multi30k: more BLEU"), Column("bar")]
     rows = []
     for name in ("depth", "width"):
-        for kind in SMALL:
+        for kind in [kind for kind in models("lm")[name] if kind != "mha"]:
             gains = {t: gain(records[t], t, Case(name, kind)) for t in TASKS}
             cells = [
                 NOT_MEASURED
@@ -196,7 +196,7 @@ def tables(directory: Path) -> Iterator[Table]:
 
 
 def main() -> None:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("directory", type=Path, help="WORKDIR/atlas, or docs/records/atlas")
     for table in tables(parser.parse_args().directory):
         print(table.markdown(), end="\n\n")

@@ -40,7 +40,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs
 import flax.linen as nn
 import jax
 
-from benchmarks import peers, timing
+from benchmarks import command_line, peers, reports, timing
 from mhe_jax.attention import Mask, engines, make_attention
 from mhe_jax.cli.process import ask_for_huge_pages
 
@@ -50,15 +50,17 @@ ENGINES = sorted({*engines.LADDER, *engines.SHARED, *engines.FACTORED})
 
 
 def parse(arguments: list[str] | None):
-    parser = timing.Parser(__doc__)
+    parser = command_line.Parser(__doc__)
     parser.add_argument("--part", choices=("core", "layer", "both"), default="both")
-    parser.add_argument("--lengths", type=timing.positive, nargs="+", default=[512, 1024])
-    parser.add_argument("--tokens", type=timing.positive, default=2048, help="B · T")
-    parser.add_argument("--heads", type=timing.positive, default=12)
-    parser.add_argument("--head_features", type=timing.positive, default=64)
+    parser.add_argument("--lengths", type=command_line.positive, nargs="+", default=[512, 1024])
+    parser.add_argument("--tokens", type=command_line.positive, default=2048, help="B · T")
+    parser.add_argument("--heads", type=command_line.positive, default=12)
+    parser.add_argument("--head_features", type=command_line.positive, default=64)
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES, metavar="ENGINE")
-    parser.add_argument("--calls", type=timing.positive, help="of a sample, else 5 ms of them")
+    parser.add_argument(
+        "--calls", type=command_line.positive, help="of a sample, else 5 ms of them"
+    )
     parser.add_argument("--plot", action="store_true")
     args = parser.parse_args(arguments)
     for length in args.lengths:
@@ -71,8 +73,8 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    content = measured(args, timing.header(__file__, args.dtype, arguments))
-    timing.save(args.out, content)
+    content = measured(args, reports.header(__file__, args.dtype, arguments))
+    reports.save(args.out, content)
     if args.plot:
         plot(content["results"], content["header"], args.out.with_suffix(".png"))
     return 0
@@ -88,23 +90,23 @@ def measured(args, about: dict) -> dict:
         if args.part != "core":
             cases += layer_cases(args, length, left_out)
     results = timing.measure(cases, args.rounds, left_out, args.calls)
-    peak, results = timing.split_peak(results)
+    peak, results = reports.split_peak(results)
     (empty,) = (r for r in results if r["case"] == "empty")
     results.remove(empty)
     compare(results)
     features = args.heads * args.head_features
-    notes = timing.mha_note(args.kinds, features, args.heads)
+    notes = reports.mha_note(args.kinds, features, args.heads)
 
-    print(*timing.header_lines(about), sep="\n\n", end="\n\n")
+    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
     print(
         f"{args.tokens} tokens a batch, {args.heads} heads of {args.head_features}"
         f"{', causal' if args.causal else ''}; {args.rounds} rounds of {args.calls or 'enough'} "
-        f"call(s); {timing.peak_line(peak)}; "
-        f"an empty call takes {timing.milliseconds(empty)} ms"
+        f"call(s); {reports.peak_line(peak)}; "
+        f"an empty call takes {reports.milliseconds(empty)} ms"
     )
     for (part, length, run), rows in groups(results):
         print(f"\n### {part}, T = {length}, {run}\n")
-        print(timing.table(COLUMNS, rows))
+        print(reports.table(COLUMNS, rows))
     print("", *notes, *left_out.lines(), sep="\n")
     return {
         "header": about,
@@ -118,10 +120,10 @@ def measured(args, about: dict) -> dict:
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "case": lambda r: r["case"] + (" (peer)" if r["peer"] else ""),
-    "median ms": timing.milliseconds,
-    "quartiles": timing.quartiles,
+    "median ms": reports.milliseconds,
+    "quartiles": reports.quartiles,
     "speed": lambda r: f"{r['speed']:.2f}" if r["speed"] else "-",
-    "memory MB": timing.megabytes,
+    "memory MB": reports.megabytes,
     "GFLOP/s": lambda r: f"{r['flops_per_second'] / 1e9:,.0f}",
     "of peak": lambda r: f"{r['of_peak']:.1%}",
 }
@@ -146,7 +148,7 @@ def compare(results: list[dict]) -> None:
 
 def attention_cases(args) -> Iterator[tuple[str, nn.Module]]:
     """(name, module) of every kind, form and engine."""
-    for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():
+    for name, fields in command_line.variants(args.kinds, args.forms, args.heads).items():
         ladder = engines.OF_FORMS.get(fields.get("form", ""), engines.LADDER)
         for engine in (name for name in reversed(ladder) if name in args.engines):
             module = make_attention(
@@ -334,7 +336,7 @@ def plot(results: list[dict], about: dict, path: Path) -> None:
                 handles.append(handle)
                 labels.append(label)
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
-    lines = [textwrap.fill(line, 60 * len(columns)) for line in timing.header_lines(about)]
+    lines = [textwrap.fill(line, 60 * len(columns)) for line in reports.header_lines(about)]
     figure.suptitle("\n".join(lines), fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -28,7 +28,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks import schedule, timing
+from benchmarks import command_line, reports, schedule
 from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import Options, splash
@@ -41,12 +41,12 @@ SIZES = ((256, 512, 256), (512, 512, 512), (512, 1024, 512), (1024, 1024, 512), 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("--topology", default="v5e:2x2")
-    parser.add_argument("--batch", type=timing.positive, default=2)
-    parser.add_argument("--lengths", type=timing.positive, nargs="+", default=[2048, 4096])
-    parser.add_argument("--heads", type=timing.positive, default=12)
-    parser.add_argument("--head_features", type=timing.positive, default=64)
+    parser.add_argument("--batch", type=command_line.positive, default=2)
+    parser.add_argument("--lengths", type=command_line.positive, nargs="+", default=[2048, 4096])
+    parser.add_argument("--heads", type=command_line.positive, default=12)
+    parser.add_argument("--head_features", type=command_line.positive, default=64)
     parser.add_argument("--tune", action="store_true", help="sizes of blocks of splash attention")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     # One program in a process of its own: libtpu is told once where its schedules go.
@@ -73,14 +73,14 @@ def main(arguments: list[str] | None = None) -> int:
         "device": device.device_kind,
         "shape": f"B = {args.batch}, H = {args.heads}, D = {args.head_features}, bfloat16",
         "jax": jax.__version__,
-        "libtpu": timing.version_of("libtpu"),
-        **timing.made_by(__file__, arguments),
+        "libtpu": reports.version_of("libtpu"),
+        **reports.made_by(__file__, arguments),
     }
     print(f"{about['device']}, ahead of time; jax {about['jax']}, libtpu {about['libtpu']}")
     print(f"`{about['command']}`, {about['date']}; {about['shape']}\n")
     for length in args.lengths:
-        print(timing.table(COLUMNS, [r for r in results if r["length"] == length]), end="\n\n")
-    timing.save(args.out, {"header": about, "results": results})
+        print(reports.table(COLUMNS, [r for r in results if r["length"] == length]), end="\n\n")
+    reports.save(args.out, {"header": about, "results": results})
     return 0
 
 

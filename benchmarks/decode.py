@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from benchmarks import experiment, timing
+from benchmarks import command_line, experiment, reports, timing
 from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
 from mhe_jax.data import BOS, EOS, NUM_SPECIAL, PAD
@@ -42,12 +42,14 @@ from mhe_jax.model import EncoderDecoder
 
 
 def parse(arguments: list[str] | None):
-    parser = timing.Parser(__doc__, forms=["auto"])
-    parser.add_argument("--beams", type=timing.positive, nargs="+", default=[1, 4])
-    parser.add_argument("--length", type=timing.positive, default=64, help="tokens of an output")
-    parser.add_argument("--source_length", type=timing.positive, help="else --length")
-    parser.add_argument("--min_batch", type=timing.positive, default=1, help="rows at first")
-    parser.add_argument("--max_batch", type=timing.positive, default=16, help="rows at most")
+    parser = command_line.Parser(__doc__, forms=["auto"])
+    parser.add_argument("--beams", type=command_line.positive, nargs="+", default=[1, 4])
+    parser.add_argument(
+        "--length", type=command_line.positive, default=64, help="tokens of an output"
+    )
+    parser.add_argument("--source_length", type=command_line.positive, help="else --length")
+    parser.add_argument("--min_batch", type=command_line.positive, default=1, help="rows at first")
+    parser.add_argument("--max_batch", type=command_line.positive, default=16, help="rows at most")
     experiment.add_flags(parser)
     args = parser.parse_args(arguments)
     args.source_length = args.source_length or args.length
@@ -59,8 +61,8 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args, config = parse(arguments)
-    content = measured(args, config, timing.header(__file__, args.dtype, arguments))
-    timing.save(args.out, content)
+    content = measured(args, config, reports.header(__file__, args.dtype, arguments))
+    reports.save(args.out, content)
     return 0
 
 
@@ -70,9 +72,9 @@ def measured(args, config: Config, about: dict) -> dict:
     heads = config.model.attention.num_heads
     models = {
         name: Decoding(name, experiment.with_attention(config, fields), args)
-        for name, fields in timing.variants(args.kinds, args.forms, heads).items()
+        for name, fields in command_line.variants(args.kinds, args.forms, heads).items()
     }
-    print(*timing.header_lines(about), sep="\n\n", end="\n\n")
+    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
     print(
         f"{experiment.shape_line(config)}; {args.source_length} source tokens to {args.length}; "
         f"{args.rounds} rounds"
@@ -88,11 +90,11 @@ def measured(args, config: Config, about: dict) -> dict:
             if found:
                 print(f"\n### {found[0]['search']}, {found[0]['batch']} rows\n")
                 rows = sorted(found, key=lambda r: r["median_ms"])
-                print(timing.table(COLUMNS, rows), flush=True)
+                print(reports.table(COLUMNS, rows), flush=True)
     largest = {
         f"{r['search']}, {r['case']}": r["batch"] for r in sorted(results, key=lambda r: r["batch"])
     }
-    notes = timing.mha_note(args.kinds, config.model.features, heads)
+    notes = reports.mha_note(args.kinds, config.model.features, heads)
     notes.append("largest batch: " + "; ".join(f"{case}: {n}" for case, n in largest.items()))
     print("", *notes, *left_out.lines(), sep="\n")
     return {
@@ -106,13 +108,13 @@ def measured(args, config: Config, about: dict) -> dict:
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "case": lambda r: r["case"],
-    "median ms": timing.milliseconds,
-    "quartiles": timing.quartiles,
+    "median ms": reports.milliseconds,
+    "quartiles": reports.quartiles,
     "tokens/s": lambda r: f"{r['tokens_per_second']:,.0f}",
     "speed": lambda r: f"{r['speed']:.2f}" if r["speed"] else "-",
     "self cache KB": lambda r: f"{r['cache_bytes']['self'] / 1e3:,.1f}",
     "cross cache KB": lambda r: f"{r['cache_bytes']['cross'] / 1e3:,.1f}",
-    "memory MB": timing.megabytes,
+    "memory MB": reports.megabytes,
 }
 
 

@@ -5,7 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import timing
+from benchmarks import command_line
 from mhe_jax.config import Config, InputError, TaskName
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.loading import load_config
@@ -23,15 +23,15 @@ FIELDS = {
 }
 
 
-def add_flags(parser: timing.Parser) -> None:
+def add_flags(parser: command_line.Parser) -> None:
     for flag, field in FIELDS.items():
-        kind = float if flag == "attention_dropout" else timing.positive
+        kind = float if flag == "attention_dropout" else command_line.positive
         parser.add_argument(f"--{flag}", type=kind, help=f"{field}, else the config's")
     parser.add_argument("--unrolled", action="store_true", help="model.scan_layers False")
 
 
 def experiment(
-    parser: timing.Parser, args: Namespace, task: TaskName, length: int | None
+    parser: command_line.Parser, args: Namespace, task: TaskName, length: int | None
 ) -> Config:
     """The config of `task` with the flags laid over it; a rule that they break ends the command."""
     config = load_config(str(Path(__file__).parents[1] / "configs" / CONFIGS[task]))

@@ -19,7 +19,7 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import experiments, timing
+from benchmarks import command_line, experiments
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.model import count_parameters
@@ -123,7 +123,7 @@ def warm(runs: Path) -> Table:
 
 
 def main() -> None:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("runs", type=Path, help="--workdir of benchmarks/experiments.py")
     runs = parser.parse_args().runs
     if not runs.is_dir():

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import timing
+from benchmarks import command_line
 from benchmarks.workplace import PARSING, Failed, Workplace, add_flags, loss, note
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep import plan
@@ -231,7 +231,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("experiment", choices=CASES)
     add_flags(parser, "cases")
     return parser.parse_args()

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from benchmarks import experiment, timing
+from benchmarks import command_line, experiment, reports
 from mhe_jax.analysis import ahead
 from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import KINDS
@@ -73,7 +73,7 @@ class Cell(NamedTuple):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
@@ -111,7 +111,7 @@ def measured(cell: Cell, given: list[str]) -> dict[str, Any]:
     about = {
         "command": " ".join(["python", "benchmarks/fit.py", *given]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "libtpu": timing.version_of("libtpu"),
+        "libtpu": reports.version_of("libtpu"),
     }
     print(f"{cell.file.removesuffix('.json')} ...", file=sys.stderr)
     try:
@@ -129,7 +129,7 @@ def config_of(cell: Cell, num_devices: int) -> Config:
     for field, value in {**changes, "data.row_multiple": num_devices}.items():
         config = set_field(config, field, value)
     heads = config.model.attention.num_heads
-    (fields,) = timing.variants([cell.kind], ["auto"], heads).values()
+    (fields,) = command_line.variants([cell.kind], ["auto"], heads).values()
     fields = {**fields, "dropout_rate": cell.attention_dropout}
     config = experiment.with_attention(config, fields)
     rows = FIXED_TOKENS // config.data.sequence_length
@@ -152,7 +152,7 @@ def tables(found: list[dict]) -> Iterator[str]:
                 title = f"{f'{slices} slices of ' if slices > 1 else ''}{topology}"
                 what = "largest batch that fits" if part == "search" else "one batch"
                 yield f"{title}, {what}:"
-                yield timing.table(COLUMNS, sorted(own, key=in_order))
+                yield reports.table(COLUMNS, sorted(own, key=in_order))
     for f in found:
         if "refused" in f:
             yield f"not compiled: {f['shape']} {f['kind']} on {f['topology']}: {f['refused']}"

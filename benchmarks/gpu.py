@@ -43,7 +43,7 @@ for name in ("google_crc32c", "grain", "sacrebleu", "sentencepiece"):
 
 import jax  # noqa: E402
 
-from benchmarks import attention, decode, gpu_check, timing, train_step  # noqa: E402
+from benchmarks import attention, command_line, decode, gpu_check, reports, timing, train_step  # noqa: E402
 from mhe_jax.cli.process import ask_for_huge_pages  # noqa: E402
 
 # A run of a case gives what its line says; one that is wrong says so under "wrong".
@@ -51,7 +51,7 @@ Cases = dict[str, Callable[[], dict]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
     parser.add_argument("--minutes", type=float, default=9.0, help="that a part may take")
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.turns:
         timing.take_turns(args.turns)
     dtypes = gpu_check.TYPES if args.part == "check" else ("bfloat16",)
-    about = timing.header(__file__, ", ".join(dtypes), arguments)
+    about = reports.header(__file__, ", ".join(dtypes), arguments)
     about |= {"smoke": args.smoke, "engines": args.engines}
     cases, tables = PARTS[args.part]
     log = Log(args.out / f"{args.part}.jsonl", about)
@@ -90,8 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
     left = go_on(cases(args.smoke, args.engines, args.share), log, end)
     done, failed = log.done(), log.failed()
-    timing.save(args.out / f"{args.part}.json", {"header": log.header, "results": done})
-    page = "\n\n".join([*timing.header_lines(log.header), *tables(done)])
+    reports.save(args.out / f"{args.part}.json", {"header": log.header, "results": done})
+    page = "\n\n".join([*reports.header_lines(log.header), *tables(done)])
     args.out.joinpath(f"{args.part}.md").write_text(page + "\n", encoding="utf-8")
     print(page)
     print("", f"{len(done)} cases are done, {left} are left", *failed, sep="\n")
@@ -175,7 +175,7 @@ def timed(program, *arguments: Any) -> dict:
     given = [str(argument) for argument in arguments]
     parsed = program.parse(given)
     parsed = parsed if isinstance(parsed, tuple) else (parsed,)
-    about = timing.header(program.__file__, "bfloat16", given)
+    about = reports.header(program.__file__, "bfloat16", given)
     with contextlib.redirect_stdout(sys.stderr):
         return {"content": program.measured(*parsed, about)}
 
@@ -245,12 +245,12 @@ def timed_tables(program, done: list[dict]) -> list[str]:
         about = content["header"]
         parts += [f"### {row['case']}", f"`{about['command']}`, {about['date']}"]
         if "empty" in content:
-            empty, peak = timing.milliseconds(content["empty"]), content["peak"]
+            empty, peak = reports.milliseconds(content["empty"]), content["peak"]
             peak = f"{peak['flops_per_second'] / 1e9:,.0f} GFLOP/s"
             parts.append(f"An empty call takes {empty} ms; peak of a matrix product {peak}.")
-        for table in timing.tables(content["results"]):
+        for table in reports.tables(content["results"]):
             titles = [table[0][key] for key in ("run", "search", "task") if key in table[0]]
-            parts += [f"**{', '.join(titles)}**", timing.table(program.COLUMNS, table)]
+            parts += [f"**{', '.join(titles)}**", reports.table(program.COLUMNS, table)]
         reasons = content["left_out"].items()
         parts += [f"left out: {', '.join(names)}: {why}" for why, names in reasons]
     return parts
@@ -260,7 +260,7 @@ def core_tables(done: list[dict]) -> list[str]:
     """Before all tables one of the fastest engine of each kind, and of each library."""
     rows = []
     for row in (row for row in done if "content" in row):
-        for table in timing.tables(row["content"]["results"]):
+        for table in reports.tables(row["content"]["results"]):
             rows.append({"case": f"{row['case']}, {table[0]['run']}", "table": table})
     columns: dict[str, Callable[[dict], str]] = {"median ms": lambda row: row["case"]}
     for name in (
@@ -275,7 +275,7 @@ def core_tables(done: list[dict]) -> list[str]:
         columns[name] = functools.partial(fastest, f"{name} ")
     for name in ("jax.nn cudnn", "Pallas flash", "PyTorch", "plain XLA MHA"):
         columns[name] = functools.partial(fastest, name)
-    return [timing.table(columns, rows), *timed_tables(attention, done)]
+    return [reports.table(columns, rows), *timed_tables(attention, done)]
 
 
 def fastest(name: str, row: dict) -> str:
@@ -283,7 +283,9 @@ def fastest(name: str, row: dict) -> str:
     for found in row["table"]:
         for case in found["cases"]:
             if case.startswith(name):
-                return f"{timing.milliseconds(found)} {case.removeprefix(name).strip(' ,')}".strip()
+                return (
+                    f"{reports.milliseconds(found)} {case.removeprefix(name).strip(' ,')}".strip()
+                )
     return "-"
 
 

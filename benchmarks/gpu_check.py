@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import fuzz, timing
+from benchmarks import fuzz, reports
 from mhe_jax.attention import engines
 from mhe_jax.config import InputError
 
@@ -202,7 +202,7 @@ def tables(done: list[dict]) -> list[str]:
         columns: dict[str, Callable[[dict], str]] = {"kind": lambda row: row["kind"]}
         for name in names:
             columns[name] = functools.partial(worst, name)
-        parts += [f"**{dtype}**", timing.table(columns, table)]
+        parts += [f"**{dtype}**", reports.table(columns, table)]
     parts += [f"refused, {len(cases)} cases: {why}" for why, cases in reasons.items()]
     return parts
 

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks import timing
+from benchmarks import command_line, reports
 from mhe_jax.analysis.hlo import Program
 from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.analysis.traffic import traffic
@@ -55,12 +55,12 @@ CYCLES = {"exponentials": 8, "float32": 1, "others": 2}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("--topology", default="h200:1x1")
-    parser.add_argument("--batch", type=timing.positive, default=4)
-    parser.add_argument("--length", type=timing.positive, default=4096)
-    parser.add_argument("--heads", type=timing.positive, default=12)
-    parser.add_argument("--head_features", type=timing.positive, default=64)
+    parser.add_argument("--batch", type=command_line.positive, default=4)
+    parser.add_argument("--length", type=command_line.positive, default=4096)
+    parser.add_argument("--heads", type=command_line.positive, default=12)
+    parser.add_argument("--head_features", type=command_line.positive, default=64)
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     # One program in a process of its own: the compilers are told once where their files go.
     parser.add_argument("--compile", nargs=2, metavar=("CASE", "FILE"), help="for its own use")
@@ -81,13 +81,13 @@ def main(arguments: list[str] | None = None) -> int:
         "shape": f"B = {args.batch}, T = {args.length}, H = {args.heads}, D = "
         f"{args.head_features}, bfloat16, no mask",
         "jax": jax.__version__,
-        "cuda": timing.version_of("nvidia-cuda-nvcc"),
-        **timing.made_by(__file__, arguments),
+        "cuda": reports.version_of("nvidia-cuda-nvcc"),
+        **reports.made_by(__file__, arguments),
     }
     print(f"{about['device']}, ahead of time; jax {about['jax']}, CUDA compiler {about['cuda']}")
     print(f"`{about['command']}`, {about['date']}; {about['shape']}\n")
-    print(timing.table(COLUMNS, results))
-    timing.save(args.out, {"header": about, "results": results})
+    print(reports.table(COLUMNS, results))
+    reports.save(args.out, {"header": about, "results": results})
     return 0
 
 

@@ -59,7 +59,7 @@ def main() -> int:
     if arguments.measure:
         print(json.dumps(measure(**json.loads(arguments.measure))))
         return 0
-    from benchmarks import timing  # what is measured does not import it
+    from benchmarks import reports  # what is measured does not import it
 
     rows = []
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
@@ -104,9 +104,9 @@ def main() -> int:
         for name, bar in BARS.items()
         if row[name] > bar
     ]
-    about = timing.header(__file__, "float32", None)
-    timing.save(arguments.out, {"header": about, "results": rows, "bars": BARS, "missed": missed})
-    print(*timing.header_lines(about), "", timing.table(COLUMNS, rows), "", *missed, sep="\n")
+    about = reports.header(__file__, "float32", None)
+    reports.save(arguments.out, {"header": about, "results": rows, "bars": BARS, "missed": missed})
+    print(*reports.header_lines(about), "", reports.table(COLUMNS, rows), "", *missed, sep="\n")
     return bool(missed)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import steps, timing
+from benchmarks import command_line, reports, steps, timing
 from mhe_jax.attention import KINDS
 from mhe_jax.config import Config, InputError, KroneckerConfig
 from mhe_jax.config.fields import set_field
@@ -27,21 +27,21 @@ APPLY = typing.get_args(typing.get_type_hints(KroneckerConfig)["apply"])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("--config", default=str(Path(__file__).parents[1] / "configs/multi30k.py"))
     parser.add_argument("--kind", choices=KINDS, default="mha", help="of attention, in all models")
     parser.add_argument("--ranks", nargs="+", default=list(RANKS), metavar="A/M/E")
     parser.add_argument("--apply", nargs="+", choices=APPLY, default=list(APPLY))
-    parser.add_argument("--rows", type=timing.positive, default=64)
-    parser.add_argument("--length", type=timing.positive, default=32)
-    parser.add_argument("--rounds", type=timing.positive, default=15)
+    parser.add_argument("--rows", type=command_line.positive, default=64)
+    parser.add_argument("--length", type=command_line.positive, default=32)
+    parser.add_argument("--rounds", type=command_line.positive, default=15)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where the JSON goes")
     args = parser.parse_args(arguments)
     try:
         configs = configs_of(args)
     except InputError as error:
         parser.error(str(error))
-    about = timing.header(__file__, configs["dense"].model.dtype, arguments)
+    about = reports.header(__file__, configs["dense"].model.dtype, arguments)
     left_out = timing.LeftOut()
     cases = [steps.our_step(name, config, args.rows) for name, config in configs.items()]
     found = timing.measure(cases, args.rounds, left_out)
@@ -49,22 +49,22 @@ def main(arguments: list[str] | None = None) -> int:
     for r in found:
         r["overhead"] = r["median_ms"] / dense - 1
         r["tokens_per_second"] = 1e3 * r["tokens"] / r["median_ms"]
-    print(*timing.header_lines(about), sep="\n\n")
+    print(*reports.header_lines(about), sep="\n\n")
     print(f"\n{found[0]['tokens']:,} tokens a step, {args.rounds} rounds\n")
-    print(timing.table(COLUMNS, found))
+    print(reports.table(COLUMNS, found))
     print(*left_out.lines(), sep="\n")
-    timing.save(args.out, {"header": about, "results": found, "left_out": left_out.reasons})
+    reports.save(args.out, {"header": about, "results": found, "left_out": left_out.reasons})
     return 0
 
 
 COLUMNS = {
     "case": lambda r: r["case"],
     "parameters": lambda r: f"{r['parameters']['total']:,}",
-    "median ms": timing.milliseconds,
-    "quartiles": timing.quartiles,
+    "median ms": reports.milliseconds,
+    "quartiles": reports.quartiles,
     "tokens/s": lambda r: f"{r['tokens_per_second']:,.0f}",
     "overhead": lambda r: f"{r['overhead']:+.1%}",
-    "memory MB": timing.megabytes,
+    "memory MB": reports.megabytes,
 }
 
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks import timing
+from benchmarks import command_line, reports, timing
 from mhe_jax.analysis.memory import layer_memory
 from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import make_attention, recording
@@ -32,10 +32,10 @@ RUNS = {"forward": False, "with gradients": True}
 
 
 def parse(arguments: list[str] | None):
-    parser = timing.Parser(__doc__, forms=("auto", *timing.FORMS), timed=False)
-    parser.add_argument("--lengths", type=timing.positive, nargs="+", default=LENGTHS)
-    parser.add_argument("--heads", type=timing.positive, default=12)
-    parser.add_argument("--head_features", type=timing.positive, default=64)
+    parser = command_line.Parser(__doc__, forms=("auto", *command_line.FORMS), timed=False)
+    parser.add_argument("--lengths", type=command_line.positive, nargs="+", default=LENGTHS)
+    parser.add_argument("--heads", type=command_line.positive, default=12)
+    parser.add_argument("--head_features", type=command_line.positive, default=64)
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--topology", metavar="NAME", help="a TPU topology, such as v5e:2x2")
     parser.add_argument("--plot", action="store_true")
@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    about = timing.header(__file__, args.dtype, arguments)
+    about = reports.header(__file__, args.dtype, arguments)
     mesh = None
     if args.chip is not None:
         mesh = Mesh(np.array([args.chip]), "data")
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     left_out = timing.LeftOut()
     results = measure(args, mesh, left_out)
 
-    print(*timing.header_lines(about), sep="\n\n", end="\n\n")
+    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
     print(
         f"One layer, one example, {args.heads} heads of {args.head_features}"
         f"{', causal' if args.causal else ''}: MB, and per cent of mha"
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     for run in RUNS:
         print(f"\n### {run}\n")
         print(table(results, run, args.lengths))
-    notes = timing.mha_note(args.kinds, args.heads * args.head_features, args.heads)
+    notes = reports.mha_note(args.kinds, args.heads * args.head_features, args.heads)
     notes = [note.replace("speed", "memory") for note in notes]
     print("", *notes, *left_out.lines(), sep="\n")
     content = {
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         "left_out": left_out.reasons,
         "notes": notes,
     }
-    timing.save(args.out, content)
+    reports.save(args.out, content)
     if args.plot:
         plot(results, about, args.out.with_suffix(".png"))
     return 0
@@ -93,7 +93,7 @@ def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str,
         context = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
     results = []
     with context:
-        for name, fields in timing.variants(args.kinds, args.forms, args.heads).items():
+        for name, fields in command_line.variants(args.kinds, args.forms, args.heads).items():
             module = make_attention(
                 **fields,
                 num_heads=args.heads,
@@ -148,11 +148,11 @@ def table(results: list[dict], run: str, lengths: list[int]) -> str:
         if row is None:
             return "-"
         share = "" if row["of_mha"] is None else f" ({100 * row['of_mha']:.0f} %)"
-        return timing.megabytes(row) + share
+        return reports.megabytes(row) + share
 
     columns = {"case": lambda case: f"{case} ({' or '.join(sorted(cases[case]))})"}
     columns |= {f"T = {n}": lambda case, n=n: cell(case, n) for n in lengths}
-    return timing.table(columns, list(cases))  # pyright: ignore[reportArgumentType]
+    return reports.table(columns, list(cases))  # pyright: ignore[reportArgumentType]
 
 
 def plot(results: list[dict], about: dict, path: Path) -> None:
@@ -164,7 +164,7 @@ def plot(results: list[dict], about: dict, path: Path) -> None:
         series = lines[row["run"]].setdefault(row["case"], {})
         series[row["length"]] = row["memory_bytes"]
     figure = memory_figure(lines)
-    figure.suptitle("\n".join(timing.header_lines(about)), fontsize="small")
+    figure.suptitle("\n".join(reports.header_lines(about)), fontsize="small")
     figure.savefig(path, dpi=120)
 
 

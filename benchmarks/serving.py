@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import timing
+from benchmarks import command_line, reports, timing
 from mhe_jax.config import InputError
 
 OURS = "mhe_jax float32"
@@ -41,23 +41,25 @@ CASES = (OURS, "CTranslate2 float32", "CTranslate2 int8")
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "case": lambda row: row["case"],
     "sentences/s": lambda row: f"{row['sentences_per_second']:.1f}",
-    "median ms": timing.milliseconds,
-    "quartiles": timing.quartiles,
+    "median ms": reports.milliseconds,
+    "quartiles": reports.quartiles,
     "speed": lambda row: f"{row['speed']:.2f}",
     "BLEU": lambda row: f"{row['bleu']:.2f}",
     "same": lambda row: f"{row['same']} of {row['sentences']}",
-    "memory MB": timing.megabytes,
+    "memory MB": reports.megabytes,
 }
 
 
 def parse(arguments: list[str] | None):
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("run", type=Path, help="of task translation")
-    parser.add_argument("--sentences", type=timing.positive, default=1000, help="at most")
-    parser.add_argument("--beam", type=timing.positive, default=5)
-    parser.add_argument("--batch_size", type=timing.positive, default=32, help="sentences at once")
-    parser.add_argument("--threads", type=timing.positive, default=2, help="and cores")
-    parser.add_argument("--rounds", type=timing.positive, default=7)
+    parser.add_argument("--sentences", type=command_line.positive, default=1000, help="at most")
+    parser.add_argument("--beam", type=command_line.positive, default=5)
+    parser.add_argument(
+        "--batch_size", type=command_line.positive, default=32, help="sentences at once"
+    )
+    parser.add_argument("--threads", type=command_line.positive, default=2, help="and cores")
+    parser.add_argument("--rounds", type=command_line.positive, default=7)
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args(arguments)
     if args.threads > len(os.sched_getaffinity(0)):
@@ -80,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             content = measured(args, config, exported, arguments)
     except InputError as error:
         parser.error(str(error))
-    timing.save(args.out, content)
+    reports.save(args.out, content)
     return 0
 
 
@@ -89,8 +91,8 @@ def measured(args, config, exported: Path, arguments: list[str] | None) -> dict[
     from mhe_jax.data.opening import open_split
     from mhe_jax.tasks.metrics import translation_scores
 
-    about = timing.header(__file__, "float32", arguments)
-    about["versions"]["ctranslate2"] = timing.version_of("ctranslate2")
+    about = reports.header(__file__, "float32", arguments)
+    about["versions"]["ctranslate2"] = reports.version_of("ctranslate2")
     source = open_split(config, "test")
     pairs = [source[number] for number in range(min(args.sentences, len(source)))]
     texts, references = map(list, zip(*pairs, strict=True))
@@ -123,12 +125,12 @@ def measured(args, config, exported: Path, arguments: list[str] | None) -> dict[
         row["speed"] = row["sentences_per_second"] / results[0]["sentences_per_second"]
     results.sort(key=lambda row: row["median_ms"])
     kinds = ", ".join(f"{kind} ({role})" for role, kind in config.kinds.items())
-    print(*timing.header_lines(about), sep="\n\n", end="\n\n")
+    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
     print(
         f"{kinds}; {len(texts)} sentences, beam {args.beam}, {args.threads} threads, batches of "
         f"{args.batch_size}, {args.rounds} rounds\n"
     )
-    print(timing.table(COLUMNS, results), end="\n\n")
+    print(reports.table(COLUMNS, results), end="\n\n")
     print(told(start))
     return {"header": about, "kinds": config.kinds, "results": results, "start": start}
 

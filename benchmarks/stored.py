@@ -17,7 +17,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 
-from benchmarks import experiment, fit, timing
+from benchmarks import command_line, experiment, fit, reports
 from mhe_jax.analysis import ahead
 from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.config import Config, InputError
@@ -37,7 +37,7 @@ CASES = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("--topology", default="v5e:2x2")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     args = parser.parse_args(arguments)
@@ -49,13 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
     about = {
         "device": devices[0].device_kind,
         "jax": jax.__version__,
-        "libtpu": timing.version_of("libtpu"),
-        **timing.made_by(__file__, arguments),
+        "libtpu": reports.version_of("libtpu"),
+        **reports.made_by(__file__, arguments),
     }
     print(f"{about['device']}, ahead of time; jax {about['jax']}, libtpu {about['libtpu']}")
     print(f"`{about['command']}`, {about['date']}\n")
-    print(timing.table(COLUMNS, results))
-    timing.save(args.out, {"header": about, "results": results})
+    print(reports.table(COLUMNS, results))
+    reports.save(args.out, {"header": about, "results": results})
     return 0
 
 

@@ -31,18 +31,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on a GPU
 
-from benchmarks import experiment, steps, timing
+from benchmarks import command_line, experiment, reports, steps, timing
 from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
 from mhe_jax.tasks.flops import FORMULA
 
 
 def parse(arguments: list[str] | None):
-    parser = timing.Parser(__doc__)
+    parser = command_line.Parser(__doc__)
     tasks = list(experiment.CONFIGS)
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
-    parser.add_argument("--length", type=timing.positive, help="T, else the config's")
-    parser.add_argument("--batch", type=timing.positive, default=8, help="rows B")
+    parser.add_argument("--length", type=command_line.positive, help="T, else the config's")
+    parser.add_argument("--batch", type=command_line.positive, default=8, help="rows B")
     experiment.add_flags(parser)
     args = parser.parse_args(arguments)
     configs = {task: experiment.experiment(parser, args, task, args.length) for task in args.tasks}
@@ -51,31 +51,31 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args, configs = parse(arguments)
-    content = measured(args, configs, timing.header(__file__, args.dtype, arguments))
-    timing.save(args.out, content)
+    content = measured(args, configs, reports.header(__file__, args.dtype, arguments))
+    reports.save(args.out, content)
     return 0
 
 
 def measured(args, configs: dict, about: dict) -> dict:
     """Measures and prints; the JSON."""
     left_out = timing.LeftOut()
-    print(*timing.header_lines(about), sep="\n\n")
+    print(*reports.header_lines(about), sep="\n\n")
     peaks, results, notes = {}, [], []
     for task, config in configs.items():
         cases = timing.peak_cases(args.dtype) + timing.made(models(config, args), left_out)
-        peaks[task], found = timing.split_peak(timing.measure(cases, args.rounds, left_out))
+        peaks[task], found = reports.split_peak(timing.measure(cases, args.rounds, left_out))
         cases.clear()
         compare(found)
         results += found
         m = config.model
-        own = timing.mha_note(args.kinds, m.features, m.attention.num_heads)
+        own = reports.mha_note(args.kinds, m.features, m.attention.num_heads)
         notes += [f"{task}: {note}" for note in own]
         print(
             f"\n### {task}, T = {config.data.sequence_length}\n\n"
             f"{experiment.shape_line(config)}; {args.batch} rows, {args.rounds} rounds; "
-            f"{timing.peak_line(peaks[task])}\n"
+            f"{reports.peak_line(peaks[task])}\n"
         )
-        print(timing.table(COLUMNS, sorted(found, key=lambda r: r["median_ms"])))
+        print(reports.table(COLUMNS, sorted(found, key=lambda r: r["median_ms"])))
     notes.append(FORMULA)
     print("", *notes, *left_out.lines(), sep="\n")
     return {
@@ -89,12 +89,12 @@ def measured(args, configs: dict, about: dict) -> dict:
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "case": lambda r: r["case"] + (" (peer)" if r["peer"] else ""),
-    "median ms": timing.milliseconds,
-    "quartiles": timing.quartiles,
+    "median ms": reports.milliseconds,
+    "quartiles": reports.quartiles,
     "tokens/s": lambda r: f"{r['tokens_per_second']:,.0f}",
     "speed": lambda r: f"{r['speed']:.2f}" if r["speed"] else "-",
     "MFU": lambda r: f"{r['of_peak']:.1%}",
-    "memory MB": timing.megabytes,
+    "memory MB": reports.megabytes,
     "parameters": lambda r: f"{r['parameters']['total']:,}",
     "of attention": lambda r: f"{r['parameters']['attention']:,}",
 }
@@ -112,7 +112,7 @@ def models(config: Config, args) -> dict[str, Callable[[], timing.Case]]:
     """How to make each case of a task."""
     made: dict[str, Callable[[], timing.Case]] = {}
     heads = config.model.attention.num_heads
-    for name, fields in timing.variants(args.kinds, args.forms, heads).items():
+    for name, fields in command_line.variants(args.kinds, args.forms, heads).items():
         ours = experiment.with_attention(config, fields)
         made[name] = functools.partial(steps.our_step, name, ours, args.batch)
     mha = experiment.with_attention(config, {"kind": "mha"})

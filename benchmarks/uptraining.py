@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks import experiments, timing
+from benchmarks import command_line, experiments
 from benchmarks.experiments import TRANSLATION, attention
 from benchmarks.workplace import Failed, Record, Workplace, add_flags, best_rate, loss, note
 from mhe_jax.cli.sweep import plan
@@ -246,11 +246,13 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = timing.PlainParser(__doc__)
+    parser = command_line.PlainParser(__doc__)
     parser.add_argument("task", choices=SOURCES)
     add_flags(parser, "cases")
-    parser.add_argument("--steps", type=timing.positive, help="of the mha runs, else the config's")
-    parser.add_argument("--seeds", type=timing.positive, default=3, help="of each case")
+    parser.add_argument(
+        "--steps", type=command_line.positive, help="of the mha runs, else the config's"
+    )
+    parser.add_argument("--seeds", type=command_line.positive, default=3, help="of each case")
     return parser.parse_args()
 
 

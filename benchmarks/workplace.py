@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks import timing
+from benchmarks import command_line
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
@@ -212,11 +212,11 @@ class Record:
             write_whole(self.path, f'{about}, "lines": [\n{each}\n]}}\n')
 
 
-def add_flags(parser: timing.PlainParser, each: str) -> None:
+def add_flags(parser: command_line.PlainParser, each: str) -> None:
     """The flags of a `Workplace`; `each` is what goes side by side."""
     parser.add_argument("--workdir", type=Path, default=Path("runs"), help="where the runs go")
     parser.add_argument("--data.directory", dest="directory", type=Path, default=Path("data"))
-    parser.add_argument("--jobs", type=timing.positive, default=2, help=f"{each} at a time")
+    parser.add_argument("--jobs", type=command_line.positive, default=2, help=f"{each} at a time")
 
 
 def note(line: str) -> None:

@@ -52,7 +52,7 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
             batch_size=16,  # blocks of 128 tokens: 2,048 tokens a step
         ),
         optimizer=OptimizerConfig(
-            learning_rate=2e-3,
+            learning_rate=2e-3 if small else 8e-3,
             schedule="cosine",
             warmup_steps=20 if small else 200,
             weight_decay=0.01,

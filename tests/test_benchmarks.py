@@ -16,13 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import (
     attention,
+    command_line,
     cycles,
     decode,
     fit,
     gpu,
     memory,
     peers,
-    quality,
+    reports,
     steps,
     timing,
     train_step,
@@ -75,42 +76,15 @@ def test_attention(capsys, tmp_path):
     assert tmp_path.joinpath("result.png").stat().st_size > 0
 
 
-def test_results_of_other_steps_or_text_are_not_taken(tmp_path, monkeypatch):
-    """By a stand-in for the command that trains, which counts its calls."""
-    calls = []
-
-    def stand_in(command, **_):
-        calls.append(command)
-        result = {"validation_loss": 1.0, "validation_perplexity": 2.7}
-        return subprocess.CompletedProcess(command, 0, json.dumps(result) + "\n")
-
-    monkeypatch.setattr(quality.subprocess, "run", stand_in)
-    quality.sweep(tmp_path, "data", 2, 10)
-    count = len(calls)
-    assert count == 18 + 3 + 18
-    quality.sweep(tmp_path, "data", 2, 10)
-    assert len(calls) == count
-    for directory, num_steps, said in [
-        ("data", None, "num_steps was 10, is None: give another --workdir"),
-        ("other", 10, "data.directory was .*data, is .*other: give another"),
-    ]:
-        with pytest.raises(SystemExit, match=said):
-            quality.sweep(tmp_path, directory, 2, num_steps)
-    (tmp_path / "asked.json").unlink()  # results of an earlier version
-    with pytest.raises(SystemExit, match="data.directory was not known"):
-        quality.sweep(tmp_path, "data", 2, 10)
-    assert len(calls) == count
-
-
 def test_every_kind_and_form_is_measured():
-    found = timing.variants(KINDS, timing.FORMS, 12)
+    found = command_line.variants(KINDS, command_line.FORMS, 12)
     assert {fields["kind"] for fields in found.values()} == set(KINDS)
     assert [name for name in found if name.startswith("mhe_add")] == [
-        f"mhe_add {form}" for form in timing.FORMS if form in FORMS_OF_KINDS["mhe_add"]
+        f"mhe_add {form}" for form in command_line.FORMS if form in FORMS_OF_KINDS["mhe_add"]
     ]
     assert found["gqa num_kv_heads=4"] == {"kind": "gqa", "num_kv_heads": 4}
     assert "mva folded" not in found
-    assert list(timing.variants(["mhe_add"], ["auto"], 12)) == ["mhe_add"]
+    assert list(command_line.variants(["mhe_add"], ["auto"], 12)) == ["mhe_add"]
 
 
 def test_peaks_are_no_rows():
@@ -120,9 +94,9 @@ def test_peaks_are_no_rows():
         {"case": case, "flops": 6e6, "fastest_ms": fast, "flops_per_second": 6e9 / median}
         for case, (median, fast) in ms.items()
     ]
-    peak, (mha,) = timing.split_peak(measured)
+    peak, (mha,) = reports.split_peak(measured)
     assert (mha["case"], mha["of_peak"]) == ("mha", 0.25)
-    assert timing.peak_line(peak) == "peak 3 GFLOP/s, of PyTorch 6"
+    assert reports.peak_line(peak) == "peak 3 GFLOP/s, of PyTorch 6"
 
 
 def test_attention_counts_operations():
@@ -216,7 +190,7 @@ def test_cycles_of_a_length_of_which_nothing_compiles(tmp_path, monkeypatch):
         row = {"case": case, "length": length, "blocks": (), "matrix_units": []}
         return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
 
-    monkeypatch.setattr(timing, "version_of", lambda library: "1")
+    monkeypatch.setattr(reports, "version_of", lambda library: "1")
     monkeypatch.setattr(cycles, "measure", measure)
     file = tmp_path / "cycles.json"
     assert cycles.main(["--lengths", "256", "512", "--out", str(file)]) == 0
@@ -325,8 +299,8 @@ def test_a_page_has_the_tables_of_a_record(record: Path):
             assert memory.table(found["results"], run, lengths) in page
         return
     columns = importlib.import_module(f"benchmarks.{program}").COLUMNS
-    for table in timing.tables(found["results"]):
-        assert timing.table(columns, table) in page
+    for table in reports.tables(found["results"]):
+        assert reports.table(columns, table) in page
 
 
 def test_a_page_has_the_tables_of_what_fits():

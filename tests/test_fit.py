@@ -43,7 +43,7 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(ahead, "compile_step", compile_step)
     monkeypatch.setattr(ahead, "search_batch", compile_step)
-    monkeypatch.setattr(fit.timing, "version_of", lambda package: "4.5.6")
+    monkeypatch.setattr(fit.reports, "version_of", lambda package: "4.5.6")
     chips = {"v5e:16x16": 256, "v6e:16x16": 256, "v5p:8x8x8": 512}
     monkeypatch.setattr(fit, "describe_devices", lambda name, n: [None] * n * chips[name])
     return configs
