@@ -697,14 +697,37 @@ def test_what_the_page_says_of_groups_and_of_mva_is_so():
     gain, error = apart("mha", groups)
     assert f"told from `mha` ({gain:.3f} ± {error:.3f} worse)" in pages["atlas"]
     assert gain < error
+    gain, error = apart("mha", "gqa")
+    assert gain < error
+    said = ["{:.3f} ± {:.3f}".format(*apart("mha", x)) for x in ("gqa", "mqa")]
+    assert f"cannot be told from `mha` ({said[0]} worse, with 63 %" in pages["atlas"]
+    assert f"and `mqa` is worse by {said[1]}." in pages["atlas"]
+    gain, error = apart("gqa", groups)
+    assert f"cannot be told from it ({gain:.3f} ± {error:.3f} worse)" in pages["atlas"]
+    assert gain < error
+    better = [apart("mqa", x) for x in ("mhe_add", "mhe_mul", "sha")]
+    assert all(gain > error for gain, error in [*better, apart("mha", "mqa")])
+    assert (
+        "better than they are by {:.3f} ± {:.3f} and {:.3f} ± {:.3f}, and than `sha` by {:.3f} ± "
+        "{:.3f}.".format(*(number for pair in better for number in pair))
+        in pages["atlas"]
+    )
+    mha, mqa = (statistics.fmean(found(x).values("perplexity_per_token")) for x in ("mha", "mqa"))
+    assert f"`mqa` is {100 * (mqa / mha - 1):.1f} % worse than `mha` in" in pages["which_kind"]
     mha, mva = (statistics.fmean(found(x).values("perplexity_per_token")) for x in ("mha", "mva"))
     assert f"({mva:.2f} against {mha:.2f})" in pages["atlas"]
     assert f"{100 * (1 - mva / mha):.1f}" == "4.1"
-    first = {x: found(x).fresh[0] for x in ("mha", "mva", groups)}
+    first = {x: found(x).fresh[0] for x in ("mha", "mva", groups, "gqa", "mqa", "mhe_add")}
     sizes = {x: row["parameters"]["attention"] for x, row in first.items()}
     shares = [f"{100 * sizes[x] / sizes['mha']:.0f}" for x in ("mva", groups)]
     caches = [f"{100 * first[x]['cached'] / first['mha']['cached']:.0f}" for x in ("mva", groups)]
     assert (shares, caches) == (["77", "44"], ["78", "25"])
+    assert [sizes["gqa"] / sizes["mha"], sizes[groups] / sizes["gqa"]] == pytest.approx(
+        [0.625, 0.71], abs=0.005
+    )
+    assert sizes["mqa"] / sizes["mhe_add"] == pytest.approx(1.61, abs=0.005)
+    assert first["gqa"]["cached"] == first[groups]["cached"] == first["mha"]["cached"] / 4
+    assert first["mqa"]["cached"] == first["mhe_add"]["cached"]
     assert "`mva` is better than `mha` with 8 heads by 4.1 % in perplexity" in pages["which_kind"]
     assert "`mva` is 4.1 % better than it in perplexity, with 77 % of its" in pages["README"]
 

@@ -362,9 +362,11 @@ def test_the_page_has_what_the_language_model_scores():
     assert whole < min(*after.values(), control)
     new = {
         name: statistics.fmean(uptraining._recorded(name, "perplexity_per_token"))
-        for name in ("mva", "mhe_add-2-groups", "mhe_mul", "mhe_add")
+        for name in ("mva", "gqa", "mhe_add-2-groups", "mqa", "mhe_mul", "mhe_add")
     }
-    said = "`mhe_mul` and `mhe_add` score {:.2f}, {:.2f}, {:.2f} and {:.2f}, each better than"
-    assert said.format(*new.values()) in page
+    assert [*new.values()] == sorted(new.values())
+    scores = [f"{score:.2f}" for score in new.values()]
+    said = f"score {', '.join(scores[:-1])} and {scores[-1]}, each better than"
+    assert said in page
     assert all(score < after[name] for name, score in new.items())
     assert new["mva"] < whole
