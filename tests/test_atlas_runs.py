@@ -762,3 +762,22 @@ def test_what_the_page_says_of_head_embeddings_is_so():
     which = " ".join((ROOT / "docs" / "which_kind.md").read_text(encoding="utf-8").split())
     said = f"`sha` is {worse[1]} % worse in perplexity than `mha`, the MHE kinds "
     assert f"{said}{worse[3]} to {worse[2]} %" in which
+
+
+def test_the_config_of_the_language_model_scores_what_its_page_says():
+    """By three runs of the atlas, which are that config with other seeds."""
+    runs = sorted((ROOT / "docs" / "records" / "atlas" / "lm" / "shape").glob("mhe_mul,8e-3,*"))
+    for run in runs:
+        config = load_json(run / CONFIG)
+        assert sizes.changed(
+            base_of("lm"), {"workdir": config.workdir, "train.seed": config.train.seed}
+        ) == sizes.changed(config, {"data.directory": base_of("lm").data.directory})
+    scores = [json.loads((run / "eval_test.json").read_text()) for run in runs]
+    names = ("loss", "perplexity_per_token", "perplexity_per_word", "accuracy")
+    nats, token, word, accuracy = (statistics.fmean(x[name] for x in scores) for name in names)
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    told = f"{nats:.3f} | {token:.1f} a token, {word:.1f} a word | {100 * accuracy:.1f} %"
+    assert f"| `wikitext2_lm.py` | 994,048 | 7.2 min | {told} |" in page
+    config = (ROOT / "configs" / "wikitext2_lm.py").read_text(encoding="utf-8")
+    assert f"test perplexity {token:.1f} per token, and {word:.0f} per word" in config
+    assert f"{nats:.3f} nats per token" in config
