@@ -1,7 +1,7 @@
 """The kinds of attention at equal size, by the protocol of docs/atlas.md.
 
-    python benchmarks/atlas.py lm --budget 15.5
-    python benchmarks/atlas.py translation --budget 9.5
+    python benchmarks/atlas.py lm
+    python benchmarks/atlas.py translation
     python benchmarks/atlas.py lm --steps 20 --budget 0.1 --workdir runs/trial    # a trial
     python benchmarks/atlas_tables.py runs/atlas    # the tables of docs/atlas.md
 
@@ -54,6 +54,8 @@ from mhe_jax.training import tracking
 
 # The best that is known of most kinds, between a half and a double of it.
 RATES = {"lm": ("2e-3", "4e-3", "8e-3"), "translation": experiments.RATES}
+# Hours of processor time: 25 in all.
+HOURS = {"lm": 15.5, "translation": 9.5}
 CHOOSES, FRESH = "0", ("1", "2", "3")
 # The choosing seed has a part of the steps.
 SHORTER = 4
@@ -244,7 +246,8 @@ def main() -> None:
     at = Workplace(args.workdir, args.directory, args.jobs)
     done = True
     try:
-        work = Atlas(at, args.task, args.steps, args.budget)
+        budget = HOURS[args.task] if args.budget is None else args.budget
+        work = Atlas(at, args.task, args.steps, budget)
         with at, work.record:
             for stage in stages(args.task):
                 done = measure(work, stage, args.jobs) and done
@@ -252,7 +255,7 @@ def main() -> None:
         note("stopped; the same command resumes")
         sys.exit(130)
     except Spent:
-        note(f"{args.budget:g} hours are spent: give a larger --budget to go on")
+        note(f"{budget:g} hours are spent: give a larger --budget to go on")
     except InputError as error:
         note(f"error: {error}")
         sys.exit(2)
@@ -266,9 +269,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=command_line.positive, help="of each run, else the config's"
     )
-    parser.add_argument(
-        "--budget", type=float, default=12.5, help="hours of processor time of all runs"
-    )
+    hours = "hours of processor time of all runs, else those of docs/atlas.md"
+    parser.add_argument("--budget", type=float, help=hours)
     return parser.parse_args()
 
 

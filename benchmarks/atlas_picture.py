@@ -44,10 +44,11 @@ def main() -> None:
 
 def points(lines: Lines, task: str) -> list[Point]:
     """`mha` as it is, and the models of as many parameters, if their seeds are done."""
-    cases = {"mha": MHA}
-    for regime, more in (("depth", ", deeper"), ("width", ", wider")):
+    cases = {"mha": MHA, "mha, deeper": Case("depth", "mha")}
+    for regime, more in (("depth", ""), ("width", ", wider MLP")):
         for kind in models(task)[regime]:
-            cases[kind if kind not in cases else kind + more] = Case(regime, kind)
+            if kind != "mha":
+                cases[kind + more] = Case(regime, kind)
     found = []
     for name, case in cases.items():
         own = measured(lines, case)

@@ -169,7 +169,9 @@ def decision(records: dict[str, Lines]) -> Table:
     columns += [Column("LM: lower validation loss"), Column("Multi30k: more BLEU"), Column("bar")]
     rows = []
     for name in ("depth", "width"):
-        for kind in [kind for kind in models("lm")[name] if kind != "mha"]:
+        for kind in models("lm")[name]:
+            if kind == "mha":
+                continue
             gains = {t: gain(records[t], t, Case(name, kind)) for t in TASKS}
             cells = [
                 NOT_MEASURED

@@ -35,7 +35,7 @@ class PlainParser(argparse.ArgumentParser):
 
 
 class Parser(PlainParser):
-    """One thing to time."""
+    """The flags of a benchmark of kinds and forms."""
 
     def __init__(self, doc: str | None, forms: Iterable[str] = FORMS, timed: bool = True):
         super().__init__(doc)

@@ -1,4 +1,4 @@
-"""How benchmarks tell what they measured: where and when, tables, JSON."""
+"""Reports of benchmarks: the header (device, versions, command, date), tables and JSON."""
 
 import importlib.metadata
 import importlib.util
@@ -96,6 +96,14 @@ def header_lines(about: dict[str, Any]) -> list[str]:
     ]
 
 
+def peak_line(peak: dict[str, Any]) -> str:
+    """Both peaks, as the pages tell them."""
+    line = f"peak {peak['flops_per_second'] / 1e9:,.0f} GFLOP/s"
+    if torch := peak.get("torch_flops_per_second"):
+        line += f", of PyTorch {torch / 1e9:,.0f}"
+    return line
+
+
 def mha_note(kinds: Iterable[str], features: int, heads: int) -> list[str]:
     """The remark that a comparison with MHA needs, with numbers from the cost table."""
     mhe = [kind for kind in kinds if kind.startswith("mhe_")]
@@ -152,11 +160,3 @@ def processor() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def peak_line(peak: dict[str, Any]) -> str:
-    """Both peaks, as the pages tell them."""
-    line = f"peak {peak['flops_per_second'] / 1e9:,.0f} GFLOP/s"
-    if torch := peak.get("torch_flops_per_second"):
-        line += f", of PyTorch {torch / 1e9:,.0f}"
-    return line

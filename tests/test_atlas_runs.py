@@ -722,6 +722,8 @@ def test_what_the_page_says_of_groups_and_of_mva_is_so():
     shares = [f"{100 * sizes[x] / sizes['mha']:.0f}" for x in ("mva", groups)]
     caches = [f"{100 * first[x]['cached'] / first['mha']['cached']:.0f}" for x in ("mva", groups)]
     assert (shares, caches) == (["77", "44"], ["78", "25"])
+    assert "gqa` and 71 % of its attention" in pages["atlas"]
+    assert "and 61 % more attention parameters" in pages["atlas"]
     assert [sizes["gqa"] / sizes["mha"], sizes[groups] / sizes["gqa"]] == pytest.approx(
         [0.625, 0.71], abs=0.005
     )
@@ -778,6 +780,6 @@ def test_the_config_of_the_language_model_scores_what_its_page_says():
     page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     told = f"{nats:.3f} | {token:.1f} a token, {word:.1f} a word | {100 * accuracy:.1f} %"
     assert f"| `wikitext2_lm.py` | 994,048 | 7.2 min | {told} |" in page
-    config = (ROOT / "configs" / "wikitext2_lm.py").read_text(encoding="utf-8")
+    config = " ".join((ROOT / "configs" / "wikitext2_lm.py").read_text(encoding="utf-8").split())
     assert f"test perplexity {token:.1f} per token, and {word:.0f} per word" in config
     assert f"{nats:.3f} nats per token" in config
