@@ -19,8 +19,8 @@ TASKS = ("lm", "translation")
 CONTROLS = ("mha", "sha")
 # Kinds with at most half of MHA's cache, in the order in which they are measured.
 SMALL = ("sha", "mhe_mul", "mhe_add-2-groups", "gqa", "mqa", "mla", "gta")
-# Has less than half of MHA's cache only while no layer is added, so it is not in `depth`.
-NARROW = "mva-narrow"
+# These have at most half of MHA's cache only while no layer is added, so they are not in `depth`.
+NARROW = ("mva-narrow", "mha-narrow")
 NEW = ("mla", "gta", "collaborative", "mfa", "tpa")
 
 
@@ -43,7 +43,8 @@ def attention(base: Config, name: str) -> Fields:
     D = m.features // m.attention.num_heads
     kinds = experiments.TRANSLATION | {
         "mva": {"kind": "mva", "score_features": m.features // 2},
-        NARROW: {
+        "mha-narrow": {"kind": "mha", "qkv_features": m.features // 2},
+        "mva-narrow": {
             "kind": "mva",
             "score_features": 3 * m.features // 8,
             "qkv_features": m.features // 2,
@@ -151,7 +152,7 @@ def models(task: str) -> dict[str, dict[str, Fields]]:
     return {
         "shape": {name: attention(base, name) for name in shape},
         "depth": {name: of_size(base, name, sizes.deeper) for name in ("mha", *SMALL)},
-        "width": {name: of_size(base, name, sizes.wider) for name in (*SMALL, NARROW)},
+        "width": {name: of_size(base, name, sizes.wider) for name in (*SMALL, *NARROW)},
         "heads": heads(base),
         "starts": starts(base),
         "limits": limits(base),
@@ -177,7 +178,7 @@ def stages(task: str) -> list[Stage]:
     first = [
         *cases("shape", "mha"),
         *cases("depth", "mha"),
-        *cases("width", NARROW),
+        *cases("width", *NARROW),
         *cases("limits", "mha, 2 heads"),
     ]
 
@@ -185,7 +186,7 @@ def stages(task: str) -> list[Stage]:
         return [case for case in cases(regime) if case not in first]
 
     return [
-        Stage(first, 2),
+        Stage(first, 3),
         Stage(rest("depth"), 4),
         Stage(cases("shape", "sha", "mhe_mul", "mhe_add"), 2),
         Stage(cases("shape", "mva", "mhe_add-2-groups", "mhe_add-2-score-groups"), 3),
