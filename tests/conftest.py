@@ -21,7 +21,7 @@ FLAGS = [
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",  # two workers have two cores
 ]
-if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 12):
+if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
     # The older ones compile three times as fast; a later jaxlib has none, and ends at the flag.
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 given = os.environ.get("XLA_FLAGS", "")

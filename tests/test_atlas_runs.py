@@ -783,3 +783,55 @@ def test_the_config_of_the_language_model_scores_what_its_page_says():
     config = " ".join((ROOT / "configs" / "wikitext2_lm.py").read_text(encoding="utf-8").split())
     assert f"test perplexity {token:.1f} per token, and {word:.0f} per word" in config
     assert f"{nats:.3f} nats per token" in config
+
+
+def test_what_the_page_says_of_narrow_values_and_of_two_heads_is_so():
+    pages = {
+        path.stem: " ".join(path.read_text(encoding="utf-8").split())
+        for path in (ROOT / "docs/atlas.md", ROOT / "docs/which_kind.md", ROOT / "README.md")
+    }
+    record = atlas_tables.read(ROOT / "docs" / "records" / "atlas", "lm")
+    cases = {
+        "narrow": Case("width", "mva-narrow"),
+        "mha": Case("shape", "mha"),
+        "two": Case("limits", "mha, 2 heads"),
+        "mva": Case("shape", "mva"),
+    }
+    found = {name: atlas_tables.measured(record, case) for name, case in cases.items()}
+    assert all(len(m.fresh) == 3 for m in found.values())
+    losses = {k: atlas_tables.with_error(m.values("validation_loss")) for k, m in found.items()}
+    scores = {k: statistics.fmean(m.values("perplexity_per_token")) for k, m in found.items()}
+
+    def apart(name, other):
+        gain = losses[other][0] - losses[name][0]
+        error = 2 * math.hypot(losses[name][1], losses[other][1])
+        return gain > error, f"{gain:.3f} ± {error:.3f}"
+
+    gain, error = atlas_tables.gain(record, "lm", cases["narrow"])
+    assert gain > error
+    told = f"by {gain:.3f} ± {error:.3f} in validation loss, and in test perplexity a token with "
+    assert f"{told}{scores['narrow']:.2f} against {scores['mha']:.2f}." in pages["atlas"]
+    better, said = apart("narrow", "two")
+    assert better
+    assert f"better than `mha` with 2 heads, too, by {said}." in pages["atlas"]
+    better, said = apart("narrow", "mva")
+    assert not better
+    assert f"cannot be told from each other ({said})" in pages["atlas"]
+    better, said = apart("two", "mha")
+    assert better
+    assert f"better than with 8 by {said}, is worse than" in pages["atlas"]
+    better, said = apart("mva", "two")
+    assert better
+    assert f"worse than `mva` by {said} ({scores['two']:.2f} in test" in pages["atlas"]
+    share = 100 * found["narrow"].fresh[0]["cached"] / found["mha"].fresh[0]["cached"]
+    assert f"{share:.0f}" == "47"
+    assert "**With as many parameters and 47 % of the cache**" in pages["atlas"]
+    less = f"{100 * (1 - scores['narrow'] / scores['mha']):.1f} %"
+    assert f"47 % of the cache and is better by {less} in" in pages["which_kind"]
+    assert f"has 47 % of the cache and is {less} better than `mha`" in pages["README"]
+    less = f"{100 * (1 - scores['mva'] / scores['two']):.1f} %"
+    assert f"which is better than with 8, by {less}." in pages["which_kind"]
+    fields = models("lm")["width"]["mva-narrow"]
+    assert fields["model.mlp_features"] == 648
+    assert fields["model.attention.score_features"] == 48
+    assert fields["model.attention.qkv_features"] == 8 * 8
