@@ -8,10 +8,11 @@ The first command fetches train.txt.xz, valid.txt.xz and test.txt.xz (words spli
 usually distributed) to data/wikitext-2. They may lie elsewhere (`--data.directory`).
 
 Expected time: 7 minutes on two CPU cores (AMD EPYC, jax 0.10.2, 2026-11-21).
-Expected score, mean of seeds 1 to 3 (one core of an Intel Xeon each, jax 0.10.2, 2026-11-26): test
-perplexity 40.5 per token, and 342 per word over 245,569 words with ends of lines; 3.700 nats per
-token, where unigram frequencies of the training text have 6.295. The learning rate is the best of
-four by seed 0, after a quarter of the steps (docs/atlas.md). For other text, try lower ones too.
+Expected score: test perplexity 40.5 per token, and 342 per word over 245,569 words with ends of
+lines; 3.700 nats per token, where unigram frequencies of the training text have 6.295. These are
+means of seeds 1 to 3 (one core of an Intel Xeon each, jax 0.10.2, 2026-11-26). The learning rate is
+the best of four by seed 0, after a quarter of the steps (docs/atlas.md). For other text, try lower
+ones too.
 
 `configs/wikitext2_lm.py:local` is a tiny model of the same design that trains for a minute.
 """
