@@ -589,6 +589,9 @@ def test_a_picture():
     one, other = ([1.90, 1.91, 1.92], [1.9001, 1.9101, 1.9201])  # closer than a line of text
     begun = lines("depth", "gqa", [], [])
     kinds = [*lines("depth", "sha", one, one), *lines("depth", "mqa", other, other)]
+    wide = lines("width", "mva-narrow", other, other)
+    found = atlas_picture.points([*mha, *wide], "lm")
+    assert [(p.name, p.cached) for p in found] == [("mha", 768), ("mva-narrow, wider MLP", 360)]
     drawn = atlas_picture.picture([*mha, *kinds, *begun], "lm")
     assert drawn.count("<circle") == 3
     heights = {
@@ -621,6 +624,9 @@ def test_a_page_counts_the_runs_of_each_stage():
             counts.append(3 * (len(controls) + others) - len(there))
         short, lm, translation = counts
         assert f" | {short} | {lm} | {translation} |" in page
+    hours = "{lm:g} for the language model and {translation:g} for translation."
+    assert hours.format(**atlas.HOURS) in " ".join(page.split())
+    assert sum(atlas.HOURS.values()) == 25
 
 
 def test_a_page_has_the_tables_of_the_records():
@@ -669,6 +675,15 @@ def test_what_the_page_says_of_the_language_model_is_so():
     assert f"{sum(line['hours'] for line in record):.1f} of the 15.5 hours" in page
 
 
+def apart(record, one: Case, other: Case) -> tuple[float, float]:
+    """How much lower the validation loss of `one` is, and two standard errors of that."""
+    (mean, error), (than, its) = (
+        atlas_tables.with_error(atlas_tables.measured(record, case).values("validation_loss"))
+        for case in (one, other)
+    )
+    return than - mean, 2 * math.hypot(error, its)
+
+
 def test_what_the_page_says_of_groups_and_of_mva_is_so():
     pages = {
         path.stem: " ".join(path.read_text(encoding="utf-8").split())
@@ -679,34 +694,32 @@ def test_what_the_page_says_of_groups_and_of_mva_is_so():
     def found(name: str):
         return atlas_tables.measured(record, Case("shape", name))
 
-    def apart(name: str, other: str) -> tuple[float, float]:
-        """How much lower the loss of `name` is, and two standard errors of that."""
-        a, b = (atlas_tables.with_error(found(x).values("validation_loss")) for x in (name, other))
-        return b[0] - a[0], 2 * math.hypot(a[1], b[1])
+    def shapes(name: str, other: str) -> tuple[float, float]:
+        return apart(record, Case("shape", name), Case("shape", other))
 
     groups, scores = "mhe_add-2-groups", "mhe_add-2-score-groups"
-    gain, error = apart("mva", "mha")
+    gain, error = shapes("mva", "mha")
     assert f"`mva` by {gain:.3f} ± {error:.3f} in validation loss and 4.1 %" in pages["atlas"]
     assert gain > error
-    gain, error = apart(scores, "mhe_add")
+    gain, error = shapes(scores, "mhe_add")
     assert f"do not help `mhe_add` ({gain:.3f} ± {error:.3f});" in pages["atlas"]
     assert gain < error
-    gain, error = apart(groups, "mhe_add")
+    gain, error = shapes(groups, "mhe_add")
     assert f"two groups do, by {gain:.3f} ± {error:.3f}, with twice its cache" in pages["atlas"]
     assert gain > error
-    gain, error = apart("mha", groups)
+    gain, error = shapes("mha", groups)
     assert f"told from `mha` ({gain:.3f} ± {error:.3f} worse)" in pages["atlas"]
     assert gain < error
-    gain, error = apart("mha", "gqa")
+    gain, error = shapes("mha", "gqa")
     assert gain < error
-    said = ["{:.3f} ± {:.3f}".format(*apart("mha", x)) for x in ("gqa", "mqa")]
+    said = ["{:.3f} ± {:.3f}".format(*shapes("mha", x)) for x in ("gqa", "mqa")]
     assert f"cannot be told from `mha` ({said[0]} worse, with 63 %" in pages["atlas"]
     assert f"and `mqa` is worse by {said[1]}." in pages["atlas"]
-    gain, error = apart("gqa", groups)
+    gain, error = shapes("gqa", groups)
     assert f"cannot be told from it ({gain:.3f} ± {error:.3f} worse)" in pages["atlas"]
     assert gain < error
-    better = [apart("mqa", x) for x in ("mhe_add", "mhe_mul", "sha")]
-    assert all(gain > error for gain, error in [*better, apart("mha", "mqa")])
+    better = [shapes("mqa", x) for x in ("mhe_add", "mhe_mul", "sha")]
+    assert all(gain > error for gain, error in [*better, shapes("mha", "mqa")])
     assert (
         "better than they are by {:.3f} ± {:.3f} and {:.3f} ± {:.3f}, and than `sha` by {:.3f} ± "
         "{:.3f}.".format(*(number for pair in better for number in pair))
@@ -739,12 +752,10 @@ def test_what_the_page_says_of_head_embeddings_is_so():
     record = atlas_tables.read(ROOT / "docs" / "records" / "atlas", "lm")
     kinds = ("mha", "sha", "mhe_add", "mhe_mul")
     found = {name: atlas_tables.measured(record, Case("shape", name)) for name in kinds}
-    losses = {k: atlas_tables.with_error(m.values("validation_loss")) for k, m in found.items()}
     scores = [atlas_tables.with_error(m.values("perplexity_per_token"))[0] for m in found.values()]
 
     def better(name, than):
-        gain = losses[than][0] - losses[name][0]
-        return gain, 2 * math.hypot(losses[than][1], losses[name][1])
+        return apart(record, Case("shape", name), Case("shape", than))
 
     told = ["{:.3f} ± {:.3f}".format(*better(name, "sha")) for name in ("mhe_add", "mhe_mul")]
     assert f"`mhe_add` is better than `sha` by {told[0]} in" in page
@@ -799,30 +810,23 @@ def test_what_the_page_says_of_narrow_values_and_of_two_heads_is_so():
     }
     found = {name: atlas_tables.measured(record, case) for name, case in cases.items()}
     assert all(len(m.fresh) == 3 for m in found.values())
-    losses = {k: atlas_tables.with_error(m.values("validation_loss")) for k, m in found.items()}
     scores = {k: statistics.fmean(m.values("perplexity_per_token")) for k, m in found.items()}
 
-    def apart(name, other):
-        gain = losses[other][0] - losses[name][0]
-        error = 2 * math.hypot(losses[name][1], losses[other][1])
-        return gain > error, f"{gain:.3f} ± {error:.3f}"
+    def told(name, other, better=True):
+        gain, error = apart(record, cases[name], cases[other])
+        assert (gain > error) == better, (name, other)
+        return f"{gain:.3f} ± {error:.3f}"
 
     gain, error = atlas_tables.gain(record, "lm", cases["narrow"])
     assert gain > error
-    told = f"by {gain:.3f} ± {error:.3f} in validation loss, and in test perplexity a token with "
-    assert f"{told}{scores['narrow']:.2f} against {scores['mha']:.2f}." in pages["atlas"]
-    better, said = apart("narrow", "two")
-    assert better
-    assert f"better than `mha` with 2 heads, too, by {said}." in pages["atlas"]
-    better, said = apart("narrow", "mva")
-    assert not better
+    said = f"by {gain:.3f} ± {error:.3f} in validation loss, and in test perplexity a token with "
+    assert f"{said}{scores['narrow']:.2f} against {scores['mha']:.2f}." in pages["atlas"]
+    assert f"better than `mha` with 2 heads, too, by {told('narrow', 'two')}." in pages["atlas"]
+    said = told("narrow", "mva", better=False)
     assert f"cannot be told from each other ({said})" in pages["atlas"]
-    better, said = apart("two", "mha")
-    assert better
-    assert f"better than with 8 by {said}, is worse than" in pages["atlas"]
-    better, said = apart("mva", "two")
-    assert better
-    assert f"worse than `mva` by {said} ({scores['two']:.2f} in test" in pages["atlas"]
+    assert f"better than with 8 by {told('two', 'mha')}, is worse than" in pages["atlas"]
+    said = f"worse than `mva` by {told('mva', 'two')} ({scores['two']:.2f} in test"
+    assert said in pages["atlas"]
     share = 100 * found["narrow"].fresh[0]["cached"] / found["mha"].fresh[0]["cached"]
     assert f"{share:.0f}" == "47"
     assert "**With as many parameters and 47 % of the cache**" in pages["atlas"]
