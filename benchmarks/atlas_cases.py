@@ -10,12 +10,27 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import experiments, sizes
 from benchmarks.sizes import Fields, changed
-from benchmarks.uptraining import SOURCES
+from benchmarks.uptraining import SOURCES as SMALL_SOURCES
+from benchmarks.uptraining import Source
 from benchmarks.workplace import ROOT
 from mhe_jax.config import Config
 from mhe_jax.config.loading import load_config
 
+# What decides the bar.
 TASKS = ("lm", "translation")
+# For a GPU.
+LARGE = "lm_large"
+SOURCES = SMALL_SOURCES | {
+    LARGE: Source(
+        "wikitext2_lm.py:large",
+        "wikitext-2",
+        1000,
+        "2e-3",
+        "perplexity_per_token",
+        (),
+        {},
+    )
+}
 CONTROLS = ("mha", "sha")
 # Kinds with at most half of MHA's cache, in the order in which they are measured.
 SMALL = ("sha", "mhe_mul", "mhe_add-2-groups", "gqa", "mqa", "mla", "gta")
@@ -173,6 +188,12 @@ def stages(task: str) -> list[Stage]:
 
     def cases(regime: str, *names: str) -> list[Case]:
         return [Case(regime, name) for name in names or every[regime]]
+
+    if task == LARGE:
+        return [
+            Stage([*cases("shape", "mha", "mva"), *cases("width", *NARROW)], 3),
+            Stage(cases("shape", "sha", "gqa", "mhe_mul", "mhe_add"), 3),
+        ]
 
     # What tells most: whether some kind meets the bar, and whether `mva` needs narrow heads to win.
     first = [

@@ -19,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import command_line, sizes
 from benchmarks.atlas import CHOOSES, loss_of, of, steps_of
-from benchmarks.atlas_cases import TASKS, Case, attention, base_of, models
+from benchmarks.atlas_cases import LARGE, SOURCES, TASKS, Case, attention, base_of, models, stages
 from benchmarks.sizes import changed
-from benchmarks.uptraining import SOURCES
 from benchmarks.workplace import beyond
 from mhe_jax.report.tables import Column, Table, mean_and_deviation
 from mhe_jax.tasks.cache import cached_numbers
@@ -37,8 +36,8 @@ REGIMES = {
     "starts": "head embeddings, how they start and learn",
     "limits": "where `mva` stops",
 }
-NAMES = {"lm": "Language model", "translation": "Translation"}
-SCORE = {"lm": "test perplexity a token", "translation": "test BLEU"}
+NAMES = {"lm": "Language model", "translation": "Translation", LARGE: "A larger language model"}
+SCORE = dict.fromkeys(("lm", LARGE), "test perplexity a token") | {"translation": "test BLEU"}
 MHA = Case("shape", "mha")
 Lines = Sequence[dict[str, Any]]
 
@@ -89,16 +88,30 @@ def with_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 def regime(lines: Lines, task: str, name: str) -> Table:
     """All cases of a regime, below `mha` as it is."""
+    cases = {each: Case(name, each) for each in models(task)[name]}
+    if MHA not in cases.values():
+        cases = {"mha, as it is": MHA, **cases}
+    return compared(lines, task, name, f"{NAMES[task]}: {REGIMES[name]}", cases)
+
+
+def large(lines: Lines) -> Table:
+    """All cases of the larger model, in one table."""
+    cases = {
+        case.name + (", wider MLP" if case.regime == "width" else ""): case
+        for stage in stages(LARGE)
+        for case in stage.cases
+    }
+    return compared(lines, LARGE, "all", NAMES[LARGE], cases)
+
+
+def compared(lines: Lines, task: str, name: str, title: str, cases: dict[str, Case]) -> Table:
     columns = [Column("attention"), Column("layers"), Column("MLP", 0), Column("parameters", 0)]
     columns += [Column("cached numbers a token", 0), Column("% of mha's", 0)]
     columns += [Column("MFLOPs a token", 2), Column("steps", 0), Column("rate")]
     columns += [Column("validation loss that chose", 3), Column("validation loss")]
     columns += [Column(SCORE[task]), Column("ms a step", 0)]
-    cases = [Case(name, each) for each in models(task)[name]]
-    rows = [row(lines, task, case) for case in cases]
-    if MHA not in cases:
-        rows.insert(0, ["mha, as it is", *row(lines, task, MHA)[1:]])
-    return Table(f"{task}-{name}", f"{NAMES[task]}: {REGIMES[name]}", columns, rows)
+    rows = [[shown, *row(lines, task, case)[1:]] for shown, case in cases.items()]
+    return Table(f"{task}-{name}", title, columns, rows)
 
 
 def row(lines: Lines, task: str, case: Case) -> list[Any]:
@@ -189,10 +202,12 @@ def decision(records: dict[str, Lines]) -> Table:
 def tables(directory: Path) -> Iterator[Table]:
     records = {task: read(directory, task) for task in TASKS}
     yield decision(records)
+    larger = read(directory, LARGE)
+    yield large(larger)
     for name in REGIMES:
         for task, lines in records.items():
             yield regime(lines, task, name)
-    for task, lines in records.items():
+    for task, lines in (records | {LARGE: larger}).items():
         if (table := failures(lines, task)).rows:
             yield table
 

@@ -15,8 +15,11 @@ the best of four by seed 0, after a quarter of the steps (docs/atlas.md). For ot
 ones too.
 
 `configs/wikitext2_lm.py:local` is a tiny model of the same design that trains for a minute.
+`configs/wikitext2_lm.py:large` is one for a GPU: 8 layers of width 512, in bfloat16. Its learning
+rate was not searched.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from mhe_jax.config import (
@@ -29,9 +32,9 @@ from mhe_jax.config import (
 )
 
 
-def get_config(variant: Literal["", "local"] = "") -> Config:
+def get_config(variant: Literal["", "local", "large"] = "") -> Config:
     small = variant == "local"
-    return Config(
+    config = Config(
         task="lm",
         workdir="runs/wikitext2-lm",
         model=ModelConfig(
@@ -65,4 +68,26 @@ def get_config(variant: Literal["", "local"] = "") -> Config:
             eval_every=50 if small else 500,
             checkpoint_every=50 if small else 500,
         ),
+    )
+    return large(config) if variant == "large" else config
+
+
+def large(config: Config) -> Config:
+    """For a GPU: the text is seen about five times, with dropout against learning it by heart."""
+    return replace(
+        config,
+        workdir="runs/wikitext2-lm-large",
+        model=replace(
+            config.model,
+            features=512,
+            mlp_features=2048,
+            num_layers=8,
+            max_length=256,
+            dropout_rate=0.2,
+            dtype="bfloat16",
+            scan_layers=True,
+        ),
+        data=replace(config.data, sequence_length=256, batch_size=64),  # 16,384 tokens a step
+        optimizer=replace(config.optimizer, learning_rate=2e-3, warmup_steps=100),
+        train=replace(config.train, num_steps=1000, eval_every=100, keep_checkpoints=1),
     )

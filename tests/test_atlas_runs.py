@@ -21,7 +21,7 @@ from command_lines import parsed
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import atlas, atlas_cases, atlas_picture, atlas_tables, reports, sizes, workplace
-from benchmarks.atlas_cases import TASKS, Case, Stage, base_of, models
+from benchmarks.atlas_cases import LARGE, TASKS, Case, Stage, base_of, models
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
 from mhe_jax.config.fields import load_json, save_json
@@ -130,6 +130,25 @@ def test_every_case_is_a_config_and_has_its_stage(task):
     assert parse_train_arguments([str(path), *flags]) == sizes.changed(base, fields)
 
 
+def test_the_larger_model():
+    """Its cases are those of the language model; what it adds is in its config and its table."""
+    larger, smaller = ({c for s in atlas_cases.stages(t) for c in s.cases} for t in (LARGE, "lm"))
+    assert larger < smaller
+    base = base_of(LARGE)
+    check(base)
+    m = base.model
+    assert (m.features, m.num_layers, m.dtype) == (512, 8, "bfloat16")
+    assert base.train.num_steps == atlas_cases.SOURCES[LARGE].steps
+    wanted = described(LARGE, models(LARGE)["shape"]["mha"])["total"]
+    for name in atlas_cases.NARROW:
+        made = described(LARGE, models(LARGE)["width"][name])["total"]
+        assert abs(made / wanted - 1) < 0.01
+    table = atlas_tables.large([])
+    names = ["mha", "mva", "mva-narrow, wider MLP", "mha-narrow, wider MLP"]
+    assert [row[0] for row in table.rows][:4] == names
+    assert {row[-1] for row in table.rows} == {"not measured"}
+
+
 # Runs
 
 
@@ -168,6 +187,26 @@ def calls(monkeypatch, tmp_path):
     for task in TASKS:
         (tmp_path / "data" / atlas.SOURCES[task].data).mkdir(parents=True)
     return found
+
+
+def test_the_first_rates_of_a_case_do_not_wait_for_each_other(calls, tmp_path, monkeypatch):
+    """Three jobs train the three rates of one case at a time, and then its three seeds."""
+    given, together = workplace.timed, threading.Barrier(3, timeout=60)
+
+    def waits(command, stdout, **rest):
+        if Path(command[1]).name == "train.py":
+            together.wait()
+        return given(command, stdout=stdout, **rest)
+
+    monkeypatch.setattr(workplace, "timed", waits)
+    monkeypatch.setitem(LOSSES, 2e-3, 1.9)  # is between the others
+    stage(monkeypatch, "shape", ["mha"])
+    assert run(tmp_path, monkeypatch, "--jobs", "3", task=LARGE) == 0
+    assert {(line["rate"], line["seed"]) for line in lines_of(tmp_path, LARGE)} == {
+        *((rate, 0) for rate in atlas.RATES[LARGE]),
+        *(("2e-3", seed) for seed in (1, 2, 3)),
+    }
+    assert {line["step_seconds"] for line in lines_of(tmp_path, LARGE)} == {None}  # one device
 
 
 def stage(monkeypatch, regime: str, names: list[str], best: int = 1) -> None:
@@ -626,7 +665,7 @@ def test_a_page_counts_the_runs_of_each_stage():
         assert f" | {short} | {lm} | {translation} |" in page
     hours = "{lm:g} for the language model and {translation:g} for translation."
     assert hours.format(**atlas.HOURS) in " ".join(page.split())
-    assert sum(atlas.HOURS.values()) == 25
+    assert sum(atlas.HOURS[task] for task in TASKS) == 25
 
 
 def test_a_page_has_the_tables_of_the_records():
@@ -775,6 +814,51 @@ def test_what_the_page_says_of_head_embeddings_is_so():
     which = " ".join((ROOT / "docs" / "which_kind.md").read_text(encoding="utf-8").split())
     said = f"`sha` is {worse[1]} % worse in perplexity than `mha`, the MHE kinds "
     assert f"{said}{worse[3]} to {worse[2]} %" in which
+
+
+def test_what_the_page_says_of_the_larger_model_is_so():
+    page = " ".join((ROOT / "docs" / "atlas.md").read_text(encoding="utf-8").split())
+    record = atlas_tables.read(ROOT / "docs" / "records" / "atlas", LARGE)
+    cases = {case.name: case for case in atlas_cases.stages(LARGE)[0].cases}
+    found = {name: atlas_tables.measured(record, case) for name, case in cases.items()}
+    assert all(len(m.fresh) == 3 for m in found.values())
+    assert {row["best_step"] for m in found.values() for row in m.fresh} == {1000}
+    assert {row["device"] for m in found.values() for row in m.fresh} == {"NVIDIA H200"}
+
+    def told(name, other, better=True):
+        gain, error = apart(record, cases[name], cases[other])
+        assert (gain > error) == better, (name, other)
+        return f"{gain:.3f} ± {error:.3f}"
+
+    scores = {k: statistics.fmean(m.values("perplexity_per_token")) for k, m in found.items()}
+    said = f"it is better than `mha` by {told('mva', 'mha')} in validation loss, and in test "
+    said += f"perplexity a token with {scores['mva']:.2f} against {scores['mha']:.2f}, with 75 %"
+    assert said in page
+    parameters = [found[name].fresh[0]["parameters"]["attention"] for name in ("mva", "mha")]
+    assert parameters[0] / parameters[1] == pytest.approx(0.75, abs=0.005)
+    caches = {k: m.fresh[0]["cached"] / found["mha"].fresh[0]["cached"] for k, m in found.items()}
+    assert {k: f"{100 * share:.0f}" for k, share in caches.items()} == {
+        "mha": "100",
+        "mva": "76",
+        "mva-narrow": "45",
+        "mha-narrow": "50",
+    }
+    assert f"`mva-narrow` is better than `mha` by {told('mva-narrow', 'mha')}" in page
+    assert f"better than `mha` too, by {told('mha-narrow', 'mha')}; it cannot" in page
+    said = f"from `mva-narrow` ({told('mva-narrow', 'mha-narrow', better=False)} worse)"
+    assert f"{said}, and is worse than `mva` by {told('mva', 'mha-narrow')}." in page
+    seconds = {k: m.values("training_seconds") for k, m in found.items()}
+    assert f"`mva` took {min(seconds['mva']):.0f} s" in page
+    mha = f"{min(seconds['mha']):.0f} to {max(seconds['mha']):.0f} s"
+    assert f"one of `mha` {mha}." in page
+    percent = {k: f"{100 * (1 - score / scores['mha']):.1f} %" for k, score in scores.items()}
+    which = " ".join((ROOT / "docs" / "which_kind.md").read_text(encoding="utf-8").split())
+    said = f"better than `mha` by {percent['mva']} in perplexity, narrow `mva` with a wider MLP by "
+    said += f"{percent['mva-narrow']} and narrow `mha` with a wider MLP by {percent['mha-narrow']}."
+    assert said in which
+    assert f"in a larger one, with heads of 64, {percent['mva']}." in which
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"`mva` is {percent['mva']} better than `mha` (`python benchmarks/atlas.py" in readme
 
 
 def test_the_config_of_the_language_model_scores_what_its_page_says():
