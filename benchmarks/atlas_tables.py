@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import command_line, sizes
-from benchmarks.atlas import CHOOSES, loss_of, of, steps_of
+from benchmarks.atlas import CHOOSES, chosen, loss_of, of, steps_of
 from benchmarks.atlas_cases import LARGE, SOURCES, TASKS, Case, attention, base_of, models, stages
 from benchmarks.sizes import changed
 from benchmarks.workplace import beyond
@@ -73,9 +73,10 @@ def measured(lines: Lines, case: Case) -> Measured | None:
     losses = {line["rate"]: loss_of(line) for line in own if line["seed"] == int(CHOOSES)}
     if not losses:
         return None
-    rate = min(losses, key=losses.__getitem__)
-    if beyond(losses, rate) or math.isinf(losses[rate]):
+    best = min(losses, key=losses.__getitem__)
+    if beyond(losses, best) or math.isinf(losses[best]):
         return None
+    rate = chosen(losses)
     fresh = [line for line in own if line["rate"] == rate and line["seed"] != int(CHOOSES)]
     return Measured(rate, losses[rate], [line for line in fresh if "failed" not in line])
 
