@@ -2,15 +2,15 @@
 
     python benchmarks/atlas.py lm
     python benchmarks/atlas.py translation
-    python benchmarks/atlas.py lm_large --jobs 8    # on a GPU: docs/atlas.md, "A larger model"
+    python benchmarks/atlas.py lm_large --jobs 12   # on a GPU: docs/atlas.md, "A larger model"
     python benchmarks/atlas.py lm --steps 20 --budget 0.1 --workdir runs/trial    # a trial
     python benchmarks/atlas_tables.py runs/atlas    # the tables of docs/atlas.md
 
 Runs go in the order of `atlas_cases.stages`, two at a time with one core each. In each stage the
 learning rate of every case is searched with seed 0 and a quarter of the steps, by validation loss:
-three rates, and halves or doubles of them while the lowest or the highest is best, six at most.
-Then the controls and the best of the other cases have three fresh seeds with all steps, which are
-scored on the test set.
+three rates, and halves or doubles of them while the lowest or the highest is best, six at most. Of
+those within 0.002 of the lowest loss, the lowest rate counts. Then the controls and the best of the
+other cases have three fresh seeds with all steps, which are scored on the test set.
 
 WORKDIR/atlas/TASK.json has a line for each run that is done, with what it took; with it alone, and
 without the runs, they are not repeated. One that was interrupted goes on; one that failed, such as
@@ -41,27 +41,25 @@ from benchmarks.workplace import (
     Record,
     Workplace,
     add_flags,
-    best_rate,
     note,
+    search_rates,
 )
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, load_json, to_dict
-from mhe_jax.config.files import METRICS
 from mhe_jax.tasks.cache import cached_numbers
-from mhe_jax.training import tracking
 
-# The best that is known of most kinds, between a half and a double of it.
+# Where each search begins.
 RATES = {
     "lm": ("2e-3", "4e-3", "8e-3"),
     "translation": experiments.RATES,
     LARGE: ("1e-3", "2e-3", "4e-3"),
 }
-# Hours of processor time: 25 in all, beside those of a machine with a GPU.
-HOURS = {"lm": 16.0, "translation": 9.0, LARGE: 10.0}
-CHOOSES, FRESH = "0", ("1", "2", "3")
-# The choosing seed has a part of the steps.
+# Hours of processor time: 25 in all. On a GPU they bound nothing.
+HOURS = {"lm": 16.0, "translation": 9.0, LARGE: math.inf}
+SEARCH_SEED, SCORED_SEEDS = "0", ("1", "2", "3")
+# A search has a quarter of the steps.
 SHORTER = 4
 # Of rates whose losses are as close to the lowest as this, the lowest rate is taken.
 TIE = 0.002
@@ -78,7 +76,7 @@ class Atlas:
 
     def __init__(self, at: Workplace, task: str, steps: int | None, budget: float):
         self.at, self.task, self.source, self.budget = at, task, SOURCES[task], budget
-        self.steps = steps or self.source.steps
+        self.steps = steps or base_of(task).train.num_steps
         about = {"task": task, "steps": self.steps}
         self.record = Record(at.directory / f"atlas/{task}.json", about)
         if not (data := at.data / self.source.data).is_dir():
@@ -86,13 +84,8 @@ class Atlas:
 
     def search(self, case: Case) -> tuple[str, float]:
         """The learning rate by the choosing seed, and its validation loss."""
-        losses: dict[str, float] = {}
-
-        def loss(rate: str) -> float:
-            losses[rate] = loss_of(self.line(case, rate, CHOOSES))
-            return losses[rate]
-
-        best_rate(RATES[self.task], loss)
+        rates = RATES[self.task]
+        losses = search_rates(rates, lambda rate: loss_of(self.line(case, rate, SEARCH_SEED)))
         rate = chosen(losses)
         return rate, losses[rate]
 
@@ -110,43 +103,24 @@ class Atlas:
     def fields(self, case: Case, seed: str) -> Fields:
         """What lies over the config of the task."""
         fields = models(self.task)[case.regime][case.name]
+        config = base_of(self.task)
         steps = fields.get("train.num_steps", self.steps)
-        if case.regime == "time":
-            begun = [line for line in self.record.lines if of(line, case)]
-            if begun:  # times that are measured since do not change it
-                steps = steps_of(begun[0])
-            else:
-                mha, own = map(self.step_seconds, (Case("shape", "mha"), Case("flops", case.name)))
-                steps = SHORTER * round(self.steps * mha / own / SHORTER)
-        if self.steps != self.source.steps:
+        if self.steps != config.train.num_steps:
             steps = self.steps
-        if seed == CHOOSES:
+        if seed == SEARCH_SEED:
             steps = max(1, steps // SHORTER)
         fields = fields | {"train.num_steps": steps}
-        if steps < self.source.steps:
-            warmup = base_of(self.task).optimizer.warmup_steps
-            fields["optimizer.warmup_steps"] = max(1, warmup * steps // self.source.steps)
+        if steps < config.train.num_steps:
+            warmup = config.optimizer.warmup_steps
+            fields["optimizer.warmup_steps"] = max(1, warmup * steps // config.train.num_steps)
         return fields
-
-    def step_seconds(self, case: Case) -> float:
-        """The least of the runs on this processor."""
-        found = [
-            line["step_seconds"]
-            for line in self.record.lines
-            if of(line, case)
-            and line.get("step_seconds")
-            and line.get("processor") == reports.processor()
-        ]
-        if not found:
-            raise InputError(
-                f"{case.regime}, {case.name}: no time of a step was measured on this processor"
-            )
-        return min(found)
 
     def recorded(self, case: Case, fields: Fields, rate: str, seed: str) -> dict[str, Any] | None:
         """Of the same run in docs/records/translation, if its config is the same."""
         run = RECORDS / f"{case.name},{rate},seed={seed}"
-        if not (run / plan.CONFIG).exists() or (seed in FRESH and not (run / SCORES).exists()):
+        if not (run / plan.CONFIG).exists() or (
+            seed in SCORED_SEEDS and not (run / SCORES).exists()
+        ):
             return None
         asked, found = (
             {
@@ -158,7 +132,10 @@ class Atlas:
         )
         if asked != found:
             return None
-        return self.told(run, seed) | {"from": f"docs/records/translation/{run.name}", "hours": 0}
+        return self.results(run, seed) | {
+            "from": f"docs/records/translation/{run.name}",
+            "hours": 0,
+        }
 
     def config(self, fields: Fields, rate: str, seed: str) -> Config:
         flags = flags_of(fields, rate, seed)
@@ -174,7 +151,7 @@ class Atlas:
         try:
             flags = flags_of(fields, rate, seed)
             self.at.train(name, self.source.config, self.source.data, *flags)
-            if seed in FRESH:
+            if seed in SCORED_SEEDS:
                 self.at.evaluate(run, "test")
         except Failed as failed:
             if failed.status != 1:  # a signal or a wrong input is no result
@@ -182,19 +159,15 @@ class Atlas:
             note(f"error: {failed}")
             return {"failed": failed.reason, "hours": self.hours(run)}
         where = {"processor": reports.processor(), "flax": reports.version_of("flax")}
-        return self.told(run, seed) | where | {"hours": self.hours(run)}
+        return self.results(run, seed) | where | {"hours": self.hours(run)}
 
     def hours(self, run: Path) -> float:
         return round(self.at.seconds[run] / 3600, 4)
 
-    def told(self, run: Path, seed: str) -> dict[str, Any]:
+    def results(self, run: Path, seed: str) -> dict[str, Any]:
         """What the files of a run say."""
         result, config = json.loads((run / plan.RESULT).read_text()), load_json(run / plan.CONFIG)
-        times = [line.get("step_seconds_p50") for line in tracking.read(run / METRICS)]
-        times = [seconds for seconds in times if seconds is not None]
-        if self.task == LARGE:
-            times = []  # the runs share a device
-        scores = json.loads((run / SCORES).read_text()) if seed in FRESH else {}
+        scores = json.loads((run / SCORES).read_text()) if seed in SCORED_SEEDS else {}
         kept = ("steps", "best_step", "parameters", "training_seconds", "device", "jax")
         return {
             **{name: result[name] for name in kept},
@@ -202,7 +175,6 @@ class Atlas:
             **{name: scores[name] for name in (self.source.score,) if name in scores},
             "cached": cached_numbers(config),
             "flops": sizes.flops(config),
-            "step_seconds": min(times, default=None),  # other work only adds to it
         }
 
 
@@ -211,13 +183,7 @@ def flags_of(fields: Fields, rate: str, seed: str) -> list[str]:
     return [part for field, value in every.items() for part in (f"--{field}", str(value))]
 
 
-def steps_of(line: dict[str, Any]) -> int:
-    """Steps of the runs that are scored, from a line of any seed."""
-    steps = line["fields"]["train.num_steps"]
-    return steps * SHORTER if line["seed"] == int(CHOOSES) else steps
-
-
-def of(line: dict[str, Any], case: Case) -> bool:
+def belongs(line: dict[str, Any], case: Case) -> bool:
     return (line["regime"], line["name"]) == case
 
 
@@ -251,7 +217,7 @@ def measure(work: Atlas, stage: Stage, jobs: int) -> bool:
     with ThreadPoolExecutor(jobs) as pool:
         # The first rates of all cases together: none waits for another.
         first = [(case, rate) for case in stage.cases for rate in RATES[work.task]]
-        lines = pool.map(lambda one: attempt(work.line, *one, CHOOSES), first)
+        lines = pool.map(lambda one: attempt(work.line, *one, SEARCH_SEED), first)
         missing = {case for (case, _), line in zip(first, lines, strict=True) if line is None}
         cases = [case for case in stage.cases if case not in missing]
         searched = pool.map(functools.partial(attempt, work.search), cases)
@@ -261,7 +227,7 @@ def measure(work: Atlas, stage: Stage, jobs: int) -> bool:
         ranked = [case for case in ranked if math.isfinite(found[case][1])]
         controls = [case for case in ranked if case.name in CONTROLS]
         others = [case for case in ranked if case.name not in CONTROLS]
-        seeds = [(case, seed) for case in controls + others[: stage.best] for seed in FRESH]
+        seeds = [(case, seed) for case in controls + others[: stage.best] for seed in SCORED_SEEDS]
         runs = [(work.line, case, found[case][0], seed) for case, seed in seeds]
         list(pool.map(lambda run: attempt(*run), runs))
     return done
@@ -295,7 +261,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--steps", type=command_line.positive, help="of each run, else the config's"
     )
-    hours = "hours of processor time of all runs, else those of docs/atlas.md"
+    hours = "hours of processor time of all runs, else those of docs/atlas.md; lm_large has no end"
     parser.add_argument("--budget", type=float, help=hours)
     return parser.parse_args()
 

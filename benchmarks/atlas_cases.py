@@ -10,8 +10,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import experiments, sizes
 from benchmarks.sizes import Fields, changed
-from benchmarks.uptraining import SOURCES as SMALL_SOURCES
-from benchmarks.uptraining import Source
 from benchmarks.workplace import ROOT
 from mhe_jax.config import Config
 from mhe_jax.config.loading import load_config
@@ -20,23 +18,27 @@ from mhe_jax.config.loading import load_config
 TASKS = ("lm", "translation")
 # For a GPU.
 LARGE = "lm_large"
-SOURCES = SMALL_SOURCES | {
-    LARGE: Source(
-        "wikitext2_lm.py:large",
-        "wikitext-2",
-        1000,
-        "2e-3",
-        "perplexity_per_token",
-        (),
-        {},
-    )
+
+
+class Source(NamedTuple):
+    """A file of configs/, a directory of the data, and a score on the test set."""
+
+    config: str
+    data: str
+    score: str
+
+
+SOURCES = {
+    "lm": Source("wikitext2_lm.py", "wikitext-2", "perplexity_per_token"),
+    "translation": Source(*experiments.MULTI30K, "bleu"),
+    LARGE: Source("wikitext2_lm.py:large", "wikitext-2", "perplexity_per_token"),
 }
 CONTROLS = ("mha", "sha")
 # Kinds with at most half of MHA's cache, in the order in which they are measured.
-SMALL = ("sha", "mhe_mul", "mhe_add-2-groups", "gqa", "mqa", "mla", "gta")
+HALF_CACHE = ("sha", "mhe_mul", "mhe_add-2-groups", "gqa", "mqa", "mla", "gta")
 # These have at most half of MHA's cache only while no layer is added, so they are not in `depth`.
 NARROW = ("mva-narrow", "mha-narrow")
-NEW = ("mla", "gta", "collaborative", "mfa", "tpa")
+RIVALS = ("mla", "gta", "collaborative", "mfa", "tpa")
 
 
 class Case(NamedTuple):
@@ -85,7 +87,7 @@ def of_size(base: Config, name: str, size: Callable[[Config, int], Fields]) -> F
 
 
 def of_cost(base: Config, name: str) -> Fields:
-    """As many steps of the kind as are the FLOPs of the config's with `mha`."""
+    """As many steps as spend the FLOPs of the config with `mha`."""
     mha, own = (sizes.flops(changed(base, attention(base, kind))) for kind in ("mha", name))
     return attention(base, name) | {"train.num_steps": round(base.train.num_steps * mha / own)}
 
@@ -163,17 +165,15 @@ def limits(base: Config) -> dict[str, Fields]:
 def models(task: str) -> dict[str, dict[str, Fields]]:
     """By regime, the fields of each case that lie over the task's config."""
     base = base_of(task)
-    shape = dict.fromkeys(("mha", *SMALL, *NEW, "mhe_add", "mhe_add-2-score-groups", "mva"))
+    shape = dict.fromkeys(("mha", *HALF_CACHE, *RIVALS, "mhe_add", "mhe_add-2-score-groups", "mva"))
     return {
         "shape": {name: attention(base, name) for name in shape},
-        "depth": {name: of_size(base, name, sizes.deeper) for name in ("mha", *SMALL)},
-        "width": {name: of_size(base, name, sizes.wider) for name in (*SMALL, *NARROW)},
+        "depth": {name: of_size(base, name, sizes.deeper) for name in ("mha", *HALF_CACHE)},
+        "width": {name: of_size(base, name, sizes.wider) for name in (*HALF_CACHE, *NARROW)},
         "heads": heads(base),
         "starts": starts(base),
         "limits": limits(base),
-        "flops": {name: of_cost(base, name) for name in (*SMALL, "mva")},
-        # Their steps follow from times of those of "flops".
-        "time": {name: attention(base, name) for name in (*SMALL, "mva")},
+        "flops": {name: of_cost(base, name) for name in (*HALF_CACHE, "mva")},
     }
 
 
@@ -212,11 +212,10 @@ def stages(task: str) -> list[Stage]:
         Stage(cases("shape", "sha", "mhe_mul", "mhe_add"), 2),
         Stage(cases("shape", "mva", "mhe_add-2-groups", "mhe_add-2-score-groups"), 3),
         Stage(cases("shape", "gqa", "mqa"), 2),
-        Stage(cases("shape", *NEW), 2),
+        Stage(cases("shape", *RIVALS), 2),
         Stage(cases("heads"), len(every["heads"])),
         Stage(cases("starts"), 2),
         Stage(rest("limits"), len(rest("limits"))),
         Stage(rest("width"), 4),
         Stage(cases("flops"), 4),
-        Stage(cases("time"), 4),
     ]

@@ -6,11 +6,10 @@
 What no run has measured says so; sizes and costs are those of the closed forms.
 """
 
-import collections
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import command_line, sizes
-from benchmarks.atlas import CHOOSES, chosen, loss_of, of, steps_of
+from benchmarks.atlas import SEARCH_SEED, belongs, chosen, loss_of
 from benchmarks.atlas_cases import LARGE, SOURCES, TASKS, Case, attention, base_of, models, stages
 from benchmarks.sizes import changed
 from benchmarks.workplace import beyond
@@ -31,10 +30,9 @@ REGIMES = {
     "width": "the same number of parameters, by the MLP's width",
     "shape": "the same shape",
     "flops": "the same FLOPs of training",
-    "time": "the same time of training",
     "heads": "head embeddings, numbers of heads",
     "starts": "head embeddings, how they start and learn",
-    "limits": "where `mva` stops",
+    "limits": "`mva` in other sizes",
 }
 NAMES = {"lm": "Language model", "translation": "Translation", LARGE: "A larger language model"}
 SCORE = dict.fromkeys(("lm", LARGE), "test perplexity a token") | {"translation": "test BLEU"}
@@ -52,7 +50,7 @@ class Measured:
     """What the runs of a case say, at the learning rate that the choosing seed has found."""
 
     rate: str
-    chosen: float
+    search_loss: float
     fresh: Lines
 
     def values(self, name: str) -> list[float]:
@@ -69,15 +67,15 @@ class Measured:
 
 def measured(lines: Lines, case: Case) -> Measured | None:
     """None until the search of the rate has ended, or where every rate failed."""
-    own = [line for line in lines if of(line, case)]
-    losses = {line["rate"]: loss_of(line) for line in own if line["seed"] == int(CHOOSES)}
+    own = [line for line in lines if belongs(line, case)]
+    losses = {line["rate"]: loss_of(line) for line in own if line["seed"] == int(SEARCH_SEED)}
     if not losses:
         return None
     best = min(losses, key=losses.__getitem__)
     if beyond(losses, best) or math.isinf(losses[best]):
         return None
     rate = chosen(losses)
-    fresh = [line for line in own if line["rate"] == rate and line["seed"] != int(CHOOSES)]
+    fresh = [line for line in own if line["rate"] == rate and line["seed"] != int(SEARCH_SEED)]
     return Measured(rate, losses[rate], [line for line in fresh if "failed" not in line])
 
 
@@ -88,10 +86,10 @@ def with_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def regime(lines: Lines, task: str, name: str) -> Table:
-    """All cases of a regime, below `mha` as it is."""
+    """All cases of a regime, below `mha` of the config."""
     cases = {each: Case(name, each) for each in models(task)[name]}
     if MHA not in cases.values():
-        cases = {"mha, as it is": MHA, **cases}
+        cases = {"mha, the config's": MHA, **cases}
     return compared(lines, task, name, f"{NAMES[task]}: {REGIMES[name]}", cases)
 
 
@@ -107,41 +105,27 @@ def large(lines: Lines) -> Table:
 
 def compared(lines: Lines, task: str, name: str, title: str, cases: dict[str, Case]) -> Table:
     columns = [Column("attention"), Column("layers"), Column("MLP", 0), Column("parameters", 0)]
-    columns += [Column("cached numbers a token", 0), Column("% of mha's", 0)]
-    columns += [Column("MFLOPs a token", 2), Column("steps", 0), Column("rate")]
-    columns += [Column("validation loss that chose", 3), Column("validation loss")]
-    columns += [Column(SCORE[task]), Column("ms a step", 0)]
-    rows = [[shown, *row(lines, task, case)[1:]] for shown, case in cases.items()]
+    columns += [Column("cached numbers a token", 0), Column("cache, % of mha", 0)]
+    columns += [Column("MFLOPs a token", 2), Column("steps", 0), Column("learning rate")]
+    columns += [Column("validation loss of the search", 3), Column("validation loss")]
+    columns.append(Column(SCORE[task]))
+    rows = [[shown, *row(lines, task, case)] for shown, case in cases.items()]
     return Table(f"{task}-{name}", title, columns, rows)
 
 
 def row(lines: Lines, task: str, case: Case) -> list[Any]:
     base = base_of(task)
-    own = [line for line in lines if of(line, case)]
     config = changed(base, models(task)[case.regime][case.name])
     m, mha = config.model, changed(base, attention(base, "mha"))
     both = f"{m.num_layers} + {m.decoder_layers}"
-    steps = config.train.num_steps
-    if case.regime == "time":
-        steps = steps_of(own[0]) if own else NOT_MEASURED
-    cells = [case.name, both if task == "translation" else str(m.num_layers), m.mlp_features]
     cached = cached_numbers(config)
+    cells = [both if task == "translation" else str(m.num_layers), m.mlp_features]
     cells += [sizes.parameters(config), cached, 100 * cached / cached_numbers(mha)]
-    cells += [sizes.flops(config) / 1e6, steps]
+    cells += [sizes.flops(config) / 1e6, config.train.num_steps]
     if (found := measured(lines, case)) is None:
-        return cells + [NOT_MEASURED] * 5
-    most = processor(lines)
-    times = [line["step_seconds"] for line in found.fresh if line.get("processor") == most]
-    times = [seconds for seconds in times if seconds]
-    cells += [found.rate, found.chosen, found.shown("validation_loss", 3)]
-    milliseconds = 1e3 * min(times) if times else NOT_MEASURED
-    return [*cells, found.shown(SOURCES[task].score, 2), milliseconds]
-
-
-def processor(lines: Lines) -> str | None:
-    """The one that most runs ran on, whose times are shown."""
-    names = collections.Counter(line["processor"] for line in lines if "processor" in line)
-    return names.most_common(1)[0][0] if names else None
+        return cells + [NOT_MEASURED] * 4
+    losses = [found.search_loss, found.shown("validation_loss", 3)]
+    return [*cells, found.rate, *losses, found.shown(SOURCES[task].score, 2)]
 
 
 def failures(lines: Lines, task: str) -> Table:
@@ -200,24 +184,36 @@ def decision(records: dict[str, Lines]) -> Table:
     return Table("decision", "The bar", columns, rows)
 
 
-def tables(directory: Path) -> Iterator[Table]:
+def scored(lines: Lines, case: Case) -> bool:
+    """Whether it has seeds that were scored on the test set."""
+    found = measured(lines, case)
+    return found is not None and bool(found.fresh)
+
+
+def page(directory: Path) -> str:
+    """All tables in which more than `mha` is scored, and the names of the others."""
     records = {task: read(directory, task) for task in TASKS}
-    yield decision(records)
     larger = read(directory, LARGE)
-    yield large(larger)
+    tables, others = [decision(records), large(larger)], []
     for name in REGIMES:
         for task, lines in records.items():
-            yield regime(lines, task, name)
-    for task, lines in (records | {LARGE: larger}).items():
-        if (table := failures(lines, task)).rows:
-            yield table
+            cases = (Case(name, each) for each in models(task)[name])
+            if any(scored(lines, case) for case in cases if case != MHA):
+                tables.append(regime(lines, task, name))
+            else:
+                others.append(f"{NAMES[task]}: {REGIMES[name]}")
+    failed = (failures(lines, task) for task, lines in (records | {LARGE: larger}).items())
+    tables += [table for table in failed if table.rows]
+    parts = [table.markdown() for table in tables]
+    if others:
+        parts.append("\n".join(["### Not measured", "", *(f"- {name}" for name in others)]))
+    return "\n\n".join(parts)
 
 
 def main() -> None:
     parser = command_line.PlainParser(__doc__)
     parser.add_argument("directory", type=Path, help="WORKDIR/atlas, or docs/records/atlas")
-    for table in tables(parser.parse_args().directory):
-        print(table.markdown(), end="\n\n")
+    print(page(parser.parse_args().directory))
 
 
 if __name__ == "__main__":

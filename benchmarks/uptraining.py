@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 
 from benchmarks import command_line, experiments
 from benchmarks.experiments import TRANSLATION, attention
-from benchmarks.workplace import Failed, Record, Workplace, add_flags, best_rate, loss, note
+from benchmarks.workplace import Failed, Record, Workplace, add_flags, loss, note, search_rates
 from mhe_jax.cli.sweep import plan
 from mhe_jax.config import InputError
 from mhe_jax.report.tables import Column, Table, mean_and_deviation
@@ -151,13 +151,8 @@ class Uptraining:
 
     def chosen(self, name, start, share, rates, make) -> list[dict[str, Any]]:
         """All seeds of the rate, of `rates` and beyond, at which the first has the least loss."""
-        losses: dict[str, float] = {}
-
-        def tried(rate: str) -> float:
-            losses[rate] = loss(make(name, share, rate, self.seeds[0]))
-            return losses[rate]
-
-        rate = best_rate(rates, tried)
+        losses = search_rates(rates, lambda rate: loss(make(name, share, rate, self.seeds[0])))
+        rate = min(losses, key=losses.__getitem__)
         lines = []
         for seed in self.seeds:
             run = make(name, share, rate, seed)

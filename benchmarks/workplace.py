@@ -22,8 +22,8 @@ from mhe_jax.config.files import write_whole
 ROOT = Path(__file__).parents[1]
 # A command line is parsed in one thread at a time, and standard error is caught meanwhile.
 PARSING = threading.Lock()
-# Learning rates that are tried of one case.
-MOST = 6
+# At most so many learning rates are tried for a case.
+MOST_RATES = 6
 
 
 class Failed(Exception):
@@ -43,7 +43,9 @@ class Workplace:
 
     def __init__(self, directory: Path, data: Path, jobs: int):
         self.directory, self.data = directory, data
-        self.locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)  # one case a run
+        self.locks: dict[Path, threading.Lock] = defaultdict(
+            threading.Lock
+        )  # one command at a time for each run
         # Processor time of the commands of each run.
         self.seconds: defaultdict[Path, float] = defaultdict(float)
         self.interrupted = 0  # the signal
@@ -228,11 +230,11 @@ def loss(run: Path) -> float:
     return json.loads((run / plan.RESULT).read_text())["best_validation_loss"]
 
 
-def best_rate(rates: Iterable[str], loss: Callable[[str], float]) -> str:
-    """The learning rate of the lowest loss.
+def search_rates(rates: Iterable[str], loss: Callable[[str], float]) -> dict[str, float]:
+    """The loss of each learning rate that was tried.
 
-    One that is the lowest or highest of those tried is halved or doubled, until it is neither or
-    there are `MOST`: where each step only does harm, lower is better without end.
+    If the best of them is the lowest or highest, its half or double is tried too, until it is
+    neither or there are `MOST_RATES`: where each step only does harm, lower is better without end.
     """
     losses: dict[str, float] = {}
     new = tuple(rates)
@@ -240,11 +242,11 @@ def best_rate(rates: Iterable[str], loss: Callable[[str], float]) -> str:
         losses |= {rate: loss(rate) for rate in new}
         best = min(losses, key=losses.__getitem__)
         if not (factor := beyond(losses, best)):
-            return best
+            return losses
         new = (f"{float(best) * factor:g}",)
 
 
 def beyond(rates: Iterable[str], best: str) -> float | None:
     """By what `best` is to be multiplied to have it between others, else None."""
     rates = sorted(rates, key=float)
-    return {rates[0]: 0.5, rates[-1]: 2.0}.get(best) if len(rates) < MOST else None
+    return {rates[0]: 0.5, rates[-1]: 2.0}.get(best) if len(rates) < MOST_RATES else None

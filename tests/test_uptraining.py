@@ -155,11 +155,9 @@ def test_no_rate_is_taken_at_the_edge_of_those_tried(calls, tmp_path, monkeypatc
 def test_a_case_that_no_step_helps_ends():
     """As of a run that has converged: the lower the rate, the better, without end."""
     tried = []
-    assert (
-        workplace.best_rate(["1", "2", "4"], lambda rate: tried.append(rate) or float(rate))
-        == "0.125"
-    )
-    assert tried == ["1", "2", "4", "0.5", "0.25", "0.125"]
+    losses = workplace.search_rates(["1", "2", "4"], lambda r: tried.append(r) or float(r))
+    assert min(losses, key=losses.__getitem__) == "0.125"
+    assert list(losses) == tried == ["1", "2", "4", "0.5", "0.25", "0.125"]
     assert not workplace.beyond(tried, "0.125")
 
 

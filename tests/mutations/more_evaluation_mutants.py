@@ -589,6 +589,6 @@ MORE_EVALUATION = (
         "sublayers",
         '"decoder": m.decoder_layers',
         '"decoder": m.num_layers',
-        "test_atlas_runs.py::test_the_cache_of_all_layers",
+        "test_atlas_cases.py::test_the_cache_of_all_layers",
     ),
 )

@@ -1,0 +1,336 @@
+"""What docs/atlas.md, docs/which_kind.md and README.md say of the atlas is what its records say."""
+
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
+
+from benchmarks import atlas, atlas_cases, atlas_picture, atlas_tables, sizes
+from benchmarks.atlas_cases import LARGE, TASKS, Case, base_of, models
+from benchmarks.atlas_tables import Measured, measured, with_error
+from mhe_jax.cli.sweep.plan import CONFIG
+from mhe_jax.config.fields import load_json
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs" / "records" / "atlas"
+
+
+def page(name: str) -> str:
+    """Without its line ends."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def found(task: str, name: str) -> Measured:
+    """A case by REGIME/NAME, which must have three scored seeds."""
+    case = Case(*name.split("/"))
+    result = measured(atlas_tables.read(RECORDS, task), case)
+    assert result is not None, case
+    assert len(result.fresh) == 3, case
+    return result
+
+
+def score(task: str, name: str) -> float:
+    return statistics.fmean(found(task, name).values(atlas_cases.SOURCES[task].score))
+
+
+# Protocol and tables
+
+
+def test_a_page_counts_the_runs_of_each_stage():
+    """Three rates of each case, three seeds of controls and of the best; less what records have."""
+    for stages in zip(*map(atlas_cases.stages, TASKS), strict=True):
+        counts = [" and ".join(dict.fromkeys(str(3 * len(each.cases)) for each in stages))]
+        for task, each in zip(TASKS, stages, strict=True):
+            controls = [case for case in each.cases if case.name in atlas_cases.CONTROLS]
+            others = min(each.best, len(each.cases) - len(controls))
+            there = [
+                found
+                for case in each.cases
+                if (task, case.regime) == ("translation", "shape")
+                for found in atlas.RECORDS.glob(f"{case.name},*seed=[123]")
+            ]
+            counts.append(3 * (len(controls) + others) - len(there))
+        short, lm, translation = counts
+        assert f" | {short} | {lm} | {translation} |" in page("docs/atlas.md")
+    hours = "{lm:g} for the language model and {translation:g} for translation."
+    assert hours.format(**atlas.HOURS) in page("docs/atlas.md")
+    assert sum(atlas.HOURS[task] for task in TASKS) == 25
+
+
+def test_a_page_counts_the_hours_and_the_processors():
+    lines = atlas_tables.read(RECORDS, "lm")
+    assert f"They took {sum(line['hours'] for line in lines):.1f} of the 16 hours." in page(
+        "docs/atlas.md"
+    )
+    short, whole = (
+        [line["processor"] for line in lines if (line["seed"] == 0) == searching]
+        for searching in (True, False)
+    )
+
+    def count(names: list[str], part: str) -> int:
+        return sum(part in name for name in names)
+
+    newer, xeon = "family 26", "Xeon"
+    old = len(short) - count(short, newer) - count(short, xeon)
+    said = f"Of the {len(short)} short runs of the language model, {count(short, newer)} used an "
+    said += f"AMD EPYC with AVX-512, {old} an AMD EPYC whose model is not recorded, and "
+    said += f"{count(short, xeon)} an Intel Xeon."
+    assert said in page("docs/atlas.md")
+    said = f"Of its {len(whole)} whole runs, {count(whole, newer)} used the EPYC with AVX-512"
+    assert said in page("docs/atlas.md")
+    assert f"and {count(whole, xeon)} the Xeon." in page("docs/atlas.md")
+
+
+def test_a_page_has_the_tables_of_the_records():
+    text = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    assert text.partition("## Results\n\n")[2] == atlas_tables.page(RECORDS) + "\n"
+
+
+def test_a_page_has_the_pictures_of_the_records():
+    for task in TASKS:
+        drawn = atlas_picture.picture(atlas_tables.read(RECORDS, task), task)
+        file = atlas_picture.IMAGES / f"atlas-{task}.svg"
+        shown = f"images/{file.name}" in page("docs/atlas.md")
+        assert (drawn is not None) == file.exists() == shown
+        if drawn:
+            assert file.read_text(encoding="utf-8") == drawn
+
+
+# Sentences
+
+LM = {
+    # How much better the first is than the second in validation loss, and whether it surely is.
+    "`mva` by {} in validation loss and 4.1 %": ("shape/mva", "shape/mha", True),
+    "2 heads of 64 is better than with 8 by {}.": ("limits/mha, 2 heads", "shape/mha", True),
+    "It is worse than `mva` by {} (38.07": ("shape/mva", "limits/mha, 2 heads", True),
+    "the deeper one, by {} in validation loss;": ("width/mva-narrow", "depth/mha", True),
+    "with 2 heads, too, by {}.": ("width/mva-narrow", "limits/mha, 2 heads", True),
+    "the two cannot be told apart ({})": ("width/mva-narrow", "shape/mva", False),
+    "`mhe_add` is better than `sha` by {} in": ("shape/mhe_add", "shape/sha", True),
+    "and `mhe_mul` by {}, for 2 %": ("shape/mhe_mul", "shape/sha", True),
+    "do not help `mhe_add` ({});": ("shape/mhe_add-2-score-groups", "shape/mhe_add", False),
+    "two groups do, by {}, with": ("shape/mhe_add-2-groups", "shape/mhe_add", True),
+    "from `mha` ({} worse), with 44 %": ("shape/mha", "shape/mhe_add-2-groups", False),
+    "from `mha` ({} worse, with 63 %": ("shape/mha", "shape/gqa", False),
+    "and `mqa` is worse by {}.": ("shape/mha", "shape/mqa", True),
+    "from it ({} worse). `mqa` has": ("shape/gqa", "shape/mhe_add-2-groups", False),
+    "better than they are by {} and": ("shape/mqa", "shape/mhe_add", True),
+    " and {}, and than `sha`": ("shape/mqa", "shape/mhe_mul", True),
+    ", and than `sha` by {}.": ("shape/mqa", "shape/sha", True),
+    "worse than the deeper `mha` by {}.": ("depth/mha", "depth/sha", True),
+    "cache is the same, by {}.": ("depth/mqa", "depth/sha", True),
+    "2 groups is better than `sha` by {}, with": ("depth/mhe_add-2-groups", "depth/sha", True),
+}
+LARGER = {
+    "better than `mha` by {} in validation loss, and": ("shape/mva", "shape/mha", True),
+    "is better than `mha` by {}, with 45 %": ("width/mva-narrow", "shape/mha", True),
+    "better than `mha` too, by {}; it": ("width/mha-narrow", "shape/mha", True),
+    "from `mva-narrow` ({} worse)": ("width/mva-narrow", "width/mha-narrow", False),
+    "worse than `mva` by {}.": ("shape/mva", "width/mha-narrow", True),
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "said", "one", "other", "surely"),
+    [
+        *(("lm", said, *rest) for said, rest in LM.items()),
+        *((LARGE, said, *rest) for said, rest in LARGER.items()),
+    ],
+)
+def test_differences(task, said, one, other, surely):
+    (mean, error), (than, its) = (
+        with_error(found(task, name).values("validation_loss")) for name in (one, other)
+    )
+    gain, errors = than - mean, 2 * math.hypot(error, its)
+    assert said.format(f"{gain:.3f} ± {errors:.3f}") in page("docs/atlas.md")
+    assert (gain > errors) == surely
+    assert gain > -errors
+
+
+PERCENT = {
+    # How much lower the perplexity of the first is than that of the second, in percent.
+    "docs/atlas.md": [("lm", "shape/mva", "shape/mha", "in validation loss and {} in test")],
+    "docs/which_kind.md": [
+        ("lm", "shape/mva", "shape/mha", "the small language model of the same shape it is {}"),
+        ("lm", "shape/mva", "limits/mha, 2 heads", "and {} better than `mha` with two wider"),
+        (LARGE, "shape/mva", "shape/mha", "in the larger one, with heads of 64, {}."),
+        ("lm", "width/mva-narrow", "shape/mha", "47 % of the cache and is better by {} in"),
+        ("lm", "width/mva-narrow", "limits/mha, 2 heads", "perplexity ({} than `mha` with two"),
+        (LARGE, "width/mva-narrow", "shape/mha", "it is {} better with 45 %, and"),
+        (LARGE, "width/mha-narrow", "shape/mha", "the control {} with 50 %;"),
+        ("lm", "shape/mva", "shape/mha", "is better than `mha` with 8 heads by {} in perplexity"),
+        ("lm", "shape/mva", "limits/mha, 2 heads", "which is better than with 8, by {}."),
+        (LARGE, "shape/mva", "shape/mha", "`mva` is better than `mha` by {} in perplexity"),
+        (LARGE, "width/mva-narrow", "shape/mha", "narrow `mva` with a wider MLP by {} and"),
+        (LARGE, "width/mha-narrow", "shape/mha", "narrow `mha` with a wider MLP by {}."),
+    ],
+    "README.md": [
+        ("lm", "shape/mva", "shape/mha", "`mva` is {} better than `mha` in perplexity, with 77"),
+        ("lm", "shape/mva", "limits/mha, 2 heads", "and {} better than `mha` with two wider"),
+        ("lm", "width/mva-narrow", "shape/mha", "47 % of the cache and is {} better in"),
+        (LARGE, "shape/mva", "shape/mha", "2026-11-27): `mva` is {} better than `mha`"),
+        (LARGE, "width/mva-narrow", "shape/mha", "narrow `mva` is {} and"),
+        (LARGE, "width/mha-narrow", "shape/mha", "narrow `mha` {} better;"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "one", "other", "said"),
+    [(name, *rest) for name, every in PERCENT.items() for rest in every],
+)
+def test_percents(name, task, one, other, said):
+    less = 100 * (1 - score(task, one) / score(task, other))
+    assert said.format(f"{less:.1f} %") in page(name)
+
+
+def test_kinds_that_are_worse_than_mha_in_the_same_shape():
+    mha = score("lm", "shape/mha")
+    worse = {
+        name: f"{100 * (score('lm', f'shape/{name}') / mha - 1):.1f}"
+        for name in ("sha", "mhe_mul", "mhe_add", "mqa")
+    }
+    both = f"{worse['mhe_mul']} to {worse['mhe_add']} %"
+    which, readme = page("docs/which_kind.md"), page("README.md")
+    assert (
+        f"`sha` is {worse['sha']} % worse in perplexity than `mha`, the MHE kinds {both}" in which
+    )
+    assert f"`mqa` is {worse['mqa']} % worse than `mha` in" in which
+    assert (
+        f"`mqa` (56 %) is {worse['mqa']} % worse than `mha`, and the MHE kinds (35 %) {both}"
+        in (readme)
+    )
+
+
+def test_perplexities():
+    text = page("docs/atlas.md")
+    scores = {
+        name: f"{score('lm', name):.2f}"
+        for name in ("shape/mva", "shape/mha", "width/mva-narrow", "depth/mha", "shape/mhe_add")
+        + ("shape/mhe_mul", "shape/sha", "limits/mha, 2 heads")
+    }
+    assert "({shape/mva} against {shape/mha})".format(**scores) in text
+    two = scores["limits/mha, 2 heads"]
+    assert f"({two} in test perplexity)" in text
+    said = "it has {width/mva-narrow}, that one {depth/mha}, and the `mha` of the config "
+    assert (said + "{shape/mha}.").format(**scores) in text
+    said = "they have {shape/mhe_add} and {shape/mhe_mul}, `sha` {shape/sha}, and `mha` {shape/mha}"
+    assert said.format(**scores) in text
+    mva, mha = (score(LARGE, f"shape/{kind}") for kind in ("mva", "mha"))
+    assert f"with {mva:.2f} against {mha:.2f}, with 75 %" in text
+    assert f"whose test perplexities are {mha:.1f} and {mva:.1f} per" in page(
+        "configs/wikitext2_lm.py"
+    )
+
+
+def test_what_cannot_be_told_from_mha_by_depth():
+    near = ("gqa", "gta", "mhe_add-2-groups", "mqa")
+    record = atlas_tables.read(RECORDS, "lm")
+    for name in near:
+        gain, errors = atlas_tables.gain(record, "lm", Case("depth", name))
+        assert -errors < gain < 0, name
+    means = [with_error(found("lm", f"depth/{name}").values("validation_loss"))[0] for name in near]
+    (whole, error), (deeper, other) = (
+        with_error(found("lm", name).values("validation_loss"))
+        for name in ("shape/mha", "depth/mha")
+    )
+    losses = f"{whole:.3f} ± {error:.3f} and, deeper, {deeper:.3f} ± {other:.3f}"
+    assert f"({min(means):.3f} to {max(means):.3f} against {losses}," in page("docs/atlas.md")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "parameters", "cached"),
+    [
+        ("lm", "shape/mva", 77, 78),
+        ("lm", "shape/mhe_add-2-groups", 44, 25),
+        ("lm", "shape/gqa", 63, 25),
+        ("lm", "shape/mqa", 56, 12),
+        ("lm", "shape/mhe_add", 35, 12),
+        ("lm", "width/mva-narrow", None, 47),
+        (LARGE, "shape/mva", 75, 76),
+        (LARGE, "width/mva-narrow", None, 45),
+        (LARGE, "width/mha-narrow", None, 50),
+    ],
+)
+def test_shares_of_mha(task, name, parameters, cached):
+    """That the pages have; parameters are those of attention."""
+    own, mha = found(task, name).fresh[0], found(task, "shape/mha").fresh[0]
+    if parameters:
+        share = own["parameters"]["attention"] / mha["parameters"]["attention"]
+        assert 100 * share == pytest.approx(parameters, abs=0.51)
+    assert 100 * own["cached"] / mha["cached"] == pytest.approx(cached, abs=0.51)
+
+
+def test_shares_of_each_other():
+    """`mha` has 2.9 times the attention parameters of the MHE kinds, `mqa` 1.61 times."""
+    kinds = ("mha", "sha", "mhe_add", "mhe_mul", "mqa", "gqa", "mhe_add-2-groups")
+    size = {
+        kind: found("lm", f"shape/{kind}").fresh[0]["parameters"]["attention"] for kind in kinds
+    }
+    cached = {kind: found("lm", f"shape/{kind}").fresh[0]["cached"] for kind in kinds}
+    assert size["mha"] / size["mhe_add"] == pytest.approx(2.9, abs=0.05)
+    assert size["mhe_add"] / size["sha"] == pytest.approx(1.02, abs=0.005)
+    assert size["mqa"] / size["mhe_add"] == pytest.approx(1.61, abs=0.005)
+    assert size["mhe_add-2-groups"] / size["gqa"] == pytest.approx(0.71, abs=0.005)
+    assert cached["gqa"] == cached["mhe_add-2-groups"] == cached["mha"] / 4
+    assert cached["mqa"] == cached["sha"] == cached["mhe_add"] == cached["mhe_mul"]
+    assert cached["mha"] == 8 * cached["sha"]
+
+
+def test_widths_of_narrow_models():
+    fields = models("lm")["width"]["mva-narrow"]
+    assert fields["model.attention.qkv_features"] == 8 * 8
+    widths = [fields[f"model.{x}"] for x in ("attention.score_features", "mlp_features")]
+    assert "8 heads of 8, scores {} wide, and an MLP {} wide instead of 512".format(
+        *widths
+    ) in page("docs/atlas.md")
+
+
+def test_the_larger_model():
+    """Its runs are the config with another kind and seed, and took turns on the GPU."""
+    names = ("shape/mha", "shape/mva", "width/mva-narrow", "width/mha-narrow")
+    lines = [line for name in names for line in found(LARGE, name).fresh]
+    assert {(line["best_step"], line["device"]) for line in lines} == {(1000, "NVIDIA H200")}
+    base = base_of(LARGE)
+    steps: dict[str, dict[int, list[float]]] = {}
+    for name in names:
+        regime, kind = name.split("/")
+        for seed in "123":
+            run = RECORDS / LARGE / regime / f"{kind},4e-3,seed={seed}"
+            wanted = sizes.changed(base, models(LARGE)[regime][kind])
+            config = load_json(run / CONFIG)
+            kept = {
+                "workdir": config.workdir,
+                "train.seed": int(seed),
+                "optimizer.learning_rate": 4e-3,
+            }
+            assert config == sizes.changed(wanted, kept), name
+            for text in (run / "metrics.jsonl").read_text().splitlines():
+                if median := (line := json.loads(text)).get("step_seconds_p50"):
+                    steps.setdefault(kind, {}).setdefault(line["step"], []).append(median)
+    assert statistics.fmean(steps["mha"][500]) == pytest.approx(0.13, abs=0.005)
+    assert statistics.fmean(steps["mva"][100]) == pytest.approx(0.44, abs=0.005)
+    assert statistics.fmean(steps["mva"][500]) == pytest.approx(0.13, abs=0.005)
+
+
+def test_the_config_of_the_language_model_scores_what_its_page_says():
+    """By three runs of the atlas, which are that config with other seeds."""
+    runs = sorted((RECORDS / "lm" / "shape").glob("mhe_mul,8e-3,*"))
+    base = base_of("lm")
+    for run in runs:
+        config = load_json(run / CONFIG)
+        kept = {"workdir": config.workdir, "train.seed": config.train.seed}
+        assert config == sizes.changed(base, kept)
+    scores = [json.loads((run / "eval_test.json").read_text()) for run in runs]
+    names = ("loss", "perplexity_per_token", "perplexity_per_word", "accuracy")
+    nats, token, word, accuracy = (statistics.fmean(x[name] for x in scores) for name in names)
+    told = f"{nats:.3f} | {token:.1f} a token, {word:.1f} a word | {100 * accuracy:.1f} %"
+    assert f"| `wikitext2_lm.py` | 994,048 | 7.2 min | {told} |" in page("docs/experiments.md")
+    config = page("configs/wikitext2_lm.py")
+    assert f"test perplexity {token:.1f} per token, and {word:.0f} per word" in config
+    assert f"{nats:.3f} nats per token" in config
