@@ -390,6 +390,14 @@ def test_accepted(config):
             with_role(LM, "decoder", num_heads=7),
             "model.attention_by_role.decoder.num_heads is 7: must divide",
         ),
+        (  # what the common kind has is not the role's
+            with_role(with_attention(kind="gta", num_kv_heads=2), "decoder", kind="gqa"),
+            "model.attention_by_role.decoder.num_kv_heads is not set: kind gqa needs a divisor of",
+        ),
+        (
+            rotary(with_role(PAIRS, "cross", kind="mla", rotary_features=8)),
+            "cross.rotary_features is 8: takes None: cross-attention is not rotated",
+        ),
         (changed(LM, data__sequence_length=513), "at most model.max_length=512"),
         (
             changed(PAIRS, train__eval_batches=9),

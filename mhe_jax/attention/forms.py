@@ -86,7 +86,7 @@ class AttentionInGroups(AttentionInForms):
     num_groups: int = 1
 
     def start(self, call: Call) -> Call:
-        if self.num_groups < 1 or self.num_heads % self.num_groups:
+        if self.num_heads % self.num_groups:
             raise ValueError(f"num_groups={self.num_groups} must divide num_heads={self.num_heads}")
         return super().start(call)
 

@@ -26,6 +26,8 @@ _REFUSED = {
     "qk_attn_weights_einsum_cls": "the softmax is computed by an engine",
     "attn_weights_value_einsum_cls": "the softmax is computed by an engine",
 }
+# Fields whose names end so are numbers of something: 1 or more.
+_COUNTS = ("_heads", "_features", "_groups", "_rank")
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,9 @@ class Attention(nn.Module):
             raise ValueError(
                 f"broadcast_dropout={self.broadcast_dropout!r} is not one of True, False, 'batch'"
             )
-        if not hasattr(self.num_heads, "__index__") or self.num_heads < 1:
-            raise ValueError(f"num_heads={self.num_heads!r} must be a whole number of 1 or more")
+        for field in dataclasses.fields(self):
+            if field.name.endswith(_COUNTS):
+                _check_count(field, getattr(self, field.name))
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(f"dropout_rate={self.dropout_rate} is not in [0, 1)")
         super().__post_init__()
@@ -452,6 +455,13 @@ class Attention(nn.Module):
             float32_softmax=self.force_fp32_for_softmax,
             sow=sow_weights if sow else None,
         )
+
+
+def _check_count(field: dataclasses.Field, value: Any) -> None:
+    if value is None and field.default is None:
+        return
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        raise ValueError(f"{field.name}={value!r} must be a whole number of 1 or more")
 
 
 def _check_axes(inputs_q, inputs_k, inputs_v) -> None:

@@ -94,11 +94,20 @@ def test_heads_divide_the_width(case):
         start(KINDS[case.kind](num_heads=3, qkv_features=20, **kv), x)
 
 
-@pytest.mark.parametrize("heads", [0, -4, 4.0, "4", None])
-def test_heads_are_a_whole_number(heads):
-    with pytest.raises(ValueError, match=f"num_heads={heads!r} must be a whole number of 1 or mor"):
-        make_attention("mha", num_heads=heads)
-    make_attention("mha", num_heads=np.int64(4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_widths_ranks_and_groups_are_whole_numbers(kind):
+    """Before a call, so that costs are refused too; None stands for a default alone."""
+    kv = {"num_kv_heads": 1} if "num_kv_heads" in KINDS[kind].__dataclass_fields__ else {}
+    kinds_of_number = "heads", "features", "groups", "rank"
+    fields = [f for f in dataclasses.fields(KINDS[kind]) if f.name.endswith(kinds_of_number)]
+    assert {"num_heads", "qkv_features", "out_features"} <= {f.name for f in fields}
+    for field in fields:
+        never = [] if field.default is None else [None]
+        for value in (0, -4, 4.0, "4", True, *never):
+            says = f"{field.name}={value!r} must be a whole number of 1 or more"
+            with pytest.raises(ValueError, match=says):
+                make_attention(kind, **{"num_heads": 4, **kv, field.name: value})
+        make_attention(kind, **{"num_heads": np.int64(4), **kv, field.name: np.int64(4)})
 
 
 def test_inputs_are_arrays_of_two_axes_or_more():
@@ -130,7 +139,8 @@ def test_what_is_no_mask(mask):
 
 @pytest.mark.parametrize("kv_heads", [-1, 0, 2, 6])
 def test_groups(kv_heads):
-    says = f"num_kv_heads={kv_heads} must be 1 or more, and divide num_heads=3"
+    says = f"num_kv_heads={kv_heads} must "
+    says += "divide num_heads=3" if kv_heads > 0 else "be a whole number of 1 or more"
     with pytest.raises(ValueError, match=says):
         start(make_attention("gqa", num_heads=3, num_kv_heads=kv_heads), X)
 

@@ -277,17 +277,12 @@ def test_every_kind_in_forms_has_them_of_the_config():
         ("mhe_add", {"num_groups": 2}, "num_groups=2 must divide num_heads=3"),
         ("mhe_add", {"score_groups": 2}, "score_groups=2 must divide num_heads=3"),
         ("mhe_add", {"score_groups": 3, "num_groups": 3}, "does not go with num_groups=3"),
-        ("mva", {"num_groups": 0}, "num_groups=0 must divide num_heads=3"),
         ("mla", {"form": "folded"}, "'folded' is not one of auto, absorbed, materialized"),
         ("mla", {"form": "absorbed", "normalize_qk": True}, "'absorbed' .*: normalize_qk is not"),
         ("mla", {"latent_groups": 2}, "=2 must divide latent_features=44 and num_heads=3"),
         ("mla", {"latent_groups": 3, "latent_features": 8}, "=3 must divide latent_features=8 and"),
-        ("mla", {"latent_features": 0}, "latent_features=0 must be 1 or more"),
-        ("mla", {"query_rank": 0}, "query_rank=0 must be 1 or more"),
-        ("mla", {"rotary_features": 0, "rotary": Rotary()}, "rotary_features=0 must be 1 or more"),
         ("tpa", {"form": "factored", "normalize_qk": True}, "'factored' .*: normalize_qk is not"),
         ("tpa", {"form": "factored", "engine": "blocked"}, "'blocked' is not one of auto, xla, wh"),
-        ("tpa", {"key_rank": 0}, "key_rank=0 must be 1 or more"),
     ],
 )
 def test_what_is_refused(kind, fields, message):

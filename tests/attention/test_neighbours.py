@@ -102,9 +102,3 @@ def test_gta_takes_no_heads_of_an_odd_width(call):
     method = {"method": "fill_cache"} if call == "fill_cache" else {}
     with pytest.raises(ValueError, match="gta ties half of a key to its value: the width 11 is od"):
         jax.eval_shape(lambda: module.init(jax.random.key(0), x, **method))
-
-
-def test_mfa_takes_no_rank_of_0():
-    module = make_attention("mfa", num_heads=3, query_rank=0)
-    with pytest.raises(ValueError, match="query_rank=0 must be 1 or more"):
-        jax.eval_shape(lambda: module.init(jax.random.key(0), normal(1, B, T, 33)))

@@ -23,9 +23,8 @@ class GroupedQueryAttention(Attention):
     def kv_heads(self) -> int:
         if self.num_kv_heads is None:
             raise ValueError(f"num_kv_heads is not set: it must divide num_heads={self.num_heads}")
-        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+        if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_kv_heads={self.num_kv_heads} must be 1 or more, and divide "
-                f"num_heads={self.num_heads}"
+                f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
             )
         return self.num_kv_heads

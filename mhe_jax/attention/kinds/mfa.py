@@ -106,7 +106,4 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
 
     def _rank(self, C: int) -> int:
         """r."""
-        rank = C if self.query_rank is None else self.query_rank
-        if rank < 1:
-            raise ValueError(f"query_rank={rank} must be 1 or more")
-        return rank
+        return C if self.query_rank is None else self.query_rank

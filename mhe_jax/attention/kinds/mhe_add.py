@@ -51,7 +51,7 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
     )
 
     def start(self, call: Call) -> Call:
-        if self.score_groups < 1 or self.num_heads % self.score_groups:
+        if self.num_heads % self.score_groups:
             raise ValueError(
                 f"score_groups={self.score_groups} must divide num_heads={self.num_heads}"
             )

@@ -74,8 +74,6 @@ class MultiHeadLatentAttention(AttentionOverCache):
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         H, D = self.num_heads, call.head_features
         if self.query_rank is not None:
-            if self.query_rank < 1:
-                raise ValueError(f"query_rank={self.query_rank} must be 1 or more")
             x = self._projection("query_latent")(x, (self.query_rank,), ("embed", None))
             x = self._rms_norm("query_latent_norm")(x)
         query = self._projection("query", use_bias=False)(x, (H, D + self._turns(D)), OF_HEADS)
@@ -164,9 +162,7 @@ class MultiHeadLatentAttention(AttentionOverCache):
     def _latents(self, D: int) -> tuple[int, int]:
         """G, and the width of each latent."""
         r, G = 4 * D if self.latent_features is None else self.latent_features, self.latent_groups
-        if r < 1:
-            raise ValueError(f"latent_features={r} must be 1 or more")
-        if G < 1 or r % G or self.num_heads % G:
+        if r % G or self.num_heads % G:
             raise ValueError(
                 f"latent_groups={G} must divide latent_features={r} and num_heads={self.num_heads}"
             )
@@ -176,10 +172,7 @@ class MultiHeadLatentAttention(AttentionOverCache):
         """R."""
         if self.rotary is None:
             return 0
-        R = D // 2 if self.rotary_features is None else self.rotary_features
-        if R < 1:
-            raise ValueError(f"rotary_features={R} must be 1 or more")
-        return R
+        return D // 2 if self.rotary_features is None else self.rotary_features
 
     def _up(self, name: str, c: jax.Array, call: Call) -> jax.Array:
         """Latents [B, S, G, r/G] to heads [B, S, H, D] by W_uk or W_uv."""

@@ -88,8 +88,6 @@ class TensorProductAttention(AttentionOverCache):
     def _factors(self, role: str, x: jax.Array, call: Call) -> tuple[jax.Array, jax.Array]:
         """a [B, T, H, R] and b [B, T, R, D]."""
         rank = getattr(self, f"{role}_rank")
-        if rank < 1:
-            raise ValueError(f"{role}_rank={rank} must be 1 or more")
         a = self._projection(role)(x, (self.num_heads, rank), ("embed", "heads", "head_features"))
         names = ("embed", None, "head_features")
         return a, self._projection(f"{role}_basis")(x, (rank, call.head_features), names)

@@ -49,7 +49,9 @@ def check_attention(config: Config) -> None:
         override = getattr(model.attention_by_role, role)
 
         def named(field: str, override=override, role=role) -> str:
-            own = getattr(override, field) is not None
+            # A role of another kind does not take the fields of the common kind alone.
+            other = override.kind not in (None, model.attention.kind)
+            own = getattr(override, field) is not None or (other and field in FIELDS_OF_KINDS)
             return f"model.attention_by_role.{role}.{field}" if own else f"model.attention.{field}"
 
         attention = model.attention_for(role)
@@ -59,6 +61,9 @@ def check_attention(config: Config) -> None:
         if model.positions != "rotary" and attention.rotary_features is not None:
             complaint = f"model.positions rotary only, not {model.positions}"
             raise refuse(named("rotary_features"), attention.rotary_features, complaint)
+        if role == "cross" and override.rotary_features is not None:
+            complaint = "takes None: cross-attention is not rotated"
+            raise refuse(named("rotary_features"), override.rotary_features, complaint)
     rate, kinds = config.optimizer.head_embedding_rate, FIELDS_OF_KINDS["head_embedding_stddev"]
     if rate != 1 and not any(model.attention_for(role).kind in kinds for role in roles):
         raise refuse("optimizer.head_embedding_rate", rate, f"kinds {', '.join(kinds)} only")
