@@ -202,6 +202,8 @@ def chosen(losses: Mapping[str, float]) -> str:
 def measure(work: Atlas, stage: Stage, jobs: int) -> bool:
     """All runs of a stage, the controls' fresh seeds before those of the best others.
 
+    A case whose first rates are not all there, as one was killed, goes no further.
+
     Returns whether every one of them is done, or has failed by itself.
     """
     done = True

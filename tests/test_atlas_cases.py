@@ -122,5 +122,10 @@ def test_the_larger_model():
         assert abs(made / wanted - 1) < 0.01
     table = atlas_tables.large([])
     names = ["mha", "mva", "mva-narrow, wider MLP", "mha-narrow, wider MLP"]
-    assert [row[0] for row in table.rows][:4] == names
+    names += ["sha", "gqa", "mhe_mul", "mhe_add"]
+    assert [row[0] for row in table.rows] == names
+    for each in atlas_cases.stages(LARGE):  # all have fresh seeds
+        controls = [case for case in each.cases if case.name in atlas_cases.CONTROLS]
+        assert len(controls) + each.best == len(each.cases)
+    assert base.workdir != base_of("lm").workdir
     assert {row[-1] for row in table.rows} == {"not measured"}

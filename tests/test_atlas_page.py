@@ -296,6 +296,8 @@ def test_the_larger_model():
     names = ("shape/mha", "shape/mva", "width/mva-narrow", "width/mha-narrow")
     lines = [line for name in names for line in found(LARGE, name).fresh]
     assert {(line["best_step"], line["device"]) for line in lines} == {(1000, "NVIDIA H200")}
+    rates = f"The rates are {', '.join(atlas.RATES[LARGE][:-1])} and {atlas.RATES[LARGE][-1]};"
+    assert rates in page("docs/atlas.md")
     base = base_of(LARGE)
     steps: dict[str, dict[int, list[float]]] = {}
     for name in names:

@@ -1,6 +1,7 @@
 """What benchmarks/atlas.py runs, by a stand-in for train.py and eval.py."""
 
 import json
+import math
 import shutil
 import signal
 import sys
@@ -182,13 +183,17 @@ def test_the_best_rate_is_not_at_the_edge(calls, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("losses", "rate"), [((2.0, 1.9981, 2.1), "2e-3"), ((2.0, 1.9979, 2.1), "4e-3")]
+    ("losses", "rate"),
+    [
+        ((3.0, 2.0, 1.9981, 2.1, 3.0), "2e-3"),
+        ((3.0, 2.0, 1.9979, 2.1, 3.0), "4e-3"),
+        ((3.0, 2.9, 2.8, 2.0, 1.9981, 3.0), "8e-3"),  # not 0.016, which is less as a text
+    ],
 )
 def test_of_rates_in_a_tie_the_lowest(calls, tmp_path, monkeypatch, losses, rate):
     """Within 0.002 of the lowest loss; the table shows the seeds of that rate."""
-    for each, loss in zip((2e-3, 4e-3, 8e-3), losses, strict=True):
-        monkeypatch.setitem(LOSSES, each, loss)
-    monkeypatch.setitem(LOSSES, 1e-3, 3.0)
+    for power, loss in enumerate(losses):
+        monkeypatch.setitem(LOSSES, 1e-3 * 2**power, loss)
     stage(monkeypatch, "depth", ["gqa"])
     assert run(tmp_path, monkeypatch) == 0
     fresh = {line["rate"] for line in lines_of(tmp_path) if line["seed"]}
@@ -196,6 +201,7 @@ def test_of_rates_in_a_tie_the_lowest(calls, tmp_path, monkeypatch, losses, rate
     found = atlas_tables.measured(lines_of(tmp_path), Case("depth", "gqa"))
     assert found is not None
     assert (found.rate, len(found.fresh)) == (rate, 3)
+    assert found.search_loss == pytest.approx(losses[round(math.log2(float(rate) / 1e-3))])
 
 
 def test_a_run_that_fails_is_recorded_and_not_tried_again(calls, tmp_path, monkeypatch):
@@ -247,11 +253,34 @@ def test_no_result_of_a_run_that_is_killed_or_refused(calls, tmp_path, monkeypat
     monkeypatch.setattr(Path, "read_text", read_of_log(Path.read_text))
     stage(monkeypatch, "depth", ["gqa"])
     assert run(tmp_path, monkeypatch) == 1
-    assert f"exit status {status}" in capsys.readouterr().err
+    # Each rate once, and no search of what lacks some.
+    assert capsys.readouterr().err.count(f"exit status {status}") == 3
     assert not (tmp_path / "atlas/lm.json").exists()
     monkeypatch.setattr(workplace, "timed", given)
     assert run(tmp_path, monkeypatch) == 0
     assert len(lines_of(tmp_path)) == 6
+
+
+def test_what_is_killed_keeps_no_other_case_from_its_seeds(calls, tmp_path, monkeypatch):
+    given = workplace.timed
+    killed = {"mqa,4e-3,seed=0"}
+
+    def dies(command, stdout, **rest):
+        if any(name in str(command) for name in killed):
+            stdout.write("killed\n")
+            stdout.flush()
+            return -9, 1.0
+        return given(command, stdout=stdout, **rest)
+
+    monkeypatch.setattr(workplace, "timed", dies)
+    stage(monkeypatch, "depth", ["mqa", "gqa"])
+    assert run(tmp_path, monkeypatch) == 1
+    assert [(line["name"], line["seed"]) for line in lines_of(tmp_path) if line["seed"]] == [
+        ("gqa", seed) for seed in (1, 2, 3)
+    ]
+    killed.clear()
+    assert run(tmp_path, monkeypatch) == 0
+    assert {(line["name"], line["rate"]) for line in lines_of(tmp_path)} >= {("mqa", "4e-3")}
 
 
 def test_two_at_once_are_told(calls, tmp_path, monkeypatch, capsys):

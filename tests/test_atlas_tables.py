@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
 from benchmarks import atlas_picture, atlas_tables
-from benchmarks.atlas_cases import TASKS
+from benchmarks.atlas_cases import LARGE, TASKS
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,21 +52,22 @@ def test_a_page_names_the_tables_that_only_mha_would_fill(tmp_path):
     found += lines("shape", "mha", [2.0, 2.1, 2.2], [40.0, 41.0, 42.0])
     found += lines("flops", "sha", [], [])  # searched alone
     failed = {"regime": "flops", "name": "gqa", "rate": "4e-3", "seed": 0, "failed": "no memory"}
-    record = {"task": "lm", "steps": 2000, "lines": [*found, failed]}
-    tmp_path.joinpath("lm.json").write_text(json.dumps(record))
+    for task, lines_of_task in {"lm": [*found, failed], LARGE: [failed]}.items():
+        record = {"task": task, "steps": 2000, "lines": lines_of_task}
+        tmp_path.joinpath(f"{task}.json").write_text(json.dumps(record))
     page, _, others = atlas_tables.page(tmp_path).partition("### Not measured\n\n")
     titles = re.findall("^### (.*)$", page, re.MULTILINE)
     both = [f"{atlas_tables.NAMES[t]}: " for t in TASKS]
     depth = atlas_tables.REGIMES["depth"]
-    fails = "Language model: runs that failed"
-    assert titles == ["The bar", "A larger language model", both[0] + depth, fails]
+    fails = [f"{name}: runs that failed" for name in ("Language model", "A larger language model")]
+    assert titles == ["The bar", "A larger language model", both[0] + depth, *fails]
     assert others.splitlines() == [
         f"- {task}{name}"
         for name in atlas_tables.REGIMES.values()
         for task in both
         if task + name != both[0] + depth
     ]
-    assert "no memory" in page
+    assert page.count("no memory") == 2
 
 
 @pytest.mark.parametrize(
