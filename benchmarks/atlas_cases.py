@@ -38,6 +38,9 @@ CONTROLS = ("mha", "sha")
 HALF_CACHE = ("sha", "mhe_mul", "mhe_add-2-groups", "gqa", "mqa", "mla", "gta")
 # These have at most half of MHA's cache only while no layer is added, so they are not in `depth`.
 NARROW = ("mva-narrow", "mha-narrow")
+# As `mva` may win by wide scores alone. With one head and without its key bias it is the first of
+# these, if its scores are as wide as the model.
+WIDE = ("mha, 1 head", "mha, 2 heads")
 RIVALS = ("mla", "gta", "collaborative", "mfa", "tpa")
 
 
@@ -126,6 +129,7 @@ def limits(base: Config) -> dict[str, Fields]:
     """Settings in which `mva` may lose to `mha`, for both; scores of `mva` stay as they are."""
     m = base.model
     settings: dict[str, Fields] = {
+        "1 head": {"model.attention.num_heads": 1},
         "2 heads": {"model.attention.num_heads": 2},
         "4 heads": {"model.attention.num_heads": 4},
         "16 heads": {"model.attention.num_heads": 16},
@@ -192,6 +196,7 @@ def stages(task: str) -> list[Stage]:
     if task == LARGE:
         return [
             Stage([*cases("shape", "mha", "mva"), *cases("width", *NARROW)], 3),
+            Stage(cases("limits", *WIDE), 2),
             Stage(cases("shape", "sha", "gqa", "mhe_mul", "mhe_add"), 3),
         ]
 
@@ -200,14 +205,14 @@ def stages(task: str) -> list[Stage]:
         *cases("shape", "mha"),
         *cases("depth", "mha"),
         *cases("width", *NARROW),
-        *cases("limits", "mha, 2 heads"),
+        *cases("limits", *WIDE),
     ]
 
     def rest(regime: str) -> list[Case]:
         return [case for case in cases(regime) if case not in first]
 
     return [
-        Stage(first, 3),
+        Stage(first, 4),
         Stage(rest("depth"), 4),
         Stage(cases("shape", "sha", "mhe_mul", "mhe_add"), 2),
         Stage(cases("shape", "mva", "mhe_add-2-groups", "mhe_add-2-score-groups"), 3),

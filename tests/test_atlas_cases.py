@@ -122,7 +122,7 @@ def test_the_larger_model():
         assert abs(made / wanted - 1) < 0.01
     table = atlas_tables.large([])
     names = ["mha", "mva", "mva-narrow, wider MLP", "mha-narrow, wider MLP"]
-    names += ["sha", "gqa", "mhe_mul", "mhe_add"]
+    names += [*atlas_cases.WIDE, "sha", "gqa", "mhe_mul", "mhe_add"]
     assert [row[0] for row in table.rows] == names
     for each in atlas_cases.stages(LARGE):  # all have fresh seeds
         controls = [case for case in each.cases if case.name in atlas_cases.CONTROLS]
