@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
-from benchmarks.atlas_cases import TASKS, Case, base_of, models
+from benchmarks.atlas_cases import TASKS, WIDE, Case, base_of, models
 from benchmarks.atlas_tables import DECIDES, MHA, Lines, measured, read, with_error
 from benchmarks.sizes import changed
 from benchmarks.svg import GREY, Plot
@@ -43,8 +43,9 @@ def main() -> None:
 
 
 def points(lines: Lines, task: str) -> list[Point]:
-    """`mha` as it is, and the models of as many parameters, if their seeds are done."""
+    """`mha` of the config, and the models of as many parameters, if their seeds are done."""
     cases = {"mha": MHA, "mha, deeper": Case("depth", "mha")}
+    cases |= {name: Case("limits", name) for name in WIDE}
     for regime, more in (("depth", ""), ("width", ", wider MLP")):
         for kind in models(task)[regime]:
             if kind != "mha":
