@@ -264,7 +264,7 @@ def parse() -> argparse.Namespace:
         "--steps", type=command_line.positive, help="of each run, else the config's"
     )
     hours = "hours of processor time of all runs, else those of docs/atlas.md; lm_large has no end"
-    parser.add_argument("--budget", type=float, help=hours)
+    parser.add_argument("--budget", type=command_line.positive_number, help=hours)
     return parser.parse_args()
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
 
+from benchmarks import command_line
 from benchmarks.atlas_cases import TASKS, WIDE, Case, base_of, models
 from benchmarks.atlas_tables import DECIDES, MHA, Lines, measured, read, with_error
 from benchmarks.sizes import changed
@@ -37,9 +38,12 @@ class Point(NamedTuple):
 
 
 def main() -> None:
+    command_line.PlainParser(__doc__).parse_args()
     for task in TASKS:
         if drawn := picture(read(RECORDS, task), task):
-            (IMAGES / f"atlas-{task}.svg").write_text(drawn, encoding="utf-8")
+            file = IMAGES / f"atlas-{task}.svg"
+            file.write_text(drawn, encoding="utf-8")
+            print(file.relative_to(ROOT))
 
 
 def points(lines: Lines, task: str) -> list[Point]:
@@ -71,7 +75,7 @@ def picture(lines: Lines, task: str) -> str | None:
     high = math.ceil(max(p.score + p.error for p in found) / step) * step
     cached = [p.cached for p in found]
     better = "lower" if lower else "higher"
-    note = f"As many parameters each, {better} is better. Bars: ± standard error over seeds."
+    note = f"As many parameters; {better} is better. Bars: standard error. Dashed: the front."
     plot = Plot(
         f"{ABOUT[task]}: {SCORE[task]} against the cache",
         note,
@@ -84,7 +88,11 @@ def picture(lines: Lines, task: str) -> str | None:
     count = round((high - low) / step)
     heights = [low + k * step for k in range(count + 1)]
     digits = 2 if lower else 1
-    plot.axes(ticks, {y: f"{y:.{digits}f}" for y in heights}, ("cached numbers a token", ""))
+    plot.axes(
+        ticks,
+        {y: f"{y:.{digits}f}" for y in heights},
+        ("cached numbers a token, of all layers (log scale)", ""),
+    )
     best = [found[i] for i in front([(p.cached, p.score) for p in found], lower)]
     for one, other in zip(best, best[1:], strict=False):
         corner = plot.at(math.log2(other.cached), one.score)
@@ -111,7 +119,7 @@ def label(plot: Plot, found: list[Point]) -> None:
             if left < end and start < right:
                 down = max(down, height + LINE)
         placed.append((left, right, down))
-        plot.text(left, down, p.name, fill=color(p.name))
+        plot.text(left, down, p.name, fill=color(p.name), halo=True)
 
 
 if __name__ == "__main__":

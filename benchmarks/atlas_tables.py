@@ -124,6 +124,8 @@ def row(lines: Lines, task: str, case: Case) -> list[Any]:
     cells += [sizes.flops(config) / 1e6, config.train.num_steps]
     if (found := measured(lines, case)) is None:
         return cells + [NOT_MEASURED] * 4
+    if found.fresh:
+        cells[-1] = found.fresh[0]["steps"]  # a trial has its own
     losses = [found.search_loss, found.shown("validation_loss", 3)]
     return [*cells, found.rate, *losses, found.shown(SOURCES[task].score, 2)]
 
@@ -213,7 +215,13 @@ def page(directory: Path) -> str:
 def main() -> None:
     parser = command_line.PlainParser(__doc__)
     parser.add_argument("directory", type=Path, help="WORKDIR/atlas, or docs/records/atlas")
-    print(page(parser.parse_args().directory))
+    directory = parser.parse_args().directory
+    files = [f"{task}.json" for task in SOURCES]
+    if not any((directory / file).exists() for file in files):
+        parser.error(
+            f"{directory} has none of {', '.join(files)}, which benchmarks/atlas.py writes"
+        )
+    print(page(directory))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,13 @@ def positive(text: str) -> int:
     return number
 
 
+def positive_number(text: str) -> float:
+    number = float(text)
+    if not number > 0:  # not a number is not either
+        raise argparse.ArgumentTypeError(f"must be more than 0, not {number:g}")
+    return number
+
+
 def variants(
     kinds: Iterable[str], forms: Iterable[str], num_heads: int
 ) -> dict[str, dict[str, Any]]:

@@ -82,10 +82,13 @@ class Plot:
         anchor: str = "start",
         fill: str = INK,
         size: int = 14,
+        halo: bool = False,
     ) -> None:
+        """Words; with a halo, what lies below does not cross them."""
+        around = ' paint-order="stroke" stroke="#ffffff" stroke-width="5"' if halo else ""
         self.parts.append(
             f'<text x="{right:.1f}" y="{down:.1f}" text-anchor="{anchor}" fill="{fill}" '
-            f'font-size="{size}">{words}</text>'
+            f'font-size="{size}"{around}>{words}</text>'
         )
 
     def svg(self) -> str:

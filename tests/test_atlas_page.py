@@ -108,7 +108,11 @@ LM = {
     "`mva` by {} in validation loss and 4.1 %": ("shape/mva", "shape/mha", True),
     "2 heads of 64 is better than with 8 by {}.": ("limits/mha, 2 heads", "shape/mha", True),
     "It is worse than `mva` by {} (38.07": ("shape/mva", "limits/mha, 2 heads", True),
-    "the deeper one, by {} in validation loss;": ("width/mva-narrow", "depth/mha", True),
+    "as it is and deeper, by {} or more in validation loss;": (
+        "width/mva-narrow",
+        "depth/mha",
+        True,
+    ),
     "with 2 heads, too, by {}.": ("width/mva-narrow", "limits/mha, 2 heads", True),
     "the two cannot be told apart ({})": ("width/mva-narrow", "shape/mva", False),
     "`mhe_add` is better than `sha` by {} in": ("shape/mhe_add", "shape/sha", True),
@@ -261,8 +265,8 @@ def test_perplexities():
     assert "({shape/mva} against {shape/mha})".format(**scores) in text
     two = scores["limits/mha, 2 heads"]
     assert f"({two} in test perplexity)" in text
-    said = "it has {width/mva-narrow}, that one {depth/mha}, and the `mha` of the config "
-    assert (said + "{shape/mha}.").format(**scores) in text
+    said = "it has {width/mva-narrow}, they {shape/mha} and {depth/mha}."
+    assert said.format(**scores) in text
     said = "they have {shape/mhe_add} and {shape/mhe_mul}, `sha` {shape/sha} (for "
     said += "`mhe_add` within chance), and `mha` {shape/mha}"
     assert said.format(**scores) in text

@@ -24,7 +24,7 @@ def lines(regime, name, losses, scores, rate="4e-3", score="perplexity_per_token
     ]
     chosen = {**who, "seed": 0, "validation_loss": 1.0}
     fresh = [
-        {**who, "seed": seed + 1, "validation_loss": loss, score: value}
+        {**who, "seed": seed + 1, "steps": 2000, "validation_loss": loss, score: value}
         for seed, (loss, value) in enumerate(zip(losses, scores, strict=True))
     ]
     return [*edges, chosen, *fresh]
@@ -41,6 +41,8 @@ def test_rows():
         f"| 256 | 33 | 7.00 | 2,000 | 4e-3 | 1.000 | 2.100 ± {error:.3f} | 41.00 ± 0.58 |"
     )
     assert table.markdown().count("not measured") == 4 * 8
+    trial = [line | {"steps": 4} if "steps" in line else line for line in found]
+    assert "| 7.00 | 4 | 4e-3 |" in atlas_tables.regime(trial, "lm", "depth").markdown()
     # A search that has not ended says nothing.
     table = atlas_tables.regime(found[1:], "lm", "depth")
     assert table.markdown().count("not measured") == 4 * 9

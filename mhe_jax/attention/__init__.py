@@ -75,6 +75,6 @@ def make_attention(kind: str, **fields) -> Attention:
     for field in fields:
         if field not in allowed:
             owners = [k for k, m in KINDS.items() if field in m.__dataclass_fields__]
-            whose = f"it belongs to {', '.join(owners)}" if owners else "no kind has it"
+            whose = f"it belongs to {', '.join(owners)}" if owners else "no module has it"
             raise ValueError(f"{kind} has no field {field!r}; {whose}")
     return KINDS[kind](**fields)
