@@ -458,9 +458,11 @@ class Attention(nn.Module):
 
 
 def _check_count(field: dataclasses.Field, value: Any) -> None:
-    if value is None and field.default is None:
-        return
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+    if value is None:
+        whole = field.default is None
+    else:
+        whole = hasattr(value, "__index__") and not isinstance(value, bool) and value >= 1
+    if not whole:
         raise ValueError(f"{field.name}={value!r} must be a whole number of 1 or more")
 
 
