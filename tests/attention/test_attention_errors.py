@@ -48,7 +48,7 @@ def test_an_unknown_field_says_whose_it_is():
         make_attention("mha", num_heads=H, num_kv_heads=1)
     with pytest.raises(ValueError, match="sha has no field 'form'; it belongs to mhe_add, mhe_mul"):
         make_attention("sha", num_heads=H, form="folded")
-    with pytest.raises(ValueError, match="mhe_mul has no field 'heads'; no kind has it"):
+    with pytest.raises(ValueError, match="mhe_mul has no field 'heads'; no module has it"):
         make_attention("mhe_mul", heads=H)
 
 
