@@ -64,7 +64,7 @@ def test_a_page_counts_the_runs_of_each_stage():
 
 def test_a_page_counts_the_hours_and_the_processors():
     lines = atlas_tables.read(RECORDS, "lm")
-    assert f"They took {sum(line['hours'] for line in lines):.1f} of the 16 hours." in page(
+    assert f"They took {sum(line['hours'] for line in lines):.1f} of the 17 hours." in page(
         "docs/atlas.md"
     )
     short, whole = (
@@ -187,6 +187,39 @@ def test_kinds_of_one_more_layer_are_worse_than_two_wider_heads():
     assert f"All four are worse than `mha` with 2 heads, which has {said}" in page("docs/atlas.md")
 
 
+def test_translation():
+    """The bar is met: by BLEU, and in the language model by validation loss."""
+    narrow, mha, deeper = "width/mva-narrow", "shape/mha", "depth/mha"
+    bleu = {name: score("translation", name) for name in (narrow, mha, deeper)}
+    text = page("docs/atlas.md")
+    said = f"`mva-narrow` scores {bleu[narrow]:.2f} BLEU, `mha` {bleu[mha]:.2f} and the deeper "
+    assert f"{said}`mha` {bleu[deeper]:.2f}:" in text
+    record = atlas_tables.read(RECORDS, "translation")
+    gain, errors = atlas_tables.gain(record, "translation", Case("width", "mva-narrow"))
+    assert gain > errors
+    assert f"better by {gain:.2f} ± {errors:.2f} BLEU or more, and than `mha` by" in text
+    for name in ("README.md", "docs/which_kind.md"):
+        assert f"scores {bleu[narrow]:.2f} BLEU against {bleu[mha]:.2f}." in page(name)
+    assert f"scores {bleu[narrow] - bleu[mha]:.1f} BLEU more than `mha`." in text
+    (mean, error), (than, its) = (
+        with_error(found("translation", name).values("validation_loss")) for name in (narrow, mha)
+    )
+    loss = f"{than - mean:.3f} ± {2 * math.hypot(error, its):.3f} in validation loss. It has 45 %"
+    assert f"by {loss}" in text
+    (mean, error), (than, its) = (
+        with_error(found("translation", name).values("bleu")) for name in (mha, deeper)
+    )
+    worse = f"{mean - than:.2f} ± {2 * math.hypot(error, its):.2f} BLEU."
+    assert f"the deeper one is worse by {worse}" in text
+    rows = {
+        row[1]: row
+        for row in atlas_tables.decision(
+            {task: atlas_tables.read(RECORDS, task) for task in TASKS}
+        ).rows
+    }
+    assert [name for name, row in rows.items() if row[-1] == "yes"] == ["mva-narrow"]
+
+
 def test_what_the_search_does_not_foretell():
     """The rank correlation of its losses with those of all steps."""
     lines = atlas_tables.read(RECORDS, "lm")
@@ -301,6 +334,7 @@ def test_what_cannot_be_told_from_mha_by_depth():
         ("lm", "shape/mqa", 56, 12),
         ("lm", "shape/mhe_add", 35, 12),
         ("lm", "width/mva-narrow", None, 47),
+        ("translation", "width/mva-narrow", None, 45),
         (LARGE, "shape/mva", 75, 76),
         (LARGE, "width/mva-narrow", None, 45),
         (LARGE, "width/mha-narrow", None, 50),
@@ -335,6 +369,11 @@ def test_widths_of_narrow_models():
     fields = models("lm")["width"]["mva-narrow"]
     assert fields["model.attention.qkv_features"] == 8 * 8
     widths = [fields[f"model.{x}"] for x in ("attention.score_features", "mlp_features")]
+    fields = models("translation")["width"]["mva-narrow"]
+    assert fields["model.attention.qkv_features"] == 8 * 16
+    own = [fields[f"model.{x}"] for x in ("attention.score_features", "mlp_features")]
+    said = "8 heads of 16, scores {} wide, and an MLP {} wide instead of 512.".format(*own)
+    assert said in page("docs/atlas.md")
     assert "8 heads of 8, scores {} wide, and an MLP {} wide instead of 512".format(
         *widths
     ) in page("docs/atlas.md")
