@@ -114,6 +114,8 @@ LM = {
         True,
     ),
     "with 2 heads, too, by {}.": ("width/mva-narrow", "limits/mha, 2 heads", True),
+    "That is worse than `mva` by {} (": ("shape/mva", "limits/mha, 1 head", True),
+    "and cannot be told from `mha` with 8 ({}).": ("limits/mha, 1 head", "shape/mha", False),
     "the two cannot be told apart ({})": ("width/mva-narrow", "shape/mva", False),
     "`mhe_add` is better than `sha` by {} in": ("shape/mhe_add", "shape/sha", True),
     "and `mhe_mul` by {}, for 2 %": ("shape/mhe_mul", "shape/sha", True),
@@ -296,6 +298,8 @@ def test_perplexities():
         + ("shape/mhe_mul", "shape/sha", "limits/mha, 2 heads")
     }
     assert "({shape/mva} against {shape/mha})".format(**scores) in text
+    one = score("lm", "limits/mha, 1 head")
+    assert f"({one:.2f} in test perplexity)" in text
     two = scores["limits/mha, 2 heads"]
     assert f"({two} in test perplexity)" in text
     said = "it has {width/mva-narrow}, they {shape/mha} and {depth/mha}."
