@@ -109,17 +109,24 @@ def color(name: str) -> str:
 
 
 def label(plot: Plot, found: list[Point]) -> None:
-    """To the right of each mark, below a label that is in the way."""
+    """To the right of each mark, or to the left of it where another mark is in the way.
+
+    Below a label that is in the way.
+    """
+    marks = [plot.at(math.log2(p.cached), p.score) for p in found]
     placed: list[tuple[float, float, float]] = []  # left, right, down
     for p in sorted(found, key=lambda p: -p.score):
-        left, down = plot.at(math.log2(p.cached), p.score)
-        left, down = left + 9, down - 4  # over the front
-        right = left + 8 * len(p.name)
+        mark, down = plot.at(math.log2(p.cached), p.score)
+        wide, down = 8 * len(p.name), down - 4  # over the front
+        left = mark + 9
+        if any(left < x < left + wide and abs(y - down) < LINE for x, y in marks):
+            left = mark - 9 - wide
         for start, end, height in placed:
-            if left < end and start < right:
+            if left < end and start < left + wide:
                 down = max(down, height + LINE)
-        placed.append((left, right, down))
-        plot.text(left, down, p.name, fill=color(p.name), halo=True)
+        placed.append((left, left + wide, down))
+        at, anchor = (left, "start") if left > mark else (mark - 9, "end")
+        plot.text(at, down, p.name, anchor, fill=color(p.name), halo=True)
 
 
 if __name__ == "__main__":
