@@ -2,7 +2,7 @@
 
     python benchmarks/atlas.py lm
     python benchmarks/atlas.py translation
-    python benchmarks/atlas.py lm_large --jobs 12   # on a GPU: docs/atlas.md, "A larger model"
+    python benchmarks/atlas.py lm_large --jobs 12   # on a GPU: docs/atlas.md, "Commands"
     python benchmarks/atlas.py lm --steps 20 --budget 0.1 --workdir runs/trial    # a trial
     python benchmarks/atlas_tables.py runs/atlas    # the tables of docs/atlas.md
 

@@ -75,7 +75,10 @@ def picture(lines: Lines, task: str) -> str | None:
     high = math.ceil(max(p.score + p.error for p in found) / step) * step
     cached = [p.cached for p in found]
     better = "lower" if lower else "higher"
-    note = f"As many parameters; {better} is better. Bars: standard error. Dashed: the front."
+    best = [found[i] for i in front([(p.cached, p.score) for p in found], lower)]
+    note = f"As many parameters; {better} is better. Bars: standard error."
+    if len(best) > 1:
+        note += " Dashed: the front."
     plot = Plot(
         f"{ABOUT[task]}: {SCORE[task]} against the cache",
         note,
@@ -93,7 +96,6 @@ def picture(lines: Lines, task: str) -> str | None:
         {y: f"{y:.{digits}f}" for y in heights},
         ("cached numbers a token, of all layers (log scale)", ""),
     )
-    best = [found[i] for i in front([(p.cached, p.score) for p in found], lower)]
     for one, other in zip(best, best[1:], strict=False):
         corner = plot.at(math.log2(other.cached), one.score)
         plot.line(*plot.at(math.log2(one.cached), one.score), *corner, GREY, 1, "4 3")

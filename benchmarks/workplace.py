@@ -43,9 +43,8 @@ class Workplace:
 
     def __init__(self, directory: Path, data: Path, jobs: int):
         self.directory, self.data = directory, data
-        self.locks: dict[Path, threading.Lock] = defaultdict(
-            threading.Lock
-        )  # one command at a time for each run
+        # One command at a time for each run.
+        self.locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
         # Processor time of the commands of each run.
         self.seconds: defaultdict[Path, float] = defaultdict(float)
         self.interrupted = 0  # the signal
