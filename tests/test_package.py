@@ -36,8 +36,13 @@ def test_a_file_of_the_same_name_wins(monkeypatch, tmp_path):
 def test_configs_are_listed_and_shown(capsysbinary):
     commands.main(["configs"])
     lines = capsysbinary.readouterr().out.decode().splitlines()
-    assert [line.split()[0] for line in lines] == list(loading.shipped_configs())
-    assert all(len(line.split()) > 3 for line in lines)
+    named = [line for line in lines if not line.startswith(" ")]
+    assert [line.split()[0] for line in named] == list(loading.shipped_configs())
+    assert all(len(line.split()) > 3 for line in named)
+    assert lines[lines.index(*(line for line in named if "wikitext2_lm" in line)) + 1].split() == [
+        ":local",
+        ":large",
+    ]
     commands.main(["configs", "show", "demo"])
     shown = capsysbinary.readouterr().out
     assert shown == loading.shipped_configs()["demo"].read_bytes()

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import about_config, config_file, shipped_configs
+from mhe_jax.config.loading import about_config, config_file, shipped_configs, variants_of
 
 HELP = """\
-Without arguments, lists the shipped configs with a line each; any command that takes a config takes
-such a name, with a variant as in `multi30k:small`. `show NAME` prints the file, to change it:
+Without arguments, lists the shipped configs with a line each, and their variants; any command that
+takes a config takes such a name, with a variant as in `multi30k:small`. `show NAME`
+prints the file, to change it:
 
     {program} show multi30k > mine.py
     {train} mine.py --workdir runs/mine"""
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str]) -> None:
             width = max(map(len, shipped_configs()))
             for name in shipped_configs():
                 output(f"{name:{width}}  {about_config(name).partition(chr(10))[0]}\n")
+                if variants := variants_of(name):
+                    output(f"{'':{width}}  :{' :'.join(variants)}\n")
         case ["-h" | "--help"] | ["show", "-h" | "--help"]:
             print(f"usage: {usage}\n\n{HELP.format(program=program, train=called('train'))}")
         case ["show", name]:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import traceback
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,12 @@ def load_config(name: str) -> Config:
     """
     path, variant = config_file(name)
     file = str(path)
-    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    get_config, allowed = _get_config(path)
+    if allowed and variant not in allowed:
+        named = [v for v in allowed if v]
+        which = f"one of {', '.join(named)}, or none" if named else "it has none"
+        raise InputError(f"{file}: no variant {variant!r}: {which}")
     with _naming_the_line(path):
-        exec(compile(path.read_bytes(), str(path), "exec"), namespace)
-    get_config = namespace.get("get_config")
-    if not callable(get_config):
-        raise InputError(f"{file}: has no function get_config(variant)")
-    with _naming_the_line(path):
-        hint = typing.get_type_hints(get_config).get("variant")
-        allowed = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
-        if allowed and variant not in allowed:
-            named = [v for v in allowed if v]
-            which = f"one of {', '.join(named)}, or none" if named else "it has none"
-            raise InputError(f"{file}: no variant {variant!r}: {which}")
         config = get_config(variant) if variant else get_config()
     if not isinstance(config, Config):
         raise InputError(f"{file}: get_config() returned {type(config).__name__}, not a Config")
@@ -46,6 +40,25 @@ def load_config(name: str) -> Config:
         return from_dict(dataclasses.asdict(config))  # Python itself checks no types
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
+
+
+def _get_config(path: Path) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """The function of that name, and the variants that its parameter's type lists, if it does."""
+    namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    with _naming_the_line(path):
+        exec(compile(path.read_bytes(), str(path), "exec"), namespace)
+    get_config = namespace.get("get_config")
+    if not callable(get_config):
+        raise InputError(f"{path}: has no function get_config(variant)")
+    with _naming_the_line(path):
+        hint = typing.get_type_hints(get_config).get("variant")
+    return get_config, typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+
+
+def variants_of(name: str) -> list[str]:
+    """The variants of a config that `load_config` takes, beside the one without a name."""
+    _, allowed = _get_config(config_file(name)[0])
+    return [variant for variant in allowed if variant]
 
 
 def config_file(name: str) -> tuple[Path, str]:
