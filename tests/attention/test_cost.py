@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from mhe_jax.attention import KINDS, Rotary, cost, make_attention
+from mhe_jax.attention.cost import __main__ as counting
 from mhe_jax.config import FIELDS_OF_KINDS, Kind
 from mhe_jax.report import published
 
@@ -223,3 +224,56 @@ def test_operations_where_heads_have_no_keys():
             of_kind = module(kind, H, decode=decode, **fields)
             one, two = (cost.forward_flops(of_kind, M, keys) for keys in (10, 11))
             assert two - one == 2 * wanted, (kind, fields, decode)
+
+
+def table(capsys, *arguments):
+    """By row, the numbers that `python -m mhe_jax.attention.cost` prints."""
+    counting.main(arguments)
+    _, _, _, *rows = capsys.readouterr().out.splitlines()
+    cells = [re.split("  +", row) for row in rows]
+    return {name: [float(cell.replace(",", "")) for cell in rest] for name, *rest in cells}
+
+
+def test_the_command_counts_each_kind(capsys):
+    """As published at M = 768, with 12 heads of 64; mfa with the scale of its norm."""
+    found = table(capsys)
+    assert {name.partition(",")[0] for name in found} == set(KINDS)
+    assert found["mha"] == [2_359_296, 100, 1536, 100, 7.86]
+    assert found["mhe_mul"][:4] == [739_584, 31, 128, 8]
+    assert found["mva"][0] == 1_287_168
+    assert found["collaborative"][0] == 1_287_936
+    assert found["mfa"][0] == 786_432 + 64
+    assert found["tpa"][0] == 1_173_504
+    assert found["gta, num_kv_heads=3"][0] == 1_351_680
+
+
+def test_the_command_counts_what_is_asked_for(capsys):
+    sizes = "--features", "128", "--num_heads", "8", "--keys", "128"
+    found = table(capsys, "mva,score_features=48,qkv_features=64", "mfa,reuse_keys=True", *sizes)
+    narrow = make_attention("mva", num_heads=8, use_bias=False, score_features=48, qkv_features=64)
+    parameters, _, cached, share, flops = found["mva, score_features=48, qkv_features=64"]
+    assert (parameters, cached, share) == (cost.parameters(narrow, 128), 120, 47)
+    assert flops == round(cost.forward_flops(narrow, 128, 128) / 1e6, 2)
+    assert found["mfa, reuse_keys=True"][2] == 16
+    rotary = table(capsys, "mhe_add", "--rotary")["mhe_add"]
+    assert rotary[:4] == table(capsys, "mhe_add")["mhe_add"][:4]
+    assert rotary[4] == table(capsys, "mhe_mul")["mhe_mul"][4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mhx"], "mhx: kind 'mhx' is not one of mha, sha"),
+        (["gqa,num_kv_heads=5"], "num_kv_heads=5 must divide num_heads=12"),
+        (["mha,width"], "'width' is not FIELD=NUMBER"),
+        (["mha,rotary=3"], "rotary is not a number"),
+        (["mha,kind=3"], "mha,kind=3: "),
+        (["mhe_add,num_groups=5"], "num_groups=5 must divide num_heads=12"),
+        (["mha", "--rotary", "--features", "36"], "the width 3 is odd"),
+        (["--features", "0"], "--features: invalid"),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        counting.main(arguments)
+    assert said in capsys.readouterr().err.splitlines()[-1]
