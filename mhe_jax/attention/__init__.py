@@ -34,6 +34,7 @@ from mhe_jax.attention.kinds.tpa import TensorProductAttention
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.module import Attention
 from mhe_jax.attention.rotary import Rotary
+from mhe_jax.config.fields import did_you_mean, nearest
 
 __all__ = [
     "KINDS",
@@ -76,5 +77,6 @@ def make_attention(kind: str, **fields) -> Attention:
         if field not in allowed:
             owners = [k for k, m in KINDS.items() if field in m.__dataclass_fields__]
             whose = f"it belongs to {', '.join(owners)}" if owners else "no module has it"
-            raise ValueError(f"{kind} has no field {field!r}; {whose}")
+            near = did_you_mean(() if owners else nearest(field, sorted(allowed)))
+            raise ValueError(f"{kind} has no field {field!r}; {whose}{near}")
     return KINDS[kind](**fields)

@@ -231,7 +231,9 @@ def table(capsys, *arguments):
     counting.main(arguments)
     _, _, _, *rows = capsys.readouterr().out.splitlines()
     cells = [re.split("  +", row) for row in rows]
-    return {name: [float(cell.replace(",", "")) for cell in rest] for name, *rest in cells}
+    return {
+        name: [float(cell.strip(" %").replace(",", "")) for cell in rest] for name, *rest in cells
+    }
 
 
 def test_the_command_counts_each_kind(capsys):
@@ -241,6 +243,7 @@ def test_the_command_counts_each_kind(capsys):
     assert found["mha"] == [2_359_296, 100, 1536, 100, 7.86]
     assert found["mhe_mul"][:4] == [739_584, 31, 128, 8]
     assert found["mva"][0] == 1_287_168
+    assert found["mva, score_features=384"][0] == 1_778_688
     assert found["collaborative"][0] == 1_287_936
     assert found["mfa"][0] == 786_432 + 64
     assert found["tpa"][0] == 1_173_504
@@ -266,6 +269,8 @@ def test_the_command_counts_what_is_asked_for(capsys):
         (["mhx"], "mhx: kind 'mhx' is not one of mha, sha"),
         (["gqa,num_kv_heads=5"], "num_kv_heads=5 must divide num_heads=12"),
         (["mha,width"], "'width' is not FIELD=NUMBER"),
+        (["mha", "num_heads=4"], "num_heads=4: a field stands after its kind and a comma"),
+        (["mva,score_feature=4"], "no module has it; did you mean score_features"),
         (["mha,rotary=3"], "rotary is not a number"),
         (["mha,kind=3"], "mha,kind=3: "),
         (["mhe_add,num_groups=5"], "num_groups=5 must divide num_heads=12"),
