@@ -40,7 +40,7 @@ HALF_CACHE = ("sha", "mhe_mul", "mhe_add-2-groups", "gqa", "mqa", "mla", "gta")
 NARROW = ("mva-narrow", "mha-narrow")
 # As `mva` may win by wide scores alone. With one head and without its key bias it is the first of
 # these, if its scores are as wide as the model.
-WIDE = ("mha, 1 head", "mha, 2 heads")
+WIDE = ("mha, 1 head", "mha, 2 heads", "mha, 4 heads")
 RIVALS = ("mla", "gta", "collaborative", "mfa", "tpa")
 
 
@@ -196,7 +196,7 @@ def stages(task: str) -> list[Stage]:
     if task == LARGE:
         return [
             Stage([*cases("shape", "mha", "mva"), *cases("width", *NARROW)], 3),
-            Stage(cases("limits", *WIDE), 2),
+            Stage(cases("limits", *WIDE), len(WIDE)),
             Stage(cases("shape", "sha", "gqa", "mhe_mul", "mhe_add"), 3),
         ]
 
@@ -212,7 +212,7 @@ def stages(task: str) -> list[Stage]:
         return [case for case in cases(regime) if case not in first]
 
     return [
-        Stage(first, 4),
+        Stage(first, len((*NARROW, *WIDE))),
         Stage(rest("depth"), 4),
         Stage(cases("shape", "sha", "mhe_mul", "mhe_add"), 2),
         Stage(cases("shape", "mva", "mhe_add-2-groups", "mhe_add-2-score-groups"), 3),

@@ -106,8 +106,8 @@ def large(lines: Lines) -> Table:
 def compared(lines: Lines, task: str, name: str, title: str, cases: dict[str, Case]) -> Table:
     columns = [Column("attention"), Column("layers"), Column("MLP", 0), Column("parameters", 0)]
     columns += [Column("cached numbers a token", 0), Column("cache, % of mha", 0)]
-    columns += [Column("MFLOPs a token", 2), Column("steps", 0), Column("learning rate")]
-    columns += [Column("validation loss of the search", 3), Column("validation loss")]
+    columns += [Column("training MFLOPs a token", 2), Column("steps", 0), Column("learning rate")]
+    columns += [Column("loss of the search", 3), Column("validation loss")]
     columns.append(Column(SCORE[task]))
     rows = [[shown, *row(lines, task, case)] for shown, case in cases.items()]
     return Table(f"{task}-{name}", title, columns, rows)
@@ -164,9 +164,12 @@ def gain(lines: Lines, task: str, case: Case) -> tuple[float, float] | None:
 
 
 def decision(records: dict[str, Lines]) -> Table:
-    """The bar: the same kind in the same regime, better in both tasks outside its errors."""
-    columns = [Column("regime"), Column("attention")]
-    columns += [Column("LM: lower validation loss"), Column("Multi30k: more BLEU"), Column("bar")]
+    """The bar: the same kind in the same regime, better in both tasks outside its errors.
+
+    Kinds that were measured in neither are left out.
+    """
+    columns = [Column("regime"), Column("attention"), Column("LM: lead in validation loss")]
+    columns += [Column("Multi30k: lead in BLEU"), Column("bar")]
     rows = []
     for name in ("depth", "width"):
         for kind in models("lm")[name]:
@@ -179,7 +182,8 @@ def decision(records: dict[str, Lines]) -> Table:
                 else f"{g[0]:+.{DECIDES[t][1]}f} ± {g[1]:.{DECIDES[t][1]}f}"
                 for t, g in gains.items()
             ]
-            known = [g for g in gains.values() if g is not None]
+            if not (known := [g for g in gains.values() if g is not None]):
+                continue
             missed = any(difference <= errors for difference, errors in known)
             bar = "no" if missed else "yes" if len(known) == len(TASKS) else NOT_MEASURED
             rows.append([REGIMES[name], kind, *cells, bar])
