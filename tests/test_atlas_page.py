@@ -169,7 +169,8 @@ PERPLEXITIES = {
     # How much lower the test perplexity of the first is than that of the second, surely or not.
     "test perplexity by {}; with 62 %": ("shape/mha", "shape/gqa", True),
     "worse than both, by {} and": ("shape/mha", "depth/mqa", True),
-    "and {}. All four": ("depth/mha", "depth/mqa", True),
+    " and {}, and `mhe_add` with": ("depth/mha", "depth/mqa", True),
+    "than `mha` as it is, by {}.": ("shape/mha", "depth/mhe_add-2-groups", True),
 }
 
 
@@ -542,3 +543,30 @@ def test_mha_of_translation_on_all_processors():
     means = [f"{statistics.fmean(three):.2f}" for three in (bleus("mha"), whole, another)]
     said = "score {} on one processor, and {} and {} on others".format(*means)
     assert said in page("docs/which_kind.md")
+
+
+def test_encoders_beside_mha_on_sst2():
+    """All five other kinds are surely worse, by the rule of the pages."""
+
+    def scores(kind: str, task: str) -> tuple[float, float | None]:
+        runs = (ROOT / "docs" / "records" / task).glob(f"{kind},seed=*")
+        found = [json.loads((run / "eval_validation.json").read_text())["score"] for run in runs]
+        assert len(found) == 3
+        return with_error(found)
+
+    def gain(one: str, other: str, task: str) -> tuple[float, bool]:
+        (mean, error), (than, its) = scores(one, task), scores(other, task)
+        return mean - than, mean - than > 2 * math.hypot(error, its)
+
+    others = ("mqa", "mva", "mhe_mul", "mhe_add", "sha")
+    gains = [gain("mha", other, "sst2") for other in others]
+    assert all(surely for _, surely in gains)
+    points = sorted(points for points, _ in gains)
+    said = f"by {points[0]:.1f} to {points[-1]:.1f} points"
+    assert f"`mha` is better than the five other kinds {said}" in page("docs/which_kind.md")
+    assert f"is ahead of the five others {said}" in page("docs/experiments.md")
+    # `mva` is worse on both, `mhe_mul` and `mhe_add` better than `sha` on CoLA and not on SST-2.
+    assert gain("mha", "mva", "cola")[1]
+    for kind in ("mhe_mul", "mhe_add"):
+        assert gain(kind, "sha", "cola")[1]
+        assert not gain(kind, "sha", "sst2")[1]

@@ -33,8 +33,8 @@ class MultiValueAttention(AttentionInGroups):
     al. 2021, arXiv 2105.14103), which has one learned matrix instead of these scores; for softmax
     attention, exact and with kernels, a search found no earlier instance.
 
-    Parameters 2·G·M·D_s + 2·M² + MH. Cached numbers per token G·D_s + H·D + H: half of MHA's, and
-    far more than MHE's 2D.
+    Parameters 2·G·M·D_s + 2·M² + MH. Cached numbers per token G·D_s + H·D + H: with D_s = D a
+    little more than half of MHA's, and far more than MHE's 2D.
 
     Attributes beyond `AttentionInGroups`:
       form: 'shared' (see `mhe_jax.attention.engines.shared.xla`), or 'materialized': H query and
