@@ -55,6 +55,8 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("TFDS_DATA_DIR", "")
     monkeypatch.setenv("MHE_JAX_TOKEN", "")
+    for name in ("CONFIG", "DATA", "PYTHON", "WORKDIR"):  # `make test PYTHON=...` sets one
+        monkeypatch.delenv(name, raising=False)
     return clone
 
 
