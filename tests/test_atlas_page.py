@@ -113,6 +113,12 @@ LM = {
     "`mva` by {} in validation loss and 4.1 %": ("shape/mva", "shape/mha", True),
     "2 heads of 64 is better than with 8 by {}.": ("limits/mha, 2 heads", "shape/mha", True),
     "It is worse than `mva` by {} (38.07": ("shape/mva", "limits/mha, 2 heads", True),
+    "heads of 32 it cannot be told from 8 ({}; 38": ("limits/mha, 4 heads", "shape/mha", False),
+    "perplexity), and is worse than `mva` by {}. Attention": (
+        "shape/mva",
+        "limits/mha, 4 heads",
+        True,
+    ),
     "as it is and deeper, by {} or more in validation loss;": (
         "width/mva-narrow",
         "depth/mha",
@@ -316,8 +322,9 @@ def test_perplexities():
         + ("shape/mhe_mul", "shape/sha", "limits/mha, 2 heads")
     }
     assert "({shape/mva} against {shape/mha})".format(**scores) in text
-    one = score("lm", "limits/mha, 1 head")
+    one, four = (score("lm", f"limits/mha, {heads}") for heads in ("1 head", "4 heads"))
     assert f"({one:.2f} in test perplexity)" in text
+    assert f"; {four:.2f} in test perplexity)" in text
     two = scores["limits/mha, 2 heads"]
     assert f"({two} in test perplexity)" in text
     said = "it has {width/mva-narrow}, they {shape/mha} and {depth/mha}."
@@ -458,6 +465,7 @@ def test_the_config_of_the_language_model_scores_what_its_page_says():
 SIDE_BY_SIDE = {
     "`mva`, scores half as wide as the model": ("shape/mva", "mva"),
     "`mha`, 2 wider heads": ("limits/mha, 2 heads", None),
+    "`mha`, 4 wider heads": ("limits/mha, 4 heads", None),
     "`mha`, 1 head": ("limits/mha, 1 head", None),
     "narrow `mva`, wider MLP": ("width/mva-narrow", None),
     "narrow `mha`, wider MLP": ("width/mha-narrow", None),
