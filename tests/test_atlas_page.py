@@ -226,8 +226,12 @@ def test_translation():
     )
     worse = f"{mean - than:.2f} ± {2 * math.hypot(error, its):.2f} BLEU."
     assert f"the deeper one is worse by {worse}" in text
-    control = "width/mha-narrow"
+    control, two = "width/mha-narrow", "limits/mha, 2 heads"
+    for name in ("README.md", "docs/which_kind.md"):
+        assert f"{score('translation', two):.2f} BLEU" in page(name)
     for key, sign, digits, one, other, said, surely in (
+        ("bleu", 1, 2, mha, two, "heads of 128 cannot be told from 8 in BLEU ({} less; 3", False),
+        ("validation_loss", -1, 3, mha, two, "and is worse in validation loss by {}. Its", True),
         ("bleu", 1, 2, mha, control, "told from `mha` in BLEU ({} less) and", False),
         ("validation_loss", -1, 3, mha, control, "worse in validation loss by {};", True),
         ("bleu", 1, 2, narrow, control, "`mva-narrow` scores {} BLEU more than it.", True),
@@ -546,7 +550,10 @@ def test_mha_of_translation_on_all_processors():
     assert len(every) == 3 + 3 + 3 + 1
     narrow = found("translation", "width/mva-narrow").values("bleu")
     said = f"Ten runs of that `mha` have a mean of {statistics.fmean(every):.2f} and at most "
-    said += f"{max(every):.2f}, while each of `mva-narrow` has {min(narrow):.2f} or more."
+    said += f"{max(every):.2f}, while each of `mva-narrow` has {min(narrow):.2f} or more: "
+    (mean, error), (than, its) = with_error(narrow), with_error(every)
+    better = f"{mean - than:.2f} ± {2 * math.hypot(error, its):.2f}."
+    said += f"it is better than their mean by {better}"
     assert said in page("docs/atlas.md")
     means = [f"{statistics.fmean(three):.2f}" for three in (bleus("mha"), whole, another)]
     said = "score {} on one processor, and {} and {} on others".format(*means)
