@@ -531,6 +531,14 @@ def of_attention(config: Config) -> int:
     )
 
 
+def test_what_they_are_compared_with():
+    bases = {task: score(task, "shape/mha") for task in (*TASKS, LARGE)}
+    said = "perplexities of {lm:.2f} and {lm_large:.2f} a token".format(**bases)
+    assert said in page("docs/which_kind.md")
+    said = f"{bases['translation']:.2f} BLEU for `mha` and the narrow kinds"
+    assert said in page("docs/which_kind.md")
+
+
 @pytest.mark.parametrize("said", SIDE_BY_SIDE)
 def test_kinds_side_by_side(said):
     name, older = SIDE_BY_SIDE[said]

@@ -206,6 +206,13 @@ def test_a_page_has_the_tables_of_the_records():
         losses = [f"{experiments.loss(run):.3f}" for run in runs]
         assert f"| {' | '.join([name, *losses])} |" in page
     scores = {group.name.split(", learning_rate")[0]: group for group in section.groups}
+    page = " ".join((ROOT / "docs" / "which_kind.md").read_text(encoding="utf-8").split())
+    groups, control = (
+        f"{scores[name].mean('bleu'):.2f} ± {scores[name].spread('bleu'):.2f}"
+        for name in ("mhe_add, num_groups=2", "sha")
+    )
+    assert f"({groups} against {control}, standard deviations over three seeds" in page
+    assert f"narrow kinds, and {scores['mha'].mean('bleu'):.2f} for the others" in page
     page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     bleu = {name: f"{group.mean('bleu'):.2f}" for name, group in scores.items()}
     counts = {name: group.parameters("attention") or 0 for name, group in scores.items()}
