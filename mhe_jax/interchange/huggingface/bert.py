@@ -11,7 +11,7 @@ import numpy as np
 
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig, TaskName
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
+from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, output
 from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
 
 # The classes of transformers for our tasks.
@@ -50,9 +50,8 @@ def table(model: ModelConfig, model_type: str, task: str) -> Table:
         last = f"{head}.layer_norm" if roberta else f"{head}.transform.LayerNorm"
         found |= norm(last, "head_norm")
         found[f"{head}.bias"] = Slot(("vocabulary_bias",))
-        if not model.tie_embeddings:
-            found[f"{head}.decoder.weight"] = Slot(("embeddings/output",), transposed=True)
-            found[f"{head}.decoder.bias"] = Slot(("vocabulary_bias",))
+        found[f"{head}.decoder.weight"] = output(model)
+        found[f"{head}.decoder.bias"] = Slot(("vocabulary_bias",), twin=model.tie_embeddings)
     elif task == "span":
         found |= linear("qa_outputs", "span")
     elif roberta:
@@ -127,12 +126,10 @@ def model_of(fields: Fields) -> ModelConfig:
     """
     roberta = fields.values["model_type"] == "roberta"
     if roberta:
-        fields.must("hidden_act", "gelu")  # its head has no other activation
+        fields.must("hidden_act", *ACTIVATIONS["gelu"])  # its head has no other activation
     fields.must("position_embedding_type", "absolute")
-    fields.must("is_decoder", False)
-    fields.must("add_cross_attention", False)
-    fields.ignore("classifier_dropout", "pooler_fc_size", "pooler_num_attention_heads")
-    fields.ignore("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality")
+    fields.must("is_decoder", False, None)
+    fields.must("add_cross_attention", False, None)
     return ModelConfig(
         vocabulary_size=fields.size("vocab_size"),
         features=fields.size("hidden_size"),
@@ -161,11 +158,13 @@ def task_and_labels(fields: Fields) -> tuple[TaskName, tuple[str, ...]]:
       InputError: several labels for one text; labels without a name each.
     """
     fields.must("problem_type", None, "single_label_classification", "regression")
-    said = fields.values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(2)}
+    count = fields.size("num_labels", 2)
+    said = fields.values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
     numbers = [str(i) for i in range(len(said))]
     labels = tuple(said.get(i) for i in numbers) if isinstance(said, dict) else ()
     if len({label for label in labels if isinstance(label, str)}) != len(numbers):
         raise InputError(f"{fields.path}: id2label is {said!r}: takes a name for each number")
+    fields.must("num_labels", len(labels), None)
     if len(labels) == 1 or fields.values.get("problem_type") == "regression":
         return "regression", ()
     return "classification", labels  # pyright: ignore[reportReturnType]
@@ -187,16 +186,9 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, task: str) -> Te
         positions = "roberta.embeddings.position_embeddings.weight"
         if positions in found:
             found[positions] = found[positions][_offset(fields) :]
-    if task != "mlm":
-        return found
     head = "lm_head" if prefix == "roberta" else "cls.predictions"
-    if model.tie_embeddings:
-        word = f"{prefix}.embeddings.word_embeddings.weight"
-        same = {f"{head}.decoder.weight": word, f"{head}.decoder.bias": f"{head}.bias"}
-        return untied(found, same, fields.path.parent)
-    # A bias that differs from the decoder's is never used.
-    if f"{head}.decoder.bias" in found:
-        found[f"{head}.bias"] = found[f"{head}.decoder.bias"]
+    if not model.tie_embeddings and f"{head}.decoder.bias" in found:
+        found.pop(f"{head}.bias", None)  # if it is another, it is never used
     return found
 
 

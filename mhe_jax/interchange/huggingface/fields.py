@@ -1,4 +1,4 @@
-"""Fields of a foreign `config.json`: what is read, what must hold, and what changes nothing."""
+"""Fields of a foreign `config.json`: what is read, and what must hold."""
 
 from pathlib import Path
 from typing import Any
@@ -14,46 +14,6 @@ ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
     "gelu": ("gelu", "gelu_python"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
     "silu": ("silu", "swish"),
-}
-# Names, versions, types of numbers, and what is for training or generation alone.
-WITHOUT_MEANING = {
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "_num_labels",
-    "architectures",
-    "bad_words_ids",
-    "bos_token_id",
-    "cls_token_id",
-    "chunk_size_feed_forward",
-    "decoder_start_token_id",
-    "dtype",
-    "eos_token_id",
-    "finetuning_task",
-    "forced_eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "init_std",
-    "initializer_factor",
-    "initializer_range",
-    "label2id",
-    "language",
-    "max_length",
-    "mask_token_id",
-    "model_type",
-    "num_beams",
-    "num_labels",
-    "output_attentions",
-    "output_hidden_states",
-    "output_past",
-    "pad_token_id",
-    "pretraining_tp",
-    "problem_type",
-    "return_dict",
-    "sep_token_id",
-    "task_specific_params",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
 }
 
 
@@ -75,7 +35,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of a `config.json`; each must be asked for, or mean nothing."""
+    """The fields of a `config.json`.
+
+    A field that nobody asks for is one that the class of transformers does not compute with.
+    """
 
     def __init__(self, source: Path):
         """Reads the file in the directory `source`.
@@ -84,9 +47,7 @@ class Fields:
           InputError: there is none, or it is not a JSON object.
         """
         self.path = source / CONFIG
-        values = read_object(self.path)
-        self.values: dict[str, Any] = values
-        self._asked = set(WITHOUT_MEANING)
+        self.values = read_object(self.path)
 
     def get(self, name: str, default: Any, kind: Any = None) -> Any:
         """The value of a field, of the type of its default; `default` if it is absent.
@@ -94,7 +55,6 @@ class Fields:
         Raises:
           InputError: it is of another type.
         """
-        self._asked.add(name)
         value = self.values.get(name, default)
         kind = kind or type(default)
         if kind is float and type(value) is int:
@@ -107,7 +67,6 @@ class Fields:
 
     def size(self, name: str, default: int | None = None) -> int:
         """A number above 0; the field is required if there is no default."""
-        self._asked.add(name)
         value = self.values.get(name)
         value = default if value is None else value
         if type(value) is not int or value < 1:
@@ -119,11 +78,21 @@ class Fields:
 
         An absent field has the value `absent` if one is given, else the first of `allowed`.
         """
-        self._asked.add(name)
         value = self.values.get(name, allowed[0] if absent is ... else absent)
         if value not in allowed:
             takes = " or ".join(repr(value) for value in allowed)
             raise InputError(f"{self.path}: {name} is {value!r}: takes {takes}")
+
+    def alias(self, **names: str) -> None:
+        """Takes fields by other names, too.
+
+        Raises:
+          InputError: a field has two values.
+        """
+        for other, name in names.items():
+            if other in self.values:
+                self.values.setdefault(name, self.values[other])
+                self.must(other, self.values[name])
 
     def activation(self, name: str, default: str) -> Activation:
         """Our name for the non-linearity in a field."""
@@ -133,13 +102,3 @@ class Fields:
                 return ours
         known = ", ".join(name for names in ACTIVATIONS.values() for name in names)
         raise InputError(f"{self.path}: {name} is {value!r}: takes one of {known}")
-
-    def finish(self) -> None:
-        """Raises InputError if a field says something and was never asked for."""
-        for name, value in self.values.items():
-            if name not in self._asked and value not in (None, False, [], {}, ""):
-                raise InputError(f"{self.path}: {name}={value!r} has no place in our models")
-
-    def ignore(self, *names: str) -> None:
-        """Marks fields that do not change what the model computes."""
-        self._asked.update(names)

@@ -11,7 +11,7 @@ import numpy as np
 
 from mhe_jax.config import AttentionConfig, Config, ModelConfig
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
+from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, output
 from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
 
 GPT2, BIGCODE = "GPT-2", "GPT-BigCode"
@@ -45,9 +45,7 @@ def table(model: ModelConfig, model_type: str, *_: str) -> Table:
             found |= linear(f"{theirs}.{name}", *parts, transposed=transposed)
         found |= norm(f"{theirs}.ln_1", f"{ours}/self_attention_norm")
         found |= norm(f"{theirs}.ln_2", f"{ours}/mlp_norm")
-    if not model.tie_embeddings:
-        found["lm_head.weight"] = Slot(("embeddings/output",), transposed=True)
-    return found
+    return found | {"lm_head.weight": output(model)}
 
 
 def write(
@@ -97,15 +95,12 @@ def model_of(fields: Fields) -> ModelConfig:
     one = fields.values["model_type"] == "gpt_bigcode"
     if one:
         fields.must("multi_query", True)
-        fields.must("num_key_value_heads", 1)
+    fields.alias(hidden_size="n_embd", max_position_embeddings="n_positions")
+    fields.alias(num_attention_heads="n_head", num_hidden_layers="n_layer")
     fields.must("scale_attn_weights", True)
-    fields.must("scale_attn_by_inverse_layer_idx", False)
-    fields.must("add_cross_attention", False)
-    fields.ignore(
-        *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
-        *("summary_first_dropout", "n_ctx", "reorder_and_upcast_attn", "attention_softmax_in_fp32"),
-        *("scale_attention_softmax_in_fp32", "embd_pdrop"),
-    )
+    if not one:
+        fields.must("scale_attn_by_inverse_layer_idx", False, None)
+    fields.must("add_cross_attention", False, None)
     width = fields.size("n_embd")
     return ModelConfig(
         vocabulary_size=fields.size("vocab_size"),
@@ -129,18 +124,9 @@ def model_of(fields: Fields) -> ModelConfig:
 
 
 def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tensors:
-    """The tensors by the names of the table: some files leave `transformer.` out."""
-    if "wte.weight" in tensors:
-        tensors = {
-            name if name.startswith("lm_head") else f"transformer.{name}": array
-            for name, array in tensors.items()
-        }
-    # Masks, which older versions saved.
+    """The tensors by the names of the table, without masks, which older versions saved."""
     mask = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias")
-    tensors = {name: array for name, array in tensors.items() if not mask.fullmatch(name)}
-    if model.tie_embeddings:
-        return untied(tensors, {"lm_head.weight": "transformer.wte.weight"}, fields.path.parent)
-    return tensors
+    return {name: array for name, array in tensors.items() if not mask.fullmatch(name)}
 
 
 def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:

@@ -10,10 +10,15 @@ import numpy as np
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
 from mhe_jax.interchange.heads import require_heads
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
+from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, output
 from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
 
 LAST_NORM = "decoder/norm"
+WINDOW = "sliding_window"
+TURNS = ("default", "linear")
+# Of Mistral: what a file may leave out, and what it has none of, whatever a file says.
+MISTRAL = {WINDOW: 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+WITHOUT_BIAS = {"attention_bias": False, "mlp_bias": False}
 
 
 def is_home_of(model: ModelConfig) -> bool:
@@ -37,9 +42,7 @@ def table(model: ModelConfig, *_: str) -> Table:
             found |= linear(f"{theirs}.mlp.{name}_proj", f"{ours}/mlp/{name}", bias=model.mlp_bias)
         found |= norm(f"{theirs}.input_layernorm", f"{ours}/self_attention_norm", bias=False)
         found |= norm(f"{theirs}.post_attention_layernorm", f"{ours}/mlp_norm", bias=False)
-    if not model.tie_embeddings:
-        found["lm_head.weight"] = Slot(("embeddings/output",), transposed=True)
-    return found
+    return found | {"lm_head.weight": output(model)}
 
 
 def write(
@@ -123,9 +126,15 @@ def model_of(fields: Fields) -> ModelConfig:
     Raises:
       InputError: a field that our models do not have.
     """
+    if fields.values.get("model_type") == "mistral":
+        fields.values = MISTRAL | fields.values | WITHOUT_BIAS
+    elif fields.values.get("use_sliding_window") is False:
+        fields.values.pop("sliding_window", None)
+    fields.must("rope_interleaved", False, None)
     base, scaling = _rotary(fields)
-    mistral = fields.values.get("model_type") == "mistral"
-    fields.must("sliding_window", None, absent=4096 if mistral else None)
+    length, window = fields.size("max_position_embeddings", 2048), fields.values.get(WINDOW)
+    if type(window) is not int or window < length:  # a wider one hides nothing
+        fields.must(WINDOW, None)
     width, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     key_heads = fields.size("num_key_value_heads", heads)
     kind = "mha" if key_heads == heads else "mqa" if key_heads == 1 else "gqa"
@@ -151,7 +160,7 @@ def model_of(fields: Fields) -> ModelConfig:
         positions="rotary",
         rotary_base=base,
         rotary_scaling=scaling,
-        max_length=fields.size("max_position_embeddings", 2048),
+        max_length=length,
         dropout_rate=0.0,
         tie_embeddings=fields.get("tie_word_embeddings", False),
     )
@@ -159,34 +168,30 @@ def model_of(fields: Fields) -> ModelConfig:
 
 def _rotary(fields: Fields) -> tuple[float, float]:
     """Base and scaling, which newer files keep in one place and older ones in two."""
-    fields.ignore("rope_parameters", "rope_scaling", "rope_theta")
-    said, rope = fields.values, {}
-    for name in ("rope_scaling", "rope_parameters"):
-        value = said.get(name) or {}
-        if not isinstance(value, dict):
-            raise InputError(f"{fields.path}: {name} is {value!r}: takes an object")
-        rope |= value
-    kind = rope.pop("rope_type", rope.pop("type", "default"))
-    rope.pop("type", None)
-    base = rope.pop("rope_theta", said.get("rope_theta", 10000.0))
-    factor = rope.pop("factor", 1.0) if kind == "linear" else 1.0
+    said = fields.values
+    home = "rope_scaling" if said.get("rope_scaling") else "rope_parameters"
+    rope = said.get(home) or {}
+    if not isinstance(rope, dict):
+        raise InputError(f"{fields.path}: {home} is {rope!r}: takes an object")
+    kinds = [rope[name] for name in ("rope_type", "type") if name in rope]
+    whole = all(x.get("partial_rotary_factor") in (None, 1) for x in (rope, said))
+    nested = any(isinstance(value, dict) for value in rope.values())
+    if kinds not in ([], *(n * [k] for n in (1, 2) for k in TURNS)) or nested or not whole:
+        raise InputError(
+            f"{fields.path}: {home} is {rope!r}: takes a rope_type of {' or '.join(TURNS)}, the "
+            "same in all layers, and whole heads"
+        )
+    base = rope.get("rope_theta", said.get("rope_theta", 10000.0))
+    factor = rope.get("factor") if "linear" in kinds else 1.0
     for name, value in (("rope_theta", base), ("factor of rotary positions", factor)):
         if type(value) not in (int, float) or not value > 0:
             raise InputError(f"{fields.path}: {name} is {value!r}: takes a number above 0")
-    if kind not in ("default", "linear") or rope.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise InputError(
-            f"{fields.path}: rotary positions of type {kind!r} have no place in our models: takes "
-            "'default' or 'linear', of whole heads"
-        )
     return float(base), float(factor)
 
 
 def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tensors:
     """The tensors by the names of the table."""
-    found = {n: array for n, array in tensors.items() if not n.endswith("rotary_emb.inv_freq")}
-    if model.tie_embeddings:
-        return untied(found, {"lm_head.weight": "model.embed_tokens.weight"}, fields.path.parent)
-    return found
+    return {n: array for n, array in tensors.items() if not n.endswith("rotary_emb.inv_freq")}
 
 
 def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:

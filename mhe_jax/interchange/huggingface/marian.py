@@ -11,7 +11,7 @@ import numpy as np
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
 from mhe_jax.config.model import AttentionByRole, AttentionOverride
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, untied
+from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, output
 from mhe_jax.interchange.plain import Tensors, plain, require
 
 EPSILON = 1e-5
@@ -39,11 +39,10 @@ def table(model: ModelConfig, *_: str) -> Table:
             found |= linear(f"{theirs}.fc1", f"{ours}/mlp/up")
             found |= linear(f"{theirs}.fc2", f"{ours}/mlp/down")
             found |= norm(f"{theirs}.final_layer_norm", f"{ours}/mlp_norm")
-    if not model.tie_embeddings:
-        found["lm_head.weight"] = Slot(("embeddings/output",), transposed=True)
-        for side in layers:  # transformers ties all, or nothing
-            found[f"model.{side}.embed_tokens.weight"] = Slot(("embeddings/token",))
-    return found
+    for side in layers:  # transformers ties all, or nothing
+        table = Slot(("embeddings/token",), twin=model.tie_embeddings)
+        found[f"model.{side}.embed_tokens.weight"] = table
+    return found | {"lm_head.weight": output(model)}
 
 
 def write(
@@ -108,11 +107,12 @@ def model_of(fields: Fields) -> ModelConfig:
     Raises:
       InputError: a field that our models do not have.
     """
+    fields.alias(hidden_size="d_model", num_hidden_layers="encoder_layers")
+    fields.alias(num_attention_heads="encoder_attention_heads")
     vocabulary = fields.size("vocab_size")
     fields.must("decoder_vocab_size", vocabulary, None)
-    fields.must("normalize_before", False)
-    fields.must("normalize_embedding", False)
-    fields.must("add_final_layer_norm", False)
+    for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
+        fields.must(name, False, None)
     fields.must("share_encoder_decoder_embeddings", True)
     fields.must("scale_embedding", True, absent=False)
     heads = fields.size("encoder_attention_heads"), fields.size("decoder_attention_heads")
@@ -122,18 +122,12 @@ def model_of(fields: Fields) -> ModelConfig:
         by_role = AttentionByRole(decoder=override, cross=override)
     width = fields.size("encoder_ffn_dim")
     fields.must("decoder_ffn_dim", width)
-    layers = fields.size("encoder_layers")
-    fields.must("num_hidden_layers", layers)
     fields.must("is_encoder_decoder", True)
-    fields.must("add_bias_logits", False)
-    fields.must("extra_pos_embeddings", 0)
-    fields.ignore("activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
-    fields.ignore("static_position_embeddings", "classifier_dropout", "classif_dropout")
     return ModelConfig(
         vocabulary_size=vocabulary,
         features=fields.size("d_model"),
         mlp_features=width,
-        num_layers=layers,
+        num_layers=fields.size("encoder_layers"),
         num_decoder_layers=fields.size("decoder_layers"),
         attention=AttentionConfig(
             num_heads=heads[0],
@@ -160,10 +154,6 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tens
         if name not in found:
             found[name] = _sinusoids(model.max_length, model.features)
     found.setdefault("final_logits_bias", np.zeros((1, model.vocabulary_size), np.float32))
-    if model.tie_embeddings:
-        names = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-        same = {f"{name}.weight": "model.shared.weight" for name in names}
-        return untied(found, same, fields.path.parent)
     return found
 
 

@@ -25,6 +25,7 @@ from mhe_jax.interchange.plain import Tensors, from_plain, plain_shapes
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
 
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 # Files of weights that can execute code: never opened.
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "tf_model.h5")
 # Marian's own tokenizers, one for each language, whose pieces have their ids in `vocab.json`.
@@ -36,6 +37,16 @@ ROWS = {
     "embeddings/vocabulary_bias": 0,
     "vocabulary_bias": 0,
 }
+# Fields that change what a model of any class computes, and a value of each that does not.
+NEUTRAL = {
+    "quantization_config": {},
+    "pruned_heads": {},
+    "per_layer_config": {},
+    "transformers_weights": WEIGHTS,
+}
+# The name of all but the head, which files of a model without a head leave out, and of heads.
+BODY = {"gpt2": "transformer", "gpt_bigcode": "transformer", "bert": "bert", "roberta": "roberta"}
+HEADS = ("lm_head", "cls", "classifier", "qa_outputs", "final_logits_bias")
 # Tokens in a row of the new run, if its model has more positions.
 LONGEST = 512
 
@@ -92,7 +103,9 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
         data = dataclasses.replace(data, labels=labels)
     elif task == "span":
         data = dataclasses.replace(data, dataset="squad")
-    fields.finish()
+    for name, neutral in NEUTRAL.items():
+        fields.must(name, None, neutral)
+    fields.must("layer_types", None, ["full_attention"] * model.num_layers)
     config = tasks.resolve(
         Config(task=task, model=model, data=data, evaluation=EvaluationConfig(checkpoint="last"))
     )
@@ -103,7 +116,8 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     model = config.model
     tokenizer = read_tokenizer(source, model.vocabulary_size)
     begin = _begin(fields, config, tokenizer)
-    tensors = module.named(fields, model, read_weights(source), task)
+    tensors = _whole_names(read_weights(source), BODY.get(model_type, "model"))
+    tensors = module.named(fields, model, tensors, task)
     shapes = plain_shapes(abstract_of(config))
     table = module.table(model, model_type, task)
     found = module.with_scale(model, take_in(table, tensors, shapes, source))
@@ -144,6 +158,10 @@ def read_weights(source: Path) -> Tensors:
     Raises:
       InputError: there are none, or they cannot be read.
     """
+    if (source / ADAPTER).exists():
+        raise InputError(f"{source}: has {ADAPTER}: merge the adapter into the model first")
+    if (source / WEIGHTS).is_file():  # as transformers, which then reads no index
+        return read_tensors(source / WEIGHTS)[0]
     if (source / INDEX).is_file():
         index = read_object(source / INDEX).get("weight_map")
         if not isinstance(index, dict) or not all(isinstance(v, str) for v in index.values()):
@@ -157,13 +175,21 @@ def read_weights(source: Path) -> Tensors:
             if name not in found:
                 raise InputError(f"{source / index[name]}: has no tensor {name}")
         return found
-    if (source / WEIGHTS).is_file():
-        return read_tensors(source / WEIGHTS)[0]
     pickled = [name for name in PICKLED if (source / name).exists()]
     hint = (
         f", and {pickled[0]} would execute what it holds: save it as safetensors" if pickled else ""
     )
     raise InputError(f"{source}: has no {WEIGHTS}{hint}")
+
+
+def _whole_names(tensors: Tensors, body: str) -> Tensors:
+    """The tensors by names that begin with `body`, but for those of heads."""
+    if any(name.startswith(f"{body}.") for name in tensors):
+        return tensors
+    return {
+        name if name.split(".")[0] in HEADS else f"{body}.{name}": array
+        for name, array in tensors.items()
+    }
 
 
 def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from mhe_jax.config import InputError
+from mhe_jax.config import InputError, ModelConfig
 from mhe_jax.interchange.plain import Tensors, require_all
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, write_tensors
 
@@ -25,6 +25,7 @@ class Slot(NamedTuple):
     parts: tuple[str, ...]  # plain parameters, side by side along their last axis
     transposed: bool = False
     row: bool = False  # with a leading axis of 1
+    twin: bool = False  # read as another name of the same numbers, and not written
 
 
 Table = dict[str, Slot]
@@ -46,6 +47,13 @@ def norm(name: str, ours: str, bias: bool = True) -> Table:
     return table
 
 
+def output(model: ModelConfig) -> Slot:
+    """The matrix of the logits, [V, M]: if it is tied, the table of tokens by another name."""
+    if model.tie_embeddings:
+        return Slot(("embeddings/token",), twin=True)
+    return Slot(("embeddings/output",), transposed=True)
+
+
 def lay_out(table: Table, tensors: Tensors, home: str) -> Tensors:
     """The tensors of the file, from plain parameters; `home` names the architecture.
 
@@ -59,7 +67,8 @@ def lay_out(table: Table, tensors: Tensors, home: str) -> Tensors:
     """
     found = {}
     require_all(tensors, (part for slot in table.values() for part in slot.parts), home)
-    for name, (parts, transposed, row) in table.items():
+    table = {name: slot for name, slot in table.items() if not slot.twin}
+    for name, (parts, transposed, row, _) in table.items():
         array = np.concatenate([tensors[part] for part in parts], -1)
         found[name] = array.T if transposed else array[None] if row else array
     return found
@@ -70,14 +79,16 @@ def take_in(
 ) -> Tensors:
     """The inverse of `lay_out`: the plain parameters, of `shapes`, in the tensors of a file.
 
+    Of tensors with the same numbers, a file has one or more.
+
     Raises:
-      InputError: a tensor is missing or has another shape, or there is one that is not in the
-        table.
+      InputError: a tensor is missing, differs from its twin or has another shape, or there is one
+        that is not in the table.
     """
-    found = {}
-    for name, (parts, transposed, row) in table.items():
+    found, came_in = {}, {}
+    for name, (parts, transposed, row, _) in table.items():
         if name not in tensors:
-            raise InputError(f"{source}: has no tensor {name}")
+            continue
         widths = [shapes[part][-1] for part in parts]
         expected = (*shapes[parts[0]][:-1], sum(widths))
         expected = expected[::-1] if transposed else (1, *expected) if row else expected
@@ -93,27 +104,16 @@ def take_in(
             raise InputError(f"{source}: {name} holds NaN or infinity")
         ends = np.cumsum(widths)[:-1]
         for part, piece in zip(parts, np.split(array, ends, -1), strict=True):
-            if part in found and not np.array_equal(found[part], piece):
-                raise InputError(f"{source}: {name} differs from a tensor that must equal it")
-            found[part] = piece.astype(np.float32)
+            piece = piece.astype(np.float32)
+            if not np.array_equal(found.setdefault(part, piece), piece):
+                raise InputError(f"{source}: {name} differs from {came_in[part]}, its twin")
+            came_in.setdefault(part, name)
+    for part in (part for slot in table.values() for part in slot.parts if part not in found):
+        names = " or ".join(name for name, slot in table.items() if part in slot.parts)
+        raise InputError(f"{source}: has no tensor {names}")
     for name in tensors:
         if name not in table:
             raise InputError(f"{source}: has a tensor {name}, for which the model has no place")
-    return found
-
-
-def untied(tensors: Tensors, same: Mapping[str, str], source: Path) -> Tensors:
-    """The tensors without those that only repeat another, whose name `same` gives.
-
-    Raises:
-      InputError: one does not repeat the other, and our models have one for both.
-    """
-    found = dict(tensors)
-    for name, of in same.items():
-        if name in found and of in found and not np.array_equal(found.pop(name), found[of]):
-            raise InputError(
-                f"{source}: {name} differs from {of}: {CONFIG} says that they are tied"
-            )
     return found
 
 
