@@ -170,19 +170,19 @@ def _rotary(fields: Fields) -> tuple[float, float]:
     """Base and scaling, which newer files keep in one place and older ones in two."""
     said = fields.values
     home = "rope_scaling" if said.get("rope_scaling") else "rope_parameters"
-    rope = said.get(home) or {}
+    rope: Any = said.get(home) or {}
     if not isinstance(rope, dict):
         raise InputError(f"{fields.path}: {home} is {rope!r}: takes an object")
     kinds = [rope[name] for name in ("rope_type", "type") if name in rope]
     whole = all(x.get("partial_rotary_factor") in (None, 1) for x in (rope, said))
     nested = any(isinstance(value, dict) for value in rope.values())
-    if kinds not in ([], *(n * [k] for n in (1, 2) for k in TURNS)) or nested or not whole:
+    if not any(kinds == [k] * len(kinds) for k in TURNS) or nested or not whole:
         raise InputError(
             f"{fields.path}: {home} is {rope!r}: takes a rope_type of {' or '.join(TURNS)}, the "
             "same in all layers, and whole heads"
         )
     base = rope.get("rope_theta", said.get("rope_theta", 10000.0))
-    factor = rope.get("factor") if "linear" in kinds else 1.0
+    factor: Any = rope.get("factor") if "linear" in kinds else 1.0
     for name, value in (("rope_theta", base), ("factor of rotary positions", factor)):
         if type(value) not in (int, float) or not value > 0:
             raise InputError(f"{fields.path}: {name} is {value!r}: takes a number above 0")

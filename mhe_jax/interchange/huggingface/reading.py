@@ -1,7 +1,6 @@
 """A model of transformers as our config, parameters and tokenizer."""
 
 import dataclasses
-import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,10 +16,11 @@ from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.places import check_scheme
 from mhe_jax.config.rules import check
 from mhe_jax.data import JsonTokenizer
-from mhe_jax.data.tokenizer_json import ABSENT, NAME
+from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.fields import Fields, read_object
 from mhe_jax.interchange.huggingface.tables import take_in
+from mhe_jax.interchange.huggingface.tokenizer import check_tokens, read_tokenizer
 from mhe_jax.interchange.plain import Tensors, from_plain, plain_shapes
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
 
@@ -28,8 +28,6 @@ INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 # Files of weights that can execute code: never opened.
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "tf_model.h5")
-# Marian's own tokenizers, one for each language, whose pieces have their ids in `vocab.json`.
-MARIAN_FILES = ("source.spm", "target.spm")
 # Parameters with a row for each token, and on which axis.
 ROWS = {
     "embeddings/token": 0,
@@ -192,41 +190,6 @@ def _whole_names(tensors: Tensors, body: str) -> Tensors:
     }
 
 
-def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
-    """The `tokenizer.json` of a model with `rows` tokens; rows without a token get one.
-
-    Raises:
-      InputError: there is none, or it has more tokens than the model.
-    """
-    path = source / NAME
-    if not path.is_file():
-        two = [name for name in MARIAN_FILES if (source / name).exists()]
-        if two:
-            raise InputError(
-                f"{source}: has {', '.join(two)} and no {NAME}: a run has one tokenizer "
-                "for both languages: takes one with the ids of vocab.json"
-            )
-        raise InputError(f"{source}: has no {NAME}: save a fast tokenizer beside the model")
-    tokenizer = JsonTokenizer.load(path)
-    count = int(tokenizer.of_file.max()) + 1
-    if count > rows:
-        raise InputError(
-            f"{path}: has {count} tokens, and the model {rows} rows: not its tokenizer"
-        )
-    if count == rows:
-        return tokenizer
-    values = json.loads(tokenizer.model)
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    values["added_tokens"] = [
-        *values.get("added_tokens", []),
-        *(
-            {"id": i, "content": f"<unused{i}>", **flags, "special": True}
-            for i in range(count, rows)
-        ),
-    ]
-    return JsonTokenizer(json.dumps(values, ensure_ascii=False).encode(), str(path))
-
-
 def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
     """The id in the file of the token that begins a text, or a target."""
     said = {i: fields.values.get(f"{name}_token_id") for i, name in ((PAD, "pad"), (EOS, "eos"))}
@@ -240,7 +203,9 @@ def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
     said[BOS] = begin
     for i, value in said.items():
         there = int(tokenizer.of_file[i])
-        if type(value) is int and there not in (ABSENT, value):
+        values = value if isinstance(value, list) else [value]
+        values = [one for one in values if type(one) is int]
+        if values and there not in (ABSENT, *values):
             raise InputError(
                 f"{tokenizer.name}: has {there} as {SPECIAL[i]}, and {fields.path} has {value}"
             )
@@ -248,7 +213,9 @@ def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
         raise InputError(f"{tokenizer.name}: has no token that ends a text, as </s> or [SEP]")
     if config.facts.is_encoder and tokenizer.absent:
         raise InputError(f"{tokenizer.name}: an encoder needs pad, unk, bos, eos and mask")
-    return begin if type(begin) is int and 0 <= begin < rows else int(tokenizer.of_file[EOS])
+    begin = begin if type(begin) is int and 0 <= begin < rows else int(tokenizer.of_file[EOS])
+    check_tokens(fields.path.parent, tokenizer, config.task, begin)
+    return begin
 
 
 SPECIAL = {PAD: "pad", BOS: "bos", EOS: "eos"}
