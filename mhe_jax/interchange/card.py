@@ -41,8 +41,12 @@ def card(run: Run, to: str, what: str, use: str) -> str:
         f"- {counts['total']:,} parameters, {counts['attention']:,} of them in attention",
         *(f"- `{kind}`: {equation(kind)}" for kind in kinds),
         f"- {HEADS}",
-        *([f"- trained on {', '.join(config.data.train)}"] if config.data.train else []),
-        *([f"- began with {config.train.init_from}"] if config.train.init_from else []),
+        *(
+            [f"- trained on {', '.join(map(named, config.data.train))}"]
+            if config.data.train
+            else []
+        ),
+        *([f"- began with {named(config.train.init_from)}"] if config.train.init_from else []),
         f"- checkpoint of step {', '.join(map(str, run.steps))}"
         + (" (their mean)" if len(run.steps) > 1 else ""),
         *(f"- {split}: {numbers}" for split, (numbers, _) in scores.items()),
@@ -50,9 +54,15 @@ def card(run: Run, to: str, what: str, use: str) -> str:
     made = [command for _, command in scores.values()]
     which = {name: getattr(config.evaluation, name) for name in WHICH}
     flags = _flags(which, load_json(run.workdir / CONFIG))
-    made.append(f"python -m mhe_jax export {shlex.quote(str(run.workdir))} OUT --to {to}{flags}")
+    name = run.workdir.resolve().name
+    made.append(f"python -m mhe_jax export {shlex.quote(name)} OUT --to {to}{flags}")
     model_and_origin = ["## The model", "", *facts, "", "Made by", "", "```", *made, "```", ""]
-    return "\n".join([f"# {run.workdir.resolve().name}", "", what, "", use, "", *model_and_origin])
+    return "\n".join([f"# {name}", "", what, "", use, "", *model_and_origin])
+
+
+def named(place: str) -> str:
+    """A place as a card names it: where it lay on the disk of whoever exports is theirs alone."""
+    return Path(place).name if Path(place).is_absolute() else place
 
 
 def equation(kind: str) -> str:
@@ -79,7 +89,8 @@ def scores_of(run: Run) -> dict[str, tuple[str, str]]:
 
 def command_of(run: Path, result: dict[str, Any]) -> str:
     """The command that makes `result` again: eval.py with what differs from the run's config."""
-    return f"python eval.py {shlex.quote(str(run))}{_flags(result, load_json(run / CONFIG))}"
+    flags = _flags(result, load_json(run / CONFIG))
+    return f"python eval.py {shlex.quote(run.resolve().name)}{flags}"
 
 
 def _flags(found: Mapping[str, Any], config: Config) -> str:
@@ -94,5 +105,5 @@ def _flags(found: Mapping[str, Any], config: Config) -> str:
             value, given = list(value), list(given)
         if given != value:
             values = given if isinstance(given, list) else [given]
-            flags += f" --{name} {shlex.join(map(str, values))}"
+            flags += f" --{name} {shlex.join(named(str(value)) for value in values)}"
     return flags

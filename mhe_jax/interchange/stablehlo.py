@@ -39,6 +39,7 @@ from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 SUFFIX = "stablehlo"
+FRAMES = "jax_traceback_in_locations_limit"
 
 WHAT = """\
 `*.stablehlo` are functions that `jax.export` has serialized, for {platforms}, and
@@ -105,11 +106,16 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     found = functions(config)
     params = by_name(run.params)
     abstract = _abstract(config)
-    for name, function in found.items():
-        exported = jax_export.export(jax.jit(function.call), platforms=PLATFORMS)(
-            abstract, *function.arguments.values()
-        )
-        (directory / f"{name}.{SUFFIX}").write_bytes(exported.serialize())
+    frames = getattr(jax.config, FRAMES)
+    jax.config.update(FRAMES, 0)  # whose paths are those of this machine
+    try:
+        for name, function in found.items():
+            exported = jax_export.export(jax.jit(function.call), platforms=PLATFORMS)(
+                abstract, *function.arguments.values()
+            )
+            (directory / f"{name}.{SUFFIX}").write_bytes(exported.serialize())
+    finally:
+        jax.config.update(FRAMES, frames)
     write_tensors(directory / WEIGHTS, params, {"steps": json.dumps(run.steps)})
     (directory / CONFIG).write_bytes((run.workdir / CONFIG).read_bytes())
     (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())

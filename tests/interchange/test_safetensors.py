@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import shutil
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -21,7 +23,7 @@ from mhe_jax.config.rules.trust import is_own
 from mhe_jax.data import JsonTokenizer
 from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange import export
+from mhe_jax.interchange import FORMATS, export
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json
 from mhe_jax.interchange.safetensors import write
 from mhe_jax.interchange.uptraining import convert
@@ -173,7 +175,7 @@ def test_the_card_says_what_the_model_is(run_of, tmp_path):
         "task `lm`, 2 layers of width 24",
         "- `mhe_mul`: `Q_h = X W_q ⊙ (1 + e_q[h])`, and so `K_h`",
         "softmax(Q_h K_hᵀ/√D) V_h",
-        f"```\npython eval.py {run}\npython -m mhe_jax export {run} OUT --to safetensors\n```",
+        f"```\npython eval.py {run.name}\npython -m mhe_jax export {run.name} OUT --to",
         "lines.txt",
         "checkpoint of step 7",
         f"test: perplexity_per_word {score:.4f}"[:-2],
@@ -189,7 +191,7 @@ def test_the_card_has_the_command_of_each_score(run_of, tmp_path):
         evaluate(run, dataclasses.replace(usual, **changed))
     export(run, tmp_path / "out", "safetensors")
     card = (tmp_path / "out" / "README.md").read_text()
-    test, validation = f"{run} --stride 3", f"{run} --split validation"
+    test, validation = f"{run.name} --stride 3", f"{run.name} --split validation"
     assert f"```\npython eval.py {test}\npython eval.py {validation}\npython -m" in card
 
 
@@ -200,7 +202,7 @@ def test_the_card_has_the_command_of_other_texts(run_of, texts, tmp_path):
     evaluate(run, dataclasses.replace(usual, sources=("two words.txt",)))
     export(run, tmp_path / "out", "safetensors")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"```\npython eval.py {run} --sources 'two words.txt'\npython -m" in card
+    assert f"```\npython eval.py {run.name} --sources 'two words.txt'\npython -m" in card
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,7 @@ def test_the_card_has_every_setting_of_a_score(run_of, tmp_path, task, changed):
     export(run, tmp_path / "out", "safetensors")
     flags = "".join(f" --{name} {value}" for name, value in changed.items())
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"```\npython eval.py {run}{flags}\npython -m" in card
+    assert f"```\npython eval.py {run.name}{flags}\npython -m" in card
 
 
 @pytest.mark.parametrize(
@@ -250,8 +252,30 @@ def test_the_card_has_the_command_of_the_export(exported, tmp_path, of_run, of_e
     save_json(changed(of_run), place / "config.json")
     write(dataclasses.replace(loaded, workdir=place, config=changed(of_export)), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"export {place} OUT --to safetensors{flags}\n" in card
+    assert f"export {place.name} OUT --to safetensors{flags}\n" in card
     assert f"python eval.py DIRECTORY{then} --generate < FILE\n" in card
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_no_file_names_a_place_of_the_exporter(run_of, texts, tmp_path, to):
+    """Nor of the code; but for the config of a run, which is the run's own."""
+    run = run_of("lm", **{"data.train": (str(texts / "lines.txt"),)})
+    config = set_field(load_json(run / "config.json"), "train.init_from", str(tmp_path / "mul"))
+    save_json(config, run / "config.json")
+    (texts / "other.txt").write_text("a dog runs\n" * 9)
+    evaluate(run, dataclasses.replace(config.evaluation, sources=(str(texts / "other.txt"),)))
+    out = tmp_path / "out"
+    export(run, out, to)
+    places = [
+        str(place).encode() for place in (texts.parent, sys.prefix, Path(__file__).parents[2])
+    ]
+    files = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    if to in ("safetensors", "stablehlo"):
+        del files["config.json"]
+    assert [name for name in files if any(place in files[name] for place in places)] == []
+    card = files["README.md"].decode()
+    for part in ("on lines.txt", "with mul", f"eval.py {run.name} --sources other.txt"):
+        assert part in card
 
 
 def test_the_card_says_what_the_run_began_with(run_of, tmp_path):
