@@ -42,8 +42,7 @@ NEUTRAL = {
     "per_layer_config": {},
     "transformers_weights": WEIGHTS,
 }
-# The name of all but the head, which files of a model without a head leave out, and of heads.
-BODY = {"gpt2": "transformer", "gpt_bigcode": "transformer", "bert": "bert", "roberta": "roberta"}
+# First parts of the names of heads.
 HEADS = ("lm_head", "cls", "classifier", "qa_outputs", "final_logits_bias")
 # Tokens in a row of the new run, if its model has more positions.
 LONGEST = 512
@@ -114,10 +113,10 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     model = config.model
     tokenizer = read_tokenizer(source, model.vocabulary_size)
     begin = _begin(fields, config, tokenizer)
-    tensors = _whole_names(read_weights(source), BODY.get(model_type, "model"))
+    table = module.table(model, model_type, task)
+    tensors = _whole_names(read_weights(source), next(iter(table)).split(".")[0])
     tensors = module.named(fields, model, tensors, task)
     shapes = plain_shapes(abstract_of(config))
-    table = module.table(model, model_type, task)
     found = module.with_scale(model, take_in(table, tensors, shapes, source))
     for part, axis in ROWS.items():
         if part in found:
@@ -181,11 +180,10 @@ def read_weights(source: Path) -> Tensors:
 
 
 def _whole_names(tensors: Tensors, body: str) -> Tensors:
-    """The tensors by names that begin with `body`, but for those of heads."""
-    if any(name.startswith(f"{body}.") for name in tensors):
-        return tensors
+    """The tensors by names that begin with `body`, but for heads: some files leave it out."""
+    bare = not any(name.startswith(f"{body}.") for name in tensors)
     return {
-        name if name.split(".")[0] in HEADS else f"{body}.{name}": array
+        f"{body}.{name}" if bare and name.split(".")[0] not in HEADS else name: array
         for name, array in tensors.items()
     }
 

@@ -214,15 +214,11 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
             raise InputError(f"{source / SETTINGS}: {name} is {value!r}: takes true, false or null")
         if value is not None and field in there and not general:
             there[field] = value
-    if count < rows:
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        values["added_tokens"] = [
-            *values.get("added_tokens", []),
-            *(
-                {"id": i, "content": f"<unused{i}>", **flags, "special": True}
-                for i in range(count, rows)
-            ),
-        ]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    unused = [
+        {"id": i, "content": f"<unused{i}>", "special": True, **flags} for i in range(count, rows)
+    ]
+    values["added_tokens"] = [*values.get("added_tokens", ()), *unused]
     if values != json.loads(tokenizer.model):
         tokenizer = JsonTokenizer(json.dumps(values, ensure_ascii=False).encode(), str(path))
     pieces = values["model"].get("type") == "WordPiece"

@@ -245,3 +245,27 @@ def test_settings_that_agree(tmp_path):
     tokenizer = read(tmp_path)[2]
     assert tokenizer.model == before
     assert ABSENT not in tokenizer.of_file
+
+
+@pytest.mark.parametrize(
+    ("kind", "rename", "more"),
+    [
+        (
+            "BertForMaskedLM",
+            {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+            ["bert.embeddings.position_ids", "bert.pooler.dense.bias", "cls.seq_relationship.bias"],
+        ),
+        ("GPT2LMHeadModel", {}, ["transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"]),
+        ("LlamaForCausalLM", {}, ["model.layers.1.self_attn.rotary_emb.inv_freq"]),
+        ("RobertaForQuestionAnswering", {}, ["roberta.pooler.dense.weight"]),
+    ],
+)
+def test_names_and_tensors_of_older_versions(kind, rename, more, tmp_path):
+    t, config, _ = make(kind, tmp_path)
+    old = dict.fromkeys(more, np.ones(3, np.float32))
+    for name, array in t.items():
+        for new, before in rename.items():
+            name = name.replace(new, before)
+        old[name] = array
+    save_file(old, tmp_path / "model.safetensors")
+    check(kind, tmp_path, t, config)
