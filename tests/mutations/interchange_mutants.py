@@ -6,6 +6,7 @@ Their tests need no torch: what `make peers` alone sees is in no mutant.
 from mutations.mutant import Mutant
 
 IN, BAD = "test_runs_in.py", "test_bad_models.py"
+EQUATIONS = "test_equations_in.py"
 LATENTS = "test_conversion_of_latents.py"
 
 INTERCHANGE = (
@@ -110,10 +111,38 @@ INTERCHANGE = (
     ),
     Mutant(
         "output embeddings that differ are taken for the tied ones",
-        "untied",
-        "not np.array_equal(found.pop(name), found[of])",
-        "not len(found.pop(name))",
+        "take_in",
+        "if not np.array_equal(found.setdefault(part, piece), piece):",
+        "if found.setdefault(part, piece) is None:",
         f"{BAD}::test_tensors_that_do_not_fit",
+    ),
+    Mutant(
+        "the positions of RoBERTa begin one row too early",
+        "_offset",
+        'fields.get("pad_token_id", 1) + 1',
+        'fields.get("pad_token_id", 1)',
+        f"{EQUATIONS}::test_a_run_computes_the_equations_of_its_class",
+    ),
+    Mutant(
+        "scale and bias of the first norms change places",
+        "named",
+        '{".gamma": ".weight", ".beta": ".bias"}',
+        '{".gamma": ".bias", ".beta": ".weight"}',
+        f"{EQUATIONS}::test_names_and_tensors_of_older_versions",
+    ),
+    Mutant(
+        "an index is read where one file has all weights",
+        "read_weights",
+        "if (source / WEIGHTS).is_file():",
+        "if (source / WEIGHTS).is_file() and not (source / INDEX).is_file():",
+        f"{EQUATIONS}::test_which_of_several_files_is_read",
+    ),
+    Mutant(
+        "the settings of a tokenizer are not read",
+        "read_tokenizer",
+        "if value is not None and field in there and not general:",
+        "if False:",
+        f"{EQUATIONS}::test_what_the_settings_say_of_text_is_put_into_the_file",
     ),
     Mutant(
         "a tensor without a place is left out",
@@ -328,8 +357,8 @@ INTERCHANGE = (
     Mutant(
         "a Mistral that names no window has none",
         "model_of",
-        "absent=4096 if mistral else None",
-        "absent=None",
+        "MISTRAL | fields.values",
+        "fields.values",
         "test_bad_models.py::test_a_config_that_ours_has_no_place_for",
     ),
     Mutant(

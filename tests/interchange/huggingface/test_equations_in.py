@@ -257,11 +257,11 @@ def test_settings_that_agree(tmp_path):
         ),
         ("GPT2LMHeadModel", {}, ["transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"]),
         ("LlamaForCausalLM", {}, ["model.layers.1.self_attn.rotary_emb.inv_freq"]),
-        ("RobertaForQuestionAnswering", {}, ["roberta.pooler.dense.weight"]),
+        ("RobertaForSequenceClassification", {}, ["roberta.pooler.dense.weight"]),
     ],
 )
 def test_names_and_tensors_of_older_versions(kind, rename, more, tmp_path):
-    t, config, _ = make(kind, tmp_path)
+    t, config, _ = make(kind, tmp_path, **LABELS if "Classification" in kind else {})
     old = dict.fromkeys(more, np.ones(3, np.float32))
     for name, array in t.items():
         for new, before in rename.items():
