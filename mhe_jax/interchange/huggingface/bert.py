@@ -160,7 +160,7 @@ def task_and_labels(fields: Fields) -> tuple[TaskName, tuple[str, ...]]:
     fields.must("problem_type", None, "single_label_classification", "regression")
     count = fields.size("num_labels", 2)
     said = fields.values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
-    numbers = [str(i) for i in range(len(said))]
+    numbers = [str(i) for i in range(len(said))] if isinstance(said, dict) else ["none"]
     labels = tuple(said.get(i) for i in numbers) if isinstance(said, dict) else ()
     if len({label for label in labels if isinstance(label, str)}) != len(numbers):
         raise InputError(f"{fields.path}: id2label is {said!r}: takes a name for each number")

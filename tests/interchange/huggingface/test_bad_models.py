@@ -310,6 +310,7 @@ CONFIGS = {
         "id2label is .*: takes a name for each number$",
     ),
     "labels in a list": ("labels", {"id2label": ["a", "b"]}, "id2label is .*: takes a name"),
+    "a number of labels": ("labels", {"id2label": 3}, "id2label is 3: takes a name"),
     "fewer labels": (
         "labels",
         {"id2label": {"0": "a", "1": "b"}},
