@@ -181,7 +181,7 @@ class Tokenizer(Pieces):
         begun = np.concatenate([[0], np.cumsum(starts)])  # characters before each byte
         # The space that is put before every text is not part of it.
         ends = np.cumsum(self._sizes[np.asarray(ids, np.int64)]) - 1
-        if len(ids) and ends[-1] != len(starts):
+        if len(ids) and (ends[-1] != len(starts) or self.decode(ids) != text):
             raise InputError(
                 f"{self.name}: does not preserve the text: give a tokenizer trained by a run"
             )

@@ -5,6 +5,7 @@ the order of the file. So our ids are a permutation of the file's, except for sp
 the file does not have, or has in two roles: these are ours alone.
 """
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ NAMES = {
 NAME = "tokenizer.json"
 # In `of_file`: a special token that is ours alone.
 ABSENT = -1
+# Joiners of letters, and the tags of emoji.
+JOINERS = {*map(chr, (0x200C, 0x200D, *range(0xE0020, 0xE0080)))}
 
 
 class JsonTokenizer(Tokenizer):
@@ -106,10 +109,22 @@ class JsonTokenizer(Tokenizer):
         return [self._ours[one.ids].tolist() if one.ids else [] for one in found]
 
     def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Where each token of `encode(text)` begins and ends in `text`, in characters: [n, 2]."""
+        """Where each token of `encode(text)` begins and ends in `text`, in characters: [n, 2].
+
+        Letters and marks that the file drops, or composes with others, belong to the token before
+        them in their word, or else to that after them.
+        """
         found = self._tokenizer.encode(text, add_special_tokens=False)
         assert len(found.ids) >= len(ids)
-        return np.array(found.offsets[: len(ids)], np.int64).reshape(-1, 2)
+        begins, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
+        of_words = [unicodedata.category(c)[0] in "LMN" or c in JOINERS for c in text]
+        inside = np.zeros(len(text) + 1, bool)
+        for begin, end in found.offsets:
+            inside[begin:end] = True
+        others = np.append(-1, np.flatnonzero(inside | ~np.array([*of_words, False])))
+        before = others[np.searchsorted(others, begins) - 1]
+        begins = np.where(inside[before], begins, before + 1)
+        return np.stack([begins, others[np.searchsorted(others, ends)]], 1)[: len(ids)]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The tokens of these ids as the file spells them; our name for one that it lacks."""

@@ -62,7 +62,7 @@ def filter_logits(
 class Continuation:
     """The continuation of one prompt."""
 
-    text: str  # of prompt and continuation
+    text: str  # the prompt as it was given, and its continuation
     tokens: list[int]  # of the continuation, with eos where it ended
     truncated: bool  # only the end of the prompt was read
 
@@ -70,7 +70,8 @@ class Continuation:
 class Generator:
     """Continues prompts with the model of a run; `evaluation` says how tokens are chosen.
 
-    An `evaluation` of None means `run.evaluation`.
+    An `evaluation` of None means `run.evaluation`. `one_line` makes line breaks of a continuation
+    spaces.
 
     Prompts are prefilled in one call, padded to a power of two; then all rows of a batch step
     together until each has ended, by eos or by its length: at most `evaluation.extra_length` tokens
@@ -82,9 +83,11 @@ class Generator:
     the tokens before, not on the batch.
     """
 
-    def __init__(self, run: CompiledRun, evaluation: EvaluationConfig | None = None):
+    def __init__(
+        self, run: CompiledRun, evaluation: EvaluationConfig | None = None, one_line: bool = False
+    ):
         assert isinstance(run.tokenizer, Tokenizer)
-        self.run, self.evaluation = run, evaluation or run.evaluation
+        self.run, self.evaluation, self.one_line = run, evaluation or run.evaluation, one_line
         self.tokenizer = run.tokenizer
         self.model: Any = run.model
         self.longest = run.config.data.sequence_length
@@ -110,8 +113,7 @@ class Generator:
         # bos takes a position; if a prompt leaves none, half are for the continuation.
         most = self.longest - 1
         end = slice(-self._enough, None)
-        read, ends = encode_some(self.tokenizer, prompts, end, self.longest)
-        heads = [text[: len(text) - len(end)] for text, end in zip(prompts, ends, strict=True)]
+        read, _ = encode_some(self.tokenizer, prompts, end, self.longest)
         ids = [[BOS, *row] for row in read]
         whole = [len(row) <= most for row in ids]
         kept = max(1, self.longest // 2 - 1)
@@ -139,16 +141,22 @@ class Generator:
         if broken[: len(prompts)].any():
             raise not_a_number(self.run.workdir)
         return [
-            self._continuation(heads[row], read[row], whole[row], out[row, : counts[row]].tolist())
-            for row in range(len(prompts))
+            self._continuation(prompt, read[row], whole[row], out[row, : counts[row]].tolist())
+            for row, prompt in enumerate(prompts)
         ]
 
     def _continuation(
-        self, head: str, read: list[int], whole: bool, new: list[int]
+        self, prompt: str, read: list[int], whole: bool, new: list[int]
     ) -> Continuation:
-        # Decoded together: a piece may continue a word of the prompt.
-        text = head + self.tokenizer.decode([*read, *new])
-        return Continuation(" ".join(text.splitlines()), new, truncated=not whole)
+        # Decoded together, since a piece may continue a word. What is decoded of the prompt may
+        # differ from it, as in lower case: only what follows is taken.
+        before, text = self.tokenizer.decode(read), self.tokenizer.decode([*read, *new])
+        text = text.removeprefix(before) if text.startswith(before) else self.tokenizer.decode(new)
+        if prompt[-1:].isspace() and not before[-1:].isspace():  # the tokenizer drops such spaces
+            text = text.removeprefix(" ")
+        if self.one_line:
+            text = " ".join(text.splitlines())
+        return Continuation(prompt + text, new, truncated=not whole)
 
     def _generate(self, params, tokens, lengths, limits, numbers, seeds):
         """Prompts [B, P] to new tokens, their counts, and which rows' output is not a number.

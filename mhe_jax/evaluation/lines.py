@@ -82,7 +82,7 @@ def generate(
     chunk: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """One line out for each prompt, in order: the prompt and its continuation.
+    """One line out for each prompt, in order: the prompt, and its continuation in one line.
 
     Args:
       workdir: of a run of task `lm`.
@@ -99,7 +99,7 @@ def generate(
       InputError: not a run of task `lm`, or no such checkpoint.
     """
     run = _load(path_of(workdir), evaluation, "generate", devices)
-    generator = Generator(run)
+    generator = Generator(run, one_line=True)  # a line break would make two lines of one
     note = "of prompt {} only the end is read"
     number = truncated = tokens = ended = 0
     begin = time.perf_counter()

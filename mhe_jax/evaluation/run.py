@@ -171,7 +171,7 @@ class Run:
         return answers(texts, text_of, answer, translator.evaluation.batch_size)
 
     def generate(self, prompts: Iterable[str], *, details: bool = False, **settings: Any) -> Any:
-        """Each prompt and its continuation, without line breaks; an empty prompt begins a new text.
+        """Each prompt, as it is, and its continuation; an empty prompt begins a new text.
 
         With `details`, each is a `Continuation`: text, new tokens, and whether only the end of the
         prompt was read. Settings: temperature, top_k, top_p, seed, extra_length, batch_size. The

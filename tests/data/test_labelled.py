@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import gzip
 import json
+from datetime import date
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -345,6 +347,153 @@ def test_columns_of_own_examples(config, tmp_path):
     (many / "1.parquet").symlink_to(tmp_path / "gone.parquet")
     with pytest.raises(InputError, match="1.parquet: no such file"):
         read_examples(given, "train")
+
+
+NAN, INF = float("nan"), float("inf")
+TYPED = ("jsonl", "parquet", "arrow", "tfds")
+
+
+def labelled_as(form, values, directory, monkeypatch):
+    """A source with these labels, of the name that is returned."""
+    if form == "tfds":
+        from mhe_jax.data import tfds_source
+
+        rows = [{"text": b"a", "x": b"b", "y": b"c", "label": np.asarray(v)[()]} for v in values]
+        monkeypatch.setattr(tfds_source, "open_rows", lambda written, cache: rows)
+        return "tfds:ours:train"
+    directory.mkdir(exist_ok=True)
+    path = directory / f"a.{form}"
+    rows = [{"text": "a", "x": "b", "y": "c", "label": value} for value in values]
+    if form == "jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif form in ("tsv", "csv"):
+        lines = [rows[0], *(row.values() for row in rows)]
+        between = "\t" if form == "tsv" else ","
+        path.write_text("".join(between.join(map(str, line)) + "\n" for line in lines))
+    else:
+        table = pa.Table.from_pylist(rows)
+        if form == "parquet":
+            parquet.write_table(table, path)
+        else:
+            with pa.ipc.new_stream(path, table.schema) as out:
+                out.write_table(table)
+    return path.name
+
+
+@pytest.mark.parametrize(
+    ("values", "forms", "names", "numbers"),
+    [
+        ([1.0, 0.0, 1.0], (*TYPED, "csv"), ("0", "1"), [1, 0, 1]),
+        ([1, 1.0, "1", "1.0 ", "1e0", "+1", -0.0], ("jsonl", "tsv"), ("0", "1"), [1] * 6 + [0]),
+        ([10**30, 1e30, 3], ("jsonl",), ("1" + "0" * 30, "3"), [0, 0, 1]),
+        ([Decimal("2.50"), Decimal("2.00")], ("parquet", "csv"), ("2", "2.5"), [1, 0]),
+        ([-1, 1], ("jsonl", "tsv", "parquet"), ("-1", "1"), [0, 1]),
+        ([True, False], TYPED, ("false", "true"), [1, 0]),
+        (["pos ", "pos", " neg"], (*TYPED, "tsv"), ("neg", "pos"), [1, 1, 0]),
+        (["007", "7", "e5", "NA"], (*TYPED, "csv"), ("007", "7", "NA", "e5"), [0, 1, 3, 2]),
+    ],
+    ids=str,
+)
+def test_names_of_classes(config, tmp_path, monkeypatch, values, forms, names, numbers):
+    for form in forms:
+        given = config(train=(labelled_as(form, values, tmp_path / "own", monkeypatch),))
+        given = resolve(given)
+        assert given.data.labels == names
+        assert [e.label for e in read_examples(given, "train")] == numbers
+
+
+def test_labels_that_a_config_names_are_numbers_too(config, tmp_path, monkeypatch):
+    for names, values in ((("0", "1"), [1.0, 0.0]), (("0.0", "1.0"), ["1", "0"])):
+        name = labelled_as("parquet", values, tmp_path / "own", monkeypatch)
+        given = resolve(config(train=(name,), labels=names))
+        assert given.data.labels == names
+        assert [e.label for e in read_examples(given, "train")] == [1, 0]
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "multiple_choice"])
+@pytest.mark.parametrize("form", [*TYPED, "tsv", "csv"])
+@pytest.mark.parametrize("missing", [None, NAN, "", " "], ids=repr)
+def test_a_missing_label_is_missing(config, tmp_path, monkeypatch, task, form, missing):
+    """Refused where a label is needed; of a test split it is not known."""
+    if missing is None and form in ("tsv", "csv", "tfds"):
+        return
+    values = [1.0, missing, 0.0] if not isinstance(missing, str) else ["1", missing, "0"]
+    name = labelled_as(form, values, tmp_path / "own", monkeypatch)
+    fields = ("text", "x", "y") if task == "multiple_choice" else ("text",)
+    given = config(train=(name,), validation=(name,), test=(name,), task=task, fields=fields)
+    with pytest.raises(InputError, match=r"(:3|:2|row 2|example 1): .*label.*takes a"):
+        check_sources(resolve(given))
+    labels = ("0", "1") if task == "classification" else ()
+    given = dataclasses.replace(given, data=dataclasses.replace(given.data, labels=labels))
+    with pytest.raises(InputError, match=r"(:3|:2|row 2|example 1): .*label.*takes a"):
+        read_examples(given, "validation")
+    assert [e.label for e in read_examples(given, "test")] == [1, None, 0]
+
+
+def test_tfds_marks_a_missing_class_by_a_number(config, monkeypatch, tmp_path):
+    name = labelled_as("tfds", [1, -1], tmp_path, monkeypatch)
+    with pytest.raises(InputError, match="example 1: .*label.* -1"):
+        resolve(config(train=(name,)))
+    found = read_examples(config(test=(name,), labels=("0", "1")), "test")
+    assert [e.label for e in found] == [1, None]
+    found = read_examples(config(test=(name,), task="regression"), "test")
+    assert [e.label for e in found] == [1, -1]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("value", "form", "task"),
+    [
+        *[(value, "jsonl", "classification") for value in ([1], {"a": 1}, INF, "\ud83d")],
+        *[(value, "parquet", "classification") for value in (b"a", date(2020, 1, 2))],
+        *[(v, "jsonl", "regression") for v in (INF, "inf", True, "3,5", [1], "x", 10**400)],
+        *[(value, "parquet", "regression") for value in (b"3", date(2020, 1, 2))],
+        *[(v, "jsonl", "multiple_choice") for v in (2, -1, 0.5, True, "x", [0])],
+    ],
+    ids=lambda value: f"{value!r:.12}",
+)
+def test_what_is_no_label(config, tmp_path, monkeypatch, value, form, task, split):
+    name = labelled_as(form, [value], tmp_path / "own", monkeypatch)
+    fields = ("text", "x", "y") if task == "multiple_choice" else ("text",)
+    labels = ("0", "1") if task == "classification" else ()
+    given = config(**{split: (name,)}, task=task, fields=fields, labels=labels)
+    with pytest.raises(InputError, match=r"(:|row )1: .*label.*takes") as caught:
+        read_examples(given, split)
+    assert "\n" not in str(caught.value)
+
+
+ROLLO = {"text": "Rollo", "answer_start": CONTEXT.index("Rollo")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "answers"),
+        ({"answers": None}, "answers"),
+        ({"answers": NAN}, "answers"),
+        ({"answers": {"text": None, "answer_start": None}}, "answers"),
+        ({"answers": {"text": "Rollo", "answer_start": 66}}, "answers"),
+        ({"answers": {"text": ["Rollo"], "answer_start": []}}, "answer_start"),
+        ({"answers": [ROLLO | {"text": None}]}, "text"),
+        ({"answers": [ROLLO | {"answer_start": NAN}]}, "answer_start"),
+        ({"answers": [ROLLO], "is_impossible": True}, "is_impossible"),
+        ({"answers": [ROLLO], "is_impossible": NAN}, None),
+        ({"answers": [ROLLO], "is_impossible": None}, None),
+    ],
+)
+def test_answers_that_are_none(config, tmp_path, changes, said):
+    """A question of version 2.0 without answers says so by an empty list."""
+    given = config("squad_v2")
+    asked = {"id": "5", "question": "Who?"} | changes
+    data = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [asked]}]}]}
+    for name in (*given.data.train, *given.data.validation):
+        (tmp_path / "squad_v2" / name).write_text(json.dumps(data))
+    for split in ("train", "validation"):
+        if said is None:
+            assert [len(q.answers) for q in read_questions(given, split)] == [1]
+            continue
+        with pytest.raises(InputError, match=f"question '5': .*{said}"):
+            read_questions(given, split)
 
 
 def changed(record, **values):

@@ -1,8 +1,12 @@
 """Tokenizers lose nothing, keep text and control tokens apart, and are reproducible."""
 
+import io
 import random
+import unicodedata
 
+import numpy as np
 import pytest
+import sentencepiece
 from text_for_tests import experiment, sentences, write_lines
 
 from mhe_jax.config import InputError
@@ -18,6 +22,7 @@ from mhe_jax.data import (
 )
 from mhe_jax.data import tokenizer as module
 from mhe_jax.data.sources import Items
+from mhe_jax.data.tokenizer_json import JsonTokenizer
 from mhe_jax.tasks import check_sources, make_tokenizer
 
 
@@ -122,10 +127,6 @@ def test_a_foreign_model_is_refused(tmp_path):
         Tokenizer.load(tmp_path / "no.model")
     with pytest.raises(InputError, match="none.model: no such file"):
         Tokenizer.load(tmp_path / "none.model")
-    import io
-
-    import sentencepiece
-
     for options, said in (
         ({"pad_id": 3, "unk_id": 0, "bos_id": 1, "eos_id": 2}, "pieces 0 to 4 must be"),
         (
@@ -172,3 +173,95 @@ def test_a_given_tokenizer_that_does_not_match(tmp_path):
     with pytest.raises(InputError, match=said):
         make_tokenizer(config, tmp_path / "run.model")
     assert not (tmp_path / "run.model").exists()
+
+
+def test_no_offsets_where_the_text_is_changed(tokenizer):
+    """Here by as many bytes more as fewer."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences(300)),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=300,
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        pad_piece="<pad>",
+        control_symbols=["<mask>"],
+        normalization_rule_name="nfkc",
+        remove_extra_whitespaces=False,
+        byte_fallback=True,
+        minloglevel=3,
+    )
+    changing = Tokenizer(model.getvalue(), "given.model")
+    assert changing.offsets("haus", changing.encode("haus"))[-1, 1] == 4
+    text = "e\u0301 " * 3 + "\u00bd"  # each letter with its accent becomes one, a half becomes 1/2
+    assert len(changing.decode(changing.encode(text)).encode()) == len(text.encode())
+    with pytest.raises(InputError, match="given.model"):
+        changing.offsets(text, changing.encode(text))
+
+
+# Words whose characters are composed, decomposed, dropped, or become several.
+WORDS = [
+    "haus", "서울", "café", "\ufb01ne", "İzmir", "\u00bd", "ｶﾞｽ", "ㄱㅏ", "ที่นี่", "നന്\u200d",
+    "❤\ufe0f", "👩\u200d👩\u200d👧", "\U0001f3f4\U000e0067\U000e007f", "q\u0323\u0307", "ΣΑΣ", "ệ",
+    "\u0301a", "ﷺ", "don't", "日本",
+]  # fmt: skip
+FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+
+
+@pytest.fixture(scope="module")
+def normalizers():
+    n = pytest.importorskip("tokenizers").normalizers
+    return {
+        "none": n.Sequence([]),
+        **{form: getattr(n, form)() for form in FORMS},
+        "Bert": n.BertNormalizer(lowercase=True),
+        "Bert, cased": n.BertNormalizer(lowercase=False),
+        "lower": n.Sequence([n.Lowercase(), n.NFC()]),
+        "no accents": n.Sequence([n.NFD(), n.StripAccents(), n.Strip()]),
+        "prepend": n.Sequence([n.NFKC(), n.Prepend("\u2581"), n.Replace(" ", "\u2581")]),
+    }
+
+
+def json_tokenizer(normalizer, kind):
+    import tokenizers as t
+
+    special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+    trainer, split = t.trainers.BpeTrainer, t.pre_tokenizers.Metaspace()
+    options, model = {"limit_alphabet": 40}, t.models.BPE(unk_token="<unk>")
+    if kind == "bytes":
+        split = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        options, model = {"initial_alphabet": split.alphabet()}, t.models.BPE()
+    elif kind == "fallback":
+        special = [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+        model = t.models.BPE(unk_token="<unk>", byte_fallback=True)
+    elif kind == "words":
+        trainer, split = t.trainers.WordPieceTrainer, t.pre_tokenizers.BertPreTokenizer()
+        model = t.models.WordPiece(unk_token="<unk>")
+    made = t.Tokenizer(model)
+    made.normalizer, made.pre_tokenizer = normalizer, split
+    trainer = trainer(vocab_size=330, special_tokens=special, show_progress=False, **options)
+    texts = [unicodedata.normalize(form, f"der {word} ist") for word in WORDS for form in FORMS]
+    made.train_from_iterator(texts, trainer)
+    return JsonTokenizer(made.to_str().encode())
+
+
+@pytest.mark.parametrize("kind", ["pieces", "bytes", "fallback", "words"])
+def test_the_tokens_of_a_word_lead_back_to_it(normalizers, kind):
+    for name, normalizer in normalizers.items():
+        made = json_tokenizer(normalizer, kind)
+        for form in FORMS:
+            for word in (unicodedata.normalize(form, word) for word in WORDS):
+                for text in (f"der  {word} ist", f"{word} ist", f"der {word}"):
+                    if name == "prepend" and kind == "words":
+                        continue  # no spaces are left there to split at
+                    begin = text.index(word)
+                    ids = made.encode(text)
+                    offsets = made.offsets(text, ids)
+                    assert offsets.shape == (len(ids), 2)
+                    end = begin + len(word)
+                    inside = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end))
+                    found = text[offsets[inside[0], 0] : offsets[inside[-1], 1]]
+                    assert found.strip() == word, (name, text)

@@ -16,6 +16,7 @@ from scipy import stats
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
+from mhe_jax.data.tokenizer_json import JsonTokenizer
 from mhe_jax.evaluation import generate
 from mhe_jax.evaluation.decoding import FORBIDDEN
 from mhe_jax.evaluation.generation import Generator, filter_logits
@@ -83,7 +84,7 @@ def test_greedy_is_the_argmax_of_the_full_pass(run_of, load, batch_size, scan_la
                 break
         assert continuation.tokens == new
         text = run.tokenizer.decode([*run.tokenizer.encode(prompt), *new])
-        assert continuation.text == " ".join(text.splitlines())
+        assert continuation.text == text
     assert len({tuple(continuation.tokens) for continuation in found}) > 2
 
 
@@ -247,6 +248,71 @@ def test_of_a_long_prompt_no_more_is_tokenized_than_can_be_read(load):
     assert max(seen) > 40_000
 
 
+def uncased():
+    """As BERT has, of as many tokens as the model."""
+    t = pytest.importorskip("tokenizers")
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a", "##s", "cafe", "dog", "."]
+    pieces += [f"x{i}" for i in range(304 - len(pieces))]
+    made = t.Tokenizer(t.models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="<unk>"))
+    made.normalizer = t.normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = t.pre_tokenizers.BertPreTokenizer()
+    made.decoder = t.decoders.WordPiece()
+    return JsonTokenizer(made.to_str().encode())
+
+
+# What a tokenizer may change: composed and unknown characters, case, spaces, names of tokens.
+TYPED = [
+    "A Cafe\u0301",
+    "caf\u00e9 \u8a9e",
+    "a\nDog\u2028a\x0b",
+    "a  dog ",
+    "a\t",
+    "<s> a</s>",
+    " ",
+    "Dog",
+]
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("make", [None, uncased])
+def test_a_prompt_comes_back_as_it_went_in(load, make, long):
+    run = load(extra_length=3, temperature=2.0)
+    run = dataclasses.replace(run, tokenizer=make()) if make else run
+    prompts = ["A dog  " * 900 + text for text in TYPED] if long else TYPED
+    found = run.generate(prompts, details=True)
+    assert [one.text[: len(prompt)] for one, prompt in zip(found, prompts, strict=True)] == prompts
+    assert {one.truncated for one in found} == {long}
+    assert len({one.text for one in found}) == len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "new", "text"),
+    [
+        ("A Dog", ["##s", ".", "a"], "A Dogs. a"),
+        ("A  Dog", ["a", "dog"], "A  Dog a dog"),
+        ("A Dog ", ["a", "</s>"], "A Dog a"),
+        ("Cafe\u0301\n", ["cafe"], "Cafe\u0301\ncafe"),
+        ("\u8a9e a", ["dog"], "\u8a9e a dog"),
+        ("", ["dog"], "dog"),
+    ],
+)
+def test_a_continuation_goes_on_from_its_prompt(load, prompt, new, text):
+    run = dataclasses.replace(load(), tokenizer=(made := uncased()))
+    ids = dict(zip(made.pieces(range(304)), range(304), strict=True))
+    tokens = [ids[piece] for piece in new]
+    found = generator_of(run)._continuation(prompt, made.encode(prompt), True, tokens)
+    assert found.text == text
+
+
+def test_a_line_gives_a_line(load):
+    """A continuation may have line breaks, of every kind; those of a prompt are its own."""
+    run, prompt = load(), "the\x0bcat"
+    read, (_, *new) = map(run.tokenizer.encode, (prompt, "\nb\r\nc\u2028d"))
+    for one_line, end in ((False, "\nb\r\nc\u2028d"), (True, " b c d")):
+        generator = Generator(run, one_line=one_line)
+        assert generator._continuation(prompt, read, True, new).text == prompt + end
+
+
 def test_rows_that_no_memory_holds(load, monkeypatch):
     generator = generator_of(load())
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1}.get)
@@ -286,7 +352,8 @@ def test_the_command(workdir, load):
         check=True,
     )
     run = load(temperature=0.9, top_p=0.9, seed=3, extra_length=5)
-    expected = [continuation.text for continuation in generator_of(run).generate(PROMPTS)]
+    generator = Generator(run, one_line=True)
+    expected = [continuation.text for continuation in generator.generate(PROMPTS)]
     assert done.stdout.split("\n")[:-1] == expected
     summary = json.loads(done.stderr.splitlines()[-1])
     assert summary["prompts"] == len(PROMPTS)

@@ -85,7 +85,7 @@ def test_scores_and_submission(run_of_data, dataset, suffix):
     # A test split without labels has predictions but no score.
     result = evaluate(workdir, config.evaluation, devices=jax.devices()[:1])
     assert "score" not in result
-    assert result["examples"] == 3
+    assert result["examples"] == result["unlabelled_examples"] == 3
     lines = (workdir / f"test.predictions.{suffix}").read_text().splitlines()
     assert len(lines) == 3 + (suffix == "tsv")
 
@@ -103,6 +103,10 @@ def test_other_files_of_mnli(run_of_data):
 
     assert score("validation", "dev_mismatched.tsv")["examples"] == 3
     assert "score" not in score("test", "diagnostic.tsv")
+    some = "index\tsentence1\tsentence2\tgold_label\n0\ta\tb\tneutral\n1\tb\ta\t \n"
+    (directory / "some.tsv").write_text(some)
+    assert (found := score("test", "some.tsv"))["unlabelled_examples"] == 1
+    assert "score" not in found
     lines = (workdir / "diagnostic_tsv.predictions.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == ["index", "0", "1"]
     with pytest.raises(InputError, match="diagnostic.tsv:2: has no 'gold_label'"):

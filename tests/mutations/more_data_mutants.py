@@ -799,4 +799,32 @@ MORE_DATA = (
         "        pass\n",
         "test_sources.py::test_after_the_first_item_each_is_read_from_its_beginning",
     ),
+    Mutant(
+        "data: class_name 1",
+        "class_name",
+        "not _NUMBER.fullmatch(name)",
+        "True",
+        "test_labelled.py::test_names_of_classes",
+    ),
+    Mutant(
+        "data: is_missing 1",
+        "is_missing",
+        '("", "nan", "NaN")',
+        '("", "NaN")',
+        "test_labelled.py::test_a_missing_label_is_missing",
+    ),
+    Mutant(
+        "data: JsonTokenizer.offsets 1",
+        "JsonTokenizer.offsets",
+        "others[np.searchsorted(others, ends)]",
+        "ends",
+        "test_tokenizer.py::test_the_tokens_of_a_word_lead_back_to_it",
+    ),
+    Mutant(
+        "evaluation: Generator._continuation 1",
+        "Generator._continuation",
+        "prompt + text",
+        "before + text",
+        "test_generation.py::test_a_prompt_comes_back_as_it_went_in",
+    ),
 )

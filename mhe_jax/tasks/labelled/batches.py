@@ -105,7 +105,7 @@ class EvaluationExamples(EvaluationBatches):
     ):
         super().__init__(process_index, process_count)
         self.rows = rows
-        self.labelled = rows.labelled
+        self.labelled = not rows.num_unlabelled
         self.num_examples = rows.num_examples
         self._size = batch_size
         self._own = self._own_rows(batch_size)

@@ -15,15 +15,21 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import zip_longest
 from typing import Any
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import cache_directory
+from mhe_jax.data.index import is_broken
 from mhe_jax.tasks.labelled.records import Record, read_records
 from mhe_jax.tasks.labelled.table import DatasetRow, row_of
 
 # The number of a text, and where a span begins and ends in it, in characters.
 TextSpan = tuple[int, int, int]
+
+# A number in text; with a zero before its digits it is a code, such as 007.
+_NUMBER = re.compile(r"(?ai)[+-]?(?=\.?\d)(0|[1-9]\d{,99})?(\.\d{,99})?(e[+-]?\d\d?)?")
 
 COPA_QUESTIONS = {
     "cause": "What was the cause of this?",
@@ -65,12 +71,14 @@ def read_examples(config: Config, split: str, left_out: list[str] | None = None)
       InputError: one line that names the file, the line and the reason.
     """
     row = row_of(config)
+    names = row.labels or tuple(map(str, range(len(row.texts) - 1)))
+    classes = {class_name(name): number for number, name in enumerate(names)}
     found, seen = [], set()
     # A submission, and the scores of MultiRC, tell examples apart by their numbers.
     numbered = split == "test" or row.suite == "superglue"
     for record in _records(config, split, row, left_out):
         texts, spans = _texts(record, config.data.dataset, row)
-        label = _label(record, row, required=split != "test")
+        label = _label(record, row, classes, required=split != "test")
         index = record.values.get("idx" if record.from_tfds else row.index, len(found))
         if isinstance(index, str) and index.isdecimal():
             index = int(index)
@@ -92,8 +100,8 @@ def read_questions(config: Config, split: str) -> list[Question]:
     row, found = row_of(config), []
     for record in _records(config, split, row):
         index, (question, context) = record.text("id"), _asked(record)
-        answers = tuple(_answers(record))
-        if answers and record.values.get("is_impossible"):
+        answers = tuple(_answers(record, required=split != "test"))
+        if answers and record.values.get("is_impossible") in (True, "true"):
             raise InputError(f"{record.where}: is_impossible is set, but it has an answer")
         if split == "train":
             if not answers and not row.may_be_unanswered:
@@ -151,7 +159,7 @@ def label_names(config: Config) -> tuple[str, ...]:
         return row.labels
     if row.task == "multiple_choice":
         return tuple(map(str, range(len(row.texts) - 1)))
-    names = {_name(_given(record, row.label)) for record in _records(config, "train", row)}
+    names = {_class_of(record, row.label) for record in _records(config, "train", row)}
     if len(names) < 2:
         raise InputError(f"data.train: has one label, {min(names)!r}: takes two or more")
     return tuple(sorted(names))
@@ -182,43 +190,66 @@ def _asked(record: Record) -> tuple[str, str]:
     return question, context
 
 
-def _given(record: Record, field: str) -> Any:
-    """A required label."""
-    if (value := record.value(field)) is None:
-        raise InputError(f"{record.where}: field {field!r} is empty: takes a label")
-    return value
+def is_missing(value: Any) -> bool:
+    """Whether a label is null, NaN or blank."""
+    return value is None or str(value).strip() in ("", "nan", "NaN")
 
 
-def _name(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def class_name(value: Any) -> str | None:
+    """The name of a class that a file has so; equal numbers are one. None: no such value.
+
+    >>> [class_name(value) for value in (1, 1.0, "1.00 ", "+1", 0.5, "007", True, "pos ", [])]
+    ['1', '1', '1', '1', '0.5', '007', 'true', 'pos', None]
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | float | Decimal) or value in (math.inf, -math.inf):
+        return None
+    name = str(value).strip()
+    if not _NUMBER.fullmatch(name):
+        return None if is_broken(name) else name
+    number = Decimal(name)
+    return str(int(number)) if number == int(number) else f"{number.normalize():f}"
 
 
-def _label(record: Record, row: DatasetRow, required: bool) -> float | None:
-    field = "label" if record.from_tfds else row.label
+def _class_of(record: Record, field: str) -> str:
+    """The name of a required label; TFDS marks an unknown one by -1."""
+    value = record.value(field)
+    name = class_name(value)
+    if name is None or is_missing(value) or (record.from_tfds and value == -1):
+        said = "empty" if value is None else f"{value!r:.80}"
+        raise InputError(f"{record.where}: field {field!r} is {said}: takes a label")
+    return name
+
+
+def _label(
+    record: Record, row: DatasetRow, classes: dict[str | None, int], required: bool
+) -> float | None:
+    published = record.from_tfds and row.suite != "own"
+    field = "label" if published else row.label
     value = record.values.get(field)
-    # TFDS marks an unknown label by -1.
-    if value is None or (record.from_tfds and value == -1):
-        if not required:
-            return None
-        value = _given(record, field)
+    marked = record.from_tfds and (published or row.task != "regression") and value == -1
+    if not required and (is_missing(value) or marked):
+        return None
+    value = record.value(field)
     if row.task == "regression":
         try:
-            number = float(value)
-        except (TypeError, ValueError):
+            number = float(class_name(value) or "")
+        except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise InputError(f"{record.where}: {field} is {value!r}: takes a number")
+            raise InputError(f"{record.where}: {field} is {value!r:.80}: takes a number")
         return number
-    if record.from_tfds and row.suite != "own":
+    if published:
         if value not in range(len(row.labels)):
             raise InputError(
                 f"{record.where}: {field} is {value!r}: takes 0 to {len(row.labels) - 1}"
             )
         return value
-    names = row.labels or tuple(map(str, range(len(row.texts) - 1)))
-    if _name(value) not in names:
-        raise InputError(f"{record.where}: {field} is {value!r}: takes one of {', '.join(names)}")
-    return names.index(_name(value))
+    if (name := _class_of(record, field)) not in classes:
+        takes = ", ".join(map(str, classes))
+        raise InputError(f"{record.where}: {field} is {value!r}: takes one of {takes}")
+    return classes[name]
 
 
 def _texts(
@@ -297,12 +328,11 @@ def _answers_of_multirc(record: Record) -> Iterator[Record]:
         raise InputError(f"{record.where}: is not a passage of MultiRC ({error})") from None
 
 
-def _answers(record: Record) -> Iterator[tuple[str, int]]:
+def _answers(record: Record, required: bool) -> Iterator[tuple[str, int]]:
     """Texts and offsets; TFDS has a list of each, a file has one list of both."""
-    answers = record.values.get("answers", [])
-    if isinstance(answers, dict):
-        texts, starts = answers.get("text", []), answers.get("answer_start", [])
-        answers = [{"text": t, "answer_start": s} for t, s in zip(texts, starts, strict=True)]
+    answers = record.value("answers") if required else record.values.get("answers") or []
+    if isinstance(answers, dict) and all(isinstance(side, list) for side in answers.values()):
+        answers = [dict(zip(answers, of, strict=True)) for of in zip_longest(*answers.values())]
     if not isinstance(answers, list):
         raise InputError(f"{record.where}: answers is not a list")
     for answer in answers:

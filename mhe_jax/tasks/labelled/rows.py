@@ -130,9 +130,9 @@ class LabelledRows:
         return len(self.examples)
 
     @property
-    def labelled(self) -> bool:
-        """Whether all labels are known."""
-        return all(example.label is not None for example in self.examples)
+    def num_unlabelled(self) -> int:
+        """Examples whose label is not known."""
+        return sum(example.label is None for example in self.examples)
 
     def describe(self) -> str:
         """For the log."""

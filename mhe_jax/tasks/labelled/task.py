@@ -140,7 +140,8 @@ class LabelledTask(Task):
             raise not_a_number(run.workdir)
         for suffix, text in submission(run.config, batches, outputs).items():
             run.publish(suffix, text)
-        metrics = self.measure(found, batches) if batches.labelled else {}
+        unlabelled = {"unlabelled_examples": batches.rows.num_unlabelled}
+        metrics = self.measure(found, batches) if batches.labelled else unlabelled
         return {
             **run.described(),
             "dataset": run.config.data.dataset,

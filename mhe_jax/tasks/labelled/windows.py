@@ -116,9 +116,9 @@ class WindowRows:
         return len(self.questions)
 
     @property
-    def labelled(self) -> bool:
-        """Whether answers are known: a split counts as unlabelled if no question has one."""
-        return any(question.answers for question in self.questions)
+    def num_unlabelled(self) -> int:
+        """Questions whose answers are not known: all if none has an answer, else none."""
+        return 0 if any(question.answers for question in self.questions) else len(self.questions)
 
     def describe(self) -> str:
         """For the log."""
