@@ -2,11 +2,13 @@
 
 import contextlib
 import glob
+import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from mhe_jax.config import InputError
 from mhe_jax.config.places import Bucket, check_scheme, source_path
@@ -14,6 +16,11 @@ from mhe_jax.config.places import Bucket, check_scheme, source_path
 # In the working directory of a run.
 CONFIG, RESULT = "config.json", "result.json"
 METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.model"
+
+# How text may be packed, formats that hold pairs or texts in named fields, and their other names.
+PACKED = (".gz", ".xz")
+TABLES = {".tsv", ".jsonl", ".parquet", ".arrow"}
+ALIASES = {".tab": ".tsv", ".jsonlines": ".jsonl", ".ndjson": ".jsonl", ".pq": ".parquet"}
 
 
 def cache_directory(configured: str | None = None) -> Path:
@@ -38,17 +45,29 @@ def cache_directory(configured: str | None = None) -> Path:
     return path
 
 
+def file_format(path: PurePath) -> str:
+    """`.tsv` for `a.tsv`, `A.TSV` and `a.tab.gz`: the suffix that says how to read the text.
+
+    >>> file_format(PurePath("train.jsonl.xz")), file_format(PurePath("train.en"))
+    ('.jsonl', '.en')
+    """
+    form = path.suffix.lower()
+    form = PurePath(path.stem).suffix.lower() if form in PACKED else form
+    return ALIASES.get(form, form)
+
+
 def files_of(directory: str, name: str) -> list[str]:
     """The files that the name of a source stands for, relative to `directory` like the name.
 
     Files in a bucket have full names.
 
     A file stands for itself, and so does a missing one. A directory stands for all its files except
-    hidden ones and those that begin with `_`; a data set saved by `datasets`, for its Arrow files.
-    Otherwise a pattern (`*`, `?`, `[..]`, `**` for any depth) stands for all files that match.
+    hidden ones, those that begin with `_`, backups (`~`) and caches of `datasets`; a data set saved
+    by `datasets`, for what its `state.json` names. Otherwise a pattern (`*`, `?`, `[..]`, `**` for
+    any depth) stands for all files that match.
 
     Raises:
-      InputError: a directory or pattern that holds no file.
+      InputError: a directory or pattern that holds no file, or a broken `state.json`.
     """
     place = source_path(directory, name)
     if isinstance(place, Bucket):
@@ -56,7 +75,7 @@ def files_of(directory: str, name: str) -> list[str]:
     directory = os.path.expanduser(directory)
     path = str(Path(directory, os.path.expanduser(name)))
     if os.path.isdir(path):
-        found = [os.path.join(name, file) for file in _files_in(path, _entries(path))]
+        found = [os.path.join(name, file) for file in _files_in(Path(path), _entries(path))]
     elif glob.has_magic(name) and not os.path.lexists(path):
         matches = glob.iglob(os.path.expanduser(name), root_dir=directory, recursive=True)
         found = sorted(match for match in matches if _is_file(os.path.join(directory, match)))
@@ -84,7 +103,7 @@ def _files_in_bucket(place: Bucket) -> list[str]:
     try:
         if place.is_dir():
             there = {path.name: path.is_file() for path in place.iterdir()}
-            return [str(place / name) for name in _files_in(str(place), there)]
+            return [str(place / name) for name in _files_in(place, there)]
         if not glob.has_magic(str(place)) or place.is_file():
             return [str(place)]
         found = [str(path) for path in place.matches()]
@@ -95,17 +114,35 @@ def _files_in_bucket(place: Bucket) -> list[str]:
     return found
 
 
-def _files_in(directory: str, entries: dict[str, bool]) -> list[str]:
-    names = sorted(name for name in entries if not name.startswith((".", "_")))
+def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
+    names = sorted(name for name in entries if not re.match(r"[._]|.*~$|cache-.*\.arrow$", name))
     files = [name for name in names if entries[name]]
     if "dataset_dict.json" in files:
-        has = ", ".join(os.path.join(directory, name) for name in names if not entries[name])
+        has = ", ".join(str(directory / name) for name in names if not entries[name])
         raise InputError(f"{directory}: holds several splits: name one of {has}")
-    if "state.json" in files and "dataset_info.json" in files:
-        files = [file for file in files if file.endswith(".arrow")]
+    if "state.json" in files:
+        return _saved_files(directory / "state.json")
     if not files:
         raise InputError(f"{directory}: holds no files")
     return files
+
+
+def _saved_files(path: Path | Bucket) -> list[str]:
+    """The files of `Dataset.save_to_disk` that hold data, by its `state.json`."""
+    try:
+        state = json.loads(path.read_bytes())
+        names = [file["filename"] for file in state["_data_files"]]
+        good = names and all(re.fullmatch(r"[^/\\]+\.arrow", name) for name in names)
+        selects = any(value for key, value in state.items() if key.startswith("_indices"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        names, good, selects = [], False, False
+    if not good:
+        raise InputError(f"{path}: _data_files must name .arrow files beside it")
+    if selects:
+        raise InputError(f"{path}: has _indices_files: save what flatten_indices() gives")
+    return names
 
 
 @contextlib.contextmanager

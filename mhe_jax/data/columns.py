@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.config.files import publish
+from mhe_jax.config.files import file_format, publish
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 from mhe_jax.data.index import LONGEST, LineFile, drop_earlier, real_file
 from mhe_jax.data.unpacking import check_limit
@@ -36,7 +36,7 @@ def open_columns(path: Path, fields: Sequence[str], cache: Path) -> list[LineFil
 
 def _column(path: Path, field: str, whole: bool, cache: Path) -> LineFile:
     # The link's name tells the format; the name of a blob in a content-addressed store does not.
-    name, form, path = str(path), path.suffix, real_file(path, cache)
+    name, form, path = str(path), file_format(path), real_file(path, cache)
     try:
         known = identity(path)
         key = key_of(VERSION, "column", *known, field, whole)
@@ -118,12 +118,15 @@ def _texts(where: str, field: str, array: Any, rows: int) -> tuple[np.ndarray, m
 
 def _column_parts(name: str, path: Path, form: str, field: str) -> Iterator[Any]:
     """A column as Arrow arrays, one after the other."""
+    from pyarrow import Table
+
     with _told(name, form):
         schema, batches = _opened(path, form, [field])
         _check_field(name, field, schema)
         for batch in batches:
             if len(batch):
-                yield batch.column(batch.schema.get_field_index(field))
+                rows = Table.from_batches([batch])
+                yield (rows if field in schema.names else _flat(rows)).column(field).chunk(0)
 
 
 def _opened(path: Path, form: str, fields: list[str] | None = None) -> tuple[Any, Any]:
@@ -161,7 +164,7 @@ def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict
     Raises:
       InputError: the file is not there or cannot be read.
     """
-    name, form, path = str(path), path.suffix, real_file(path, cache)
+    name, form, path = str(path), file_format(path), real_file(path, cache)
     with _told(name, form):
         schema, batches = _opened(path, form)
         classes = _classes(schema) if named else {}
@@ -188,9 +191,20 @@ def _check_field(name: str, field: str, schema: Any) -> None:
     from pyarrow import types
 
     if field not in schema.names:
+        schema = _flat(schema.empty_table()).schema
+    if field not in schema.names:
         has = ", ".join(map(repr, schema.names)) or "none"
         raise InputError(f"{name}: has no field {field!r}; it has {has} (data.fields)")
     kind = schema.field(field).type
     value = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
         raise InputError(f"{name}: field {field!r} is {kind}, not text (data.fields)")
+
+
+def _flat(rows: Any) -> Any:
+    """The rows with the fields of structs as columns, under names that dots join."""
+    from pyarrow import types
+
+    while any(map(types.is_struct, rows.schema.types)):
+        rows = rows.flatten()
+    return rows

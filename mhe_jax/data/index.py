@@ -14,19 +14,20 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from mhe_jax.config import InputError
+from mhe_jax.config.files import PACKED
 from mhe_jax.config.places import source_path
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
 from mhe_jax.data.published import hint
 from mhe_jax.data.remote import local_copy
-from mhe_jax.data.unpacking import CHUNK, PACKED, unpacked_parts
+from mhe_jax.data.unpacking import CHUNK, unpacked_parts
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LONGEST = 16 << 20  # bytes of a line that is read whole; running text may have longer ones
@@ -54,15 +55,6 @@ class LineFile:
     key: str  # of the content, wherever it is stored
 
 
-def file_format(path: Path) -> str:
-    """`.tsv` for `a.tsv` and `a.tsv.gz`: the suffix that says how to read the text.
-
-    >>> file_format(Path("train.jsonl.xz")), file_format(Path("train.en"))
-    ('.jsonl', '.en')
-    """
-    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
-
-
 def file_path(directory: str, name: str) -> Path:
     """The file that a config names, relative to `directory`; `~` in either is the user's home.
 
@@ -82,7 +74,7 @@ def open_lines(path: Path, rule: Rule, cache: Path) -> LineFile:
       InputError: one line that names the file, the line where there is one, and the reason.
     """
     # The link's name tells the format; the name of a blob in a content-addressed store does not.
-    name, packed = str(path), path.suffix if path.suffix in PACKED else ""
+    name, packed = str(path), path.suffix.lower() if path.suffix.lower() in PACKED else ""
     path = real_file(path, cache)
     try:
         known = identity(path)
@@ -223,20 +215,23 @@ def _wrong_columns(name: str, line: int, columns: int, rule: Rule) -> InputError
 def _scan_json(
     name: str, file: BinaryIO, rule: Rule, seen: Callable[[bytes], None]
 ) -> Iterator[bytes]:
-    """Line offsets of a JSONL file; every line is parsed."""
+    """Line offsets of a JSONL file; every line is parsed. A blank one goes to that before it."""
     assert rule.fields is not None
     position, offsets, blank = 0, array("q", [0]), True
     for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
         if len(line) > LONGEST:
             raise _too_long(name, number)
         seen(line)
-        texts = json_texts(name, number, line, rule.fields)
-        blank = blank and not any(text.strip() for text in texts)
         position += len(line)
+        if not line.removeprefix(BYTE_ORDER_MARK).strip():
+            offsets[-1] = position
+            continue
+        texts = json_texts(f"{name}:{number}", line, rule.fields)
+        blank = blank and not any(text.strip() for text in texts)
         offsets.append(position)
-        if len(offsets) >= 1 << 16:
-            yield offsets.tobytes()
-            offsets = array("q")
+        if len(offsets) > 1 << 16:
+            yield offsets[:-1].tobytes()
+            offsets = offsets[-1:]
     if blank:
         raise InputError(f"{name}: has no text in {', '.join(rule.fields)}")
     yield offsets.tobytes()
@@ -255,24 +250,48 @@ def is_broken(text: str) -> bool:
     return False
 
 
-def json_texts(name: str, number: int, line: bytes, fields: tuple[str, ...]) -> tuple[str, ...]:
-    """The strings that line `number` of a JSONL file has in `fields`.
-
-    >>> json_texts("a.jsonl", 1, b'{"de": "ja", "en": "yes"}', ("de", "en"))
-    ('ja', 'yes')
-    """
-    where = f"{name}:{number}"
+def json_object(where: str, line: bytes) -> dict[str, Any]:
+    """The object on a line of JSONL; `where` is its place, for messages."""
     try:
         # Given bytes, json would accept halves of surrogate pairs, and other encodings.
-        record = json.loads(line.removeprefix(BYTE_ORDER_MARK).decode())
+        record = json.loads(line.removeprefix(BYTE_ORDER_MARK).strip().decode())
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: is not UTF-8 ({error.reason})") from None
     except ValueError as error:
-        raise InputError(f"{where}: is not JSON ({error})") from None
+        reason = str(error).replace(": line 1 column", ", column")  # the line of `where`
+        raise InputError(f"{where}: is not JSON ({reason})") from None
     except RecursionError:
         raise InputError(f"{where}: is not JSON that can be read (nested too deeply)") from None
     if not isinstance(record, dict):
         raise InputError(f"{where}: is not a JSON object")
+    return record
+
+
+def flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields, nested ones by names that dots join; a field of just such a name wins.
+
+    >>> flat({"id": 7, "translation": {"en": "yes", "de": "ja"}})
+    {'id': 7, 'translation.en': 'yes', 'translation.de': 'ja'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping) and value:
+            inner = {f"{name}.{below}": part for below, part in flat(value).items()}
+            found |= {path: part for path, part in inner.items() if path not in record}
+        else:
+            found[name] = value
+    return found
+
+
+def json_texts(where: str, line: bytes, fields: tuple[str, ...]) -> tuple[str, ...]:
+    """The strings that a line of a JSONL file, at `where`, has in `fields`.
+
+    >>> json_texts("a.jsonl:1", b'{"de": "ja", "en": "yes"}', ("de", "en"))
+    ('ja', 'yes')
+    """
+    record = json_object(where, line)
+    if not all(isinstance(record.get(field), str) for field in fields):
+        record = flat(record)
     for field in fields:
         text = record.get(field)
         if not isinstance(text, str):

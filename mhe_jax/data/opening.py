@@ -16,16 +16,22 @@ over the bytes of lines and records, including JSON fields that `data.fields` do
 these are long, some texts come more often.
 """
 
+import functools
+import glob
+import locale
+import re
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.files import cache_directory, files_of
+from mhe_jax.config.files import TABLES, cache_directory, file_format, files_of
 from mhe_jax.config.rules import training_sources
 from mhe_jax.data import columns
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.index import Rule, file_format, file_path, open_lines
+from mhe_jax.data.index import Rule, file_path, flat, json_object, open_lines
 from mhe_jax.data.sources import (
     Column,
     Content,
@@ -39,9 +45,12 @@ from mhe_jax.data.sources import (
 )
 
 # Files that users often have, and that do not hold lines of text.
-NOT_TEXT = {".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html"}
-# Formats that hold pairs, or texts in named fields, in one file.
-TABLES = {".tsv", ".jsonl", *columns.SUFFIXES}
+NOT_TEXT = {
+    *(".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html", ".htm", ".xlsx"),
+    *(".feather", ".ipynb", ".sgm", ".tmx", ".xml"),
+}
+# What columns of pairs are called, besides languages.
+ROLES = {"source", "target", "src", "tgt", "trg", "input", "output", "text", "translation"}
 
 
 def open_source(
@@ -81,10 +90,10 @@ def open_source(
     if kinds == ["tfds"]:
         from mhe_jax.data import tfds_source  # the only file that imports TFDS, and slow to import
 
-        fields = _fields(fields, content, written[0])
+        fields = _fields(fields, content, written[0], cache)
         return Items(written[0], *tfds_source.open_items(written[0], fields, cache))
     paths = [[file_path(directory, name) for name in files_of(directory, name)] for name in written]
-    formats = [_format(files) for files in paths]
+    formats = [_format(*given) for given in zip(paths, written, strict=True)]
     if len(paths) == 2:
         if TABLES & set(formats):
             raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
@@ -99,7 +108,7 @@ def open_source(
         shards: list[Source] = list(map(ParallelLines, *sides))
     else:
         if formats[0] in TABLES - {".tsv"}:
-            fields = _fields(fields, content, str(paths[0][0]))
+            fields = _fields(fields, content, paths[0][0], cache)
         elif formats[0] != ".tsv" and content == "pair":
             raise InputError(
                 f"{option}={written[0]}: translation needs two parallel text files, a .tsv, "
@@ -120,29 +129,37 @@ def _open_file(
     if form == ".tsv":
         pair = content == "pair"
         file = open_lines(path, Rule(columns=2 if pair else 1, whole=pair), cache)
-        return TabLines(file) if pair else TextLines(file)
+        if not pair:
+            return TextLines(file)
+        _note_header(path, *(lines := TabLines(file))[0])
+        return lines
     return TextLines(open_lines(path, Rule(), cache))
 
 
-def _format(paths: Sequence[Path]) -> str:
-    """The one form of all files: a suffix in `TABLES`, or another suffix for lines of text."""
+def _format(paths: Sequence[Path], written: str) -> str:
+    """The one form of all files: a suffix in `TABLES`, or another suffix for lines of text.
+
+    Files of text that only a directory names have one suffix, or numbers: beside text may lie what
+    tells of it.
+    """
     forms = {}
     for path in paths:
         form = file_format(path)
-        forms.setdefault(form if form in TABLES | NOT_TEXT else ".txt", path)
-    for form, path in forms.items():
-        if form in NOT_TEXT:
-            raise InputError(
-                f"{path}: {form} is not a supported format: takes lines of text, .tsv or "
-                ".jsonl, each also as .gz or .xz, .parquet, or a directory of `datasets`"
-            )
+        mixes = glob.has_magic(written) or form[1:].isdecimal()
+        forms.setdefault(form if form in TABLES | NOT_TEXT or not mixes else "", path)
     if len(forms) > 1:
-        one, other = list(forms.values())[:2]
+        one, other = sorted(forms, key=lambda form: (form not in TABLES, form in NOT_TEXT))[:2]
         raise InputError(
-            f"{one} and {other} have different formats: name one of them by a pattern, such as "
-            f"{one.parent / ('*' + one.suffix)}"
+            f"{forms[one]} and {forms[other]} have different formats: name one of them by a "
+            f"pattern, such as {forms[one].parent / ('*' + forms[one].suffix)}"
         )
-    return next(iter(forms))
+    (form,) = forms
+    if form in NOT_TEXT:
+        raise InputError(
+            f"{forms[form]}: {form} is not a supported format: takes lines of text, .tsv or "
+            ".jsonl, each also as .gz or .xz, .parquet, or a directory of `datasets`"
+        )
+    return form
 
 
 def open_split(config: Config, split: str) -> Source:
@@ -174,13 +191,33 @@ def _open(config: Config, split: str, written: Sequence[str]) -> Source:
     )
 
 
-def _fields(fields: Sequence[str], content: Content, name: str) -> tuple[str, ...]:
-    """`fields`, provided there are as many as the content has texts."""
+def _fields(fields: Sequence[str], content: Content, name: Path | str, cache: Path) -> tuple:
+    """`fields`, provided there are as many as the content has texts; else tells what there are."""
     needed = 2 if content == "pair" else 1
-    if len(fields) != needed or len(set(fields)) != needed:
-        example = "('de', 'en'): source, target" if content == "pair" else "('text',)"
-        raise InputError(f"data.fields={tuple(fields)}: {name} needs {needed}, such as {example}")
-    return tuple(fields)
+    if len(fields) == needed == len(set(fields)):
+        return tuple(fields)
+    if isinstance(name, str):
+        from mhe_jax.data import tfds_source
+
+        record = tfds_source.open_rows(name, cache)[0]
+    elif file_format(name) in columns.SUFFIXES:
+        _, record = next(columns.rows_of(name, cache, named=False), ("", {}))
+    else:
+        file = TextLines(open_lines(name, Rule(whole=True), cache))
+        record = json_object(str(name), next(filter(bytes.strip, map(file.line, range(len(file))))))
+    has = [field for field, value in flat(record).items() if isinstance(value, str | bytes)]
+    raise InputError(
+        f"data.fields={tuple(fields)}: {name} needs {needed}; it has {', '.join(map(repr, has))}: "
+        f"--data.fields {shlex.join(has[:needed])}"
+    )
+
+
+@functools.cache  # told once
+def _note_header(path: Path, source: str, target: str) -> None:
+    """Tells of a first line that names columns, such as `source` and `target`, or `en` and `de`."""
+    words = [re.split(r"[-_ ]", side.lower())[0] for side in (source, target)]
+    if words[0] != words[1] and {*words} <= ROLES | locale.locale_alias.keys():
+        print(f"note: {path}:1: {source!r}, {target!r} is read as a pair", file=sys.stderr)
 
 
 def _open_demo(name: str, content: Content, option: str) -> Source:

@@ -139,7 +139,7 @@ class JsonLines(_Lines):
         self._fields = fields
 
     def __getitem__(self, index: int) -> Item:
-        texts = json_texts(self.name, index + 1, self.line(index), self._fields)
+        texts = json_texts(f"{self.name}: record {index + 1}", self.line(index), self._fields)
         return (texts[0], texts[1]) if len(texts) == 2 else texts[0]
 
 

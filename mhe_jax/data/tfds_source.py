@@ -24,6 +24,7 @@ from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
+from mhe_jax.data.index import flat
 from mhe_jax.data.sources import Content
 from mhe_jax.data.tfrecord import read_record, record_offsets
 
@@ -47,7 +48,7 @@ def open_items(
     """
     builder, split = _open(written)
     features: Any = builder.info.features
-    known = list(features) if hasattr(features, "keys") else []
+    known = list(flat(features)) if hasattr(features, "keys") else []
     for field in fields:
         if field not in known:
             has = ", ".join(map(repr, known)) or "none with names"
@@ -216,7 +217,7 @@ class _Texts(Sequence):
         return len(self._rows)
 
     def __getitem__(self, index):
-        row = self._rows[index]
+        row = flat(self._rows[index])
         texts = tuple(self._text(row[field], field, index) for field in self._fields)
         return texts if len(texts) == 2 else texts[0]
 

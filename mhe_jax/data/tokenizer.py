@@ -38,6 +38,8 @@ SAMPLE_PLACES = 4096
 CHARACTER_COVERAGE = 0.9995
 
 SPACE = "\u2581"
+# Training leaves out each text with this character, its mark of one outside the coverage.
+RESERVED = "\u2585"
 
 
 class Pieces:
@@ -230,7 +232,7 @@ def sample_text(source: Source, sample_bytes: int = SAMPLE_BYTES) -> Iterator[st
         left = budget
         for text, _ in stream(source, place, PIECE):
             if text.strip():
-                yield text
+                yield text.replace(RESERVED, "\0")  # NUL is in no piece either
             left -= len(text.encode()) + 1
             if left <= 0:
                 break
@@ -299,7 +301,8 @@ def train_tokenizer(
     except RuntimeError as error:
         message = str(error)
         if found := re.search(r"Vocabulary size too high.*value <= (\d+)", message):
-            raise InputError(f"{option}: {name} gives at most {found[1]} pieces") from None
+            flag = f"--{option.partition('=')[0]} {found[1]}"
+            raise InputError(f"{option}: {name} gives at most {found[1]} pieces: {flag}") from None
         if found := re.search(r"Vocabulary size is smaller.*?\d+ vs (\d+)", message):
             raise InputError(
                 f"{option}: {name} needs at least {found[1]} "

@@ -10,7 +10,6 @@ from typing import BinaryIO
 
 from mhe_jax.config import InputError
 
-PACKED = (".gz", ".xz")
 CHUNK = 8 << 20
 XZ = b"\xfd7zXZ\0"  # how each stream begins
 # The environment variable for the most bytes a file may unpack to. If it is not set, the limit

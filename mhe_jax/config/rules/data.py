@@ -8,10 +8,9 @@ from mhe_jax.config import (
     Config,
     InputError,
 )
+from mhe_jax.config.files import TABLES, file_format
 from mhe_jax.config.places import RUNS, SOURCES, check_scheme
 from mhe_jax.config.rules.ranges import refuse
-
-PAIR_SUFFIXES = (".tsv", ".tsv.gz", ".tsv.xz")
 
 
 def check_data(config: Config, trains: bool) -> None:
@@ -137,8 +136,7 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
 
 def _is_whole(name: str) -> bool:
     """Whether a source of pairs is complete by itself, and not one of two parallel files."""
-    suffixes = (*PAIR_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.xz", ".parquet", ".arrow")
-    return name.endswith(suffixes) or name.startswith(("tfds:", "demo:"))
+    return file_format(PurePath(name)) in TABLES or name.startswith(("tfds:", "demo:"))
 
 
 def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:

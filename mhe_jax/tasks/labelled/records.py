@@ -23,15 +23,16 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.config.files import files_of
+from mhe_jax.config.files import file_format, files_of
 from mhe_jax.data import columns
 from mhe_jax.data.index import (
     LONGEST,
     LineFile,
     Rule,
-    file_format,
     file_path,
+    flat,
     is_broken,
+    json_object,
     open_lines,
 )
 from mhe_jax.data.sources import TextLines
@@ -91,7 +92,8 @@ def read_records(
 
         for number, example in enumerate(tfds_source.open_rows(written, cache)):
             where = f"{written}: example {number}"
-            yield Record(where, _plain(example, where), from_tfds=True)
+            values = _plain(example, where)
+            yield Record(where, values | flat(values), from_tfds=True)
         return
     for name in files_of(directory, written):
         yield from _records_of(file_path(directory, name), row, cache, left_out)
@@ -108,7 +110,7 @@ def _records_of(path: Path, row: DatasetRow, cache: Path, left_out: list[str]) -
     if suffix in columns.SUFFIXES:
         published = row.suite != "own"
         for where, values in columns.rows_of(path, cache, named=not published):
-            yield Record(where, values, from_tfds=published)
+            yield Record(where, values | flat(values), from_tfds=published)
         return
     file = open_lines(path, Rule(whole=suffix != ".json"), cache)
     if suffix == ".json":
@@ -142,7 +144,7 @@ def _columns(
     name: str, lines: Iterator[tuple[int, list[str]]], row: DatasetRow, left_out: list[str]
 ) -> Iterator[Record]:
     """Rows of cells under the names of the first row, or those of a file without a header."""
-    number, names = next(lines, (1, []))
+    number, names = next((row for row in lines if "".join(row[1]).strip()), (1, []))
     if not set(row.texts) & set(names) and len(names) == len(row.headerless):
         yield Record(f"{name}:{number}", dict(zip(row.headerless, names, strict=True)))
         names = list(row.headerless)
@@ -152,15 +154,9 @@ def _columns(
         raise InputError(f"{name}:{number}: has no column {missing[0]!r}; it has {has}")
     # With lines left out, predictions could not be told apart: only labelled files may skip.
     skips = row.skips_broken_lines and row.label in names
-    empty: list[int] = []  # a file may end with such lines
     for number, cells in lines:
-        if len(names) > 1 and cells in ([], [""]):
-            empty.append(number)
-            continue
-        if empty and not skips:
-            raise InputError(f"{name}:{empty[0]}: is empty, and lines follow")
-        left_out += [f"{name}:{line}" for line in empty]
-        empty.clear()
+        if not cells or (len(cells) == 1 < len(names) and not cells[0].strip()):
+            continue  # blank
         if len(cells) == len(names):
             yield Record(f"{name}:{number}", dict(zip(names, cells, strict=True)))
         elif skips and len(cells) < len(names):
@@ -171,14 +167,9 @@ def _columns(
 
 def _objects(name: str, lines: TextLines) -> Iterator[Record]:
     for i in range(len(lines)):
-        where = f"{name}:{i + 1}"
-        try:
-            values = json.loads(lines.line(i))
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: is not JSON ({error})") from None
-        if not isinstance(values, dict):
-            raise InputError(f"{where}: is not a JSON object")
-        yield Record(where, values)
+        if (line := lines.line(i)).strip():
+            values = json_object(where := f"{name}:{i + 1}", line)
+            yield Record(where, values | flat(values))
 
 
 def _check_whole(file: LineFile, size: int) -> None:
