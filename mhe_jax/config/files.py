@@ -129,20 +129,14 @@ def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
 
 def _saved_files(path: Path | Bucket) -> list[str]:
     """The files of `Dataset.save_to_disk` that hold data, by its `state.json`."""
-    try:
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         state = json.loads(path.read_bytes())
         names = [file["filename"] for file in state["_data_files"]]
-        good = names and all(re.fullmatch(r"[^/\\]+\.arrow", name) for name in names)
-        selects = any(value for key, value in state.items() if key.startswith("_indices"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        names, good, selects = [], False, False
-    if not good:
-        raise InputError(f"{path}: _data_files must name .arrow files beside it")
-    if selects:
-        raise InputError(f"{path}: has _indices_files: save what flatten_indices() gives")
-    return names
+        plain = all(re.fullmatch(r"[^/\\]+\.arrow", name) for name in names)
+        if names and plain and not any(state[key] for key in state if key.startswith("_indices")):
+            return names
+    takes = "takes _data_files, .arrow files beside it, and no _indices_files (flatten_indices())"
+    raise InputError(f"{path}: {takes}")
 
 
 @contextlib.contextmanager

@@ -149,7 +149,7 @@ def _told(name: str, form: str) -> Iterator[None]:
 
     try:
         yield
-    except (ArrowException, OSError, UnicodeDecodeError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         what = "a Parquet file" if form == ".parquet" else "an Arrow stream"
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{name}: is not {what}, or is damaged ({reason})") from None

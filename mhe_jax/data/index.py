@@ -121,7 +121,7 @@ def _index(name: str, path: Path, rule: Rule, index: Path) -> None:
     digest = hashlib.sha256()
     with path.open("rb") as file, index.open("wb") as out:
         before = os.fstat(file.fileno())
-        scan = _scan_lines if rule.fields is None else _scan_json
+        scan = _scan_lines if rule.fields is None and rule.columns != 2 else _scan_records
         for offsets in scan(name, file, rule, digest.update):
             out.write(offsets)
         out.write(digest.digest())
@@ -155,8 +155,7 @@ def _scan_lines(
 ) -> Iterator[bytes]:
     """Line offsets of a text file; UTF-8 and columns are checked a chunk at a time."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    position = lines = tabs_before = 0  # bytes, whole lines and tabs before this chunk
-    counted = 0  # tabs before the current line
+    position = lines = 0  # bytes and whole lines before this chunk
     last, blank = 0, True
     while chunk := file.read(CHUNK):
         seen(chunk)
@@ -173,14 +172,9 @@ def _scan_lines(
             sizes = np.diff(ends, prepend=last - position - 1, append=len(chunk) - 1)
             if (long := np.flatnonzero(sizes > LONGEST)).size:
                 raise _too_long(name, lines + int(long[0]) + 1)
-        if rule.columns is not None:
-            tabs = np.flatnonzero(values == ord("\t"))
-            total = np.searchsorted(tabs, ends) + tabs_before
-            columns = np.diff(total, prepend=counted) + 1
-            if (wrong := np.flatnonzero(columns != rule.columns)).size:
-                raise _wrong_columns(name, lines + int(wrong[0]) + 1, int(columns[wrong[0]]), rule)
-            tabs_before += len(tabs)
-            counted = int(total[-1]) if len(ends) else counted
+        if rule.columns is not None and (tab := chunk.find(b"\t")) >= 0:
+            line = lines + int(np.count_nonzero(is_end[:tab])) + 1
+            raise InputError(f"{name}:{line}: has several columns, needs 1 (the text)")
         mark = 3 if position == 0 and chunk.startswith(BYTE_ORDER_MARK) else 0
         blank = blank and not bool((values[mark:] > ord(" ")).any())
         if position == 0:
@@ -197,8 +191,6 @@ def _scan_lines(
     if blank:
         raise InputError(f"{name}: has no text, only blank lines")
     if last != position:  # the last line has no end
-        if rule.columns is not None and tabs_before - counted + 1 != rule.columns:
-            raise _wrong_columns(name, lines + 1, tabs_before - counted + 1, rule)
         yield np.int64(position).tobytes()
 
 
@@ -206,34 +198,29 @@ def _too_long(name: str, line: int) -> InputError:
     return InputError(f"{name}:{line}: has more than {LONGEST >> 20} MiB, too much for one example")
 
 
-def _wrong_columns(name: str, line: int, columns: int, rule: Rule) -> InputError:
-    wanted = "source, tab, target" if rule.columns == 2 else "the text"
-    found = f"{columns} column" + "s" * (columns != 1)
-    return InputError(f"{name}:{line}: has {found}, needs {rule.columns} ({wanted})")
-
-
-def _scan_json(
+def _scan_records(
     name: str, file: BinaryIO, rule: Rule, seen: Callable[[bytes], None]
 ) -> Iterator[bytes]:
-    """Line offsets of a JSONL file; every line is parsed. A blank one goes to that before it."""
-    assert rule.fields is not None
+    """Line offsets of JSON or pairs; every line is parsed. A blank one goes to that before it."""
+    blanks = b" \r\n" if rule.fields is None else None  # a tab is between two texts
     position, offsets, blank = 0, array("q", [0]), True
     for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
         if len(line) > LONGEST:
             raise _too_long(name, number)
         seen(line)
         position += len(line)
-        if not line.removeprefix(BYTE_ORDER_MARK).strip():
+        if not line.removeprefix(BYTE_ORDER_MARK).strip(blanks):
             offsets[-1] = position
             continue
-        texts = json_texts(f"{name}:{number}", line, rule.fields)
+        texts = record_texts(f"{name}:{number}", line, rule.fields)
         blank = blank and not any(text.strip() for text in texts)
         offsets.append(position)
         if len(offsets) > 1 << 16:
             yield offsets[:-1].tobytes()
             offsets = offsets[-1:]
     if blank:
-        raise InputError(f"{name}: has no text in {', '.join(rule.fields)}")
+        where = f" in {', '.join(rule.fields)}" if rule.fields else ", only blank lines"
+        raise InputError(f"{name}: has no text{where}")
     yield offsets.tobytes()
 
 
@@ -250,13 +237,19 @@ def is_broken(text: str) -> bool:
     return False
 
 
-def json_object(where: str, line: bytes) -> dict[str, Any]:
-    """The object on a line of JSONL; `where` is its place, for messages."""
+def _decoded(where: str, line: bytes) -> str:
     try:
-        # Given bytes, json would accept halves of surrogate pairs, and other encodings.
-        record = json.loads(line.removeprefix(BYTE_ORDER_MARK).strip().decode())
+        return line.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: is not UTF-8 ({error.reason})") from None
+
+
+def json_object(where: str, line: bytes) -> dict[str, Any]:
+    """The object on a line of JSONL; `where` is its place, for messages."""
+    # Given bytes, json would accept halves of surrogate pairs, and other encodings.
+    text = _decoded(where, line.removeprefix(BYTE_ORDER_MARK).strip())
+    try:
+        record = json.loads(text)
     except ValueError as error:
         reason = str(error).replace(": line 1 column", ", column")  # the line of `where`
         raise InputError(f"{where}: is not JSON ({reason})") from None
@@ -276,19 +269,25 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in record.items():
         if isinstance(value, Mapping) and value:
-            inner = {f"{name}.{below}": part for below, part in flat(value).items()}
-            found |= {path: part for path, part in inner.items() if path not in record}
+            found |= {f"{name}.{inner}": part for inner, part in flat(value).items()}
         else:
             found[name] = value
-    return found
+    return found | {name: record[name] for name in found if name in record}
 
 
-def json_texts(where: str, line: bytes, fields: tuple[str, ...]) -> tuple[str, ...]:
-    """The strings that a line of a JSONL file, at `where`, has in `fields`.
+def record_texts(where: str, line: bytes, fields: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The strings that a line of JSON, at `where`, has in `fields`; without, the two about a tab.
 
-    >>> json_texts("a.jsonl:1", b'{"de": "ja", "en": "yes"}', ("de", "en"))
+    >>> record_texts("a.jsonl:1", b'{"de": "ja", "en": "yes"}', ("de", "en"))
     ('ja', 'yes')
     """
+    if fields is None:
+        line = line.removeprefix(BYTE_ORDER_MARK).partition(b"\n")[0].removesuffix(b"\r")
+        texts = tuple(_decoded(where, line).split("\t"))
+        if len(texts) != 2:
+            found = f"{len(texts)} column" + "s" * (len(texts) != 1)
+            raise InputError(f"{where}: has {found}, needs 2 (source, tab, target)")
+        return texts
     record = json_object(where, line)
     if not all(isinstance(record.get(field), str) for field in fields):
         record = flat(record)

@@ -17,7 +17,6 @@ these are long, some texts come more often.
 """
 
 import functools
-import glob
 import locale
 import re
 import shlex
@@ -36,11 +35,10 @@ from mhe_jax.data.sources import (
     Column,
     Content,
     Items,
-    JsonLines,
     ParallelLines,
+    Records,
     Shards,
     Source,
-    TabLines,
     TextLines,
 )
 
@@ -49,8 +47,11 @@ NOT_TEXT = {
     *(".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html", ".htm", ".xlsx"),
     *(".feather", ".ipynb", ".sgm", ".tmx", ".xml"),
 }
-# What columns of pairs are called, besides languages.
-ROLES = {"source", "target", "src", "tgt", "trg", "input", "output", "text", "translation"}
+# What columns of pairs are called.
+COLUMNS = {
+    *("source", "target", "src", "tgt", "trg", "input", "output", "text", "translation"),
+    *("hindi", "indonesian", "persian", "ukrainian", "vietnamese", *locale.locale_alias),
+}
 
 
 def open_source(
@@ -93,7 +94,7 @@ def open_source(
         fields = _fields(fields, content, written[0], cache)
         return Items(written[0], *tfds_source.open_items(written[0], fields, cache))
     paths = [[file_path(directory, name) for name in files_of(directory, name)] for name in written]
-    formats = [_format(*given) for given in zip(paths, written, strict=True)]
+    formats = [_format(files) for files in paths]
     if len(paths) == 2:
         if TABLES & set(formats):
             raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
@@ -125,30 +126,27 @@ def _open_file(
         texts = [Column(file) for file in columns.open_columns(path, fields, cache)]
         return ParallelLines(*texts) if content == "pair" else texts[0]
     if form == ".jsonl":
-        return JsonLines(open_lines(path, Rule(fields=fields), cache), fields)
+        return Records(open_lines(path, Rule(fields=fields), cache), fields)
     if form == ".tsv":
-        pair = content == "pair"
-        file = open_lines(path, Rule(columns=2 if pair else 1, whole=pair), cache)
-        if not pair:
-            return TextLines(file)
-        _note_header(path, *(lines := TabLines(file))[0])
-        return lines
+        if content == "text":
+            return TextLines(open_lines(path, Rule(columns=1), cache))
+        pairs = Records(open_lines(path, Rule(columns=2), cache), None)
+        _note_header(path, *pairs[0])
+        return pairs
     return TextLines(open_lines(path, Rule(), cache))
 
 
-def _format(paths: Sequence[Path], written: str) -> str:
-    """The one form of all files: a suffix in `TABLES`, or another suffix for lines of text.
+def _format(paths: Sequence[Path]) -> str:
+    """The one form of all files: a suffix in `TABLES`, or another for lines of text.
 
-    Files of text that only a directory names have one suffix, or numbers: beside text may lie what
-    tells of it.
+    Texts have one suffix, numbers apart: what lies beside them (a README) may be none.
     """
     forms = {}
     for path in paths:
         form = file_format(path)
-        mixes = glob.has_magic(written) or form[1:].isdecimal()
-        forms.setdefault(form if form in TABLES | NOT_TEXT or not mixes else "", path)
+        forms.setdefault(form if re.fullmatch(r"\.[a-z]\S*", form) else "", path)
     if len(forms) > 1:
-        one, other = sorted(forms, key=lambda form: (form not in TABLES, form in NOT_TEXT))[:2]
+        one, other = sorted(forms, key=lambda f: (f not in TABLES, f in NOT_TEXT or f in ".md"))[:2]
         raise InputError(
             f"{forms[one]} and {forms[other]} have different formats: name one of them by a "
             f"pattern, such as {forms[one].parent / ('*' + forms[one].suffix)}"
@@ -204,19 +202,19 @@ def _fields(fields: Sequence[str], content: Content, name: Path | str, cache: Pa
         _, record = next(columns.rows_of(name, cache, named=False), ("", {}))
     else:
         file = TextLines(open_lines(name, Rule(whole=True), cache))
-        record = json_object(str(name), next(filter(bytes.strip, map(file.line, range(len(file))))))
+        first = next(i for i in range(len(file)) if file.line(i).strip())
+        record = json_object(f"{name}:{first + 1}", file.line(first))
     has = [field for field, value in flat(record).items() if isinstance(value, str | bytes)]
-    raise InputError(
-        f"data.fields={tuple(fields)}: {name} needs {needed}; it has {', '.join(map(repr, has))}: "
-        f"--data.fields {shlex.join(has[:needed])}"
-    )
+    flag = f": --data.fields {shlex.join(has[:needed])}" if len(has) >= needed else ""
+    has = ", ".join(map(repr, has)) or "none"
+    raise InputError(f"data.fields={tuple(fields)}: {name} needs {needed}; it has {has}{flag}")
 
 
 @functools.cache  # told once
 def _note_header(path: Path, source: str, target: str) -> None:
     """Tells of a first line that names columns, such as `source` and `target`, or `en` and `de`."""
-    words = [re.split(r"[-_ ]", side.lower())[0] for side in (source, target)]
-    if words[0] != words[1] and {*words} <= ROLES | locale.locale_alias.keys():
+    names = {re.split(r"[-_]| (?=text|sent)", side.lower())[0] for side in (source, target)}
+    if len(names) == 2 and names <= COLUMNS:
         print(f"note: {path}:1: {source!r}, {target!r} is read as a pair", file=sys.stderr)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.index import LineFile, json_texts
+from mhe_jax.data.index import LineFile, record_texts
 from mhe_jax.data.pieces import PIECE, Bytes, FilePart, pieces, read_at
 
 Content = Literal["text", "pair"]
@@ -120,26 +120,15 @@ class Column(TextLines):
     _end = staticmethod(lambda tail: 0)
 
 
-class TabLines(_Lines):
-    """Each line of a file is two texts separated by a tab."""
+class Records(_Lines):
+    """Each line of a file is a JSON object with one or two texts, or two texts about a tab."""
 
-    def __init__(self, file: LineFile):
-        super().__init__(file, "pair")
-
-    def __getitem__(self, index: int) -> Item:
-        source, target = self.line(index).decode().split("\t")
-        return source, target
-
-
-class JsonLines(_Lines):
-    """Each line of a file is a JSON object with one or two fields of text."""
-
-    def __init__(self, file: LineFile, fields: tuple[str, ...]):
-        super().__init__(file, "pair" if len(fields) == 2 else "text")
+    def __init__(self, file: LineFile, fields: tuple[str, ...] | None):
+        super().__init__(file, "text" if fields and len(fields) == 1 else "pair")
         self._fields = fields
 
     def __getitem__(self, index: int) -> Item:
-        texts = json_texts(f"{self.name}: record {index + 1}", self.line(index), self._fields)
+        texts = record_texts(f"{self.name}: record {index + 1}", self.line(index), self._fields)
         return (texts[0], texts[1]) if len(texts) == 2 else texts[0]
 
 

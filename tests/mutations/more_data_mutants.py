@@ -646,17 +646,17 @@ MORE_DATA = (
         "test_files.py",
     ),
     Mutant(
-        "data: _scan_json 1",
-        "_scan_json",
+        "data: _scan_records 1",
+        "_scan_records",
         "        if len(line) > LONGEST:\n",
         "        if len(line) >= LONGEST:\n",
         "test_files.py",
     ),
     Mutant(
-        "data: json_texts 1",
-        "json_texts",
-        ".removeprefix(BYTE_ORDER_MARK).decode())",
-        ".removeprefix(BYTE_ORDER_MARK))",
+        "data: _decoded 1",
+        "_decoded",
+        "line.decode()",
+        'line.decode(errors="surrogatepass")',
         "test_bad_pairs.py",
     ),
     Mutant(

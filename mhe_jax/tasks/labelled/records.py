@@ -144,7 +144,7 @@ def _columns(
     name: str, lines: Iterator[tuple[int, list[str]]], row: DatasetRow, left_out: list[str]
 ) -> Iterator[Record]:
     """Rows of cells under the names of the first row, or those of a file without a header."""
-    number, names = next((row for row in lines if "".join(row[1]).strip()), (1, []))
+    number, names = next((line for line in lines if "".join(line[1]).strip()), (1, []))
     if not set(row.texts) & set(names) and len(names) == len(row.headerless):
         yield Record(f"{name}:{number}", dict(zip(row.headerless, names, strict=True)))
         names = list(row.headerless)
