@@ -52,7 +52,7 @@ class DataConfig:
     # Test source; read by eval.py only.
     test: tuple[str, ...] = ()
     # Names of the text fields in JSONL, Parquet or TFDS: one, or source and target; or those of
-    # `own` examples.
+    # `own` examples. Dots lead to nested ones: `translation.en`.
     fields: tuple[str, ...] = ("text",)
     # A sentencepiece model, or a `tokenizer.json`, whose pieces are kept but renumbered, special
     # tokens first; None trains a model on `train`. With LSH its pieces are the features.

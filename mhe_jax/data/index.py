@@ -268,7 +268,7 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in record.items():
-        if isinstance(value, Mapping) and value:
+        if hasattr(value, "keys") and value:  # a dict, or features of TFDS
             found |= {f"{name}.{inner}": part for inner, part in flat(value).items()}
         else:
             found[name] = value

@@ -10,10 +10,10 @@
     demo:SPLIT                               a pair of the built-in phrases
 
 A pattern (`corpus/*.txt.gz`) or a directory is one source of all its files, in the order of their
-names. Files of lines may also be `.gz` or `.xz`. A line ends at a line feed, with or without a
-carriage return before it; an item never contains its line's end. Rows of running text start evenly
-over the bytes of lines and records, including JSON fields that `data.fields` does not name: where
-these are long, some texts come more often.
+names or of `state.json`. Files of lines may also be `.gz` or `.xz`. A line ends at a line feed,
+with or without a carriage return before it; an item never contains its line's end. Rows of running
+text start evenly over the bytes of lines and records, including JSON fields that `data.fields` does
+not name: where these are long, some texts come more often.
 """
 
 import functools
@@ -44,8 +44,8 @@ from mhe_jax.data.sources import (
 
 # Files that users often have, and that do not hold lines of text.
 NOT_TEXT = {
-    *(".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html", ".htm", ".xlsx"),
-    *(".feather", ".ipynb", ".sgm", ".tmx", ".xml"),
+    *(".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html", ".htm", ".xml"),
+    *(".feather", ".ipynb", ".sgm", ".tmx", ".xlsx"),
 }
 # What columns of pairs are called.
 COLUMNS = {
@@ -84,11 +84,9 @@ def open_source(
         raise InputError(f"{option} has {len(written)} names, allowed is {allowed}")
     kinds = [name.partition(":")[0] for name in written if name.startswith(("tfds:", "demo:"))]
     cache = cache or cache_directory()
-    if kinds and len(written) == 2:
-        raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
-    if kinds == ["demo"]:
+    if kinds == ["demo"] and len(written) == 1:
         return _open_demo(written[0], content, option)
-    if kinds == ["tfds"]:
+    if kinds == ["tfds"] and len(written) == 1:
         from mhe_jax.data import tfds_source  # the only file that imports TFDS, and slow to import
 
         fields = _fields(fields, content, written[0], cache)
@@ -96,7 +94,7 @@ def open_source(
     paths = [[file_path(directory, name) for name in files_of(directory, name)] for name in written]
     formats = [_format(files) for files in paths]
     if len(paths) == 2:
-        if TABLES & set(formats):
+        if kinds or TABLES & set(formats):
             raise InputError(f"{option}={','.join(written)}: only two text files can be parallel")
         if len(paths[0]) != len(paths[1]):
             raise InputError(
@@ -205,7 +203,8 @@ def _fields(fields: Sequence[str], content: Content, name: Path | str, cache: Pa
         first = next(i for i in range(len(file)) if file.line(i).strip())
         record = json_object(f"{name}:{first + 1}", file.line(first))
     has = [field for field, value in flat(record).items() if isinstance(value, str | bytes)]
-    flag = f": --data.fields {shlex.join(has[:needed])}" if len(has) >= needed else ""
+    ordered = isinstance(name, Path) and len(has) >= needed  # TFDS sorts them
+    flag = f": --data.fields {shlex.join(has[:needed])}" if ordered else ""
     has = ", ".join(map(repr, has)) or "none"
     raise InputError(f"data.fields={tuple(fields)}: {name} needs {needed}; it has {has}{flag}")
 

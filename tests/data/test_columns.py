@@ -97,17 +97,104 @@ def test_what_datasets_has_saved(read, tmp_path):
     for split, texts in {"train": TEXTS, "test": ["so"]}.items():
         place = tmp_path / "saved" / split
         place.mkdir(parents=True)
-        names = [f"data-{i:05}-of-00002.arrow" for i in range(2)]
+        names = ["b.arrow", "a.arrow"]  # the order of state.json counts
         write_stream(place / names[0], text=texts[:4])
         write_stream(place / names[1], text=texts[4:] or ["end"])
-        for name in ("state.json", "dataset_info.json"):
-            (place / name).write_text("{}")
+        for name in ("cache-1b7223d7c4.arrow", "cache-0_00000_of_00002.arrow", "c.arrow"):
+            write_stream(place / name, text=["mapped"])
+        state = {"_data_files": [{"filename": name} for name in names], "_indices_files": None}
+        (place / "state.json").write_text(json.dumps(state))
+        (place / "dataset_info.json").write_text("{}")
     (tmp_path / "saved" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     assert list(read("saved/train")) == TEXTS
     with pytest.raises(
         InputError, match=r"saved: holds several splits: name one of .*saved/test, "
     ):
         read("saved")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("", "{", "[]", "{}", '"a"', "\0", '{"_data_files": null}', '{"_data_files": []}'),
+        *('{"_data_files": [1]}', '{"_data_files": [{"filename": 1}]}'),
+        *(f'{{"_data_files": [{{"filename": "{name}"}}]}}' for name in ("../a.arrow", "/a.arrow")),
+        '{"_data_files": [{"filename": "a.txt"}]}',
+        '{"_data_files": [{"filename": "a.arrow"}], "_indices_files": [{"filename": "i.arrow"}]}',
+    ],
+)
+def test_a_state_that_does_not_name_all_data(read, tmp_path, state):
+    (tmp_path / "saved").mkdir()
+    write_stream(tmp_path / "saved" / "a.arrow", text=["one"])
+    (tmp_path / "saved" / "state.json").write_text(state)
+    with pytest.raises(InputError, match=r"^.*saved/state\.json: .*_data_files"):
+        read("saved")
+
+
+def test_a_state_that_names_a_file_that_is_gone(read, tmp_path):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    with pytest.raises(InputError, match=r"saved/a\.arrow: no such file"):
+        read("saved")
+
+
+NESTED = [
+    {"id": 1, "pair": {"en": "one", "de": "eins"}, "a": {"b": {"c": "deep"}}, "a.b": "own"},
+    {"id": 2, "pair": {"en": "two", "de": "zwei"}, "a": {"b": {"c": "deeper"}}, "a.b": "own 2"},
+]
+
+
+def write_rows(path, rows):
+    if path.suffix == ".jsonl":
+        write_lines(path, map(json.dumps, rows))
+    else:
+        table = pa.Table.from_pylist(rows)
+        write_ = write if path.suffix == ".parquet" else write_stream
+        write_(path, **dict(zip(table.column_names, table.columns, strict=True)))
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.arrow"])
+def test_nested_fields(read, tmp_path, name):
+    write_rows(tmp_path / name, NESTED)
+    pairs = read(name, content="pair", fields=("pair.en", "pair.de"))
+    assert list(pairs) == [("one", "eins"), ("two", "zwei")]
+    assert list(read(name, fields=("a.b.c",))) == ["deep", "deeper"]
+    assert list(read(name, fields=("a.b",))) == ["own", "own 2"]  # rather than what is below `a`
+    for field in ("pair.fr", "pair.", "en"):
+        with pytest.raises(InputError, match=f"{name}.*'{field}'.*'pair.en', 'pair.de', 'a.b.c'"):
+            read(name, fields=(field,))
+    for field in ("pair", "id"):
+        with pytest.raises(InputError, match=f"{name}.* field '{field}'"):
+            read(name, fields=(field,))
+    write_rows(tmp_path / name, [{"pair": {"en": "one"}}, {"pair": None}])
+    with pytest.raises(InputError, match=rf"{name}:(row )?2: .*'pair.en'"):
+        read(name, fields=("pair.en",))
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+@pytest.mark.parametrize(
+    ("rows", "has", "flag"),
+    [
+        ([{"id": 1, "en": "one", "de": "eins"}], "'en', 'de'", "en de"),
+        (NESTED, "'pair.en', 'pair.de', 'a.b.c'", "pair.en pair.de"),
+        ([{"the text": "x", "b": "y"}], "'the text', 'b'", "'the text' b"),
+        ([{"id": 1}], "none", None),
+    ],
+)
+def test_fields_are_told_in_the_order_of_the_file(read, tmp_path, name, rows, has, flag):
+    write_rows(tmp_path / name, rows)
+    with pytest.raises(InputError) as error:
+        read(name, content="pair")
+    said = str(error.value)
+    assert has in said
+    assert said.endswith(f"--data.fields {flag}") if flag else "--data.fields" not in said
+
+
+def test_two_columns_of_one_name(read, tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet: .*text"):
+        read("a.parquet")
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -224,7 +311,7 @@ def test_a_directory_or_pattern_is_all_its_files(read, tmp_path):
     (tmp_path / "c" / "deep").mkdir(parents=True)
     for name, lines in {"b": ["3", "4"], "a": ["1", "2"], "deep/c": ["5"]}.items():
         write_lines(tmp_path / "c" / f"{name}.txt", lines)
-    for name in ("_SUCCESS", ".hidden.txt"):
+    for name in ("_SUCCESS", ".hidden.txt", ".a.txt.swp", "a.txt~"):
         (tmp_path / "c" / name).write_text("no\n")
     assert list(read("c")) == list(read("c/*.txt")) == ["1", "2", "3", "4"]
     assert list(read(f"{tmp_path}/c/[b].txt")) == ["3", "4"]
@@ -293,12 +380,36 @@ def test_bad_patterns(read, tmp_path):
     for name, message in {
         "*.gz": f"{tmp_path}/*.gz: no file matches",
         "empty": f"{tmp_path}/empty: holds no files",
-        "mixed": f"{tmp_path}/mixed/a.txt and {tmp_path}/mixed/b.jsonl have different formats: "
-        f"name one of them by a pattern, such as {tmp_path}/mixed/*.txt",
+        "mixed": f"{tmp_path}/mixed/b.jsonl and {tmp_path}/mixed/a.txt have different formats: "
+        f"name one of them by a pattern, such as {tmp_path}/mixed/*.jsonl",
     }.items():
         with pytest.raises(InputError) as error:
             read(name)
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "beside", ["README.md", "LICENSE", "b.txt.bak", "c.tmp", "c.zip", "i.json"]
+)
+@pytest.mark.parametrize(("name", "line"), [("b.txt", "x"), ("b.jsonl", '{"text": "x"}')])
+@pytest.mark.parametrize("written", ["d", "d/*"])
+def test_what_lies_beside_the_data_is_not_data(read, tmp_path, beside, name, line, written):
+    (tmp_path / "d").mkdir()
+    write_lines(tmp_path / "d" / name, [line])
+    (tmp_path / "d" / beside).write_text("not data\n")
+    with pytest.raises(InputError) as error:
+        read(written)
+    pattern = f"d/*{(tmp_path / name).suffix}"
+    assert str(error.value).endswith(f"{tmp_path}/{pattern}")
+    assert f"d/{beside} " in str(error.value)
+    assert list(read(pattern)) == ["x"]
+
+
+def test_texts_that_are_numbered(read, tmp_path):
+    (tmp_path / "d").mkdir()
+    for i in range(2):
+        write_lines(tmp_path / "d" / f"part.{i:02}", [str(i)])
+    assert list(read("d")) == list(read("d/part.*")) == ["0", "1"]
 
 
 def test_a_tokenizer_is_trained_on_a_column(read, tmp_path):

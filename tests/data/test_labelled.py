@@ -183,12 +183,46 @@ def test_own_examples(config, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n"])
-def test_a_file_may_end_with_empty_lines(config, tmp_path, end):
-    files(tmp_path, a_tsv=f"text\tlabel\nyes\tx\nno\ty\n{end}", a_csv=f"text,label\nyes,x\n{end}")
-    given = resolve(config(train=("a.tsv",), validation=("a.csv",)))
-    assert [e.texts for e in read_examples(given, "train")] == [("yes",), ("no",)]
-    assert [e.texts for e in read_examples(given, "validation")] == [("yes",)]
+LABELLED = {
+    "a.TSV": ["text\tlabel", "yes\tx", "no\ty"],
+    "a.csv": ["text,label", "yes,x", "no,y"],
+    "a.ndjson": ['{"text": "yes", "label": "x"}', '{"text": "no", "label": "y"}'],
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("blank", ["\n", "\n\n", "\r\n", " \n"])
+def test_blank_lines_are_no_records(config, tmp_path, name, blank):
+    given = config(train=(name,))
+    files(tmp_path)
+    for text in (blank + "\n".join(LABELLED[name]), f"\n{blank}".join([*LABELLED[name], ""])):
+        (tmp_path / "own" / name).write_bytes(text.encode())
+        found = read_examples(resolve(given), "train")
+        assert [(e.texts, e.label) for e in found] == [(("yes",), 0), (("no",), 1)]
+    (tmp_path / "own" / name).write_text("\n".join(LABELLED[name]) + "\n\n{\n")
+    with pytest.raises(InputError, match=rf"/{name}:{len(LABELLED[name]) + 2}: (?!.*line)"):
+        resolve(given)
+
+
+def test_a_blank_line_of_a_table_of_one_column_is_an_empty_cell(config, tmp_path):
+    files(tmp_path, a_tsv="text\tlabel\nyes\tx\nno\ty\n", b_tsv="text\none\n\ntwo\n")
+    given = resolve(config(train=("a.tsv",), test=("b.tsv",)))
+    assert [e.texts for e in read_examples(given, "test")] == [("one",), ("",), ("two",)]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_nested_fields(config, tmp_path, form):
+    rows = [{"x": {"text": text, "mood": mood}} for text, mood in [("yes", "glad"), ("no", "sad")]]
+    if form == "jsonl":
+        files(tmp_path, a_jsonl="".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        files(tmp_path)
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "own" / "a.parquet")
+    split = (f"a.{form}",)
+    given = resolve(config(train=split, test=split, fields=("x.text",), label_field="x.mood"))
+    for name in ("train", "test"):
+        found = [(e.texts, e.label) for e in read_examples(given, name)]
+        assert found == [(("yes",), 0), (("no",), 1)]
 
 
 def test_a_long_cell_of_a_csv(config, tmp_path):
@@ -240,12 +274,12 @@ def test_broken_lines_are_counted(config, tokenizer, split, told):
     assert rows.describe() == f"3 examples (3 cut{told})"
 
 
-def test_an_empty_line_is_broken_where_lines_follow(config, tmp_path):
+def test_a_blank_line_is_not_a_broken_one(config, tmp_path):
     given, left_out = config("qqp"), []
     path = tmp_path / "qqp/train.tsv"
     path.write_text(path.read_text().replace("\n7", "\n\n7") + "\n\n")
     assert len(read_examples(given, "train", left_out)) == 3
-    assert left_out == [f"{path}:{number}" for number in (3, 4, 5)]
+    assert left_out == [f"{path}:{number}" for number in (4, 5)]
 
 
 def test_the_longer_text_is_cut_first():
@@ -507,7 +541,6 @@ BAD = {
         r"train.tsv:1: has no column 'sentence2'; it",
     ),
     "columns": ("rte", FILES["rte"]["train.tsv"] + "3\ta\n", r"train.tsv:5: has 2 columns, not 4"),
-    "an empty line": ("rte", FILES["rte"]["train.tsv"].replace("\n1", "\n\n1"), r"train.tsv:3: is"),
     "more columns in qqp": (
         "qqp",
         FILES["qqp"]["dev.tsv"].rstrip("\n") + "\textra\n",

@@ -96,6 +96,98 @@ def test_packed_equals_plain(read, tmp_path, suffix, name):
     assert list(one) == list(other)
 
 
+ROW = '{"text": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        *((f"a{end}", ROW) for end in (".JSONL", ".jsonlines", ".ndjson", ".Ndjson", ".jsonl.GZ")),
+        *((f"a{end}", "x\ty") for end in (".Tsv", ".TSV", ".tab", ".TAB.Xz")),
+        *((f"a{end}", "x") for end in (".TXT.GZ", ".GZ", ".en")),
+    ],
+)
+def test_names_of_formats(read, tmp_path, name, line):
+    packing = {".gz": gzip.compress, ".xz": lzma.compress}.get(name[-3:].lower(), bytes)
+    (tmp_path / name).write_bytes(packing(f"{line}\n".encode()))
+    pair = "\t" in line
+    assert list(read(name, content="pair" if pair else "text")) == [("x", "y") if pair else "x"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a.CSV", "a.Json", "a.ZIP", "a.bz2", "a.TAR.gz", "a.feather", "a.sgm", "a.XLSX"]
+)
+def test_formats_that_are_not_text(read, tmp_path, name):
+    write_lines(tmp_path / name, ["x"])
+    with pytest.raises(InputError, match=rf"/{name}: "):
+        read(name)
+
+
+ROWS = [ROW, ROW.replace('"x"', '"y"')]
+PAIRS = ["x\ta", "y\tb"]
+
+
+@pytest.mark.parametrize(("name", "lines"), [("a.jsonl", ROWS), ("a.tsv", PAIRS)])
+@pytest.mark.parametrize("blank", ["\n", "\r\n", "  \n", "\n\n \r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_blank_lines_are_no_records(read, tmp_path, name, lines, blank, mark):
+    end = "\r\n" if "\r" in blank else "\n"
+    pair = name == "a.tsv"
+    for text in (
+        f"{end.join(lines)}{end}{blank}",
+        f"{lines[0]}{end}{blank}{lines[1]}",
+        f"{blank}{end.join(lines)}",
+    ):
+        (tmp_path / name).write_bytes((mark + text).encode())
+        found = list(read(name, content="pair" if pair else "text"))
+        assert found == ([("x", "a"), ("y", "b")] if pair else ["x", "y"])
+    (tmp_path / name).write_bytes(f"{mark}{lines[0]}{end}{blank}broken".encode())
+    number = 2 + blank.count("\n")
+    with pytest.raises(InputError, match=rf"/{name}:{number}: (?!.*line)"):
+        read(name, content="pair" if pair else "text")
+
+
+@pytest.mark.parametrize("size", [1, 1 << 16, (1 << 16) + 1])
+def test_many_records(read, tmp_path, size):
+    write_lines(tmp_path / "a.tsv", [f"{i}\t{i}\n" for i in range(size)])
+    source = read("a.tsv", content="pair")
+    assert len(source) == size
+    assert [source[i] for i in {0, size // 2, size - 1}] == [
+        (str(i), str(i)) for i in {0, size // 2, size - 1}
+    ]
+
+
+def test_blank_lines_of_text_stay(read, tmp_path):
+    for name in ("a.en", "a.de", "a.tsv"):
+        write_lines(tmp_path / name, ["x", "", "y"])
+    assert list(read("a.en", "a.de", content="pair")) == [("x", "x"), ("", ""), ("y", "y")]
+    assert list(read("a.tsv")) == ["x", "", "y"]
+
+
+@pytest.mark.parametrize(
+    ("first", "is_header"),
+    [
+        *((f"{a}\t{b}", True) for a, b in [("source", "target"), ("en", "de"), ("src", "tgt")]),
+        *((f"{a}\t{b}", True) for a, b in [("EN", "pt-BR"), ("English", "German")]),
+        *(
+            (f"{a}\t{b}", True)
+            for a, b in [("Source text", "Target text"), ("src_text", "tgt_text")]
+        ),
+        *((f"{a}\t{b}", False) for a, b in [("ja", "yes"), ("is it", "es ist"), ("no", "no")]),
+        *(
+            (f"{a}\t{b}", False)
+            for a, b in [("Hallo", "Hello"), ("English", "Englisch."), ("", "")]
+        ),
+    ],
+)
+def test_a_header_of_pairs_is_told_once(read, tmp_path, capsys, first, is_header):
+    write_lines(tmp_path / "a.tsv", [first, "one\teins"])
+    for _ in range(2):
+        assert len(read("a.tsv", content="pair")) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == said.count(f"{tmp_path}/a.tsv") == is_header
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 def test_a_link_is_what_its_own_name_says(read, tmp_path, suffix):
     """In a content-addressed store the file itself has no suffix."""

@@ -59,6 +59,28 @@ def test_items(read):
     assert source.locate(3.5) == (3, 0.5)
 
 
+class NestedPairs(TinyPairs):
+    name = "nested_pairs"
+
+    def _info(self):
+        pair = tfds.features.Translation(languages=("en", "de"))
+        features = tfds.features.FeaturesDict({"id": tfds.features.Text(), "translation": pair})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _generate_examples(self, count):
+        for i, pair in super()._generate_examples(count):
+            yield i, {"id": "x", "translation": pair}
+
+
+def test_nested_fields(read, prepared):
+    prepare(prepared[0], NestedPairs)
+    found = read("tfds:nested_pairs:train", fields=("translation.de", "translation.en"))
+    assert sorted(found) == sorted(PAIRS)
+    for fields in (("translation.de", "translation.fr"), ("text",)):
+        with pytest.raises(InputError, match=r"'id', 'translation\.de', 'translation\.en'"):
+            read("tfds:nested_pairs:train", fields=fields)
+
+
 def test_a_set_is_prepared_once(read, tmp_path, monkeypatch):
     """By its own code where it is not there, in a format that is read without TensorFlow."""
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
