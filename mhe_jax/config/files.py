@@ -129,8 +129,12 @@ def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
 
 def _saved_files(path: Path | Bucket) -> list[str]:
     """The files of `Dataset.save_to_disk` that hold data, by its `state.json`."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        state = json.loads(path.read_bytes())
+    try:
+        read = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+        state = json.loads(read)
         names = [file["filename"] for file in state["_data_files"]]
         plain = all(re.fullmatch(r"[^/\\]+\.arrow", name) for name in names)
         if names and plain and not any(state[key] for key in state if key.startswith("_indices")):

@@ -9,7 +9,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 from free_ports import free_port
-from pyarrow import parquet
+from pyarrow import ipc, parquet
 
 from mhe_jax.config import InputError
 from mhe_jax.config.places import Bucket
@@ -87,6 +87,16 @@ def test_patterns_and_directories_are_sources_of_all_their_files(url, put, read)
     assert list(read(f"{url}/c")) == ["one", "two", "three", "four"]
     put("d/[a].txt", b"a name, no pattern\n")
     assert list(read(f"{url}/d/[a].txt")) == ["a name, no pattern"]
+
+
+def test_a_saved_data_set_is_what_its_state_names(url, put, read, tmp_path):
+    for name, texts in {"a": ["one", "two"], "cache-0": ["mapped"], "b": ["other"]}.items():
+        table = pa.table({"text": texts})
+        with ipc.new_stream(tmp_path / name, table.schema) as out:
+            out.write_table(table)
+        put(f"s/{name}.arrow", (tmp_path / name).read_bytes())
+    put("s/state.json", b'{"_data_files": [{"filename": "a.arrow"}]}')
+    assert list(read(f"{url}/s")) == ["one", "two"]
 
 
 def test_the_mark_of_a_directory_is_no_file_in_it(url, monkeypatch):

@@ -111,7 +111,7 @@ def test_a_weight_for_each_name_says_that_no_two_are_one_source():
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".xz"])
-@pytest.mark.parametrize("form", [".tsv", ".jsonl"])
+@pytest.mark.parametrize("form", [".tsv", ".jsonl", ".TAB", ".ndjson"])
 def test_a_file_of_pairs_is_a_source_by_itself(form, packed):
     whole = f"a{form}{packed}"
     data = DataConfig(train=("b.en", "b.de", whole, "c.en", "c.de"), train_weights=(1.0,) * 3)
