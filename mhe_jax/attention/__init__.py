@@ -71,7 +71,8 @@ def make_attention(kind: str, **fields) -> Attention:
       ValueError: an unknown kind, or a field that the kind does not have.
     """
     if kind not in KINDS:
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+        near = did_you_mean(nearest(str(kind), list(KINDS)))
+        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}{near}")
     allowed = {f.name for f in dataclasses.fields(KINDS[kind]) if f.init}
     for field in fields:
         if field not in allowed:

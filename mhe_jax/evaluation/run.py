@@ -55,12 +55,13 @@ SETTINGS = {
 class Run:
     """A trained run, ready to use; `config.evaluation` says how.
 
-    Its methods take a list of texts and give a list, or take an iterator and give an iterator,
-    lazily and in order. A line end at the end of a text is dropped. Settings that differ from
-    `config.evaluation` in one call are given by name: `run.translate(texts, beam_size=1)`. Programs
-    are compiled for few shapes, with rows and lengths that are powers of two, and stay in this
-    object: texts of the same shape compile nothing again. All methods raise `InputError`, one line
-    that says what is wrong: the task, a setting, a text, or a model whose output is not a number.
+    Its methods take one text and give its result, take a list and give a list, or take an iterator
+    and give an iterator, lazily and in order. A line end at the end of a text is dropped. Settings
+    that differ from `config.evaluation` in one call are given by name: `run.translate(texts,
+    beam_size=1)`. Programs are compiled for few shapes, with rows and lengths that are powers of
+    two, and stay in this object: texts of the same shape compile nothing again. All methods raise
+    `InputError`, one line that says what is wrong: the task, a setting, a text, or a model whose
+    output is not a number.
     """
 
     workdir: Path

@@ -1,7 +1,7 @@
 """The texts given to a run: checked, and taken some at a time.
 
-A list gives a list. An iterator gives an iterator, in order, that reads only a few batches ahead:
-it may be endless.
+One text gives one result, a list a list. An iterator gives an iterator, in order, that reads only a
+few batches ahead: it may be endless.
 """
 
 import itertools
@@ -18,21 +18,23 @@ BATCHES_AHEAD = 4
 
 
 def answers(
-    texts: Iterable[Any],
+    texts: Any,
     check: Callable[[Any, str], Any],
     answer: Callable[[list[Any]], Any],
     batch_size: int,
 ) -> Any:
-    """The result of `answer` for each of the texts, in order.
+    """The result of `answer` for each of the texts, in order; for one text, its own.
 
     `check(text, where)` gives a text as `answer` takes it, or raises; `where` reads like texts[3].
 
     Raises:
-      InputError: not a list or iterator, or a text is wrong; names the text.
+      InputError: not a text, list or iterator, or a text is wrong; names the text.
     """
-    if isinstance(texts, str | bytes | dict) or not isinstance(texts, Iterable):
-        found = "one text" if isinstance(texts, str) else f"a {type(texts).__name__}"
-        raise InputError(f"takes a list of texts, or an iterator of them, not {found}")
+    if isinstance(texts, str | dict):  # one, or one record
+        return answer([check(texts, "texts")])[0]
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        found = type(texts).__name__
+        raise InputError(f"takes a text, a list of texts or an iterator of them, not a {found}")
     checked = (check(text, f"texts[{number}]") for number, text in enumerate(texts))
     if not isinstance(texts, Iterator):
         return answer(list(checked))

@@ -43,6 +43,21 @@ def test_an_unknown_kind_names_the_known_ones():
         make_attention("mhx", num_heads=H)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["head", "heads", "n_heads", "nheads", "num_head"])
+def test_a_field_by_another_name_is_found(kind, name):
+    with pytest.raises(ValueError, match=f"'{name}'.*did you mean .*num_heads"):
+        make_attention(kind, **{name: H})
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("mhe", "mhe_add, mhe_mul"), ("MHE", "mhe_add, mhe_mul"), ("mul", "mhe_mul")]
+)
+def test_kinds_that_begin_alike_are_named_first(name, near):
+    with pytest.raises(ValueError, match=f"'{name}'.*did you mean {near}"):
+        make_attention(name, num_heads=H)
+
+
 def test_an_unknown_field_says_whose_it_is():
     with pytest.raises(ValueError, match="mha has no field 'num_kv_heads'; it belongs to gqa, gta"):
         make_attention("mha", num_heads=H, num_kv_heads=1)

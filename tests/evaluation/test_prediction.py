@@ -108,6 +108,7 @@ def test_one_by_one_is_all_together(run):
         together[4].probabilities, abs=1e-6
     )
     assert one.predict([]) == []
+    assert one.predict("b") == one.predict(["b"])[0]
 
 
 def test_answers_are_those_of_the_evaluation(run):
@@ -125,6 +126,7 @@ def test_answers_are_those_of_the_evaluation(run):
         assert text[answer.start : answer.end] == answer.text != ""
     assert [answer.no_answer for answer in found] == pytest.approx([*odds.values()], abs=1e-5)
     short = one.predict([{"question": "Who?", "context": context}], answer_length=1)
+    assert one.predict({"question": "Who?", "context": context}, answer_length=1) == short[0]
     places = one.tokenizer.offsets(context, one.tokenizer.encode(context))
     assert sum(begin < short[0].end and end > short[0].start for begin, end in places) == 1
     # White space around the tokens of an answer is not of it.

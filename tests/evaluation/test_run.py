@@ -6,6 +6,7 @@ import json
 import shutil
 
 import jax
+import numpy as np
 import pytest
 
 import mhe_jax
@@ -88,6 +89,19 @@ def test_details(translating, generating):
     (one,) = generating.generate(["the cat"], details=True)
     assert isinstance(one, Continuation)
     assert one.text == generating.generate(["the cat"])[0]
+
+
+def test_one_text_gives_one_result(translating, generating):
+    (line, *_), blank = LINES, ""
+    for text in (line, f"{line}\n", blank):
+        assert translating.translate(text) == translating.translate([text])[0]
+        assert generating.generate(text) == generating.generate([text])[0]
+    assert isinstance(translating.translate(line, details=True), Translation)
+    (scored,) = generating.log_probs([line])
+    assert generating.log_probs(line).log_probs.tolist() == scored.log_probs.tolist()
+    for pooling in ("mean", None):
+        (row,) = translating.encode([line], pooling)
+        np.testing.assert_array_equal(translating.encode(line, pooling), row)
 
 
 def test_one_by_one_is_all_together(translating):
@@ -201,9 +215,10 @@ def test_a_run_without_validation_has_its_last_checkpoint(translation_run, tmp_p
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda run: run.translate("a text"), "takes a list of texts, or an iterator of them, not"),
-        (lambda run: run.translate({"a": 1}), "takes a list of texts, .*, not a dict"),
-        (lambda run: run.translate(None), "takes a list of texts, .*, not a NoneType"),
+        (lambda run: run.translate(b"a text"), "not a bytes"),
+        (lambda run: run.translate({"a": 1}), "texts is of type dict"),
+        (lambda run: run.translate("\ud800"), "texts has half a surrogate pair"),
+        (lambda run: run.translate(None), "not a NoneType"),
         (lambda run: run.translate([b"a"]), r"texts\[0\] is of type bytes: takes a str"),
         (lambda run: run.translate(["a", None]), r"texts\[1\] is of type NoneType: takes a str"),
         (lambda run: run.translate(["\ud800"]), r"texts\[0\] has half a surrogate pair"),

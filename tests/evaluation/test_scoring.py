@@ -130,7 +130,7 @@ def test_the_same_shapes_compile_nothing_again(lm, compiled):
 @pytest.mark.parametrize(
     ("of_pairs", "items", "says"),
     [
-        (False, "a", "takes a list of texts, or an iterator of them, not one text"),
+        (True, "ab", "texts is not a pair"),
         (False, [("a", "b")], r"texts\[0\] is of type tuple: takes a str"),
         (True, ["ab"], r"texts\[0\] is not a pair: takes \(source, target\)"),
         (True, [("a", "b", "c")], r"texts\[0\] is not a pair: takes \(source, target\)"),
