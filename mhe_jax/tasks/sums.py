@@ -73,17 +73,17 @@ def squared_error_sums(
 
 
 def ratios(sums: dict[str, float]) -> dict[str, float]:
-    """Losses, accuracy and perplexity from sums; the loss includes smoothing where it is used.
+    """Losses, accuracy and perplexity from sums; only `smoothed_loss` includes label smoothing.
 
-    Unsmoothed loss, accuracy and perplexity are given only if their sums are.
+    Smoothed loss, accuracy and perplexity are given only if their sums are.
 
     >>> ratios({"loss": 4.0, "nats": 2.0, "correct": 1.0, "count": 2.0})
     {'loss': 2.0, 'accuracy': 0.5, 'perplexity': 2.718281828459045}
     """
     count = max(sums["count"], 1.0)
-    found = {"loss": sums["loss"] / count}
+    found = {"loss": sums.get("unsmoothed_loss", sums["loss"]) / count}
     if "unsmoothed_loss" in sums:
-        found["unsmoothed_loss"] = sums["unsmoothed_loss"] / count
+        found["smoothed_loss"] = sums["loss"] / count
     if "correct" in sums:
         found["accuracy"] = sums["correct"] / count
     if "nats" in sums:
@@ -97,7 +97,10 @@ def total(found: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: sum(float(batch[name]) for batch in found) for name in names}
 
 
-def criterion(numbers: dict[str, float]) -> float:
-    """Lowest for the best checkpoint: the loss, or minus the official score; inf for NaN."""
-    found = -numbers["score"] if "score" in numbers else numbers["loss"]
-    return math.inf if math.isnan(found) else found
+def criterion(numbers: dict[str, float]) -> tuple[float, ...]:
+    """Lowest for the best checkpoint: minus the official score, if any; then the loss.
+
+    NaN counts as inf.
+    """
+    found = [*([-numbers["score"]] if "score" in numbers else []), numbers["loss"]]
+    return tuple(math.inf if math.isnan(value) else float(value) for value in found)

@@ -46,7 +46,7 @@ def draw(figure: Any, lines: Sequence[dict[str, Any]], task: Task, best_step: in
     """Puts the lines of metrics.jsonl on an empty figure."""
     axes = figure.subplots()
     validation = [line for line in lines if line["split"] == "validation"]
-    train = _points([line for line in lines if line["split"] == "train"], *TRAIN_LOSS)
+    train = _points([line for line in lines if line["split"] == "train"], "loss")
     losses = _points(validation, "loss")
     style = {"color": "C0", "linewidth": 1.2, "markersize": 4, "label": "training loss"}
     # A line of one point would not show.
@@ -72,14 +72,10 @@ def draw(figure: Any, lines: Sequence[dict[str, Any]], task: Task, best_step: in
         figure.legend(handles=drawn, loc="outside lower center", ncols=len(drawn), fontsize=9)
 
 
-# The first of these that a line has.
-TRAIN_LOSS = ("unsmoothed_loss", "loss")
-
-
-def _points(lines: Sequence[dict[str, Any]], *names: str) -> Points:
+def _points(lines: Sequence[dict[str, Any]], name: str) -> Points:
     found = []
     for line in lines:
-        value = next((line[name] for name in names if name in line), None)
+        value = line.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
             found.append((line["step"], value))
     return found

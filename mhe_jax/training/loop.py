@@ -177,6 +177,7 @@ def _train_alone(
         start = int(state.step)
         meta |= {"tokenizer": tokenizer.key, "steps_per_epoch": batches.steps_per_epoch}
         meta |= texts
+        resume.note_changes(config, meta, start)
         c = config.train
         if start and not resume.holds_run(config):
             told = [*told, f"{workdir / CONFIG} is gone: going on with what this command says"]

@@ -23,7 +23,7 @@ from mhe_jax.config.files import METRICS, write_whole
 from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.training.metric_writers import MetricWriter
 
-# What the bar calls the lowest validation loss of this process.
+# What the bar calls the best validation of this process: its loss, or the score where that decides.
 BEST = "best validation"
 
 
@@ -121,9 +121,9 @@ class Tracker:
             self._shown = shown | {k: v for k, v in self._shown.items() if k in (BEST, "bleu")}
         else:
             self.note(f"step {step} {split}: {text}")
-            loss = metrics.get("loss", math.nan)
-            if loss < self._shown.get(BEST, math.inf):
-                self._shown[BEST] = loss
+            better, name = (max, "score") if "score" in metrics else (min, "loss")
+            if name in metrics:
+                self._shown[BEST] = better(metrics[name], self._shown.get(BEST, metrics[name]))
             if "bleu" in metrics:
                 self._shown["bleu"] = metrics["bleu"]
         self._progress.update(self._task, metrics=self._fitting())

@@ -619,8 +619,8 @@ TRAINING = (
     Mutant(
         "best is the highest loss",
         "criterion",
-        'else numbers["loss"]',
-        'else -numbers["loss"]',
+        ', numbers["loss"]]',
+        ', -numbers["loss"]]',
         "test_scored.py",
     ),
     Mutant(

@@ -18,11 +18,11 @@ WATCHING = (
         "test_metric_writers.py",
     ),
     Mutant(
-        "the picture has the loss with smoothing",
-        "TRAIN_LOSS",
-        '("unsmoothed_loss", "loss")',
-        '("loss", "unsmoothed_loss")',
-        "test_curve.py",
+        "the log and the picture have the loss with smoothing",
+        "ratios",
+        'sums.get("unsmoothed_loss", sums["loss"])',
+        'sums["loss"]',
+        "test_objective.py",
     ),
     Mutant(
         "the unsmoothed loss is smoothed",

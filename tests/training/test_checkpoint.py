@@ -57,7 +57,7 @@ def run(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step, loss in enumerate((5.0, 1.0, 3.0, 2.0, 4.0), 1):
         state = state_of(float(step))
-        if checkpoints.best_criterion is None or loss < checkpoints.best_criterion:
+        if checkpoints.best_criterion is None or (loss,) < checkpoints.best_criterion:
             checkpoints.save_best(state.params, step, meta(loss))
         checkpoints.save(state, step, meta(loss))
     checkpoints.close()
@@ -72,7 +72,7 @@ def test_last_and_best_are_kept(run):
     assert steps_on_disk(run / "checkpoints") == [3, 4, 5]
     assert steps_on_disk(run / "checkpoints_best") == [2]
     checkpoints = Checkpoints(run, keep=3)
-    assert (checkpoints.latest_step, checkpoints.best_criterion) == (5, 1.0)
+    assert (checkpoints.latest_step, checkpoints.best_criterion) == (5, (1.0,))
     assert checkpoints.best_meta() == meta(1.0)
     checkpoints.close()
 
@@ -185,10 +185,10 @@ def test_the_best_up_to_the_last_checkpoint_stays_for_a_run_that_goes_on_from_th
     _, steps = restore_params(tmp_path, "best", abstract_of(state_of(0.0)).params)
     assert steps == [4]
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.best_criterion == 1.0
+    assert checkpoints.best_criterion == (1.0,)
     checkpoints.drop_best_after(checkpoints.latest_step)
     checkpoints.put_aside()
-    assert checkpoints.best_criterion == 3.0
+    assert checkpoints.best_criterion == (3.0,)
     assert checkpoints.best_meta() == meta(3.0)
     checkpoints.close()
     assert steps_on_disk(best) == [1]

@@ -34,7 +34,7 @@ def drawn(lines, task="lm", best_step=None):
 
 
 def test_losses_without_smoothing_stand_beside_each_other():
-    lines = [train(2, 3.0, unsmoothed_loss=2.0), train(4, 2.5), validation(4, 2.25)]
+    lines = [train(2, 2.0, smoothed_loss=3.0), train(4, 2.5), validation(4, 2.25)]
     (axes,), points, legend = drawn(lines)
     assert points["training loss"] == [(2, 2.0), (4, 2.5)]
     assert points["validation loss"] == [(4, 2.25)]

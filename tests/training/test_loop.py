@@ -203,7 +203,7 @@ def test_a_reader_of_standard_error_that_leaves_stops_the_run(tiny, tmp_path, sa
 class Noted:
     """A checkpoint directory, whose best has a loss of 2, and what takes numbers."""
 
-    best_criterion = 2.0
+    best_criterion = (2.0,)
 
     def __init__(self):
         self.kept = []
@@ -363,8 +363,9 @@ def test_without_validation(tiny):
     ("name", "values", "best"),
     [
         ("loss", (5.0, 3.0, 4.0, 3.0, 7.0), 2),
-        # The official score counts, and more of it is better.
+        # The official score counts, and more of it is better; then the loss, here 1 + score.
         ("score", (-0.5, 0.7, 0.4, 0.7, 0.2), 2),
+        ("tie", (3.0, 2.5, 2.0, 2.5, 2.0), 3),
     ],
 )
 def test_the_first_of_the_best_is_kept(tiny, saved, monkeypatch, name, values, best):
@@ -373,6 +374,8 @@ def test_the_first_of_the_best_is_kept(tiny, saved, monkeypatch, name, values, b
 
     def measure(self, found, batches):
         value = next(told)
+        if name == "tie":
+            return {"loss": value, "score": 0.7}
         return {"loss": value} if name == "loss" else {"loss": 1.0 + value, "score": value}
 
     monkeypatch.setattr(Task, "measure", measure)
@@ -380,6 +383,12 @@ def test_the_first_of_the_best_is_kept(tiny, saved, monkeypatch, name, values, b
     config = tiny("lm", **every, **{"train.num_steps": 5, "optimizer.ema_decay": 0.9})
     result = train(config)
     assert (result["best_step"], next(told, None)) == (best, None)
+    # Only where the loss decides, the loss of the best is the best loss.
+    assert ("best_validation_loss" in result) == (name == "loss")
+    loss = values[best - 1] + (name == "score")
+    assert result.get("loss_at_best_step", result.get("best_validation_loss")) == loss
+    if name == "score":
+        assert result["best_validation_score"] == values[best - 1]
     assert steps_in(config, "checkpoints_best") == [best]
     target = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), saved(config).params)
     found, _ = restore_params(config.workdir, "best", target)

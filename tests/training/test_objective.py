@@ -75,7 +75,7 @@ def test_ratios_are_over_what_counts():
     assert ratios({"loss": 7.0, "count": 5.0, "tokens": 11.0}) == {"loss": 1.4}
     assert ratios({"loss": 0.0, "count": 0.0}) == {"loss": 0.0}
     smoothed = {"loss": 7.0, "unsmoothed_loss": 6.0, "count": 5.0}
-    assert ratios(smoothed) == pytest.approx({"loss": 1.4, "unsmoothed_loss": 1.2})
+    assert ratios(smoothed) == pytest.approx({"loss": 1.2, "smoothed_loss": 1.4})
 
 
 class Recorder(nn.Module):

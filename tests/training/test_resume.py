@@ -1,6 +1,7 @@
 """Which changes of the config a run survives."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -165,6 +166,55 @@ def test_what_decides_the_score_of_a_validation_stays(tiny, tmp_path, given, nam
         return
     with pytest.raises(InputError, match=rf"holds a run with evaluation\.{name}=.*, not {value}: "):
         resume.changed_fields(changed)
+
+
+RATE = "optimizer.learning_rate"
+LINEAR = "optimizer.schedule"
+
+
+@pytest.mark.parametrize(
+    ("courses", "changed"),
+    [
+        # (steps done before, fields): each leaves a checkpoint, but where the next begins no later.
+        ([(0, {}), (3, {})], []),
+        ([(0, {}), (0, {RATE: 0.5})], []),  # nothing was trained yet
+        ([(0, {}), (3, {RATE: 0.5})], ["3: learning_rate"]),
+        ([(0, {}), (3, {RATE: 0.5}), (5, {})], ["3: learning_rate", "5: learning_rate"]),
+        ([(0, {}), (3, {"optimizer.weight_decay": 0.5})], ["3: weight_decay"]),
+        ([(0, {}), (3, {LINEAR: "linear"})], ["3: schedule", "3: num_steps"]),
+        # Only some schedules end with the last step.
+        ([(0, {}), (3, {"train.num_steps": 50})], []),
+        (
+            [(0, {LINEAR: "cosine"}), (3, {LINEAR: "cosine", "train.num_steps": 50})],
+            ["3: num_steps"],
+        ),
+        ([(0, {}), (3, {"train.eval_every": 1, "mesh.fsdp": 2, "model.remat": True})], []),
+    ],
+)
+def test_what_changes_in_the_middle_is_kept(tiny, courses, changed):
+    meta = {}
+    for done, fields in courses:
+        resume.note_changes(tiny("mlm", **fields), meta, done)
+        meta = json.loads(json.dumps(meta))
+    told = [line.split()[1:3] for line in meta["changed"]]
+    assert [f"{step} {name.rpartition('.')[2]}" for step, name in told] == changed
+
+
+def test_a_change_without_a_step_is_none(tiny):
+    """A run that was killed before its next checkpoint, and then went on as it was."""
+    before = {}
+    resume.note_changes(tiny("mlm"), before, 0)
+    resume.note_changes(tiny("mlm", **{RATE: 0.5}), dict(before), 3)
+    resume.note_changes(tiny("mlm"), before, 3)
+    assert before["changed"] == []
+
+
+def test_the_result_says_what_was_changed(tiny):
+    assert train(tiny("lm", **{"train.num_steps": 2}))["changed"] == []
+    longer = {"train.num_steps": 3, RATE: 0.5}
+    (line,) = train(tiny("lm", **longer))["changed"]
+    assert line.startswith(f"step 2: {RATE} ")
+    assert train(tiny("lm", **longer))["changed"] == [line]
 
 
 def test_fewer_steps_than_are_done(tiny):

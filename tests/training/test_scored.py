@@ -27,12 +27,14 @@ def test_the_best_has_the_least_loss_or_the_highest_score():
     assert criterion({"loss": 2.0}) < criterion({"loss": 3.0})
     one, other = {"loss": 3.0, "score": 5.0}, {"loss": 2.0, "score": 4.0}
     assert criterion(one) < criterion(other)
+    # Of equal scores, the least loss.
+    assert criterion({"loss": 2.0, "score": 5.0}) < criterion(one)
 
 
 def test_a_loss_that_is_no_number_is_never_the_best():
     nan = criterion({"loss": float("nan")})
     assert criterion({"loss": 1e30}) < nan
-    assert criterion({"loss": 1.0, "score": float("nan")}) == nan
+    assert criterion({"loss": 9.0, "score": -9.0}) < criterion({"loss": 1.0, "score": np.nan})
 
 
 def test_sums_are_of_all_batches_and_lose_no_digits():

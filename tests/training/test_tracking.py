@@ -135,6 +135,18 @@ def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
     assert "demo:train:0:10" in last
 
 
+def test_the_bar_shows_the_best_score_where_there_is_one(tmp_path, monkeypatch, capsys):
+    """Not the loss, by which no checkpoint is kept then."""
+    from rich.console import Console
+
+    terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
+    monkeypatch.setattr(tracking, "Console", terminal)
+    with Tracker(tmp_path, 10) as tracker:
+        for step, (loss, score) in enumerate(((1.5, 60.0), (1.75, 61.0), (1.25, 59.0)), 1):
+            tracker.log(step, "validation", {"loss": loss, "score": score})
+        assert "best validation 61" in shown(tracker, capsys).splitlines()[-1]
+
+
 def test_the_bar_of_a_finished_run_says_no_more_than_its_steps(tmp_path, monkeypatch, capsys):
     from rich.console import Console
 

@@ -134,8 +134,8 @@ def checked_meta(meta: Any) -> Meta:
     return meta
 
 
-def worth_of(manager: ocp.CheckpointManager, step: int) -> float:
-    return float(criterion(read_meta(manager, step)["validation"]))
+def worth_of(manager: ocp.CheckpointManager, step: int) -> tuple[float, ...]:
+    return criterion(read_meta(manager, step)["validation"])
 
 
 def best_of(manager: ocp.CheckpointManager) -> int | None:
@@ -145,7 +145,7 @@ def best_of(manager: ocp.CheckpointManager) -> int | None:
         if worth is None:
             raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
         found.append((worth, step))
-    return min(found, default=(0.0, None))[1]
+    return min(found, default=((), None))[1]
 
 
 def quiet_orbax() -> None:

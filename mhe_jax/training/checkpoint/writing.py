@@ -50,7 +50,7 @@ class Checkpoints:
         self._hook = threading.excepthook
         threading.excepthook = self._uncaught
         self.notes: list[str] = []  # what people must know
-        self._found: dict[int, float] = {}
+        self._found: dict[int, tuple[float, ...]] = {}
         self._whole = self.latest_step  # the newest step that is surely on disk
         self._aside: list[tuple[ocp.CheckpointManager, int, str, str]] = []
         try:
@@ -69,7 +69,7 @@ class Checkpoints:
             else:
                 self._found[step] = worth
 
-    def _verified_worth(self, step: int) -> float:
+    def _verified_worth(self, step: int) -> tuple[float, ...]:
         # Verifies the parameters too: when evaluation reads them, it is too late to make others.
         directory = path_of(self._best.directory) / str(step)
         verify(directory, items_of(directory))
@@ -86,7 +86,7 @@ class Checkpoints:
         return self._last.latest_step()
 
     @property
-    def best_criterion(self) -> float | None:
+    def best_criterion(self) -> tuple[float, ...] | None:
         """The lowest `tasks.sums.criterion` of those that are kept."""
         return min(self._found.values(), default=None)
 
@@ -143,7 +143,7 @@ class Checkpoints:
     def _best_step(self, up_to: float | None = math.inf) -> int | None:
         last = -1 if up_to is None else up_to
         there = [(found, step) for step, found in self._found.items() if step <= last]
-        return min(there, default=(0.0, None))[1]
+        return min(there, default=((), None))[1]
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
         """The newest state that can be read, laid out as the shapes and shardings of `abstract`.

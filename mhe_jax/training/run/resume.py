@@ -37,6 +37,24 @@ MAY_CHANGE = re.compile(
 WITHOUT = {"optimizer.ema_decay": None, "optimizer.head_embedding_rate": 1}
 
 
+def note_changes(config: Config, meta: dict[str, Any], done: int) -> None:
+    """Adds to `meta` which fields change after `done` steps, such that it is another training.
+
+    The meta of a checkpoint says with which its last step was made: a run may have been killed
+    before any step with those of its config.
+    """
+    fields = {k: v for k, v in leaves(to_dict(config)).items() if k.startswith("optimizer.")}
+    if config.optimizer.schedule in ("linear", "cosine"):  # the others do not know the last step
+        fields["train.num_steps"] = config.train.num_steps
+    before = meta.get("fields", fields) if done else fields
+    changed = [
+        f"step {done}: {name} {before.get(name)!r} -> {fields.get(name)!r}"
+        for name in {**before, **fields}
+        if before.get(name) != fields.get(name)
+    ]
+    meta |= {"fields": fields, "changed": [*meta.get("changed", []), *changed]}
+
+
 def holds_run(config: Config) -> bool:
     """Whether `config.workdir` already holds a run."""
     return (path_of(config.workdir) / CONFIG).exists()
