@@ -241,6 +241,45 @@ def test_a_run_that_fails_stands_in_the_table_and_the_others_go_on(place, does, 
     assert (calls, found["failed"]) == ([] if does == "late" else [MHA], 0)
 
 
+SCORER = """
+import json, sys
+from pathlib import Path
+here, workdir = Path(__file__).parent, Path(sys.argv[1])
+with open(here / "calls.txt", "a") as calls:
+    calls.write("eval/" + workdir.name + "\\n")
+if json.loads((here / "does.json").read_text()).get("eval/" + workdir.name) == "error":
+    sys.exit("error: no room")
+(workdir / "eval_validation.json").write_text("{}")
+"""
+
+
+def test_each_run_is_scored_after_it_is_trained(place):
+    place.joinpath("train_in.py").write_text(STAND_IN)
+    place.joinpath("eval_in.py").write_text(SCORER)
+    split = "--evaluation.split", "validation"
+
+    def called(*arguments, **does):
+        place.joinpath("does.json").write_text(json.dumps(does))
+        place.joinpath("calls.txt").write_text("")
+        planned = parse(place, *KINDS, *split, *arguments)
+        found = sweep.run(planned, [sys.executable, str(place / "train_in.py")])
+        told = [(each["status"], each.get("reason")) for each in found["runs"]]
+        return told, place.joinpath("calls.txt").read_text().split()
+
+    done = ("done", None)
+    told, calls = called(**{MHA: "crash"})
+    assert calls == [MHA, SHA]
+    # What is trained already is scored; what cannot be scored is told, and the others go on.
+    told, calls = called("--evaluate", **{MHA: "crash", f"eval/{SHA}": "error"})
+    assert calls == [MHA, f"eval/{SHA}"]
+    assert [status for status, _ in told] == ["failed", "failed"]
+    assert "no room" in told[1][1]
+    assert called("--evaluate") == ([done, done], [MHA, f"eval/{MHA}", f"eval/{SHA}"])
+    assert called("--evaluate") == ([done, done], [])
+    with pytest.raises(InputError, match="data.test"):
+        parse(place, *KINDS, "--evaluate")
+
+
 def test_tokenizers_are_shared_where_they_must_be_the_same(place):
     run(place, *KINDS, "--sweep", "model.vocabulary_size=300,400", "--seeds", "2")
     owners = {path.parent.name: path.read_text() for path in place.glob("sweep/*/tokenizer.model")}
@@ -386,7 +425,7 @@ def test_a_result_that_is_none_is_made_again(place, text):
     found, calls = run(place, *KINDS)
     assert calls == [SHA]
     assert found["done"] == 2
-    assert f"| {SHA} | done | 1.5000 | 2.0 |" in sweep_table(found["runs"])
+    assert f"| {SHA} | done | loss 1.5000 | 2.0 |" in sweep_table(found["runs"])
 
 
 @pytest.mark.parametrize("text", [None, "", "[4]", '{"task": 3}'])

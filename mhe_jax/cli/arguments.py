@@ -27,7 +27,9 @@ from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 
 T = TypeVar("T")
-TRAIN_USAGE = "CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N]"
+TRAIN_USAGE = (
+    "CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N] [--evaluate]"
+)
 PROCESSES = """\
 --distributed auto joins the processes of a pod or cluster; elsewhere give
 --coordinator HOST:PORT --num_processes N --process_id I. Either may add
@@ -46,7 +48,8 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         print(f"usage: {usage}\n")
         print("Trains, or goes on where an earlier run of the same --workdir stopped.")
         print(f"`{program} CONFIG --help` explains every field.\n")
-        print("--sweep and --seeds run every combination of values and seeds, one after the other.")
+        print("--sweep and --seeds run every combination of values and seeds, one after the other;")
+        print("--evaluate scores each of these runs once it is trained.")
         print(f"{TARGET_USAGE} trains nothing:")
         print("it compiles the train step for devices that need not be there, and says whether it")
         print(f"fits.\n\n{PROCESSES}")

@@ -13,7 +13,8 @@ from mhe_jax.training.curve import new_figure, spread_out
 
 NOTE = (
     "The line is the front: the best score at each cost, by the means over seeds. Bars are one "
-    "standard deviation over seeds, to either side; a hollow mark has one seed, and no bar."
+    "standard deviation over seeds, to either side; a hollow mark has one seed, and no bar. Within "
+    "chance: the means differ by at most two standard errors of their difference."
 )
 
 
@@ -92,8 +93,19 @@ def picture(section: Section, cost: Cost) -> Picture:
             without.setdefault(metric if score is None else cost.name, []).append(group.name)
     points = [(mark.cost, mark.score) for mark in marks]
     best = [marks[i] for i in front(points, lower_is_better(section.metric))]
-    if best:
-        told.append(f"Nothing beats {'; '.join(mark.group.name for mark in best)}.")
+    if len(marks) > 1:
+        told.append(f"By the means, nothing beats {'; '.join(mark.group.name for mark in best)}.")
+    # Of each and the best of the others that cost no more.
+    doubts: dict[str | None, list[str]] = {"within chance": [], "one seed": []}
+    for mark in marks:
+        rivals = [other.group for other in best if other.cost <= mark.cost and other is not mark]
+        for rival in rivals[-1:]:
+            pairs = doubts.setdefault(mark.group.against(rival, section.metric), [])
+            pairs.append(f"{mark.group.name} and {rival.name}")
+    if pairs := doubts["within chance"]:
+        told.append(f"Within chance: {'; '.join(pairs)}.")
+    if pairs := doubts["one seed"]:
+        told.append(f"With one seed, chance is not known: {'; '.join(pairs)}.")
     if best and cost is TIME:
         told.append(
             f"Medians of training on {best[0].group.runs[0].device or 'an unknown device'}."

@@ -1,5 +1,6 @@
 """The tables of a comparison: the columns of the paper, for these runs."""
 
+import shlex
 from collections.abc import Sequence
 
 from mhe_jax.report import paper, published
@@ -26,8 +27,9 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         Column(metric.replace("_", " "), 2),
         Column("± over seeds", 2),
         Column("PRR", 1),
+        Column("against mha"),
         Column("PEoP", 3),
-        Column("validation loss", 4),
+        Column("lowest validation loss", 4),
         Column("cached numbers a token", 0),
         Column(f"MB with gradients, T = {longest}", 1),
         Column("training tokens/s", 0),
@@ -44,13 +46,14 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         rows.append(
             [
                 group.name,
-                len(group.runs),
+                len(group.values(metric)),
                 group.parameters("total"),
                 count,
                 _share(count, mha and mha.parameters("attention")),
                 mean,
                 group.spread(metric),
                 _retention(mean, mha and mha.mean(metric), lower),
+                None if mha is None or mha is group else group.against(mha, metric),
                 _elasticity(group, sha, metric),
                 None if metric == VALIDATION else group.mean(VALIDATION),
                 group.cached_numbers(),
@@ -67,16 +70,28 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         notes.append(
             "PRR = 100 · score / score of mha; PEoP = ((score - sha) / sha) / ((P - P_sha) / "
             "P_sha), P the attention parameters. Each is taken against the mha or sha that differs "
-            "in its attention alone; - where there is none. mha has more attention parameters than "
-            "the other kinds."
+            "in its attention alone; - where there is none. Better and worse are by more than two "
+            "standard errors of the difference."
         )
     if related and lower:
         notes.append(
             "Lower is better here: PRR = 100 · (1 - (score - mha) / mha), PEoP with sha - score. "
             "The paper does not say how it does that."
         )
-    if metric == VALIDATION:
-        notes.append(f"No run has scores on the {split} split: `python eval.py RUN` makes them.")
+    done = [run for group in section.groups for run in group.runs]
+    missing = [
+        f"{run.path} ({metric} is no number)"
+        if metric in run.scores
+        else f"`python eval.py {shlex.quote(str(run.path))} --split {split}`"
+        for run in done
+        if run.value(metric) is None or not run.scores
+    ]
+    if missing:
+        notes.append(f"Not scored on the {split} split: {', '.join(missing)}.")
+    if changed := [f"{run.path} ({told})" for run in done if (told := run.fields["changed"])]:
+        notes.append(
+            f"Went on with other fields, and in no mean with others: {', '.join(changed)}."
+        )
     if section.chosen:
         told = ", ".join(section.chosen)
         notes.append(f"Each group has the value of {told} with the best validation loss.")
@@ -103,15 +118,6 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         ]
         if told := unlike(setting, values):
             notes.append(f"Not evaluated alike: {told}.")
-    for group in section.groups:
-        seeds = [run.config.train.seed for run in group.runs if run.config]
-        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-        if twice:
-            told = ", ".join(map(str, twice))
-            notes.append(f"{group.name} has several runs of seed {told}: no spread over seeds.")
-    counts = {len(group.runs) for group in section.groups}
-    if len(counts) > 1 or counts == {1}:
-        notes.append("Where there is one seed, nothing is known of the spread.")
     return Table(name, "Comparison", columns, rows, notes).without_empty_columns()
 
 
@@ -181,7 +187,7 @@ def runs_table(found: Sequence[Section], runs: Sequence[RunRecord]) -> Table:
         Column("status"),
         Column("score"),
         Column("", 4),
-        Column("validation loss", 4),
+        Column("lowest validation loss", 4),
         Column("best step", 0),
         Column("minutes", 1),
         Column("tokens/s", 0),
@@ -195,7 +201,7 @@ def runs_table(found: Sequence[Section], runs: Sequence[RunRecord]) -> Table:
                 str(run.path),
                 places.get(id(run)),
                 run.seed,
-                f"{run.status}: {run.reason}" if run.reason else run.status,
+                ": ".join(filter(None, [run.status, run.reason, run.fields.get("changed")])),
                 metric,
                 metric and run.value(metric),
                 run.validation_loss,

@@ -19,6 +19,7 @@ from mhe_jax.report.runs import VALIDATION, RunRecord, score_names
 from mhe_jax.report.tables import mean_and_deviation
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.cache import cached_numbers
+from mhe_jax.tasks.metrics import lower_is_better
 
 # Fields in which the runs of one experiment may differ: the seed, directories, devices, when and
 # what is logged and kept, and how the same numbers are computed. `train.skip_nonfinite` is not one
@@ -70,8 +71,12 @@ class Group:
         return bool(self.runs[0].result)
 
     def values(self, name: str) -> list[float]:
-        """The value of this metric of each run that has it."""
-        return [value for run in self.runs if (value := run.value(name)) is not None]
+        """The value of this metric of each seed that has it: the mean, if several runs have it."""
+        found: dict[int | None, list[float]] = {}
+        for run in self.runs:
+            if (value := run.value(name)) is not None:
+                found.setdefault(run.seed, []).append(value)
+        return [statistics.fmean(values) for values in found.values()]
 
     def mean(self, name: str) -> float | None:
         found = self.values(name)
@@ -81,6 +86,20 @@ class Group:
         """The sample's standard deviation over the seeds; None with fewer than two."""
         found = self.values(name)
         return mean_and_deviation(found)[1] if found else None
+
+    def against(self, other: "Group", name: str) -> str | None:
+        """`better` or `worse` than another by more than two standard errors of the difference.
+
+        Less is `within chance`; with one seed there is no standard error. None without values.
+        """
+        both = self.values(name), other.values(name)
+        if min(map(len, both)) < 2:
+            return "one seed" if all(both) else None
+        error = math.sqrt(sum(statistics.variance(values) / len(values) for values in both))
+        difference = statistics.fmean(both[0]) - statistics.fmean(both[1])
+        if abs(difference) <= 2 * error:
+            return "within chance"
+        return "worse" if (difference > 0) == lower_is_better(name) else "better"
 
     def parameters(self, which: str) -> int | None:
         return self.runs[0].parameters().get(which)

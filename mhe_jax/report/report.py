@@ -66,6 +66,7 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
                 "title": section.title,
                 "metric": section.metric,
                 "groups": [dict(zip(titles, row, strict=True)) for row in main.rows],
+                "notes": main.notes,
             }
         )
     parts.append(Part("All runs", [runs_table(found, runs)]))

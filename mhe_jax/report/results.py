@@ -44,6 +44,8 @@ def read_result(path: Path) -> dict[str, Any]:
     ]
     rules.append(("parameters", found.get("parameters"), _is_counts, "an object of numbers"))
     rules += [(name, found.get(name), _is_text, "a string") for name in ("checkpoint", "metric")]
+    texts = lambda value: isinstance(value, list) and all(map(_is_text, value))  # noqa: E731
+    rules.append(("changed", found.get("changed"), texts, "a list of strings"))
     for name, value, fits, takes in rules:
         if value is not None and not fits(value):
             raise InputError(f"{path}: {name} is {shown(value)}: takes {takes} or null")
@@ -66,15 +68,16 @@ def _is_counts(value: Any) -> bool:
 
 
 def sweep_table(runs: Sequence[dict[str, Any]]) -> str:
-    """One line per run, as Markdown: how it ended, its best validation loss, how long it took."""
-    lines = ["| run | | best validation loss | seconds |", "|---|---|---:|---:|"]
+    """One line per run, as Markdown: how it ended, its best validation, how long it took."""
+    lines = ["| run | | best validation | seconds |", "|---|---|---:|---:|"]
     for each in runs:
         result = each.get("result") or {}
-        loss, seconds = result.get("best_validation_loss"), result.get("training_seconds")
+        best = ((name, result.get(f"best_validation_{name}")) for name in ("score", "loss"))
+        shown = next((f"{name} {value:.4f}" for name, value in best if value is not None), "")
+        seconds = result.get("training_seconds")
         status = each["status"]
         if status == "failed":
             status = "failed: " + each["reason"].replace("|", "/")
-        shown = "" if loss is None else f"{loss:.4f}"
         lines.append(
             f"| {each['name']} | {status} | {shown} | {'' if seconds is None else seconds} |"
         )

@@ -48,7 +48,9 @@ class RunRecord:
 
     @functools.cached_property  # read thousands of times where there are many runs
     def fields(self) -> dict[str, Any]:
-        return {} if self.config is None else leaves(to_dict(self.config))
+        """Those of the config, and what was changed in the middle of training."""
+        told = {"changed": "; ".join(self.result.get("changed") or []) or None}
+        return {} if self.config is None else leaves(to_dict(self.config)) | told
 
     @property
     def seed(self) -> int | None:
@@ -62,10 +64,9 @@ class RunRecord:
 
     @property
     def validation_loss(self) -> float | None:
-        """The best validation loss."""
-        found = [loss for _, loss in self.curve.get("validation", []) if math.isfinite(loss)]
-        best = self.result.get(VALIDATION)
-        return min(found, default=None) if best is None or not math.isfinite(best) else best
+        """The lowest validation loss, also where a score decides what is best."""
+        found = [self.result.get(VALIDATION), *(x for _, x in self.curve.get("validation", []))]
+        return min((x for x in found if x is not None and math.isfinite(x)), default=None)
 
     def value(self, name: str) -> float | None:
         """The value of a metric, None where there is none."""
@@ -144,7 +145,7 @@ def _read(path: Path, split: str) -> RunRecord:
     metrics = path / METRICS
     for line in tracking.read(metrics) if metrics.is_file() else ():
         step = line["step"]
-        loss = line.get("unsmoothed_loss", line.get("loss"))
+        loss = line.get("loss")
         if isinstance(loss, float) and is_number(step) and isinstance(step, int):
             curve.setdefault(str(line["split"]), []).append((step, loss))
         seconds = line.get("step_seconds_p50")

@@ -1,6 +1,7 @@
 """Scores against costs: who is on the front, what is drawn, what is told, and what is left out."""
 
 import itertools
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,9 @@ def test_of_losses_the_lowest_are_the_front(drawn):
 
 
 def test_time_has_bars_of_its_own(drawn):
-    runs = [("mha", 9, bleu(40.0), seconds, {}) for seconds in (0.25, 0.35)]
-    one = section(*runs)
+    one = section(("mha", 9, bleu(40.0, 40.0), 0.25, {}))
+    for run, seconds in zip(one.groups[0].runs, (0.25, 0.35), strict=True):
+        object.__setattr__(run, "step_seconds", seconds)
     assert [len(group.runs) for group in one.groups] == [2]
     flat, _ = (bars.get_segments() for bars in drawn(one, TIME).collections)
     assert flat[0] == pytest.approx(np.array([[300 - 5000**0.5, 40], [300 + 5000**0.5, 40]]))
@@ -172,7 +174,40 @@ def test_what_is_told_at_a_mark():
         "sha\nbleu: 30\nattention parameters (millions): 2\none seed",
         "mqa\nbleu: 29 ± 1\nattention parameters (millions): 5\n3 seeds",
     ]
-    assert found.caption == "bleu against attention parameters. Nothing beats sha; mha."
+    assert "nothing beats sha; mha." in found.caption
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict", "told"),
+    [
+        ((39.0, 42.0, 45.0), "within chance", "Within chance: mha and sha."),  # 3 < 2 · 1.83
+        ((41.0, 42.0, 43.0), "better", None),  # 3 > 2 · 0.82
+        ((35.0, 36.0, 37.0), "worse", None),
+        ((42.0,), "one seed", "With one seed, chance is not known: mha and sha."),
+        ((math.nan,), None, None),
+    ],
+)
+@pytest.mark.parametrize("metric", ["bleu", "token_loss"])
+def test_what_may_be_chance_is_told(scores, verdict, told, metric):
+    """By two standard errors of the difference."""
+
+    def scored(*values):
+        return [{"metric": metric, metric: value} for value in values]
+
+    base = scored(38.0, 39.0, 40.0)
+    one = section(("sha", 2, base, None, {}), ("mha", 9, scored(*scores), None, {}))
+    mha, sha = sorted(one.groups, key=lambda group: group.name)
+    if metric == "token_loss":
+        verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
+    assert mha.against(sha, metric) == verdict
+    caption = atlas.picture(one, PARAMETERS).caption
+    assert ("chance" in caption) == (told is not None)
+    assert told is None or told in caption
+
+
+def test_a_copy_of_a_run_is_no_second_seed():
+    one = section(("sha", 2, bleu(38.0, 40.0), None, {}), ("sha", 2, bleu(38.0), None, {}))
+    assert one.groups[0].values("bleu") == [38.0, 40.0]
 
 
 def test_who_has_no_mark_is_named():
@@ -184,7 +219,7 @@ def test_who_has_no_mark_is_named():
     found = atlas.picture(one, TIME)
     assert [text.partition("\n")[0] for _, _, text in found.spots] == ["mha"]
     assert found.caption == (
-        "bleu against time of a step. Nothing beats mha. Medians of training on cpu. "
+        "bleu against time of a step. Medians of training on cpu. "
         "Not shown, without time of a step: sha. Not shown, without bleu: mqa."
     )
 

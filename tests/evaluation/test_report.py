@@ -24,6 +24,7 @@ from mhe_jax.config import (
 from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.report import plots, report
 from mhe_jax.report.groups import VARIANTS, sections
+from mhe_jax.report.results import sweep_table
 from mhe_jax.report.runs import RunRecord, read_runs
 
 LM = Config(
@@ -180,7 +181,53 @@ def test_without_scores_the_validation_loss_is_shown(tmp_path):
     found = compare(tmp_path, tmp_path / "runs")
     assert found["sections"][0]["metric"] == "best_validation_loss"
     assert rows(found)["mha"]["best validation loss"] == 3.0
-    assert "`python eval.py RUN` makes them" in report_of(tmp_path)
+    assert f"`python eval.py {tmp_path}/runs/a --split test`" in report_of(tmp_path)
+
+
+def test_what_is_not_scored_is_named_with_its_command(tmp_path):
+    """And is not counted among the seeds of a mean."""
+    runs = tmp_path / "runs"
+    for name, kind, seed, scores in (
+        ("a", "mha", 0, {"bleu": 40.0}),
+        ("b c", "mha", 1, None),
+        ("d", "mha", 2, {"bleu": math.nan}),
+        ("e", "sha", 0, None),
+    ):
+        leave(runs / name, PAIRS, scores=scores, model__attention__kind=kind, train__seed=seed)
+    found = compare(tmp_path, runs, split="test")
+    assert (rows(found)["mha"]["seeds"], rows(found)["mha"]["bleu"]) == (1, 40.0)
+    assert (rows(found)["sha"]["seeds"], rows(found)["sha"].get("bleu")) == (0, None)
+    (note,) = [note for note in found["sections"][0]["notes"] if "eval.py" in note]
+    assert f"python eval.py '{runs}/b c' --split test" in note
+    assert f"python eval.py {runs}/e --split test" in note
+    assert f"{runs}/d (bleu" in note
+    assert f"{runs}/a" not in note
+
+
+def test_a_run_that_was_changed_in_the_middle_is_in_no_mean_with_others(tmp_path):
+    told = ["step 5: optimizer.learning_rate 0.1 -> 0.001"]
+    for seed, bleu in enumerate((40.0, 42.0, 50.0)):
+        place = leave(tmp_path / f"{seed}", PAIRS, scores={"bleu": bleu}, train__seed=seed)
+    leave(tmp_path / "sha", PAIRS, scores={"bleu": 20.0}, model__attention__kind="sha")
+    result = json.loads((place / "result.json").read_text())
+    (place / "result.json").write_text(json.dumps({**result, "changed": told}))
+    found = rows(compare(tmp_path, *(tmp_path / name for name in ("0", "1", "2", "sha"))))
+    whole, changed, sha = found.values()
+    assert (whole["seeds"], whole["bleu"], changed["bleu"]) == (2, 41.0, 50.0)
+    assert told[0] in next(name for name, row in found.items() if row is changed)
+    assert (sha["PRR"], changed.get("PRR")) == (pytest.approx(100 * 20 / 41), 100.0)
+    assert f"done: {told[0]} |" in report_of(tmp_path)
+    (place / "result.json").write_text(json.dumps({**result, "changed": "5"}))
+    with pytest.raises(InputError, match="changed"):
+        compare(tmp_path, place)
+
+
+def test_the_lowest_loss_is_the_lowest_where_a_score_decides(tmp_path):
+    place = leave(tmp_path / "a", set_field(LM, "task", "classification"), loss=0.75)
+    result = {"steps": 10, "best_step": 5, "best_validation_score": 83.0, "loss_at_best_step": 1.25}
+    (place / "result.json").write_text(json.dumps(result))
+    assert rows(compare(tmp_path, place))["mha"]["best validation loss"] == 0.75
+    assert "score 83.0000" in sweep_table([{"name": "a", "status": "done", "result": result}])
 
 
 def test_any_named_metric(tmp_path):
@@ -476,7 +523,7 @@ def test_other_text_is_another_section(tmp_path):
     leave(runs / "d", LM, data__cache_directory="x", train__seed=3, train__log_every=7)
     found = compare(tmp_path, runs)
     assert [len(section["groups"]) for section in found["sections"]] == [1, 1, 1]
-    assert rows(found)["mha"]["seeds"] == 2
+    assert rows(found)["mha"]["seeds"] == 1  # of two, one has no score
     assert (tmp_path / "report" / "comparison-3.csv").exists()
 
 
@@ -838,7 +885,6 @@ def test_a_run_that_was_lengthened_is_not_finished(tmp_path):
 
 def test_a_copy_of_a_run_is_no_second_seed(tmp_path):
     for name, seed in (("a", 0), ("copy", 0), ("b", 1)):
-        leave(tmp_path / "runs" / name, PAIRS, scores={"bleu": 4.0}, train__seed=seed)
-    compare(tmp_path, tmp_path / "runs")
-    told = report_of(tmp_path)
-    assert "has several runs of seed 0: no spread over seeds." in told
+        leave(tmp_path / "runs" / name, PAIRS, scores={"bleu": 4.0 + seed}, train__seed=seed)
+    (row,) = rows(compare(tmp_path, tmp_path / "runs")).values()
+    assert (row["seeds"], row["bleu"]) == (2, 4.5)

@@ -349,9 +349,23 @@ MORE_EVALUATION = (
     Mutant(
         "evaluation: RunRecord.validation_loss 1",
         "RunRecord.validation_loss",
-        "if math.isfinite(loss)]",
-        "]",
+        " and math.isfinite(x)",
+        "",
         "test_report.py",
+    ),
+    Mutant(
+        "one standard error is enough",
+        "Group.against",
+        "2 * error",
+        "error",
+        "test_atlas.py::test_what_may_be_chance_is_told",
+    ),
+    Mutant(
+        "a copy of a run is one more seed",
+        "Group.values",
+        "setdefault(run.seed,",
+        "setdefault(id(run),",
+        "test_report.py::test_a_copy_of_a_run_is_no_second_seed",
     ),
     Mutant(
         "evaluation: translation_scores 3",

@@ -1,11 +1,13 @@
 """Runs what a sweep has planned, one process after the other."""
 
+import dataclasses
 import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -27,6 +29,8 @@ NOT_OF_TOKENIZER = re.compile(
 
 def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
     """Runs what is not finished, each run by `command ARGUMENTS`; returns what came of each.
+
+    The last part of `command` is train, or train.py; eval, or eval.py there, scores a run.
 
     A failed run is reported with its reason, and the others go on. SIGINT, SIGTERM and SIGHUP are
     passed on to the run, which saves; then the sweep ends with status 128 + signal.
@@ -50,14 +54,24 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
         | ({"status": "not run"} if (found := one.result()) is None else _done(found))
         for one in sweep.runs
     }
+    entry = Path(command[-1])
+    score = [*command[:-1], str(entry.with_name(entry.name.replace("train", "eval")))]
     with _Signals() as signals:
         for number, one in enumerate(sweep.runs, 1):
-            if about[one.name]["status"] == "done":
+            done = about[one.name]["status"] == "done"
+            scores = one.workdir / f"eval_{one.config.evaluation.split}.json"
+            if done and (scores.exists() or not sweep.evaluate):
                 _note(f"[{number} of {len(sweep.runs)}] {one.name}: is finished")
                 continue
             _note(f"[{number} of {len(sweep.runs)}] {one.name}")
-            _share_tokenizer(one, sweep.runs)
-            reason = _train(one, command, signals)
+            reason = None
+            if not done:
+                _share_tokenizer(one, sweep.runs)
+                reason = _train(one, command, signals)
+            if sweep.evaluate and reason is None and not signals.received and one.result():
+                scoring = dataclasses.replace(one, arguments=[str(one.workdir)])
+                reason = _train(scoring, score, signals)
+                reason = reason and f"trained, but not scored: {reason}"
             if signals.received:
                 save_sweep(sweep.workdir, list(about.values()))
                 _note(f"{signals.received.name}: {one.name}: {reason or 'finished'}")

@@ -61,6 +61,7 @@ class Sweep:
 
     workdir: Path
     runs: list[PlannedRun]
+    evaluate: bool = False  # whether eval.py scores each run once it is trained
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:
@@ -70,7 +71,7 @@ def is_sweep(arguments: Sequence[str]) -> bool:
 
 
 def parse(arguments: Sequence[str]) -> Sweep:
-    """The sweep of `train.py CONFIG [--sweep FIELD=A,B,...]... [--seeds N] [--field value ...]`.
+    """The sweep of `train.py CONFIG [--sweep FIELD=A,B,...]... [--seeds N] [--evaluate] [...]`.
 
     Every combination is checked as train.py itself would, before any of them runs.
 
@@ -78,7 +79,8 @@ def parse(arguments: Sequence[str]) -> Sweep:
       InputError: a field or value that is not allowed, a combination that breaks a rule, the same
         run twice, or a workdir that holds a run itself.
     """
-    config, *options = options_of(arguments)
+    evaluate = "--evaluate" in arguments
+    config, *options = options_of([part for part in arguments if part != "--evaluate"])
     swept, seeds, kept = _take_out(options)
     base = parse_train_arguments([*config, *kept])
     given = any(option[0].partition("=")[0] == "--workdir" for option in options)
@@ -100,7 +102,10 @@ def parse(arguments: Sequence[str]) -> Sweep:
             own += ["--workdir", str(workdir / name)]
             full = [*config, *kept, *own]
             runs[name] = PlannedRun(name, parse_train_arguments(full), full, values)
-    return Sweep(workdir, list(runs.values()))
+    for config in (run.config for run in runs.values() if evaluate):
+        if not getattr(config.data, config.evaluation.split):
+            raise InputError(f"--evaluate: data.{config.evaluation.split} names nothing to score")
+    return Sweep(workdir, list(runs.values()), evaluate)
 
 
 def _take_out(options: list[list[str]]) -> tuple[dict[str, list[str]], int, list[str]]:
