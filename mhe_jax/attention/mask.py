@@ -6,6 +6,7 @@ import functools
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 @flax.struct.dataclass
@@ -76,7 +77,7 @@ class Mask:
     @classmethod
     def padding(cls, key_valid: jax.Array) -> "Mask":
         """Only the keys where `key_valid` [B, S] holds."""
-        return cls(key_valid=jnp.asarray(key_valid).astype(bool))
+        return cls(key_valid=_booleans(key_valid))
 
     @classmethod
     def segments(cls, queries: jax.Array, keys: jax.Array | None = None) -> "Mask":
@@ -87,7 +88,7 @@ class Mask:
     @classmethod
     def array(cls, allowed: jax.Array) -> "Mask":
         """`allowed`, boolean or 0/1 of any dtype, broadcasts to [B, H, T, S]."""
-        allowed = jnp.asarray(allowed).astype(bool)
+        allowed = _booleans(allowed)
         return cls(allowed=allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape))
 
     def __and__(self, other: "Mask | jax.Array") -> "Mask":
@@ -229,6 +230,23 @@ class Mask:
         return allowed
 
 
+def _booleans(values) -> jax.Array:
+    """Booleans, from 0 and 1 of any dtype; values of a traced array are not known, nor checked.
+
+    Raises:
+      ValueError: another value, such as those of a mask that is added to scores.
+    """
+    found = jnp.asarray(values)
+    if found.dtype != bool and not isinstance(values, jax.core.Tracer):
+        numbers = np.asarray(values)
+        if (wrong := numbers[(numbers != 0) & (numbers != 1)]).size:
+            raise ValueError(
+                f"mask: has a value {wrong.flat[0]}: takes booleans, or 1 where a query may see a "
+                "key and else 0; one that is added to scores is `mask == 0` here"
+            )
+    return found.astype(bool)
+
+
 def _per_example(number) -> jax.Array | None:
     return None if number is None else jnp.atleast_1d(jnp.asarray(number))
 
@@ -274,9 +292,10 @@ def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
     if mask is None:
         return Mask()
     if isinstance(mask, Mask):
-        return dataclasses.replace(mask, allowed=_of_rank_4(mask.allowed))
+        valid = None if mask.key_valid is None else _booleans(mask.key_valid)
+        return dataclasses.replace(mask, allowed=_of_rank_4(mask.allowed), key_valid=valid)
     try:
-        allowed = jnp.asarray(mask)
+        allowed = _booleans(mask)
     except TypeError:
         raise ValueError(
             f"mask={mask!r} is neither an array nor a Mask, such as Mask.causal()"

@@ -3,6 +3,20 @@
 from dataclasses import dataclass
 from typing import Literal
 
+# The names of sacreBLEU.
+BleuTokenizer = Literal[
+    "13a",
+    "intl",
+    "zh",
+    "char",
+    "none",
+    "ja-mecab",
+    "ko-mecab",
+    "flores101",
+    "flores200",
+    "spBLEU-1K",
+]
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
@@ -23,9 +37,15 @@ class EvaluationConfig:
     beam_size: int = 5
     # alpha of ((5 + length) / 6)^alpha, which divides a hypothesis' log-probability; 0 for none.
     length_penalty: float = 0.6
+    # Tokens before the end of an output, at least, as far as its longest length allows; 0 allows
+    # empty outputs.
+    min_length: int = 1
     # Longest output is the length of the source or prompt plus this, at most model.max_length (or
     # data.sequence_length, for a language model, prompt included).
     extra_length: int = 50
+    # How BLEU cuts texts into words: a tokenizer of sacreBLEU. To 13a a text without spaces is one
+    # word: Chinese takes zh, Japanese char or ja-mecab.
+    bleu_tokenizer: BleuTokenizer = "13a"
     # For a language model: windows of data.sequence_length tokens begin this far apart; each token
     # is predicted once, after at least sequence_length - stride others or, near the beginning of
     # the split, after all there are; None: sequence_length.

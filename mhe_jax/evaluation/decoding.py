@@ -7,6 +7,8 @@ A hypothesis is y = y_1 .. y_n with y_n = eos and n <= the row's maximum; n coun
 
 Both searches return hypotheses of this form only: at a row's last position eos is the only choice
 left, and its probability is counted as everywhere else, so nothing unfinished is ever returned.
+Before its last position a row ends only after `min_length` other tokens: a model may find the empty
+text the likeliest of all.
 A beam that is wide enough to lose no prefix therefore finds exactly the best scores overall.
 A row whose maximum is 0 is padding: it is finished from the start, length 0, score 0.
 
@@ -63,13 +65,16 @@ def _log_softmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     return logits - total, ~jnp.isfinite(total[..., 0])
 
 
-def _allowed(log_probs: jax.Array, forbidden: Sequence[int]) -> jax.Array:
-    """`-inf` at the tokens that are never generated; the others keep the model's probability."""
-    if not forbidden:
-        return log_probs
-    banned = np.zeros((1,) * (log_probs.ndim - 1) + log_probs.shape[-1:], bool)
-    banned[..., list(forbidden)] = True
-    return jnp.where(banned, -jnp.inf, log_probs)
+def allowed(
+    log_probs: jax.Array, forbidden: Sequence[int], eos_id: int, may_end: jax.Array
+) -> jax.Array:
+    """`-inf` at the tokens that are never generated, and at eos unless the scalar `may_end`.
+
+    The others keep the model's probability.
+    """
+    ids = np.arange(log_probs.shape[-1])
+    banned = np.isin(ids, forbidden) | ((ids == eos_id) & ~may_end)
+    return jnp.where(banned.reshape((1,) * (log_probs.ndim - 1) + (-1,)), -jnp.inf, log_probs)
 
 
 def greedy_search(
@@ -83,6 +88,7 @@ def greedy_search(
     pad_id: int,
     forbidden_ids: Sequence[int],
     length_penalty: float = 0.0,
+    min_length: int = 0,
 ) -> Hypotheses:
     """The most probable token at each position, until eos.
 
@@ -93,6 +99,7 @@ def greedy_search(
         max_length: L, the size of the output; no row's maximum is larger.
         forbidden_ids: tokens that are never generated.
         length_penalty: changes the score that is returned, not the tokens.
+        min_length: tokens before eos, at least, where the row's maximum leaves room for them.
 
     Returns:
         One hypothesis per row.
@@ -105,14 +112,15 @@ def greedy_search(
         i, last, tokens, lengths, log_probs, done, cache = carry
         logits, cache = step(cache, last[:, None], jnp.full((rows, 1), i, jnp.int32))
         steps, broken = _log_softmax(logits)
-        best = jnp.argmax(_allowed(steps, forbidden_ids), axis=-1).astype(jnp.int32)
+        choices = allowed(steps, forbidden_ids, eos_id, i >= min_length)
+        best = jnp.argmax(choices, axis=-1).astype(jnp.int32)
         best = jnp.where(i + 1 == max_lengths, eos_id, best)
         gain = jnp.take_along_axis(steps, best[:, None], axis=-1)[:, 0]
         gain = jnp.where(broken, jnp.nan, gain)
         log_probs = jnp.where(done, log_probs, log_probs + gain)
         lengths = jnp.where(done, lengths, i + 1)
         last = jnp.where(done, pad_id, best)
-        tokens = lax.dynamic_update_slice(tokens, last[:, None], (0, i))
+        tokens = lax.dynamic_update_slice_in_dim(tokens, last[:, None], i, axis=1)
         done |= (best == eos_id) | broken
         return i + 1, last, tokens, lengths, log_probs, done, cache
 
@@ -174,6 +182,7 @@ def beam_search(
     pad_id: int,
     forbidden_ids: Sequence[int],
     length_penalty: float = 0.0,
+    min_length: int = 0,
     num_hypotheses: int | None = None,
     batch_axis: int = 0,
     early_stop: bool = True,
@@ -197,6 +206,7 @@ def beam_search(
         beam_size: K.
         forbidden_ids: tokens that are never generated.
         length_penalty: 0 or more; 0 leaves log-probabilities as they are.
+        min_length: tokens before eos, at least, where the row's maximum leaves room for them.
         num_hypotheses: R, the length of the finished list; None means K. A short one stops earlier.
         batch_axis: where the rows are in the leaves of the cache: 0, or 1 under scanned layers.
         early_stop: False runs every row to its maximum length, with the same result.
@@ -224,7 +234,8 @@ def beam_search(
         steps = jnp.where((running > -jnp.inf)[:, :, None], steps, -jnp.inf)
         is_eos = jnp.arange(steps.shape[-1])[None, None] == eos_id
         must_end = (i + 1 >= max_lengths)[:, None, None]
-        steps = jnp.where(must_end & ~is_eos, -jnp.inf, _allowed(steps, forbidden_ids))
+        choices = allowed(steps, forbidden_ids, eos_id, i >= min_length)
+        steps = jnp.where(must_end, jnp.where(is_eos, steps, -jnp.inf), choices)
         # Per beam first, then over the beams: the same choice as over all K·V, with smaller sorts.
         width = min(beams, steps.shape[-1])
         gains, ids = lax.top_k(steps, width)
@@ -233,7 +244,7 @@ def beam_search(
         parents = places // width
         ids = jnp.take_along_axis(ids.reshape(rows, -1), places, axis=1).astype(jnp.int32)
         tokens = jnp.take_along_axis(tokens, parents[:, :, None], axis=1)
-        tokens = lax.dynamic_update_slice(tokens, ids[:, :, None], (0, 0, i))
+        tokens = lax.dynamic_update_slice_in_dim(tokens, ids[:, :, None], i, axis=2)
 
         ended = jnp.where(ids == eos_id, candidates, -jnp.inf)
         finished = _merge(

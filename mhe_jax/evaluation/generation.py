@@ -6,7 +6,8 @@
     next token ~ p / Σ p                                           τ = 0: the most probable token
 
 With both, top-k cuts first and top-p counts what it left. Of equal probabilities at the border,
-the lower id stays. Of the special tokens only eos is ever generated; it ends a text.
+the lower id stays. Of the special tokens only eos is ever generated; it ends a text, after
+`evaluation.min_length` tokens at least.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from jax import lax
 
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
-from mhe_jax.evaluation.decoding import FORBIDDEN
+from mhe_jax.evaluation.decoding import FORBIDDEN, allowed
 from mhe_jax.evaluation.programs import CompiledRun, padded_length, padded_rows
 from mhe_jax.evaluation.translator import encode_some, longest_piece
 from mhe_jax.tasks.task import not_a_number
@@ -95,7 +96,7 @@ class Generator:
         self._enough = 2 * self.longest * longest_piece(self.tokenizer)
         self.num_prompts = 0
         e = self.evaluation
-        self._name = "generate", e.temperature, e.top_k, e.top_p, e.extra_length
+        self._name = "generate", e.temperature, e.top_k, e.top_p, e.extra_length, e.min_length
 
     def generate(self, prompts: Sequence[str]) -> list[Continuation]:
         """The continuation of each prompt, in order; an empty prompt begins a new text.
@@ -184,18 +185,19 @@ class Generator:
         keys = jax.vmap(lambda s, n: jax.random.fold_in(jax.random.key(s), n))(seeds, numbers)
 
         def choose(logits, i):
-            allowed = logits.at[:, np.array(FORBIDDEN)].set(-jnp.inf)
+            choices = allowed(logits, FORBIDDEN, EOS, i >= e.min_length)
             if e.temperature < COLDEST:
-                return jnp.argmax(allowed, axis=-1)
+                return jnp.argmax(choices, axis=-1)
             step_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
-            allowed = filter_logits(allowed, e.temperature, e.top_k, e.top_p)
-            return jax.vmap(jax.random.categorical)(step_keys, allowed)
+            choices = filter_logits(choices, e.temperature, e.top_k, e.top_p)
+            return jax.vmap(jax.random.categorical)(step_keys, choices)
 
         def body(carry):
             i, last, out, counts, broken, done, cache = carry
             chosen = choose(last, i).astype(jnp.int32)
             gain = jnp.take_along_axis(jax.nn.log_softmax(last), chosen[:, None], axis=-1)[:, 0]
-            out = lax.dynamic_update_slice(out, jnp.where(done, PAD, chosen)[:, None], (0, i))
+            new = jnp.where(done, PAD, chosen)[:, None]
+            out = lax.dynamic_update_slice_in_dim(out, new, i, axis=1)
             broken |= ~done & ~jnp.isfinite(gain)
             counts = jnp.where(done, counts, i + 1)
             done |= (chosen == EOS) | (i + 1 >= limits) | broken

@@ -70,6 +70,7 @@ def translate(
         "steps": run.steps,
         "beam_size": evaluation.beam_size,
         "length_penalty": evaluation.length_penalty,
+        "min_length": evaluation.min_length,
     }
 
 
@@ -117,6 +118,7 @@ def generate(
         "seconds": round(time.perf_counter() - begin, 3),
         "checkpoint": evaluation.checkpoint,
         "steps": run.steps,
+        "min_length": evaluation.min_length,
         "temperature": evaluation.temperature,
         "top_k": evaluation.top_k,
         "top_p": evaluation.top_p,

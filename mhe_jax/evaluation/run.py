@@ -43,8 +43,10 @@ from mhe_jax.training.summary import described
 
 # Fields of `evaluation` that each method takes by name.
 SETTINGS = {
-    "translate": ("beam_size", "length_penalty", "extra_length", "batch_size"),
-    "generate": ("temperature", "top_k", "top_p", "seed", "extra_length", "batch_size"),
+    "translate": ("beam_size", "length_penalty", "min_length", "extra_length", "batch_size"),
+    "generate": (
+        *("temperature", "top_k", "top_p", "seed", "min_length", "extra_length", "batch_size"),
+    ),
     "predict": ("answer_length", "no_answer_threshold", "batch_size"),
     "encode": ("batch_size",),
     "log_probs": ("stride", "batch_size"),
@@ -161,7 +163,8 @@ class Run:
         """The translation of each text, without line breaks; that of a blank text is empty.
 
         With `details`, each is a `Translation`: text, tokens, score, and whether the source was cut
-        to `model.max_length` tokens. Settings: beam_size, length_penalty, extra_length, batch_size.
+        to `model.max_length` tokens. Settings: beam_size, length_penalty, min_length, extra_length,
+        batch_size.
         """
         translator = Translator(self, self._asked("translate", settings))
 
@@ -175,8 +178,9 @@ class Run:
         """Each prompt, as it is, and its continuation; an empty prompt begins a new text.
 
         With `details`, each is a `Continuation`: text, new tokens, and whether only the end of the
-        prompt was read. Settings: temperature, top_k, top_p, seed, extra_length, batch_size. The
-        draws for prompt n of a call depend on seed, n and the tokens before, not on the batch.
+        prompt was read. Settings: temperature, top_k, top_p, seed, min_length, extra_length,
+        batch_size. The draws for prompt n of a call depend on seed, n and the tokens before, not on
+        the batch.
         """
         generator = Generator(self, self._asked("generate", settings))
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from mhe_jax.config import Config
 from mhe_jax.data import AnyTokenizer, open_split
 from mhe_jax.evaluation.run import Run
-from mhe_jax.tasks.metrics import translation_scores
+from mhe_jax.tasks.metrics import check_bleu, translation_scores
 
 
 class TranslatedSample:
@@ -28,9 +28,12 @@ class TranslatedSample:
         numbers = range(min(config.train.eval_translate, len(source)))
         pairs = [source[number] for number in numbers]
         self._texts, self._references = [list(side) for side in zip(*pairs, strict=True)]
+        self._tokenizer = config.evaluation.bleu_tokenizer
+        check_bleu(self._tokenizer, self._references)
 
     def __call__(self, params: Any) -> dict[str, Any]:
         """The metrics of these parameters, which lie on the mesh."""
         translations, _ = self._run.with_params(params).translations(self._texts)
         hypotheses = [translation.text for translation in translations]
-        return {"bleu": translation_scores(hypotheses, self._references)["bleu"]}
+        scores = translation_scores(hypotheses, self._references, self._tokenizer)
+        return {"bleu": scores["bleu"]}

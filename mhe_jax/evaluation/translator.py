@@ -85,7 +85,7 @@ class Translator:
         self._enough = 2 * self.max_length * longest_piece(self.tokenizer)
         self.cost = Cost()
         e = self.evaluation
-        self._name = "translate", e.beam_size, e.length_penalty, e.extra_length
+        self._name = "translate", e.beam_size, e.length_penalty, e.extra_length, e.min_length
 
     def translate(self, texts: Sequence[str]) -> list[Translation]:
         """The translation of each text, in order, without line breaks.
@@ -164,6 +164,7 @@ class Translator:
             "pad_id": PAD,
             "forbidden_ids": FORBIDDEN,
             "length_penalty": self.evaluation.length_penalty,
+            "min_length": self.evaluation.min_length,
         }
         if beams == 1:
             return greedy_search(step, moving, limits, **options)

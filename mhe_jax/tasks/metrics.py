@@ -5,9 +5,12 @@ Nothing else imports sacrebleu.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 
 import sacrebleu
+
+from mhe_jax.config import InputError
 
 # Words in the names of metrics for which lower is better.
 LOWER_IS_BETTER = ("loss", "nats", "seconds", "perplexity")
@@ -22,14 +25,39 @@ def lower_is_better(metric: str) -> bool:
     return any(word in LOWER_IS_BETTER for word in metric.split("_"))
 
 
+# In characters; those of languages with spaces have 4 to 9 on average.
+LONG_WORDS = 10
+
+
+def check_bleu(tokenizer: str, references: Sequence[str]) -> None:
+    """Loads sacreBLEU's tokenizer; a note on standard error says if it cannot cut `references`.
+
+    Raises:
+      InputError: it needs a package or a file that is not there.
+    """
+    try:
+        sacrebleu.BLEU(tokenize=tokenizer)
+    except (RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"evaluation.bleu_tokenizer is {tokenizer!r}: {reason}") from None
+    words = [word for reference in references for word in reference.split()]
+    if tokenizer in ("13a", "intl", "none") and sum(map(len, words)) > LONG_WORDS * len(words):
+        print(
+            f"note: BLEU by {tokenizer} takes what has no spaces for one word, and most of these "
+            "references have none: --bleu_tokenizer zh, char or ja-mecab cuts them",
+            file=sys.stderr,
+        )
+
+
 def translation_scores(
-    hypotheses: Sequence[str], references: Sequence[str]
+    hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "13a"
 ) -> dict[str, float | str]:
-    """Corpus BLEU (tokenized by 13a) and chrF with signatures, and the share of exact matches.
+    """Corpus BLEU and chrF with signatures, and the share of exact matches.
 
     Args:
         hypotheses: one per sentence.
         references: the right translation of each sentence.
+        tokenizer: how BLEU cuts both into words, by its name in sacreBLEU.
 
     Returns:
         `bleu`, `chrf`, `exact_match` from 0 to 100, `bleu_signature`, `chrf_signature`. Two texts
@@ -44,7 +72,7 @@ def translation_scores(
     """
     if not references or len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    bleu, chrf = sacrebleu.BLEU(tokenize=tokenizer), sacrebleu.CHRF()
     matches = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))
     return {
         "bleu": bleu.corpus_score(hypotheses, [references]).score,

@@ -14,7 +14,7 @@ from mhe_jax.data.opening import open_train
 from mhe_jax.data.packed import PackedPairs
 from mhe_jax.model import EncoderDecoder
 from mhe_jax.tasks.flops import attention_flops, decoder_layer_flops, encoder_flops, logits_flops
-from mhe_jax.tasks.metrics import translation_scores
+from mhe_jax.tasks.metrics import check_bleu, translation_scores
 from mhe_jax.tasks.sums import ratios, total
 from mhe_jax.tasks.task import Result, Task, TrainedRun, finite
 
@@ -84,24 +84,27 @@ class Translation(Task):
         Also loss, accuracy and perplexity of the references, as in validation.
         """
         evaluation = run.evaluation
-        sums = finite(run, total(run.outputs()[0]))
         source = open_split(run.config, evaluation.split)
         texts, references = [], []
         for number in range(len(source)):
             text, reference = source[number]
             texts.append(text)
             references.append(reference)
+        check_bleu(evaluation.bleu_tokenizer, references)
+        sums = finite(run, total(run.outputs()[0]))
         translations, cost = run.translations(texts)
         hypotheses = [translation.text for translation in translations]
         run.publish("hypotheses.txt", "".join(f"{hypothesis}\n" for hypothesis in hypotheses))
         seconds = max(cost.decode_seconds, 1e-9)
         return {
             **run.described(),
-            **translation_scores(hypotheses, references),
+            **translation_scores(hypotheses, references, evaluation.bleu_tokenizer),
             **ratios(sums),
             "beam_size": evaluation.beam_size,
             "length_penalty": evaluation.length_penalty,
+            "min_length": evaluation.min_length,
             "extra_length": evaluation.extra_length,
+            "bleu_tokenizer": evaluation.bleu_tokenizer,
             "sentences": len(texts),
             "truncated_sources": sum(translation.truncated for translation in translations),
             "output_tokens": cost.tokens,

@@ -1,10 +1,13 @@
 """Masks as values: what they say of rows, keys and blocks is what their booleans say."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhe_jax.attention import Mask
+from mhe_jax.attention import Mask, make_attention
 
 B, T, S, H = 2, 5, 7, 3
 RNG = np.random.default_rng(0)
@@ -98,3 +101,30 @@ def test_parts_may_be_lists():
     lengths, padding, segments = arrays
     same = Mask.lengths(lengths) & Mask.padding(padding) & Mask.segments(segments)
     np.testing.assert_array_equal(lists.to_dense(4, 4), same.to_dense(4, 4))
+
+
+@pytest.mark.parametrize(
+    "how", ["array", "constant", "Mask.array", "Mask", "and", "padding", "valid"]
+)
+@pytest.mark.parametrize("value", [-1e9, -np.inf, np.nan, 0.5, 2, 255])
+def test_values_that_are_neither_0_nor_1(how, value):
+    """Those of a mask that is added to scores would mean the opposite."""
+    kept = np.tril(np.ones((T, T)))
+    wrong = {2: 2 * kept.astype(int), 255: (255 * kept).astype(np.uint8)}.get(
+        value, np.where(kept, 0.0, value)
+    )
+    x = jnp.ones((B, T, 4))
+    module = make_attention("mha", num_heads=2)
+    params = module.init(jax.random.key(0), x)
+    call = functools.partial(module.apply, params, x)
+    calls = {
+        "array": lambda: call(mask=jnp.asarray(wrong)),
+        "constant": lambda: jax.jit(lambda x: module.apply(params, x, mask=wrong))(x),
+        "Mask.array": lambda: Mask.array(wrong),
+        "Mask": lambda: call(mask=Mask(allowed=jnp.asarray(wrong)[None, None])),
+        "and": lambda: Mask.causal() & wrong,
+        "padding": lambda: Mask.padding(wrong[:B]),
+        "valid": lambda: call(mask=Mask(key_valid=jnp.asarray(wrong[:B]))),
+    }
+    with pytest.raises(ValueError, match=f"mask: .*{jnp.asarray(wrong).dtype.type(value)}"):
+        calls[how]()

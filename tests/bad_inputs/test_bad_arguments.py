@@ -276,6 +276,8 @@ def test_sweeping(refused, flags, says):
             f"{SCORE} --length_penalty nan",
             r"evaluation\.length_penalty is nan: takes a finite float32 number, 0",
         ),
+        (f"{SCORE} --min_length -1", r"evaluation\.min_length is -1"),
+        (f"{SCORE} --bleu_tokenizer ja", r"--bleu_tokenizer is 'ja': takes .*ja-mecab"),
         (f"{SCORE} --translate", r"runs/lm is a run of task lm: only translation translates$"),
         (f"{SCORE} --translate --generate", r"--translate and --generate: give only one$"),
         (f"{SCORE} --predict --generate", r"--generate and --predict: give only one$"),

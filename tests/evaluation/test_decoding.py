@@ -107,11 +107,11 @@ def search(toy, rows, max_lengths=None, *, layers=0, jit=True, bos_id=0, pad_id=
     return jax.tree.map(np.asarray, result)
 
 
-def brute_force(toy, row, length, alpha, bos_id=0, forbidden=()):
-    """Every sequence that ends in eos within `length` tokens, best score first."""
+def brute_force(toy, row, length, alpha, bos_id=0, forbidden=(), least=0):
+    """Every sequence of `least` tokens or more that ends in eos within `length`, best first."""
     words = [w for w in range(toy.vocabulary) if w != toy.eos_id and w not in forbidden]
     found = []
-    for n in range(length):
+    for n in range(min(least, length - 1), length):
         for prefix in itertools.product(words, repeat=n):
             tokens = [*prefix, toy.eos_id]
             log_prob = toy.log_prob(row, tokens, bos_id)
@@ -154,6 +154,45 @@ def test_brute_force_with_one_hypothesis_kept_and_forbidden_tokens(alpha):
         np.testing.assert_allclose(result.scores[row, 0], score, rtol=1e-5)
         np.testing.assert_allclose(result.log_probs[row, 0], log_prob, rtol=1e-5)
     assert result.tokens.shape == (3, 1, 5)
+
+
+@pytest.mark.parametrize("least", [0, 1, 3, 9])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_outputs_of_a_least_length(least, alpha):
+    """Of those, the best; at a row's longest length it ends all the same."""
+    toy = Toy(3, sharpness=0.5, eos_bias=4.0)
+    lengths, options = [5, 2, 1, 0], {"length_penalty": alpha, "min_length": least}
+    beam = search(toy, 4, lengths, beam_size=5**4, **options)
+    for row, length in enumerate(lengths[:3]):
+        score, log_prob, tokens = brute_force(toy, row, length, alpha, least=least)[0]
+        assert beam.tokens[row, 0, : len(tokens)].tolist() == tokens
+        np.testing.assert_allclose(beam.scores[row, 0], score, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(beam.log_probs[row, 0], log_prob, rtol=1e-5, atol=1e-5)
+    found = search(toy, 4, lengths, **options)
+    for row, length in enumerate(lengths):
+        assert found.lengths[row, 0] == min(least + 1, length)  # nothing is likelier than eos
+        tokens = found.tokens[row, 0, : found.lengths[row, 0]].tolist()
+        assert tokens[-1:] == [toy.eos_id] * (length > 0)
+        expected = toy.log_prob(row, tokens, 0) if tokens else 0.0
+        np.testing.assert_allclose(found.log_probs[row, 0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 3}])
+def test_what_an_ended_prefix_gives_counts_for_nothing(options):
+    """Not a number, and infinities, behind eos: nothing changes."""
+    toy = Toy(8, vocabulary=9, max_length=7, eos_bias=1.0)
+    step, good = toy.step, search(toy, 6, [7, 5, 0, 7, 3, 7], **options)
+    assert len(set(good.lengths[:, 0].tolist())) > 2
+    for poison in (jnp.nan, jnp.inf, -jnp.inf):
+
+        def poisoned(cache, tokens, positions, poison=poison):
+            logits, cache = step(cache, tokens, positions)
+            ended = jnp.any(cache["history"] == toy.eos_id, axis=1)
+            return jnp.where(ended[:, None], poison, logits), cache
+
+        toy.step = poisoned
+        for a, b in zip(search(toy, 6, [7, 5, 0, 7, 3, 7], **options), good, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.covering(1)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import mhe_jax
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
@@ -77,7 +78,7 @@ def test_greedy_is_the_argmax_of_the_full_pass(run_of, load, batch_size, scan_la
         tokens, new = [BOS, *run.tokenizer.encode(prompt)], []
         for _ in range(min(6, T - len(tokens))):
             allowed = following(tokens)
-            allowed[list(FORBIDDEN)] = -np.inf
+            allowed[[*FORBIDDEN, *([] if new else [EOS])]] = -np.inf
             new.append(int(allowed.argmax()))
             tokens.append(new[-1])
             if new[-1] == EOS:
@@ -153,8 +154,8 @@ def test_those_that_have_just_the_probability_are_enough():
 )
 def test_tokens_are_drawn_as_often_as_they_should(load, top_k, top_p):
     """The first token after a prompt, and the second after the most common first."""
-    count, temperature = 8192, 0.7
-    run = load(temperature=temperature, top_k=top_k, top_p=top_p, extra_length=2, batch_size=count)
+    count, temperature, draws = 8192, 0.7, {"top_k": top_k, "top_p": top_p, "min_length": 0}
+    run = load(temperature=temperature, extra_length=2, batch_size=count, **draws)
     found = generator_of(run).generate(["the cat"] * count)
     start, following = [BOS, *run.tokenizer.encode("the cat")], full_pass(run)
 
@@ -211,6 +212,22 @@ def test_a_text_ends_at_eos_or_its_length(run_of, load):
         assert continuation.tokens[-1] == EOS or len(continuation.tokens) == T - prompt
     none = generator_of(load(extra_length=0)).generate(["the cat"])[0]
     assert (none.tokens, none.text) == ([], "the cat")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("least", [0, 1, 3])
+def test_a_least_number_of_tokens(run_of, least, temperature):
+    """Of a model to which nothing is likelier than the end."""
+
+    def ending(params):
+        params["embeddings"]["vocabulary_bias"][EOS] = 1000.0
+        return params
+
+    run = mhe_jax.load(run_of("lm", ending, output_bias=True), devices=jax.devices()[:1])
+    settings = {"min_length": least, "temperature": temperature, "extra_length": 6}
+    for found in run.generate(["the cat", ""], details=True, **settings):
+        assert len(found.tokens) == least + 1
+        assert found.tokens.index(EOS) == least
 
 
 def test_of_a_long_prompt_the_end_is_read(load, workdir, capsys):

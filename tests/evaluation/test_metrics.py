@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mhe_jax.config import InputError
 from mhe_jax.data.blocks import count_words
-from mhe_jax.tasks.metrics import lower_is_better, perplexity, translation_scores
+from mhe_jax.tasks import metrics
+from mhe_jax.tasks.metrics import check_bleu, lower_is_better, perplexity, translation_scores
 
 WIKITEXT = Path(__file__).parents[3] / "shared/data/wikitext-2/test.txt.xz"
 REFERENCES = ["Ein Hund läuft über die Wiese.", "Zwei Männer spielen Fußball im Park."]
@@ -60,6 +62,47 @@ def test_signatures_say_what_was_done():
     assert "tok:13a" in bleu
     assert "nrefs:1" in bleu
     assert scores["chrf_signature"].startswith("nrefs:1|case:mixed")
+
+
+JAPANESE = ["私は昨日東京で友達に会いました。", "この猫はとても小さいです。"]
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "zh"])
+def test_texts_without_spaces_are_cut_by_another_tokenizer(tokenizer):
+    found = [text.replace("東京", "京都").replace("猫", "犬") for text in JAPANESE]
+    assert translation_scores(found, JAPANESE)["bleu"] == 0
+    scores = translation_scores(found, JAPANESE, tokenizer)
+    assert 50 < scores["bleu"] < 100
+    assert f"tok:{tokenizer}" in scores["bleu_signature"]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "references", "noted"),
+    [
+        ("13a", JAPANESE, True),
+        ("none", ["他今天去学校了，因为老师病了。"] * 2, True),
+        ("intl", ["ฉันไปตลาดเมื่อวานนี้ กับเพื่อนของฉันสองคน"], True),
+        ("char", JAPANESE, False),
+        ("13a", REFERENCES, False),
+        ("13a", ["Donaudampfschifffahrt ist ein langes Wort der deutschen Sprache."], False),
+        ("13a", [" ".join(JAPANESE[0])], False),
+        ("13a", [""], False),
+    ],
+)
+def test_a_tokenizer_that_cannot_cut_the_references_is_told(tokenizer, references, noted, capsys):
+    check_bleu(tokenizer, references)
+    said = capsys.readouterr().err
+    assert ("--bleu_tokenizer" in said) == noted
+    assert said.count("\n") == noted
+
+
+def test_a_tokenizer_that_is_not_installed(monkeypatch):
+    def absent(*_, **__):
+        raise RuntimeError("\nneeds what is not here:\n\n  pip install sacrebleu[ja]\n")
+
+    monkeypatch.setattr(metrics.sacrebleu, "BLEU", absent)
+    with pytest.raises(InputError, match=r"^evaluation\.bleu_tokenizer .*ja-mecab.*\[ja\]$"):
+        check_bleu("ja-mecab", JAPANESE)
 
 
 def test_case_counts():

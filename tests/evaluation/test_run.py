@@ -12,6 +12,7 @@ import pytest
 import mhe_jax
 from mhe_jax import InputError, evaluation
 from mhe_jax.config.fields import load_json
+from mhe_jax.data import EOS
 from mhe_jax.evaluation import evaluate, generate, translate
 from mhe_jax.evaluation.generation import Continuation
 from mhe_jax.evaluation.translator import Translation
@@ -79,6 +80,22 @@ def test_a_large_seed_is_that_of_jax(generating, seed):
     logits = jax.jit(generating.model.apply)({"params": generating.params}, row)[0, 0]
     allowed = logits.at[jax.numpy.array([0, 1, 2, 4])].set(-jax.numpy.inf)
     assert found.tokens == [int(jax.random.categorical(key, allowed))]
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_text_has_a_translation(run_of, beam_size):
+    """Even if the model finds the empty one the likeliest; unless it is allowed."""
+
+    def ending(params):
+        params["embeddings"]["vocabulary_bias"][EOS] = 50.0
+        return params
+
+    run = load(run_of("translation", ending, output_bias=True), length_penalty=0.0)
+    assert run.translate(LINES, beam_size=beam_size, min_length=0) == [""] * len(LINES)
+    for text, found in zip(LINES, run.translate(LINES, beam_size=beam_size), strict=True):
+        assert bool(found.strip()) == bool(text.strip())
+    longer = run.translate(LINES[:1], beam_size=beam_size, min_length=4, details=True)
+    assert [len(one.tokens) for one in longer] == [5]
 
 
 def test_details(translating, generating):

@@ -154,7 +154,6 @@ def test_a_search_finds_the_same(load, texts, tmp_path, kind):
         pieces_of(loaded.tokenizer, lines),
         beam_size=5,
         length_penalty=0,
-        min_decoding_length=0,
         max_decoding_length=40,
         return_scores=True,
     )

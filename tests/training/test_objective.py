@@ -43,6 +43,27 @@ def test_of_equal_logits_the_first_is_predicted():
     assert jnp.argmax(logits[:3], -1).tolist() == [1, 0, 0]
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_label_without_weight_may_be_a_token_that_does_not_exist(smoothing):
+    """Its logit is -inf: loss and gradient stay those of the other labels."""
+    logits = np.random.default_rng(2).normal(size=(2, 3, 5)).astype(np.float32)
+    logits[..., 0] = -np.inf
+    labels, weights = jnp.array([[1, 4, 0], [2, 0, 0]]), jnp.array([[1.0, 2, 0], [1, 0, 0]])
+
+    def sums(logits, labels):
+        found = label_sums(logits, labels, weights, smoothing)
+        return found["loss"], found
+
+    run = jax.value_and_grad(sums, has_aux=True)
+    (loss, found), gradient = run(jnp.asarray(logits), labels)
+    (_, other), same = run(jnp.asarray(logits), jnp.where(weights > 0, labels, 3))
+    assert np.isfinite(loss)
+    assert jax.tree.map(float, found) == jax.tree.map(float, other)
+    np.testing.assert_array_equal(gradient, same)
+    assert np.isfinite(gradient).all()
+    assert not np.any(gradient[weights == 0])
+
+
 def test_a_row_of_padding_changes_nothing_but_is_not_counted(tiny):
     config = tiny("translation", **{"model.dropout_rate": 0.0})
     model = TASKS["translation"].model(config.model)

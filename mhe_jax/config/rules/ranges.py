@@ -86,6 +86,7 @@ RANGES: dict[str, Range] = {
     "evaluation.batch_size": (AT_LEAST_1, ROWS),
     "evaluation.beam_size": (AT_LEAST_1, LAYERS),
     "evaluation.length_penalty": (NOT_NEGATIVE, None),
+    "evaluation.min_length": (AT_LEAST_0, LENGTH),
     "evaluation.extra_length": (AT_LEAST_0, LENGTH),
     "evaluation.stride": (AT_LEAST_1, LENGTH),
     "evaluation.temperature": (NOT_NEGATIVE, None),
