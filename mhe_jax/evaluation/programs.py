@@ -76,6 +76,13 @@ class Programs:
         Raises:
           InputError: it needs more memory than the machine has.
         """
+        if jax.config.jax_disable_jit:  # to look inside: nothing can be compiled ahead then
+
+            def eager() -> Any:
+                with use_mesh(self._mesh):
+                    return function(self._params, *jax.tree.map(self._put, arrays))
+
+            return eager
         leaves, structure = jax.tree.flatten(arrays)
         key = name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self._compiled:

@@ -36,13 +36,13 @@ def label_sums(
         # Logits of -inf are past the end of the vocabulary.
         exists = logits > -jnp.inf
         total = jnp.sum(jnp.where(exists, logits, 0.0), axis=-1)
-        spread = normalizer - total / jnp.sum(exists, axis=-1)
+        spread = normalizer - total / jnp.sum(exists, axis=-1, dtype=jnp.float32)
         smooth = (1 - label_smoothing) * nats + label_smoothing * spread
     correct = _is_highest(logits, labels, label_logits)
     found = {
         "loss": jnp.sum(smooth * weights),
         "nats": jnp.sum(nats * weights),
-        "correct": jnp.sum(correct * weights),
+        "correct": jnp.sum(jnp.where(correct, weights, 0.0)),
         "count": jnp.sum(weights),
     }
     return found | ({"unsmoothed_loss": found["nats"]} if label_smoothing else {})

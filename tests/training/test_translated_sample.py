@@ -18,7 +18,7 @@ def scored(monkeypatch):
     """What was translated each time, and its references; a score that tells the times apart."""
     found = []
 
-    def score(hypotheses, references):
+    def score(hypotheses, references, _):
         found.append((hypotheses, references))
         return {"bleu": 10.0 * len(found)}
 

@@ -13,6 +13,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines import xla
@@ -78,7 +79,7 @@ def attend(
 def _local(query, key, value, key_bias, parts, *, options, scale):
     """Output [B, T, H, E] and weight sum [B, T, H, 1] on one device."""
     (B, T, H, _), (_, S, K, _) = query.shape, key.shape
-    G, dtype, wide = H // K, key.dtype, jnp.promote_types(key.dtype, jnp.float32)
+    G, dtype, wide = H // K, key.dtype, np.promote_types(key.dtype, jnp.float32)
     examples, heads, size = _block(B, T, S, K, G)
     turns = B // examples, K // heads
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mhe_jax.attention.engines.mesh import platform
 from mhe_jax.attention.mask import Mask
@@ -77,7 +78,7 @@ class Block(NamedTuple):
 
     def add(self, x, part):
         """x [N, S, ...] with `part` added over the block's keys."""
-        total = self.of_keys(x) + part
+        total = self.of_keys(x) + part.astype(x.dtype)
         whole = total.shape[1] == x.shape[1]
         return total if whole else x.at[:, self.first_key : self.keys].set(total)
 
@@ -138,7 +139,7 @@ def parts(x, number: int) -> list[jax.Array]:
 
 def product(static: Static, letters: str, a, b):
     """A product that adds up in float32 or wider."""
-    wide = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
+    wide = np.promote_types(np.promote_types(a.dtype, b.dtype), jnp.float32)
     return jnp.einsum(letters, a, b, precision=static.precision, preferred_element_type=wide)
 
 

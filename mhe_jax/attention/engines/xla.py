@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines.blocks import KEPT
@@ -41,13 +42,13 @@ def weigh(logits, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
     """
     (B, _, T, S), dtype = logits.shape, logits.dtype
     if key_bias is not None:
-        wide = jnp.promote_types(dtype, jnp.float32) if options.float32_softmax else dtype
+        wide = np.promote_types(dtype, jnp.float32) if options.float32_softmax else dtype
         logits = logits.astype(wide) + key_bias.astype(wide).swapaxes(1, 2)[:, :, None]
     allowed = mask.to_dense(T, S)
     if allowed is not None:
         logits = jnp.where(allowed, logits, jnp.finfo(dtype).min)
     if options.float32_softmax:
-        logits = logits.astype(jnp.promote_types(dtype, jnp.float32))
+        logits = logits.astype(np.promote_types(dtype, jnp.float32))
     weights = jax.nn.softmax(logits)
     if allowed is not None and mask.may_empty_a_row:
         # The softmax of a row without keys is uniform; its weights must be 0.

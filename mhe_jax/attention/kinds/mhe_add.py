@@ -6,6 +6,7 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
@@ -101,7 +102,7 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
             key,
             e_q,
             precision=self.precision,
-            preferred_element_type=jnp.promote_types(key.dtype, jnp.float32),
+            preferred_element_type=np.promote_types(key.dtype, jnp.float32),
         )
         return bias.reshape(B, S, self.num_heads) * D**-0.5
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mhe_jax.attention.engines.blocks import (
     Seen,
@@ -67,7 +68,7 @@ def fits(static: Static, q, v, values: Values, b, seen: Seen):
     lost = ((v != 0) & (values.divided == 0) & keys[..., None]).any()
     exponents = values.exponent
     apart = exponents.max((1, 2, 3)) - exponents.min((1, 2, 3))
-    near = (apart * math.log(2) <= MAX_SPREAD).all()
+    near = (apart <= int(MAX_SPREAD / math.log(2))).all()
     return (spread + jnp.log(ratio) <= MAX_SPREAD).all() & near & ~lost
 
 
@@ -115,9 +116,10 @@ def gradient(static: Static, q, k, values, b, seen: Seen, output, denominator, c
         de = product(static, "ntx,nsx->nts", of_n, block.of_keys(columns))
         de = dropout(static, de, seen, block)
         de += product(static, "ntr,nsr->nts", of_d, block.of_keys(w))
-        ds = e * de
-        total = jnp.maximum(e.sum(-1, keepdims=True, dtype=ds.dtype), 1)
-        ds = (ds - e * (ds.sum(-1, keepdims=True) / total)).astype(q.dtype)
+        e_wide = e.astype(de.dtype)
+        ds = e_wide * de
+        total = jnp.maximum(e_wide.sum(-1, keepdims=True), 1)
+        ds = (ds - e_wide * (ds.sum(-1, keepdims=True) / total)).astype(q.dtype)
         return (
             block.put(dq, static.scale * product(static, "nts,nsd->ntd", ds, block.of_keys(k))),
             block.add(dk, static.scale * product(static, "nts,ntd->nsd", ds, block.cut(q))),
@@ -147,7 +149,7 @@ def weights_of(b, keys):
 def columns_of(values: Values, b, keys):
     """w [N, S, R], and w ⊙ v / 2^exponent [N, S, R·E]."""
     w, v = weights_of(b, keys), values.divided
-    return w, _flat((w[..., None] * v).astype(v.dtype))
+    return w, _flat((w[..., None] * v.astype(w.dtype)).astype(v.dtype))
 
 
 def columns_gradient(static: Static, values: Values, w, columns, dw, dcolumns, into, back):
@@ -183,7 +185,7 @@ def cotangent_powers(values: Values, cotangent):
 
 def times_power(x, exponent):
     """`x · 2^exponent`, in float32 or wider; |exponent| is at most the limit of `_layout`."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = np.promote_types(x.dtype, jnp.float32)
     integer, bits, limit = _layout(wide)
     # From its bits, since XLA computes it anew for every number of x.
     power = jax.lax.bitcast_convert_type((exponent + limit + 1).astype(integer) << bits, wide)
@@ -198,7 +200,7 @@ def times_any_power(x, exponent):
 
 def _exponent(x, axis, where=None):
     """e with the largest |x| in [2^(e-1), 2^e), within the limit of `_layout`."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = np.promote_types(x.dtype, jnp.float32)
     integer, bits, limit = _layout(wide)
     largest = jnp.max(jnp.abs(x), axis, keepdims=True, initial=0, where=where).astype(wide)
     exponent = (jax.lax.bitcast_convert_type(largest, integer) >> bits) - limit
@@ -210,7 +212,7 @@ def _layout(dtype):
 
     The limit is the largest e for which 2^e and 2^-e are normal numbers.
     """
-    info = jnp.finfo(jnp.promote_types(dtype, jnp.float32))
+    info = jnp.finfo(np.promote_types(dtype, jnp.float32))
     return jnp.dtype(f"int{info.bits}"), info.nmant, info.maxexp - 2
 
 

@@ -43,7 +43,7 @@ def gradient(static: Static, q, k, v, b, seen: Seen, cotangent):
             run, args = _of_block(static, q, k, v, b, seen, head, block)
             of_q, of_k, of_v, of_b = jax.vjp(run, *args)[1](block.cut(_at(cotangent, head)))
             return (
-                block.put(dq, block.cut(dq) + of_q),
+                block.put(dq, block.cut(dq) + of_q.astype(dq.dtype)),
                 block.add(dk, of_k),
                 block.add(dv, of_v),
                 block.add(db, of_b),

@@ -41,6 +41,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, by_rows
@@ -63,7 +64,7 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend_shared`."""
     B, T, S = *query.shape[:2], key.shape[1]
-    key_bias = key_bias.astype(jnp.promote_types(query.dtype, jnp.float32))
+    key_bias = key_bias.astype(np.promote_types(query.dtype, jnp.float32))
     if T == 1 and S > 0 and options.dropout_rate == 0:
         return _of_one(query, key, value, key_bias, mask, options, scale)
     static = Static(scale, 1.0 - options.dropout_rate, options.precision)
