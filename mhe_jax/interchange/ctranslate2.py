@@ -46,7 +46,8 @@ translator = ctranslate2.Translator("DIRECTORY", compute_type="int8")
 lines = pieces.encode(["a sentence", "and another one"], out_type=str)
 never = {{"disable_unk": True, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}}
 longest = {{"max_input_length": {length}, "max_decoding_length": {length}}}
-found = translator.translate_batch(lines, beam_size={beams}, **longest, **never)
+search = {{"beam_size": {beams}, "min_decoding_length": {least}}}
+found = translator.translate_batch(lines, **search, **longest, **never)
 print(pieces.decode([translation.hypotheses[0] for translation in found]))
 ```""",
     "lm": """\
@@ -58,7 +59,8 @@ pieces = sentencepiece.SentencePieceProcessor(model_file="DIRECTORY/tokenizer.mo
 generator = ctranslate2.Generator("DIRECTORY", compute_type="int8")
 prompt = ["<s>", *pieces.encode("the beginning of a text", out_type=str)]
 never = {{"disable_unk": True, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}}
-found = generator.generate_batch([prompt], max_length={length}, sampling_topk=10, **never)
+lengths = {{"min_length": {least}, "max_length": {length}}}
+found = generator.generate_batch([prompt], sampling_topk=10, **lengths, **never)
 print(pieces.decode(found[0].sequences[0][1:]))
 ```""",
 }
@@ -86,7 +88,8 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     spec.save(str(directory))
     (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
     longest = config.model.max_length
-    use = USES[config.task].format(length=longest, beams=config.evaluation.beam_size)
+    e = config.evaluation
+    use = USES[config.task].format(length=longest, beams=e.beam_size, least=e.min_length)
     text = card(run, "ctranslate2", WHAT.format(length=longest), use)
     (directory / "README.md").write_text(text, encoding="utf-8")
     return result

@@ -136,6 +136,8 @@ def _generation(
     never = {special[i] for i in (PAD, UNK, BOS, MASK) if i in special} - {special[EOS]}
     found: dict[str, Any] = {**_ids(special), "suppress_tokens": sorted(never)}
     e = config.evaluation
+    if e.min_length:
+        found["min_new_tokens"] = e.min_length
     if config.task == "lm" and e.temperature:
         cut = {"top_k": e.top_k or 0, "top_p": e.top_p or 1.0}
         found |= {"do_sample": True, "temperature": e.temperature, **cut}

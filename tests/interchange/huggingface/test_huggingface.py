@@ -340,6 +340,8 @@ def test_absent_tokens_that_the_file_has_are_refused(tmp_path):
     ("task", "evaluation", "expected"),
     [
         ("lm", {}, {}),
+        ("lm", {"min_length": 0}, {}),
+        ("translation", {"beam_size": 2, "min_length": 3}, {"num_beams": 2, "min_new_tokens": 3}),
         (
             "lm",
             {"temperature": 0.7, "top_p": 0.9},
@@ -366,4 +368,6 @@ def test_the_search_is_that_of_the_run(task, evaluation, expected):
     ends = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     if task == "translation":
         ends |= {"decoder_start_token_id": BOS, "max_length": 13}
+    if "min_length" not in evaluation:
+        ends["min_new_tokens"] = 1
     assert found == {**ends, "suppress_tokens": [PAD, UNK, BOS, MASK], **expected}
