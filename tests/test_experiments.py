@@ -16,7 +16,7 @@ from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.fields import save_json
 from mhe_jax.config.loading import load_config
 from mhe_jax.data.tokenizer import Tokenizer
-from mhe_jax.evaluation.run import name_of
+from mhe_jax.config.evaluation import result_name
 from mhe_jax.report.comparison import main_table
 from mhe_jax.report.groups import sections
 from mhe_jax.report.runs import read_runs
@@ -58,7 +58,7 @@ def calls(monkeypatch) -> list[tuple[str, str]]:
         else:
             asked = dict(zip(arguments[1::2], arguments[2::2], strict=True))
             noise = float(asked.get("--spelling_noise", 0))
-            what = name_of(EvaluationConfig(split=asked["--split"], spelling_noise=noise))
+            what = result_name(EvaluationConfig(split=asked["--split"], spelling_noise=noise))
             (run / f"eval_{what}.json").write_text(json.dumps(arguments))
         return 0, 1.0
 

@@ -7,6 +7,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 @flax.struct.dataclass
@@ -237,7 +238,7 @@ def _booleans(values) -> jax.Array:
       ValueError: another value, such as those of a mask that is added to scores.
     """
     found = jnp.asarray(values)
-    if found.dtype != bool and not isinstance(values, jax.core.Tracer):
+    if found.dtype != bool and not isinstance(values, Tracer):
         numbers = np.asarray(values)
         if (wrong := numbers[(numbers != 0) & (numbers != 1)]).size:
             raise ValueError(

@@ -1,6 +1,8 @@
 """How runs are scored and compared."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 # The names of sacreBLEU.
@@ -37,8 +39,8 @@ class EvaluationConfig:
     beam_size: int = 5
     # alpha of ((5 + length) / 6)^alpha, which divides a hypothesis' log-probability; 0 for none.
     length_penalty: float = 0.6
-    # Tokens before the end of an output, at least, as far as its longest length allows; 0 allows
-    # empty outputs.
+    # Fewest tokens of an output before its end, as far as its longest length allows; 0 allows an
+    # empty one.
     min_length: int = 1
     # Longest output is the length of the source or prompt plus this, at most model.max_length (or
     # data.sequence_length, for a language model, prompt included).
@@ -65,6 +67,20 @@ class EvaluationConfig:
     answer_length: int = 30
     # By how much giving no answer must outscore the best answer (squad_v2).
     no_answer_threshold: float = 0.0
+
+
+def result_name(evaluation: EvaluationConfig) -> str:
+    """The name of result files: the split, or the first source that replaces it.
+
+    A source that is called like a split does not take the name of the split's own results.
+    """
+    name = evaluation.split
+    if evaluation.sources:
+        name = re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
+        name = f"sources_{name}" if name in ("validation", "test") else name
+    if evaluation.spelling_noise:
+        name += f"_misspelt_{evaluation.spelling_noise}_{evaluation.seed}"
+    return name
 
 
 @dataclass(frozen=True)

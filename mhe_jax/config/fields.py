@@ -34,17 +34,18 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
     'optimizer.learning_rate'
     >>> nearest("mhe", ["mha", "mhe_add", "mhe_mul"])  # beginnings come before what is like it
     ['mhe_add', 'mhe_mul', 'mha']
+    >>> nearest("bertformaskedlm", ["BertForMaskedLM"])
+    ['BertForMaskedLM']
     """
 
-    name = name.lower()
-
     def likeness(other: str) -> float:
-        last, other_last = (each.rpartition(".")[2].lstrip("-") for each in (name, other))
+        one, other = name.lower(), other.lower()
+        last, other_last = (each.rpartition(".")[2].lstrip("-") for each in (one, other))
         if last == "".join(word[:1] for word in other_last.split("_")):
             return 1.0  # its initials
-        whole = difflib.SequenceMatcher(None, name, other).ratio()
-        # Its beginning, or that of one of its words.
-        if len(last) > 1 and (other.startswith(name) or f"_{last}" in f"_{other_last}"):
+        whole = difflib.SequenceMatcher(None, one, other).ratio()
+        # It, or a word of its last part, begins with what was written.
+        if len(last) > 1 and (other.startswith(one) or f"_{last}" in f"_{other_last}"):
             return 0.9 + 0.1 * whole
         return max(whole, 0.95 * difflib.SequenceMatcher(None, last, other_last).ratio())
 

@@ -120,7 +120,8 @@ def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
     if "dataset_dict.json" in files:
         has = ", ".join(str(directory / name) for name in names if not entries[name])
         raise InputError(f"{directory}: holds several splits: name one of {has}")
-    if "state.json" in files:
+    of_datasets = [file for file in files if file == "dataset_info.json" or file.endswith(".arrow")]
+    if "state.json" in files and of_datasets:
         return _saved_files(directory / "state.json")
     if not files:
         raise InputError(f"{directory}: holds no files")
@@ -139,7 +140,7 @@ def _saved_files(path: Path | Bucket) -> list[str]:
         plain = all(re.fullmatch(r"[^/\\]+\.arrow", name) for name in names)
         if names and plain and not any(state[key] for key in state if key.startswith("_indices")):
             return names
-    takes = "takes _data_files, .arrow files beside it, and no _indices_files (flatten_indices())"
+    takes = "takes .arrow files beside it under _data_files, and no indices (flatten_indices())"
     raise InputError(f"{path}: {takes}")
 
 

@@ -149,7 +149,7 @@ def _told(name: str, form: str) -> Iterator[None]:
 
     try:
         yield
-    except (ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         what = "a Parquet file" if form == ".parquet" else "an Arrow stream"
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{name}: is not {what}, or is damaged ({reason})") from None
@@ -192,6 +192,8 @@ def _check_field(name: str, field: str, schema: Any) -> None:
 
     if field not in schema.names:
         schema = _flat(schema.empty_table()).schema
+    if schema.names.count(field) > 1:
+        raise InputError(f"{name}: has several fields {field!r} (data.fields)")
     if field not in schema.names:
         has = ", ".join(map(repr, schema.names)) or "none"
         raise InputError(f"{name}: has no field {field!r}; it has {has} (data.fields)")

@@ -37,7 +37,7 @@ LONGEST = 16 << 20  # bytes of a line that is read whole; running text may have 
 class Rule:
     """Requirements on each line: UTF-8, with `columns` columns, or JSON with string `fields`.
 
-    A `whole` line, as a line of JSON always is, has at most `LONGEST` bytes.
+    A `whole` line, as a record (JSON, or a pair) always is, has at most `LONGEST` bytes.
     """
 
     columns: int | None = None
@@ -153,7 +153,7 @@ def _unpack(name: str, path: Path, packed: str, unpacked: Path) -> None:
 def _scan_lines(
     name: str, file: BinaryIO, rule: Rule, seen: Callable[[bytes], None]
 ) -> Iterator[bytes]:
-    """Line offsets of a text file; UTF-8 and columns are checked a chunk at a time."""
+    """Line offsets of a text file; UTF-8 and tabs are checked a chunk at a time."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = lines = 0  # bytes and whole lines before this chunk
     last, blank = 0, True
@@ -201,8 +201,8 @@ def _too_long(name: str, line: int) -> InputError:
 def _scan_records(
     name: str, file: BinaryIO, rule: Rule, seen: Callable[[bytes], None]
 ) -> Iterator[bytes]:
-    """Line offsets of JSON or pairs; every line is parsed. A blank one goes to that before it."""
-    blanks = b" \r\n" if rule.fields is None else None  # a tab is between two texts
+    """Line offsets of JSON or pairs; each is parsed. A blank line belongs to that before it."""
+    blanks = b" \r\n" if rule.fields is None else None  # not the tab: alone, it makes a pair
     position, offsets, blank = 0, array("q", [0]), True
     for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
         if len(line) > LONGEST:
@@ -276,7 +276,7 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record_texts(where: str, line: bytes, fields: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The strings that a line of JSON, at `where`, has in `fields`; without, the two about a tab.
+    """The strings of a line of JSON, at `where`, in `fields`; without, the two around its tab.
 
     >>> record_texts("a.jsonl:1", b'{"de": "ja", "en": "yes"}', ("de", "en"))
     ('ja', 'yes')

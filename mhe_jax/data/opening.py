@@ -17,7 +17,6 @@ not name: where these are long, some texts come more often.
 """
 
 import functools
-import locale
 import re
 import shlex
 import sys
@@ -47,11 +46,11 @@ NOT_TEXT = {
     *(".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html", ".htm", ".xml"),
     *(".feather", ".ipynb", ".sgm", ".tmx", ".xlsx"),
 }
-# What columns of pairs are called.
-COLUMNS = {
-    *("source", "target", "src", "tgt", "trg", "input", "output", "text", "translation"),
-    *("hindi", "indonesian", "persian", "ukrainian", "vietnamese", *locale.locale_alias),
-}
+# What columns of pairs are called: by their role, a language, or its code.
+COLUMN = re.compile(
+    r"source|target|src|tgt|trg|input|output|text|translation|[a-z]{2}|arabic|chinese|czech|dutch"
+    r"|english|french|german|hindi|italian|japanese|korean|polish|portuguese|russian|spanish|turkish"
+)
 
 
 def open_source(
@@ -144,7 +143,7 @@ def _format(paths: Sequence[Path]) -> str:
         form = file_format(path)
         forms.setdefault(form if re.fullmatch(r"\.[a-z]\S*", form) else "", path)
     if len(forms) > 1:
-        one, other = sorted(forms, key=lambda f: (f not in TABLES, f in NOT_TEXT or f in ".md"))[:2]
+        one, other = sorted(forms, key=lambda f: (f not in TABLES, f in (*NOT_TEXT, "", ".md")))[:2]
         raise InputError(
             f"{forms[one]} and {forms[other]} have different formats: name one of them by a "
             f"pattern, such as {forms[one].parent / ('*' + forms[one].suffix)}"
@@ -187,7 +186,9 @@ def _open(config: Config, split: str, written: Sequence[str]) -> Source:
     )
 
 
-def _fields(fields: Sequence[str], content: Content, name: Path | str, cache: Path) -> tuple:
+def _fields(
+    fields: Sequence[str], content: Content, name: Path | str, cache: Path
+) -> tuple[str, ...]:
     """`fields`, provided there are as many as the content has texts; else tells what there are."""
     needed = 2 if content == "pair" else 1
     if len(fields) == needed == len(set(fields)):
@@ -213,7 +214,7 @@ def _fields(fields: Sequence[str], content: Content, name: Path | str, cache: Pa
 def _note_header(path: Path, source: str, target: str) -> None:
     """Tells of a first line that names columns, such as `source` and `target`, or `en` and `de`."""
     names = {re.split(r"[-_]| (?=text|sent)", side.lower())[0] for side in (source, target)}
-    if len(names) == 2 and names <= COLUMNS:
+    if len(names) == 2 and all(map(COLUMN.fullmatch, names)):
         print(f"note: {path}:1: {source!r}, {target!r} is read as a pair", file=sys.stderr)
 
 

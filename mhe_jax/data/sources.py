@@ -121,7 +121,7 @@ class Column(TextLines):
 
 
 class Records(_Lines):
-    """Each line of a file is a JSON object with one or two texts, or two texts about a tab."""
+    """Each line is a JSON object with one or two texts, or two texts with a tab between them."""
 
     def __init__(self, file: LineFile, fields: tuple[str, ...] | None):
         super().__init__(file, "text" if fields and len(fields) == 1 else "pair")

@@ -38,7 +38,7 @@ SAMPLE_PLACES = 4096
 CHARACTER_COVERAGE = 0.9995
 
 SPACE = "\u2581"
-# Training leaves out each text with this character, its mark of one outside the coverage.
+# sentencepiece puts this for characters outside the coverage, and trains on no text that has it.
 RESERVED = "\u2585"
 
 
@@ -232,7 +232,7 @@ def sample_text(source: Source, sample_bytes: int = SAMPLE_BYTES) -> Iterator[st
         left = budget
         for text, _ in stream(source, place, PIECE):
             if text.strip():
-                yield text.replace(RESERVED, "\0")  # NUL is in no piece either
+                yield text.replace(RESERVED, "\0")  # NUL becomes no piece, either
             left -= len(text.encode()) + 1
             if left <= 0:
                 break

@@ -20,11 +20,12 @@ import jax
 from mhe_jax import tasks
 from mhe_jax.attention import recording
 from mhe_jax.config import Config, EvaluationConfig
+from mhe_jax.config.evaluation import result_name
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG, write_whole
 from mhe_jax.config.places import path_of
 from mhe_jax.evaluation.lines import generate, predict, translate
-from mhe_jax.evaluation.run import Run, load, name_of
+from mhe_jax.evaluation.run import Run, load
 from mhe_jax.training.cluster import group
 
 # Numbers that say how well a model does, beside the metrics of its task.
@@ -63,7 +64,7 @@ def evaluate(
     with recording():
         result = tasks.of(config).evaluate(run)
     if jax.process_index() == 0:
-        path = workdir / f"eval_{name_of(evaluation)}.json"
+        path = workdir / f"eval_{result_name(evaluation)}.json"
         write_whole(path, json.dumps(result, indent=2) + "\n")
     return result
 

@@ -76,7 +76,8 @@ class Programs:
         Raises:
           InputError: it needs more memory than the machine has.
         """
-        if jax.config.jax_disable_jit:  # to look inside: nothing can be compiled ahead then
+        # To look inside: nothing can be compiled ahead then.
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
 
             def eager() -> Any:
                 with use_mesh(self._mesh):

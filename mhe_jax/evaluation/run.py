@@ -10,7 +10,6 @@ checkpoints, seconds, and which form and engine each attention kind ran as.
 import bisect
 import dataclasses
 import functools
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from jax.sharding import Mesh
 
 from mhe_jax import tasks
 from mhe_jax.config import FACTS, Config, EvaluationConfig, InputError, TaskName
+from mhe_jax.config.evaluation import result_name
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import TOKENIZER, write_whole
 from mhe_jax.config.loading import config_of
@@ -239,7 +239,7 @@ class Run:
     def publish(self, suffix: str, text: str) -> None:
         """Writes a file of results, named by the split and `suffix`, by one process."""
         if jax.process_index() == 0:
-            write_whole(self.workdir / f"{name_of(self.evaluation)}.{suffix}", text)
+            write_whole(self.workdir / f"{result_name(self.evaluation)}.{suffix}", text)
 
 
 def load(
@@ -314,20 +314,6 @@ def check_task(workdir: Path, config: Config, method: str) -> None:
         raise InputError(
             f"{workdir} is a run of task {config.task}: only {', '.join(found)} {verb}"
         )
-
-
-def name_of(evaluation: EvaluationConfig) -> str:
-    """The name of result files: the split, or the first source that replaces it.
-
-    A source that is called like a split does not take the name of the split's own results.
-    """
-    name = evaluation.split
-    if evaluation.sources:
-        name = re.sub(r"\W+", "_", Path(evaluation.sources[0]).name)
-        name = f"sources_{name}" if name in ("validation", "test") else name
-    if evaluation.spelling_noise:
-        name += f"_misspelt_{evaluation.spelling_noise}_{evaluation.seed}"
-    return name
 
 
 def _first_of_each_length(batches: EvaluationBatches, text: str) -> Iterator[int]:

@@ -34,7 +34,7 @@ def answers(
         return answer([check(texts, "texts")])[0]
     if isinstance(texts, bytes) or not isinstance(texts, Iterable):
         found = type(texts).__name__
-        raise InputError(f"takes a text, a list of texts or an iterator of them, not a {found}")
+        raise InputError(f"takes a text, a list of texts or an iterator of them, not {found}")
     checked = (check(text, f"texts[{number}]") for number, text in enumerate(texts))
     if not isinstance(texts, Iterator):
         return answer(list(checked))

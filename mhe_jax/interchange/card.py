@@ -42,11 +42,11 @@ def card(run: Run, to: str, what: str, use: str) -> str:
         *(f"- `{kind}`: {equation(kind)}" for kind in kinds),
         f"- {HEADS}",
         *(
-            [f"- trained on {', '.join(map(named, config.data.train))}"]
+            [f"- trained on {', '.join(map(_short, config.data.train))}"]
             if config.data.train
             else []
         ),
-        *([f"- began with {named(config.train.init_from)}"] if config.train.init_from else []),
+        *([f"- began with {_short(config.train.init_from)}"] if config.train.init_from else []),
         f"- checkpoint of step {', '.join(map(str, run.steps))}"
         + (" (their mean)" if len(run.steps) > 1 else ""),
         *(f"- {split}: {numbers}" for split, (numbers, _) in scores.items()),
@@ -60,8 +60,8 @@ def card(run: Run, to: str, what: str, use: str) -> str:
     return "\n".join([f"# {name}", "", what, "", use, "", *model_and_origin])
 
 
-def named(place: str) -> str:
-    """A place as a card names it: where it lay on the disk of whoever exports is theirs alone."""
+def _short(place: str) -> str:
+    """An absolute path by its last part, as a card names it; the rest is the exporter's own."""
     return Path(place).name if Path(place).is_absolute() else place
 
 
@@ -105,5 +105,5 @@ def _flags(found: Mapping[str, Any], config: Config) -> str:
             value, given = list(value), list(given)
         if given != value:
             values = given if isinstance(given, list) else [given]
-            flags += f" --{name} {shlex.join(named(str(value)) for value in values)}"
+            flags += f" --{name} {shlex.join(_short(str(value)) for value in values)}"
     return flags

@@ -107,7 +107,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     params = by_name(run.params)
     abstract = _abstract(config)
     frames = getattr(jax.config, FRAMES)
-    jax.config.update(FRAMES, 0)  # whose paths are those of this machine
+    jax.config.update(FRAMES, 0)  # frames name files of this machine
     try:
         for name, function in found.items():
             exported = jax_export.export(jax.jit(function.call), platforms=PLATFORMS)(

@@ -95,17 +95,15 @@ def picture(section: Section, cost: Cost) -> Picture:
     best = [marks[i] for i in front(points, lower_is_better(section.metric))]
     if len(marks) > 1:
         told.append(f"By the means, nothing beats {'; '.join(mark.group.name for mark in best)}.")
-    # Of each and the best of the others that cost no more.
+    # Each mark against the best of the others that cost no more.
     doubts: dict[str | None, list[str]] = {"within chance": [], "one seed": []}
     for mark in marks:
         rivals = [other.group for other in best if other.cost <= mark.cost and other is not mark]
         for rival in rivals[-1:]:
-            pairs = doubts.setdefault(mark.group.against(rival, section.metric), [])
+            pairs = doubts.get(mark.group.against(rival, section.metric), [])
             pairs.append(f"{mark.group.name} and {rival.name}")
-    if pairs := doubts["within chance"]:
-        told.append(f"Within chance: {'; '.join(pairs)}.")
-    if pairs := doubts["one seed"]:
-        told.append(f"With one seed, chance is not known: {'; '.join(pairs)}.")
+    says = {"within chance": "Within chance", "one seed": "With one seed, chance is not known"}
+    told += [f"{says[found]}: {'; '.join(doubts[found])}." for found in says if doubts[found]]
     if best and cost is TIME:
         told.append(
             f"Medians of training on {best[0].group.runs[0].device or 'an unknown device'}."

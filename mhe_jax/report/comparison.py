@@ -78,20 +78,17 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
             "Lower is better here: PRR = 100 · (1 - (score - mha) / mha), PEoP with sha - score. "
             "The paper does not say how it does that."
         )
-    done = [run for group in section.groups for run in group.runs]
-    missing = [
-        f"{run.path} ({metric} is no number)"
-        if metric in run.scores
-        else f"`python eval.py {shlex.quote(str(run.path))} --split {split}`"
-        for run in done
-        if run.value(metric) is None or not run.scores
-    ]
+    runs = [run for group in section.groups for run in group.runs]
+    missing = []
+    for run in runs:
+        if metric in run.scores and run.value(metric) is None:
+            missing.append(f"{run.path} ({metric} is no number)")
+        elif run.value(metric) is None or not run.scores:
+            missing.append(f"`python eval.py {shlex.quote(str(run.path))} --split {split}`")
     if missing:
         notes.append(f"Not scored on the {split} split: {', '.join(missing)}.")
-    if changed := [f"{run.path} ({told})" for run in done if (told := run.fields["changed"])]:
-        notes.append(
-            f"Went on with other fields, and in no mean with others: {', '.join(changed)}."
-        )
+    if changed := [f"{run.path} ({told})" for run in runs if (told := run.fields["changed"])]:
+        notes.append(f"Trained on with other fields, and so a group apart: {', '.join(changed)}.")
     if section.chosen:
         told = ", ".join(section.chosen)
         notes.append(f"Each group has the value of {told} with the best validation loss.")
@@ -100,11 +97,7 @@ def main_table(section: Section, memory: Memory, name: str, split: str) -> Table
         notes.append(f"Cached numbers are those of a token{both} in all layers of the decoder.")
     if told := unlike_times(section, STEP, "training_seconds"):
         notes.append(f"Times do not compare: {told}.")
-    tokenizers = [
-        (str(run.path), run.fields["data.tokenizer"])
-        for group in section.groups
-        for run in group.runs
-    ]
+    tokenizers = [(str(run.path), run.fields["data.tokenizer"]) for run in runs]
     if told := unlike("data.tokenizer", tokenizers):
         notes.append(
             f"{told}: numbers per token, such as losses, compare only if these are the same."

@@ -15,6 +15,7 @@ SWEEP = "sweep.json"
 NUMBERS = (
     "best_step",
     "best_validation_loss",
+    "best_validation_score",
     "output_tokens_per_second",
     "tokens_per_second",
     "training_seconds",
@@ -44,8 +45,7 @@ def read_result(path: Path) -> dict[str, Any]:
     ]
     rules.append(("parameters", found.get("parameters"), _is_counts, "an object of numbers"))
     rules += [(name, found.get(name), _is_text, "a string") for name in ("checkpoint", "metric")]
-    texts = lambda value: isinstance(value, list) and all(map(_is_text, value))  # noqa: E731
-    rules.append(("changed", found.get("changed"), texts, "a list of strings"))
+    rules.append(("changed", found.get("changed"), _are_texts, "a list of strings"))
     for name, value, fits, takes in rules:
         if value is not None and not fits(value):
             raise InputError(f"{path}: {name} is {shown(value)}: takes {takes} or null")
@@ -61,6 +61,10 @@ def is_number(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
 
 
 def _is_counts(value: Any) -> bool:

@@ -14,6 +14,8 @@ from mhe_jax.config import InputError
 
 # Words in the names of metrics for which lower is better.
 LOWER_IS_BETTER = ("loss", "nats", "seconds", "perplexity")
+# Characters a word above which a text has no spaces; with spaces the mean is 4 to 9.
+LONG_WORDS = 10
 
 
 def lower_is_better(metric: str) -> bool:
@@ -23,10 +25,6 @@ def lower_is_better(metric: str) -> bool:
     (True, False)
     """
     return any(word in LOWER_IS_BETTER for word in metric.split("_"))
-
-
-# In characters; those of languages with spaces have 4 to 9 on average.
-LONG_WORDS = 10
 
 
 def check_bleu(tokenizer: str, references: Sequence[str]) -> None:

@@ -102,5 +102,5 @@ def criterion(numbers: dict[str, float]) -> tuple[float, ...]:
 
     NaN counts as inf.
     """
-    found = [*([-numbers["score"]] if "score" in numbers else []), numbers["loss"]]
+    found = (-numbers["score"], numbers["loss"]) if "score" in numbers else (numbers["loss"],)
     return tuple(math.inf if math.isnan(value) else float(value) for value in found)

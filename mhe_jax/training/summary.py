@@ -43,22 +43,23 @@ def result(
     last = meta.get("validation") or {}
     best = best or {}
     best_metrics = best.get("validation") or {}
-    scored = "score" in best_metrics  # which then decides what is best
-    name = "{}_at_best_step" if scored else "best_validation_{}"
+    if "score" in best_metrics:  # it decides what is best
+        of_best = {"best_validation_score": best_metrics["score"]}
+        of_best["loss_at_best_step"] = best_metrics["loss"]
+    else:
+        of_best = {f"best_validation_{n}": best_metrics.get(n) for n in ("loss", "perplexity")}
     return {
         **described(config, mesh, params),
         "steps": config.train.num_steps,
         "validation_loss": last.get("loss"),
         "validation_perplexity": last.get("perplexity"),
         "best_step": best.get("validated_step"),
-        **({"best_validation_score": best_metrics["score"]} if scored else {}),
-        name.format("loss"): best_metrics.get("loss"),
-        name.format("perplexity"): best_metrics.get("perplexity"),
+        **of_best,
         # Official metrics of labelled examples; how well moved words are found; BLEU of a sample.
         **({"best_validation": best_metrics} if {"score", "auc", "bleu"} & {*best_metrics} else {}),
         "training_seconds": round(meta["seconds"], 1),
         # Source and target without padding; without compilation, validation and checkpoints.
         "tokens_per_second": round(meta["tokens"] / max(meta["stepping_seconds"], 1e-9), 1),
-        "changed": meta.get("changed", []),  # when it resumed: it is no run of one config
+        "changed": meta.get("changed", []),  # at a resume: then no one config describes the run
         "workdir": config.workdir,
     }

@@ -122,8 +122,8 @@ class Tracker:
         else:
             self.note(f"step {step} {split}: {text}")
             better, name = (max, "score") if "score" in metrics else (min, "loss")
-            if name in metrics:
-                self._shown[BEST] = better(metrics[name], self._shown.get(BEST, metrics[name]))
+            if math.isfinite(value := metrics.get(name, math.nan)):
+                self._shown[BEST] = better(value, self._shown.get(BEST, value))
             if "bleu" in metrics:
                 self._shown["bleu"] = metrics["bleu"]
         self._progress.update(self._task, metrics=self._fitting())

@@ -312,8 +312,8 @@ MORE_EVALUATION = (
         "test_tasks.py",
     ),
     Mutant(
-        "evaluation: name_of 1",
-        "name_of",
+        "evaluation: result_name 1",
+        "result_name",
         "name = re.sub(",
         "str(",
         "test_tasks.py",

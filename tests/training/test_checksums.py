@@ -151,7 +151,7 @@ def test_runs_from_before_there_were_checksums(run):
     checkpoints = Checkpoints(copy)
     state, _ = checkpoints.restore(abstract_of(STATES[0]))
     checkpoints.close()
-    assert (int(state.step), checkpoints.best_criterion) == (2, 0.5)
+    assert (int(state.step), checkpoints.best_criterion) == (2, (0.5,))
 
 
 def test_every_file_of_every_item_has_one(whole):
@@ -239,7 +239,7 @@ def test_files_of_others_are_no_damage(run, name):
     checkpoints = Checkpoints(copy)
     state, _ = checkpoints.restore(abstract_of(STATES[0]))
     checkpoints.close()
-    assert (int(state.step), checkpoints.notes, checkpoints.best_criterion) == (2, [], 0.5)
+    assert (int(state.step), checkpoints.notes, checkpoints.best_criterion) == (2, [], (0.5,))
 
 
 def test_files_of_others_that_vanish_are_not_missed(tmp_path, monkeypatch):

@@ -181,7 +181,7 @@ LINEAR = "optimizer.schedule"
         ([(0, {}), (3, {RATE: 0.5})], ["3: learning_rate"]),
         ([(0, {}), (3, {RATE: 0.5}), (5, {})], ["3: learning_rate", "5: learning_rate"]),
         ([(0, {}), (3, {"optimizer.weight_decay": 0.5})], ["3: weight_decay"]),
-        ([(0, {}), (3, {LINEAR: "linear"})], ["3: schedule", "3: num_steps"]),
+        ([(0, {}), (3, {LINEAR: "linear"})], ["3: schedule"]),
         # Only some schedules end with the last step.
         ([(0, {}), (3, {"train.num_steps": 50})], []),
         (

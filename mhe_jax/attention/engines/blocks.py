@@ -139,6 +139,7 @@ def parts(x, number: int) -> list[jax.Array]:
 
 def product(static: Static, letters: str, a, b):
     """A product that adds up in float32 or wider."""
+    # By NumPy, here and elsewhere: JAX's own refuses where its types are strict.
     wide = np.promote_types(np.promote_types(a.dtype, b.dtype), jnp.float32)
     return jnp.einsum(letters, a, b, precision=static.precision, preferred_element_type=wide)
 

@@ -1,6 +1,5 @@
 """Runs what a sweep has planned, one process after the other."""
 
-import dataclasses
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 from mhe_jax.cli.sweep.plan import PlannedRun, Sweep
 from mhe_jax.config import Config, InputError
+from mhe_jax.config.evaluation import result_name
 from mhe_jax.config.fields import leaves, to_dict
 from mhe_jax.config.files import RESULT, TOKENIZER, publish
 from mhe_jax.report.results import read_sweep, save_sweep
@@ -30,7 +30,7 @@ NOT_OF_TOKENIZER = re.compile(
 def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
     """Runs what is not finished, each run by `command ARGUMENTS`; returns what came of each.
 
-    The last part of `command` is train, or train.py; eval, or eval.py there, scores a run.
+    `command` ends in `train` or train.py; with `eval` or eval.py in its place it scores a run.
 
     A failed run is reported with its reason, and the others go on. SIGINT, SIGTERM and SIGHUP are
     passed on to the run, which saves; then the sweep ends with status 128 + signal.
@@ -59,7 +59,7 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
     with _Signals() as signals:
         for number, one in enumerate(sweep.runs, 1):
             done = about[one.name]["status"] == "done"
-            scores = one.workdir / f"eval_{one.config.evaluation.split}.json"
+            scores = one.workdir / f"eval_{result_name(one.config.evaluation)}.json"
             if done and (scores.exists() or not sweep.evaluate):
                 _note(f"[{number} of {len(sweep.runs)}] {one.name}: is finished")
                 continue
@@ -67,10 +67,9 @@ def run(sweep: Sweep, command: Sequence[str]) -> dict[str, Any]:
             reason = None
             if not done:
                 _share_tokenizer(one, sweep.runs)
-                reason = _train(one, command, signals)
+                reason = _call(one.workdir, [*command, *one.arguments], signals)
             if sweep.evaluate and reason is None and not signals.received and one.result():
-                scoring = dataclasses.replace(one, arguments=[str(one.workdir)])
-                reason = _train(scoring, score, signals)
+                reason = _call(one.workdir, [*score, str(one.workdir)], signals)
                 reason = reason and f"trained, but not scored: {reason}"
             if signals.received:
                 save_sweep(sweep.workdir, list(about.values()))
@@ -158,13 +157,13 @@ class _Signals:
             self._process.send_signal(number)
 
 
-def _train(run: PlannedRun, command: Sequence[str], signals: _Signals) -> str | None:
-    """Runs one process; returns why it failed, or None."""
+def _call(workdir: Path, command: Sequence[str], signals: _Signals) -> str | None:
+    """Runs one process, logged in `workdir`; returns why it failed, or None."""
     last = ""
-    with (run.workdir / LOG).open("a", encoding="utf-8") as log:
+    with (workdir / LOG).open("a", encoding="utf-8") as log:
         # A process group of its own: Ctrl-C reaches it through us, once.
         process = subprocess.Popen(
-            [*command, *run.arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

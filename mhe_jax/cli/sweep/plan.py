@@ -102,9 +102,10 @@ def parse(arguments: Sequence[str]) -> Sweep:
             own += ["--workdir", str(workdir / name)]
             full = [*config, *kept, *own]
             runs[name] = PlannedRun(name, parse_train_arguments(full), full, values)
-    for config in (run.config for run in runs.values() if evaluate):
-        if not getattr(config.data, config.evaluation.split):
-            raise InputError(f"--evaluate: data.{config.evaluation.split} names nothing to score")
+    for run in runs.values() if evaluate else ():
+        e = run.config.evaluation
+        if not (e.sources or getattr(run.config.data, e.split)):
+            raise InputError(f"--evaluate: data.{e.split} names nothing to score")
     return Sweep(workdir, list(runs.values()), evaluate)
 
 

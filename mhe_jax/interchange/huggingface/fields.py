@@ -37,7 +37,7 @@ def read_object(path: Path) -> dict[str, Any]:
 class Fields:
     """The fields of a `config.json`.
 
-    A field that nobody asks for is one that the class of transformers does not compute with.
+    Those that transformers' class does not compute with are not asked for.
     """
 
     def __init__(self, source: Path):
@@ -84,7 +84,7 @@ class Fields:
             raise InputError(f"{self.path}: {name} is {value!r}: takes {takes}")
 
     def alias(self, **names: str) -> None:
-        """Takes fields by other names, too.
+        """Takes fields by their other names (`other=ours`), too.
 
         Raises:
           InputError: a field has two values.

@@ -15,8 +15,8 @@ from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
 
 LAST_NORM = "decoder/norm"
 WINDOW = "sliding_window"
-TURNS = ("default", "linear")
-# Of Mistral: what a file may leave out, and what it has none of, whatever a file says.
+ROPE_TYPES = ("default", "linear")
+# What a file of Mistral may leave out, and what Mistral has none of, whatever a file says.
 MISTRAL = {WINDOW: 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 WITHOUT_BIAS = {"attention_bias": False, "mlp_bias": False}
 
@@ -129,7 +129,7 @@ def model_of(fields: Fields) -> ModelConfig:
     if fields.values.get("model_type") == "mistral":
         fields.values = MISTRAL | fields.values | WITHOUT_BIAS
     elif fields.values.get("use_sliding_window") is False:
-        fields.values.pop("sliding_window", None)
+        fields.values.pop(WINDOW, None)
     fields.must("rope_interleaved", False, None)
     base, scaling = _rotary(fields)
     length, window = fields.size("max_position_embeddings", 2048), fields.values.get(WINDOW)
@@ -176,10 +176,10 @@ def _rotary(fields: Fields) -> tuple[float, float]:
     kinds = [rope[name] for name in ("rope_type", "type") if name in rope]
     whole = all(x.get("partial_rotary_factor") in (None, 1) for x in (rope, said))
     nested = any(isinstance(value, dict) for value in rope.values())
-    if not any(kinds == [k] * len(kinds) for k in TURNS) or nested or not whole:
+    if not any(kinds == [k] * len(kinds) for k in ROPE_TYPES) or nested or not whole:
         raise InputError(
-            f"{fields.path}: {home} is {rope!r}: takes a rope_type of {' or '.join(TURNS)}, the "
-            "same in all layers, and whole heads"
+            f"{fields.path}: {home} is {rope!r}: takes a rope_type of {' or '.join(ROPE_TYPES)}, "
+            "the same in all layers, and whole heads"
         )
     base = rope.get("rope_theta", said.get("rope_theta", 10000.0))
     factor: Any = rope.get("factor") if "linear" in kinds else 1.0

@@ -113,6 +113,7 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     model = config.model
     tokenizer = read_tokenizer(source, model.vocabulary_size)
     begin = _begin(fields, config, tokenizer)
+    check_tokens(source, tokenizer, task, begin)
     table = module.table(model, model_type, task)
     tensors = _whole_names(read_weights(source), next(iter(table)).split(".")[0])
     tensors = module.named(fields, model, tensors, task)
@@ -211,9 +212,7 @@ def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
         raise InputError(f"{tokenizer.name}: has no token that ends a text, as </s> or [SEP]")
     if config.facts.is_encoder and tokenizer.absent:
         raise InputError(f"{tokenizer.name}: an encoder needs pad, unk, bos, eos and mask")
-    begin = begin if type(begin) is int and 0 <= begin < rows else int(tokenizer.of_file[EOS])
-    check_tokens(fields.path.parent, tokenizer, config.task, begin)
-    return begin
+    return begin if type(begin) is int and 0 <= begin < rows else int(tokenizer.of_file[EOS])
 
 
 SPECIAL = {PAD: "pad", BOS: "bos", EOS: "eos"}

@@ -79,7 +79,7 @@ def take_in(
 ) -> Tensors:
     """The inverse of `lay_out`: the plain parameters, of `shapes`, in the tensors of a file.
 
-    Of tensors with the same numbers, a file has one or more.
+    Of twins, a file has one or more.
 
     Raises:
       InputError: a tensor is missing, differs from its twin or has another shape, or there is one

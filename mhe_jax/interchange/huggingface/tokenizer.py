@@ -20,7 +20,11 @@ from mhe_jax.data.tokenizer_json import ABSENT, NAME
 from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.tables import write_json
 
-SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+SETTINGS, ROLES_FILE, ADDED = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 DECODER = "added_tokens_decoder"
 # What transformers sets in `tokenizer.json` if the settings say so; its general classes do not.
 PARTS = {
@@ -236,7 +240,7 @@ def _beside(source: Path, name: str) -> dict[str, Any]:
 
 
 def _done(tokenizer: JsonTokenizer, general: bool, pieces: bool) -> dict[str, bool]:
-    """What a tokenizer does, by the names in its settings, as far as they mean something."""
+    """Which of the settings a tokenizer follows, seen from what it does; others are left out."""
     if not pieces:
         first = "".join(tokenizer.pieces(tokenizer.encode("a")))
         return {"add_prefix_space": first.startswith(("Ġ", SPACE, " "))}
@@ -247,7 +251,7 @@ def _done(tokenizer: JsonTokenizer, general: bool, pieces: bool) -> dict[str, bo
 def check_tokens(source: Path, tokenizer: JsonTokenizer, task: str, begin: int) -> None:
     """Raises InputError if a file beside `tokenizer.json` names other tokens.
 
-    `begin` is the id in the file of the token that is in the place of a bos that it has not.
+    `begin` is the id in the file of the token that stands in for a missing bos.
     """
     ids = [begin if i == ABSENT else int(i) for i in tokenizer.of_file]
     names = {str(i): tokenizer.spelling(i) for i in ids}
@@ -256,10 +260,10 @@ def check_tokens(source: Path, tokenizer: JsonTokenizer, task: str, begin: int) 
         roles = {BOS: "bos_token", EOS: "eos_token"}
     elif task == "translation":
         roles = {EOS: "eos_token"}
-    settings, special, added = (_beside(source, name) for name in (SETTINGS, SPECIAL, ADDED))
+    settings, special, added = (_beside(source, name) for name in (SETTINGS, ROLES_FILE, ADDED))
     said = [
         (file, role, values.get(role), names[str(ids[i])])
-        for file, values in ((SETTINGS, settings), (SPECIAL, special))
+        for file, values in ((SETTINGS, settings), (ROLES_FILE, special))
         for i, role in roles.items()
     ]
     numbered = settings.get(DECODER, {str(i): token for token, i in added.items()})

@@ -196,7 +196,7 @@ def is_missing(value: Any) -> bool:
 
 
 def class_name(value: Any) -> str | None:
-    """The name of a class that a file has so; equal numbers are one. None: no such value.
+    """The class that a label of a file names; equal numbers name one. None if it names none.
 
     >>> [class_name(value) for value in (1, 1.0, "1.00 ", "+1", 0.5, "007", True, "pos ", [])]
     ['1', '1', '1', '1', '0.5', '007', 'true', 'pos', None]

@@ -48,9 +48,9 @@ def note_changes(config: Config, meta: dict[str, Any], done: int) -> None:
         fields["train.num_steps"] = config.train.num_steps
     before = meta.get("fields", fields) if done else fields
     changed = [
-        f"step {done}: {name} {before.get(name)!r} -> {fields.get(name)!r}"
-        for name in {**before, **fields}
-        if before.get(name) != fields.get(name)
+        f"step {done}: {name} {before[name]!r} -> {value!r}"
+        for name, value in fields.items()
+        if before.get(name, value) != value
     ]
     meta |= {"fields": fields, "changed": [*meta.get("changed", []), *changed]}
 
