@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not instal
 from benchmarks import experiment_tables, experiments, workplace
 from mhe_jax.cli.sweep.plan import CONFIG, RESULT
 from mhe_jax.config import EvaluationConfig
+from mhe_jax.config.evaluation import result_name
 from mhe_jax.config.fields import save_json
 from mhe_jax.config.loading import load_config
 from mhe_jax.data.tokenizer import Tokenizer
-from mhe_jax.config.evaluation import result_name
 from mhe_jax.report.comparison import main_table
 from mhe_jax.report.groups import sections
 from mhe_jax.report.runs import read_runs

@@ -134,6 +134,7 @@ def test_a_state_that_does_not_name_all_data(read, tmp_path, state):
 def test_a_state_that_names_a_file_that_is_gone(read, tmp_path):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    (tmp_path / "saved" / "dataset_info.json").write_text("{}")
     with pytest.raises(InputError, match=r"saved/a\.arrow: no such file"):
         read("saved")
 
