@@ -3,7 +3,7 @@
     python benchmarks/gpu_schedule.py --out gpu_schedule.json   # needs the extra `cuda`
 
 The programs are compiled ahead of time. Bytes are those that kernels read and write, each of its
-operands once, sums in place among them (`mhe_jax.analysis.traffic`); of the two ways of a call they
+operands once, sums in place among them (`benchmarks.traffic`); of the two ways of a call they
 are those of the factored softmax. Without a device XLA does not tune its products: they are calls
 of cuBLAS here.
 
@@ -35,9 +35,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import command_line, reports
+from benchmarks.traffic import traffic
 from mhe_jax.analysis.hlo import Program
 from mhe_jax.analysis.topology import describe_devices
-from mhe_jax.analysis.traffic import traffic
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import SHARED, Options
 from mhe_jax.config import InputError

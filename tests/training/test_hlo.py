@@ -4,7 +4,6 @@ import pytest
 
 from mhe_jax.analysis.collectives import Collective, collectives_of
 from mhe_jax.analysis.hlo import Program, array_bytes
-from mhe_jax.analysis.traffic import traffic
 
 # Two nested loops, of 3 turns as the compiler says and of 4 as their numbers say: 0, 2, 4, 6 < 7.
 LOOPS = """HloModule nested, is_scheduled=true
@@ -284,58 +283,3 @@ def test_what_a_call_or_an_async_start_runs_counts():
 )
 def test_array_bytes(shape, sizes):
     assert array_bytes(shape) == sizes
-
-
-KERNELS = """HloModule kernels
-
-%sliced (p: f32[8,5], i: s32[]) -> f32[2,5] {
-  %p = f32[8,5]{1,0} parameter(0)
-  %i = s32[] parameter(1)
-  %view = f32[8,5]{1,0} bitcast(%p)
-  %cut = f32[2,5]{1,0} dynamic-slice(%view, %i, %i), dynamic_slice_sizes={2,5}
-  ROOT %twice = f32[2,5]{1,0} add(%cut, %cut)
-}
-
-%in_place (old: f32[8,5], new: f32[2,5], j: s32[]) -> f32[8,5] {
-  %old = f32[8,5]{1,0} parameter(0)
-  %new = f32[2,5]{1,0} parameter(1)
-  %j = s32[] parameter(2)
-  ROOT %put = f32[8,5]{1,0} dynamic-update-slice(%old, %new, %j, %j)
-}
-
-%body (c: (s32[], f32[8,5], bf16[5,7])) -> (s32[], f32[8,5], bf16[5,7]) {
-  %c = (s32[], f32[8,5]{1,0}, bf16[5,7]{1,0}) parameter(0)
-  %n = s32[] get-tuple-element(%c), index=0
-  %x = f32[8,5]{1,0} get-tuple-element(%c), index=1
-  %k = bf16[5,7]{1,0} get-tuple-element(%c), index=2
-  %part = f32[2,5]{1,0} fusion(%x, %n), kind=kLoop, calls=%sliced
-  %gemm = (f32[2,7]{1,0}, s8[4096]{0}) custom-call(%part, %k), custom_call_target="__cublas$gemm"
-  %next = f32[8,5]{1,0} fusion(%x, %part, %n), kind=kLoop, calls=%in_place
-  ROOT %r = (s32[], f32[8,5]{1,0}, bf16[5,7]{1,0}) tuple(%n, %next, %k)
-}
-
-%condition (d: (s32[], f32[8,5], bf16[5,7])) -> pred[] {
-  %d = (s32[], f32[8,5]{1,0}, bf16[5,7]{1,0}) parameter(0)
-  ROOT %true = pred[] constant(true)
-}
-
-ENTRY %main (a: f32[8,5], b: bf16[5,7]) -> f32[8,5] {
-  %a = f32[8,5]{1,0} parameter(0)
-  %b = bf16[5,7]{1,0} parameter(1)
-  %zero = s32[] constant(0)
-  %start = (s32[], f32[8,5]{1,0}, bf16[5,7]{1,0}) tuple(%zero, %a, %b)
-  %loop = (s32[], f32[8,5]{1,0}, bf16[5,7]{1,0}) while(%start), condition=%condition, \
-body=%body, backend_config={"known_trip_count":{"n":"4"}}
-  %last = f32[8,5]{1,0} get-tuple-element(%loop), index=1
-  ROOT %out = f32[8,5]{1,0} copy(%last)
-}
-"""
-
-
-def test_bytes_of_kernels():
-    """Slices and updates in place count as such; what a cuBLAS call works in does not."""
-    part, index = 4 * 2 * 5, 4
-    sliced = part + index + part
-    gemm = part + 2 * 5 * 7 + 4 * 2 * 7
-    in_place = part + index + part
-    assert traffic(Program(KERNELS)) == 4 * (sliced + gemm + in_place) + 2 * 4 * 8 * 5
