@@ -114,8 +114,7 @@ class Uptraining:
             if not (run / plan.CONFIG).exists():
                 fields = self.source.attention(name)
                 flags = [part for field, value in fields.items() for part in (f"--{field}", value)]
-                trust = "--trust", str(self.at.data)
-                self.at.call(run, "-m", "mhe_jax", "convert", str(source), str(run), *flags, *trust)
+                self.at.call(run, "-m", "mhe_jax", "convert", str(source), str(run), *flags)
         self.at.evaluate(run, "test", "--checkpoint", "last")
         return run
 

@@ -107,8 +107,7 @@ class Workplace:
         with self.locks[run]:
             if not (kept := run / (name or scores.name)).exists():
                 split = what.partition("_")[0]
-                trust = "--trust", str(self.data)
-                self.call(run, str(ROOT / "eval.py"), str(run), "--split", split, *trust, *flags)
+                self.call(run, str(ROOT / "eval.py"), str(run), "--split", split, *flags)
                 scores.rename(kept)
 
     def call(self, run: Path, *command: str) -> None:

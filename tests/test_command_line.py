@@ -307,9 +307,9 @@ def test_export_arguments():
 def test_export_gets_all_that_was_given(monkeypatch, capsys):
     told = {}
     monkeypatch.setattr(export, "export", lambda *_, **given: told.update(given) or {})
-    arguments = "run out --to stablehlo --checkpoint last --average_checkpoints 2 --trust a b"
+    arguments = "run out --to stablehlo --checkpoint last --average_checkpoints 2"
     export.main(arguments.split())
-    assert told == {"checkpoint": "last", "average_checkpoints": 2, "trust": ("a", "b")}
+    assert told == {"checkpoint": "last", "average_checkpoints": 2}
 
 
 @pytest.mark.parametrize(

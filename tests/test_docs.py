@@ -209,7 +209,7 @@ def understand(command: str, arguments: list[str]) -> None:
         if wanted.kind is None:  # a model of transformers, which is not here
             return leave(dataclasses.replace(load_config("configs/bert_base.py"), workdir=str(new)))
         config = load_json(run / "config.json")
-        fields = {k: v for k, v in vars(wanted).items() if k not in ("rows", "trust")}
+        fields = {k: v for k, v in vars(wanted).items() if k != "rows"}
         attention = dataclasses.replace(config.model.attention, **fields)
         model = dataclasses.replace(config.model, attention=attention)
         leave(dataclasses.replace(config, model=model, workdir=str(new)))

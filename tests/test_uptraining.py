@@ -34,7 +34,7 @@ def calls(monkeypatch, tmp_path):
             if program == "-m":
                 source, run, wanted = parse(arguments[2:])
                 config = load_json(source / CONFIG)
-                fields = {k: v for k, v in vars(wanted).items() if k not in ("rows", "trust")}
+                fields = {k: v for k, v in vars(wanted).items() if k != "rows"}
                 attention = AttentionConfig(**fields)
                 save_json(set_field(config, "model.attention", attention), run / CONFIG)
                 done = "convert"

@@ -21,7 +21,7 @@ from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
-from mhe_jax.config.rules import check, check_files
+from mhe_jax.config.rules import check
 
 ARGUMENTS = "RUN [--field value ...] [--translate | --generate | --predict]"
 Action = typing.Literal["score", "translate", "generate", "predict"]
@@ -73,9 +73,6 @@ class _EvaluationArguments(EvaluationConfig):
     # Label the lines of standard input (texts with tabs between them, where examples have several)
     # instead of scoring.
     predict: bool = False
-    # Directories in which files that the run names may lie, besides the run itself: it may be from
-    # somebody else. A file that --sources names by its whole path is read wherever it lies.
-    trust: tuple[str, ...] = (".",)
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
@@ -84,8 +81,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     Settings that are not given are as in the run's own config.
 
     Raises:
-      InputError: no run, a field or value that is not allowed, or a file that the run names and
-        the command line does not trust.
+      InputError: no run, or a field or value that is not allowed.
     """
     program = called("eval")
     usage = f"{program} {ARGUMENTS}"
@@ -107,7 +103,6 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
     parsed = parse_fields(_EvaluationArguments, default, rest, f"{program} {name}", bare_flags=True)
     values = dataclasses.asdict(parsed)
-    trusted = values.pop("trust")
     actions: tuple[Action, ...] = ("translate", "generate", "predict")
     given: list[Action] = [action for action in actions if values.pop(action)]
     if len(given) > 1:
@@ -119,14 +114,6 @@ def parse(arguments: Sequence[str]) -> tuple[Path, EvaluationConfig, Action]:
     for name in ("sources", "split"):
         if given and name in named:
             raise InputError(f"--{name} is given with --{action}, which reads standard input")
-    names = evaluation.sources or getattr(config.data, evaluation.split)
-    check_files(
-        run,
-        config.data.directory,
-        names if action == "score" else (),
-        trusted,
-        by_user="sources" in named,
-    )
     return run, evaluation, action
 
 

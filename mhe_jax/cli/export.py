@@ -31,8 +31,6 @@ class ExportArguments:
     checkpoint: str | None = None
     # Mean of this many checkpoints ending with the newest (needs checkpoint=last); None likewise.
     average_checkpoints: int | None = None
-    # Directories in which files that the run links to may lie.
-    trust: tuple[str, ...] = (".",)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -44,7 +42,6 @@ def main(arguments: Sequence[str]) -> None:
         given.to,
         checkpoint=given.checkpoint,
         average_checkpoints=given.average_checkpoints,
-        trust=given.trust,
     )
     output(json.dumps(result) + "\n")
 

@@ -35,5 +35,3 @@ class ConversionConfig:
     latent_groups: int | None = None
     # Rows of the run's training text to fit on; 0 reads none.
     rows: int = 1000
-    # Directories from which files that the run names may be read, besides the run itself.
-    trust: tuple[str, ...] = (".",)

@@ -21,7 +21,7 @@ from mhe_jax import tasks
 from mhe_jax.attention import recording
 from mhe_jax.config import Config, EvaluationConfig
 from mhe_jax.config.evaluation import result_name
-from mhe_jax.config.fields import load_json
+from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.files import CONFIG, write_whole
 from mhe_jax.config.places import path_of
 from mhe_jax.evaluation.lines import generate, predict, translate
@@ -54,11 +54,8 @@ def evaluate(
     """
     workdir = path_of(workdir)
     config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
-    # The cache is the evaluator's own: a run from somebody else could name any directory.
-    data = dataclasses.replace(config.data, cache_directory=None)
     if evaluation.sources:
-        data = dataclasses.replace(data, **{evaluation.split: evaluation.sources})
-    config = dataclasses.replace(config, data=data)
+        config = set_field(config, f"data.{evaluation.split}", evaluation.sources)
     group.check()
     run = Run.load(workdir, config, devices)
     with recording():

@@ -27,7 +27,7 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import TOKENIZER, write_whole
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
-from mhe_jax.config.rules import check, check_files
+from mhe_jax.config.rules import check
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
 from mhe_jax.evaluation.encoding import Pooling, TextEncoder
 from mhe_jax.evaluation.generation import Generator
@@ -87,6 +87,8 @@ class Run:
           InputError: no tokenizer or no such checkpoint, or they do not fit the config.
         """
         evaluation = config.evaluation
+        # The cache is the caller's own: a run from somebody else could name any directory.
+        config = set_field(config, "data.cache_directory", None)
         tokenizer = load_tokenizer(config, workdir / TOKENIZER)
         mesh = sharding.mesh_at_hand(config, "evaluating", devices)
         model = tasks.of(config).model(config.model)
@@ -247,17 +249,15 @@ def load(
     *,
     checkpoint: str | int | None = None,
     devices: Sequence[Any] | None = None,
-    trust: Sequence[str] = (".",),
     **settings: Any,
 ) -> Run:
     """A trained run, to translate, generate and so on: `run = mhe_jax.load("runs/multi30k")`.
 
     Args:
-      path: of the run, the workdir of `train.py`. Nothing outside of it is read.
+      path: of the run, the workdir of `train.py`. Nothing else is read, and no code is run.
       checkpoint: `best`, `last` or a step; None is what the run's config says: `best`, or `last`
         for a run without a validation split.
       devices: to compute on; None is all there are.
-      trust: directories that may hold the files that links in the run lead to.
       settings: other fields of `evaluation`, such as beam_size, which replace the run's own.
 
     Raises:
@@ -273,7 +273,6 @@ def load(
     if checkpoint is None:
         checkpoint = "last" if own == "best" and not config.data.validation else own
     config = with_settings(config, {"checkpoint": str(checkpoint), **settings})
-    check_files(workdir, config.data.directory, (), trust, by_user=False, python=True)
     check_processes("load")
     return Run.load(workdir, config, devices)
 

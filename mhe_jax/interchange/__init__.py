@@ -21,7 +21,6 @@ huggingface/    models and tokenizers of transformers, both ways
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +31,6 @@ from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.files import check_new, publish_directory
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
-from mhe_jax.config.rules import check_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +69,6 @@ def export(
     *,
     checkpoint: str | None = None,
     average_checkpoints: int | None = None,
-    trust: Sequence[str] = (".",),
 ) -> dict[str, Any]:
     """Writes a trained run as the new directory `out`, which appears whole or not at all.
 
@@ -81,7 +78,6 @@ def export(
       to: one of `FORMATS`.
       checkpoint: 'best', 'last' or a step; None takes what the run's config evaluates.
       average_checkpoints: with 'last', the number of checkpoints to average; None likewise.
-      trust: directories that may hold the files that links in the run lead to.
 
     Returns:
       `format`, `out`, `steps` of the checkpoints, `bytes` of all files, and what the format adds.
@@ -96,7 +92,6 @@ def export(
         raise InputError(f"--to is {to!r}: takes one of {', '.join(FORMATS)}{near}")
     config = config_of(run)
     check_new(out, run)
-    check_files(run, config.data.directory, (), trust, by_user=False)
     given = {"checkpoint": checkpoint, "average_checkpoints": average_checkpoints}
     given = {name: value for name, value in given.items() if value is not None}
     evaluation = dataclasses.replace(config.evaluation, **given)

@@ -35,7 +35,6 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     tensors = by_name(run.params)
     metadata = {"steps": json.dumps(run.steps), "tokenizer": run.tokenizer.key}
     write_tensors(directory / WEIGHTS, tensors, metadata)
-    # Byte for byte, since its digest tells that this user has trained the run.
     (directory / CONFIG).write_bytes((run.workdir / CONFIG).read_bytes())
     vocabulary = ""
     if run.config.model.has_pieces:

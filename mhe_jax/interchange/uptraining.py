@@ -20,8 +20,7 @@ from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
-from mhe_jax.config.rules import check, check_files
-from mhe_jax.config.rules.trust import is_own, remember
+from mhe_jax.config.rules import check
 from mhe_jax.interchange.activations import Recorder, Sublayer, at, sublayers
 from mhe_jax.model.stack import count_parameters, role_of, stack_layers, unroll_layers
 from mhe_jax.training import sharding
@@ -47,8 +46,6 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     old = config_of(run)
     check_new_run(new, run)
     config = _converted(old, new, wanted)
-    names = old.data.train if wanted.rows else ()
-    check_files(run, old.data.directory, names, wanted.trust, by_user=False)
     mesh = sharding.mesh_at_hand(config, "converting")
     params, step, tokenizer = read_run(run, old, mesh)
     params = jax.device_get(params)
@@ -69,8 +66,6 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     found = stack_layers(found) if old.model.scan_layers else found
     pieces = (run / TOKENIZER).read_bytes() if old.model.has_pieces else None
     write_run(config, found, mesh, tokenizer.key, pieces)
-    if is_own(run):
-        remember(new)
     before, after = (count_parameters(tree)["attention"] for tree in (params, found))
     counts = {"attention_before": before, "attention_after": after}
     return {"step": step, "kind": wanted.kind, "use_bias": biased, **counts, "errors": errors}

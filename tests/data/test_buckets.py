@@ -13,7 +13,6 @@ from pyarrow import ipc, parquet
 
 from mhe_jax.config import InputError
 from mhe_jax.config.places import Bucket
-from mhe_jax.config.rules import check_files
 from mhe_jax.data import open_source
 from mhe_jax.tasks.labelled.records import read_records
 from mhe_jax.tasks.labelled.table import DatasetRow
@@ -203,21 +202,6 @@ def test_a_bucket_that_is_not_there(url, read):
     scheme = url.partition(":")[0]
     with pytest.raises(InputError, match=f"{scheme}://no-such-bucket/a.txt: no such file"):
         read(f"{scheme}://no-such-bucket/a.txt")
-
-
-def test_a_run_of_somebody_else_reads_no_object_that_is_not_trusted(url, put, tmp_path):
-    put("c/a.txt", b"one\n")
-    (tmp_path / "config.json").write_text("{}")
-
-    def check(name, *trusted, by_user=False):
-        check_files(tmp_path, ".", (f"{url}/{name}",), trusted, by_user=by_user)
-
-    for trusted in ((), (".",), (f"{url}/c/a",), (f"{url}/other",)):
-        with pytest.raises(InputError, match=f"names {url}/c/a.txt: not in the run, .*{url}/c"):
-            check("c/a.txt", *trusted)
-    check("c/a.txt", f"{url}/c")
-    check("c/*.txt", f"{url}/")
-    check("c/a.txt", by_user=True)
 
 
 def test_a_network_that_fails_is_told_once(gs, monkeypatch, read, caplog):

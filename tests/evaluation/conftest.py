@@ -18,7 +18,6 @@ from mhe_jax.config import (
     ModelConfig,
 )
 from mhe_jax.config.fields import save_json
-from mhe_jax.config.rules.trust import remember
 from mhe_jax.tasks import TASKS, make_tokenizer, resolve
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training.checkpoint import Checkpoints
@@ -76,7 +75,6 @@ def save_run(config, change=lambda params: params):
     workdir.mkdir(parents=True)
     make_tokenizer(config, workdir / "tokenizer.model")
     save_json(config, workdir / "config.json")
-    remember(workdir)
     model = TASKS[config.task].model(config.model)
     initialize = TASKS[config.task].initializer(model, config.data.sequence_length)
     params = change(random_parameters(initialize, size=0.8))

@@ -257,7 +257,7 @@ def test_only_runs_on_labelled_examples_predict(run_of):
 @pytest.mark.whole_run
 def test_the_command(run):
     one = run("sst2")
-    command = [sys.executable, "eval.py", str(one.workdir), "--predict", "--trust", "/"]
+    command = [sys.executable, "eval.py", str(one.workdir), "--predict"]
     environment = {**os.environ, "XLA_FLAGS": ""}
     lines = ["first", "", "second 2"]
     done = subprocess.run(

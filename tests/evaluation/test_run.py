@@ -281,16 +281,6 @@ def test_several_processes(translating, monkeypatch):
         translating.translate(["a"])
 
 
-def test_links_of_a_strangers_run(translation_run, tmp_path):
-    workdir = tmp_path / "runs" / "run"
-    shutil.copytree(translation_run, workdir)
-    (workdir / "tokenizer.model").rename(tmp_path / "tokenizer.model")
-    (workdir / "tokenizer.model").symlink_to(tmp_path / "tokenizer.model")
-    with pytest.raises(InputError, match=r"not in the run, .*; trust=\['\.', '/.*'\] allows it"):
-        load(workdir)
-    assert load(workdir, trust=[str(tmp_path)]).steps == [7]
-
-
 def test_names_at_the_top():
     assert mhe_jax.load is evaluation.load
     assert set(mhe_jax.__all__) <= set(dir(mhe_jax))

@@ -233,7 +233,7 @@ def start(*arguments, **options):
 
 
 def test_eval_py_ends_with_a_line_of_json(translation_run, texts):
-    flags = "--split", "validation", "--beam_size", "2", "--trust", texts
+    flags = "--split", "validation", "--beam_size", "2"
     terminal, its_end = os.openpty()
     process = start(translation_run, *flags, stderr=its_end)
     os.close(its_end)

@@ -18,7 +18,6 @@ from mhe_jax.config import (
 from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.rules import check
-from mhe_jax.config.rules.trust import remember
 from mhe_jax.training.checkpoint import Checkpoints
 
 WORDS = ["red", "green", "cat", "dog", "bird", "runs", "sleeps", "the", "a", "small", "big", "old"]
@@ -86,7 +85,6 @@ def save_run(config, seed=3, change=None):
     workdir.mkdir(parents=True)
     tokenizer = tasks.make_tokenizer(config, workdir / TOKENIZER)
     save_json(config, workdir / "config.json")
-    remember(workdir)
     task = tasks.of(config)
     initialize = task.initializer(task.model(config.model), config.data.sequence_length)
     params = random_parameters(initialize, seed)

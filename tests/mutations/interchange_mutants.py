@@ -361,11 +361,4 @@ INTERCHANGE = (
         "fields.values",
         "test_bad_models.py::test_a_config_that_ours_has_no_place_for",
     ),
-    Mutant(
-        "one's own run is a stranger's once converted",
-        "convert",
-        "        remember(new)\n",
-        "        pass\n",
-        "test_convert.py::test_a_run_goes_on_where_it_is",
-    ),
 )

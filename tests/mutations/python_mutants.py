@@ -60,13 +60,6 @@ PYTHON = (
         "test_run.py::test_a_run_without_validation_has_its_last_checkpoint",
     ),
     Mutant(
-        "links of a run may lead anywhere",
-        "load",
-        "check_files(workdir, config.data.directory, (), trust, by_user=False, python=True)",
-        "pass",
-        "test_run.py::test_links_of_a_strangers_run",
-    ),
-    Mutant(
         "predictions come in order of length",
         "Predictor.predict",
         "logits[numbers[numbers >= 0]] = outputs[numbers >= 0]",

@@ -12,7 +12,6 @@ from mhe_jax.cli import convert as command
 from mhe_jax.config import InputError
 from mhe_jax.config.conversion import ConversionConfig
 from mhe_jax.config.fields import load_json, save_json, set_field
-from mhe_jax.config.rules.trust import is_own
 from mhe_jax.evaluation import evaluate
 from mhe_jax.interchange.uptraining import _converted, convert
 from mhe_jax.training.loop import train
@@ -72,7 +71,7 @@ def source(tiny, place):
 
 
 def wanted(kind, rows=24, **fields):
-    return ConversionConfig(kind=kind, rows=rows, trust=("/",), **fields)
+    return ConversionConfig(kind=kind, rows=rows, **fields)
 
 
 def loss(run, which):
@@ -120,8 +119,6 @@ def test_every_kind_of_every_task(source, tmp_path, task, kind):
 def test_a_run_goes_on_where_it_is(source, tmp_path):
     config = source("mlm")
     convert(config.workdir, tmp_path / "new", wanted("mqa", rows=0))
-    assert is_own(Path(config.workdir))
-    assert is_own(tmp_path / "new")
     saved = load_json(tmp_path / "new" / "config.json")
     result = train(set_field(saved, "train.num_steps", 3), jax.devices()[:1])
     assert result["steps"] == 3
@@ -133,8 +130,6 @@ def test_without_rows_no_text_is_read(source, tmp_path):
     copy_with(config, gone, data=dataclasses.replace(config.data, directory="nowhere"))
     found = convert(gone, tmp_path / "new", wanted("mqa", rows=0))
     assert list(found["errors"].values()) == [{"before": None, "after": None}] * 2
-    assert not is_own(gone)
-    assert not is_own(tmp_path / "new")  # what a stranger's run names is no more trusted for it
     with pytest.raises(InputError, match="nowhere"):
         convert(gone, tmp_path / "other", wanted("mqa"))
     assert not (tmp_path / "other").exists()
@@ -174,7 +169,7 @@ def test_settings_that_only_the_old_kind_takes_do_not_stay(tiny, tmp_path, kind,
 
 def test_the_command_prints_errors_and_a_line_of_json(source, tmp_path, capsys):
     config, new = source("mlm"), tmp_path / "new"
-    command.main([config.workdir, str(new), "--kind", "mqa", "--rows", "8", "--trust", "/"])
+    command.main([config.workdir, str(new), "--kind", "mqa", "--rows", "8"])
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["kind"] == "mqa"

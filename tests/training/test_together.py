@@ -185,7 +185,7 @@ def test_processes_evaluate_as_one(tiny, job, launch, finish, tmp_path, task):
     """Five and seven rows are left for the last batch; beams go over processes too."""
     config = tiny(task, **{"train.num_steps": 3, "evaluation.batch_size": 10})
     loop.train(config, jax.devices()[:1])
-    flags = ["--split", "validation", "--trust", config.data.directory]
+    flags = ["--split", "validation"]
     found = job(config, config.workdir, 2, script="eval.py", flags={0: flags, 1: flags})
     assert_ended(found)
     status, out, err = finish(launch(config, config.workdir, "", *flags, script="eval.py"))

@@ -35,7 +35,7 @@ def test_it_is_what_eval_translates_with_these_parameters(tiny, scored, capsys):
     assert [len(hypotheses) for hypotheses, _ in scored] == [5] * 4
     source = open_split(config, "validation")
     texts, references = zip(*(source[number] for number in range(5)), strict=True)
-    run = load(config.workdir, checkpoint="last", trust=("/",), beam_size=1)
+    run = load(config.workdir, checkpoint="last", beam_size=1)
     assert scored[-1] == (run.translate(list(texts)), list(references))
     assert scored[-1][0] != scored[-2][0]
     lines = [

@@ -4,7 +4,7 @@ Each broken rule is one line: the dotted name of a field, its value, and what is
 
 ranges.py      one field by itself              model.py     attention, and what some models have
 data.py        what is trained on               devices.py   the mesh, and what it divides
-evaluation.py  how a run is scored              trust.py     files that a run names
+evaluation.py  how a run is scored
 """
 
 from mhe_jax.config import Config
@@ -18,12 +18,10 @@ from mhe_jax.config.rules.model import (
     check_vocabulary,
 )
 from mhe_jax.config.rules.ranges import check_ranges
-from mhe_jax.config.rules.trust import check_files
 
 __all__ = [
     "check",
     "check_devices",
-    "check_files",
     "mesh_shape",
     "training_sources",
 ]

@@ -7,7 +7,6 @@ from typing import Any
 from mhe_jax.config import InputError
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.places import check_scheme, path_of
-from mhe_jax.config.rules.trust import remember
 from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.model import count_parameters
@@ -43,7 +42,6 @@ def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
     config = dataclasses.replace(config, workdir=str(new))
     mesh = sharding.mesh_at_hand(config, "converting")
     write_run(config, params, mesh, tokenizer.key, tokenizer.model)
-    remember(new)
     counts = count_parameters(params, config.model)
     return {
         "task": config.task,

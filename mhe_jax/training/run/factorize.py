@@ -17,7 +17,6 @@ from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
-from mhe_jax.config.rules.trust import is_own, remember
 from mhe_jax.shapeshifter import factorize as parameters
 from mhe_jax.training import sharding
 from mhe_jax.training.run.fresh import check_new_run, write_run
@@ -47,8 +46,6 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     found, errors = parameters.factorize(params, abstract_params(config, mesh))
     pieces = (run / TOKENIZER).read_bytes() if dense.model.has_pieces else None
     write_run(config, found, mesh, tokenizer.key, pieces)
-    if is_own(run):
-        remember(new)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, found)]
     return {"step": step, "dense": sizes[0], "factorized": sizes[1], "errors": errors}
 

@@ -11,7 +11,6 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, load_json, save_json, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER
 from mhe_jax.config.places import path_of
-from mhe_jax.config.rules.trust import remember
 from mhe_jax.training.checkpoint import has_steps
 from mhe_jax.training.curve import PICTURE
 
@@ -147,7 +146,6 @@ def begin(config: Config, tokenizer: Path) -> None:
     if tokenizer.name == DRAFT and config.model.has_pieces:
         tokenizer.replace(workdir / TOKENIZER)
     save_json(config, workdir / CONFIG)
-    remember(workdir)
 
 
 def check_text(
