@@ -166,7 +166,7 @@ def _train_alone(
             state, meta = checkpoints.restore(abstract)
             check_tokenizer(meta, tokenizer)
             resume.check_numbers(config, int(state.step), changed)
-            resume.check_text(config, meta, batches.steps_per_epoch, texts)
+            resume.check_text(config, meta, texts)
             if changed:
                 checkpoints.drop_best_after(int(state.step))
         else:
@@ -175,8 +175,7 @@ def _train_alone(
             state = warm_start.start_from(given, state) if given else state
         checkpoints.put_aside()
         start = int(state.step)
-        meta |= {"tokenizer": tokenizer.key, "steps_per_epoch": batches.steps_per_epoch}
-        meta |= texts
+        meta |= {"tokenizer": tokenizer.key, **texts}
         resume.note_changes(config, meta, start)
         c = config.train
         if start and not resume.holds_run(config):

@@ -739,8 +739,8 @@ MORE_DATA = (
     Mutant(
         "data: _train_alone 1",
         "_train_alone",
-        "        meta |= texts\n",
-        "",
+        ", **texts}",
+        "}",
         "test_changed_text.py",
     ),
     Mutant(

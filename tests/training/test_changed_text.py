@@ -13,8 +13,6 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.training import loop
 from mhe_jax.training.run import resume
 
-TEXTS = {"text": "a digest", "validation_text": "another"}
-
 
 def train(config):
     return loop.train(config, jax.devices()[:1])
@@ -79,12 +77,4 @@ def test_the_same_text_elsewhere_packed_anew_is_the_same_run(begun, tmp_path):
 
 
 def test_a_checkpoint_that_does_not_say_goes_on(tiny):
-    resume.check_text(tiny("lm"), {"steps_per_epoch": 7.5}, 7.5, TEXTS)
-    resume.check_text(tiny("lm"), {}, 7.5, TEXTS)
-
-
-def test_a_checkpoint_without_a_digest_knows_its_text_by_the_length_of_an_epoch(tiny):
-    """As those have it that were written before there was one."""
-    resume.check_text(tiny("lm"), {"steps_per_epoch": 1000.0}, 1000.0, TEXTS)
-    with pytest.raises(InputError, match=r"an epoch is 1,001\.00 steps, and was 1,000\.00"):
-        resume.check_text(tiny("lm"), {"steps_per_epoch": 1000.0}, 1001.0, TEXTS)
+    resume.check_text(tiny("lm"), {}, {"text": "a digest", "validation_text": "another"})

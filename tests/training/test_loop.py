@@ -483,7 +483,7 @@ def test_other_text_under_the_same_name_is_refused(tiny, text, tmp_path):
     train(config)
     lines = (tmp_path / "train.en").read_text().splitlines(keepends=True)
     (tmp_path / "train.en").write_text("".join(lines[:100]))
-    with pytest.raises(InputError, match="data.train has changed: an epoch is .* steps, and was"):
+    with pytest.raises(InputError, match="data.train has changed"):
         train(set_field(config, "train.num_steps", 9))
     assert steps_in(config) == [4, 6]
 

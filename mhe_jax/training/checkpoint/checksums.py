@@ -12,9 +12,6 @@ For files in a bucket the store itself has the checksum of what it received: not
 
 Files that others put there, as file managers and network disks do, are no damage: nothing reads
 them. A file that Orbax could take for its own is.
-
-A step without any checksum file is from an older version and is read unchecked. One that has lost
-only `checksums` counts as damaged: those of the processes still tell.
 """
 
 import re
@@ -105,9 +102,7 @@ def items_of(step: Path) -> set[str]:
     Raises:
       Damaged: its list of files is.
     """
-    if (sums := _sums(step)) is None:
-        return {path.name for path in step.iterdir() if path.is_dir()}
-    return {name.partition("/")[0] for name in sums}
+    return {name.partition("/")[0] for name in _read(step / NAME)}
 
 
 def verify(step: Path, items: set[str] | list[str]) -> None:
@@ -119,8 +114,7 @@ def verify(step: Path, items: set[str] | list[str]) -> None:
     Raises:
       Damaged: a file is missing, or differs from what was written, or Orbax could read one more.
     """
-    if (sums := _sums(step)) is None:
-        return
+    sums = _read(step / NAME)
     for item in sorted(items):
         listed = {name for name in sums if name.startswith(f"{item}/")}
         there = {f"{item}/{name}" for name in _names(step / item)}
@@ -133,14 +127,6 @@ def verify(step: Path, items: set[str] | list[str]) -> None:
                 raise Damaged(f"{name} has {found[1]:,} bytes, not {sums[name][1]:,}")
             if found != sums[name]:
                 raise Damaged(f"{name} has a different checksum than when it was written")
-
-
-def _sums(step: Path) -> Sums | None:
-    if (step / NAME).exists():
-        return _read(step / NAME)
-    if any(_parts_of(item) for item in step.iterdir() if item.is_dir()):
-        raise Damaged(f"{NAME} is missing")
-    return None
 
 
 def _write_part(item: Path) -> None:
@@ -173,6 +159,8 @@ def _write(path: Path, sums: Sums) -> None:
 
 
 def _read(path: Path) -> Sums:
+    if not path.exists():
+        raise Damaged(f"{path.name} is missing")
     first, _, lines = path.read_bytes().partition(b"\n")
     if first.decode(errors="replace") != f"{google_crc32c.value(lines):08x}":
         raise Damaged(f"{path.name} has a different checksum than when it was written")

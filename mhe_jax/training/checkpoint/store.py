@@ -27,7 +27,7 @@ class NotSaved(OSError):
 
 
 def check_tokenizer(meta: Meta, tokenizer: AnyTokenizer) -> None:
-    """Raises InputError if `meta` is of a run with another tokenizer; older ones do not say."""
+    """Raises InputError if `meta` names another tokenizer."""
     if meta.get("tokenizer", tokenizer.key) != tokenizer.key:
         raise InputError(f"{tokenizer.name}: is not the tokenizer of the checkpoint")
 

@@ -1,6 +1,5 @@
 """Rules for the run that a working directory holds: what may change since it began, what stays."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -148,20 +147,11 @@ def begin(config: Config, tokenizer: Path) -> None:
     save_json(config, workdir / CONFIG)
 
 
-def check_text(
-    config: Config, meta: dict[str, Any], steps_per_epoch: float, texts: Mapping[str, str]
-) -> None:
-    """Raises InputError if a checkpoint is of another text; older ones do not say.
+def check_text(config: Config, meta: dict[str, Any], texts: Mapping[str, str]) -> None:
+    """Raises InputError if a checkpoint is of another text; one that has not trained has none.
 
     `texts` are the keys of what is read, by the names of `TEXTS`.
     """
-    old = meta.get("steps_per_epoch", steps_per_epoch)
-    if not math.isclose(old, steps_per_epoch, rel_tol=1e-6):
-        raise InputError(
-            f"data.train has changed: an epoch is {steps_per_epoch:,.2f} steps, and was "
-            f"{old:,.2f} for the run in {config.workdir}: go on with the old text, or give "
-            "another --workdir"
-        )
     for name, text in texts.items():
         if meta.get(name, text) != text:
             split, done = TEXTS[name]
