@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py`: what it runs again, when it stops, and that it sees a wrong engine. Bytes of kernels."""
+"""`benchmarks/gpu.py`: what it runs again, when it stops, that it sees a wrong engine; bytes."""
 
 import fcntl
 import json
