@@ -54,6 +54,8 @@ def evaluate(
     """
     workdir = path_of(workdir)
     config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
+    # The cache is the caller's own: a run from somebody else could name any directory.
+    config = set_field(config, "data.cache_directory", None)
     if evaluation.sources:
         config = set_field(config, f"data.{evaluation.split}", evaluation.sources)
     group.check()

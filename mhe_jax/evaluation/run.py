@@ -87,8 +87,6 @@ class Run:
           InputError: no tokenizer or no such checkpoint, or they do not fit the config.
         """
         evaluation = config.evaluation
-        # The cache is the caller's own: a run from somebody else could name any directory.
-        config = set_field(config, "data.cache_directory", None)
         tokenizer = load_tokenizer(config, workdir / TOKENIZER)
         mesh = sharding.mesh_at_hand(config, "evaluating", devices)
         model = tasks.of(config).model(config.model)

@@ -50,7 +50,7 @@ class Recorder:
     def __init__(self, config: Config, tokenizer: AnyTokenizer, rows: int, params: Any):
         self.task, self.params = tasks.of(config), params
         config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
-        config = set_field(config, "data.cache_directory", None)  # as `Run.load` does
+        config = set_field(config, "data.cache_directory", None)  # as in `evaluate`
         self.model = self.task.model(config.model)
         self.batches: list[dict[str, Any]] = []
         count = 0

@@ -403,8 +403,8 @@ MORE_EVALUATION = (
         "test_translate.py",
     ),
     Mutant(
-        "evaluation: Run.load 1",
-        "Run.load",
+        "evaluation: evaluate 1",
+        "evaluate",
         'config = set_field(config, "data.cache_directory", None)',
         "pass",
         "test_bad_strangers.py",
