@@ -287,9 +287,8 @@ def beam_search(
         ),
     )
     failed, finished = carry[4][:, None], carry[5]
-    inside = jnp.arange(max_length)[None, None] < finished.lengths[:, :, None]
     return Hypotheses(
-        jnp.where(inside, finished.tokens, pad_id),
+        finished.tokens,
         finished.lengths,
         jnp.where(failed, jnp.nan, finished.log_probs),
         jnp.where(failed, jnp.nan, finished.scores),

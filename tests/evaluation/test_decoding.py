@@ -223,6 +223,24 @@ def test_early_stop_changes_nothing(alpha, keep):
     assert len(set(full.lengths[:, 0].tolist())) > 5
 
 
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_of_equal_scores_the_first_stays_and_empty_places_are_padding(early_stop):
+    """The end and 2 are as probable as each other; after 2 comes the end."""
+
+    def step(cache, tokens, positions):
+        sure = jnp.where(jnp.arange(4) == 1, 0.0, -jnp.inf)
+        first = jnp.where((jnp.arange(4) == 1) | (jnp.arange(4) == 2), 0.0, -jnp.inf)
+        return jnp.where(positions == 0, first[None], sure[None]), cache
+
+    options = {"max_length": 3, "beam_size": 2, "bos_id": 0, "eos_id": 1, "pad_id": 3}
+    options |= {"forbidden_ids": (), "early_stop": early_stop}
+    for keep in (1, 4):
+        found = beam_search(step, {}, jnp.array([3]), num_hypotheses=keep, **options)
+        expected = [[1, 3, 3], [2, 1, 3], [3, 3, 3], [3, 3, 3]]
+        assert found.tokens[0].tolist() == expected[:keep]
+        assert found.lengths[0].tolist() == [1, 2, 0, 0][:keep]
+
+
 @pytest.mark.parametrize(("early_stop", "finite"), [(True, True), (False, False)])
 def test_early_stop_does_stop(early_stop, finite):
     """A model that is not a number from the seventh step on is never asked for it."""
@@ -315,8 +333,10 @@ def test_jit_changes_nothing_and_float16_is_summed_in_float32(options):
     assert search(toy, 4, **options).log_probs.dtype == np.float32
 
 
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("options", [{}, {"beam_size": 3}])
-def test_a_row_that_is_not_a_number_says_so_and_spoils_no_other(options):
+def test_a_row_that_is_not_a_number_says_so_and_spoils_no_other(options, poison):
+    """Also if one of its prefixes alone is not."""
     toy = Toy(4, vocabulary=9, max_length=6, eos_bias=-3.0)
     step, good = toy.step, search(toy, 3, **options)
     marked = float(toy.cache(3)["context"][1, 0])
@@ -324,7 +344,8 @@ def test_a_row_that_is_not_a_number_says_so_and_spoils_no_other(options):
     def broken(cache, tokens, positions):
         logits, cache = step(cache, tokens, positions)
         bad = (cache["context"][:, :1] == marked) & (positions == 2)
-        return jnp.where(bad, jnp.nan, logits), cache
+        bad &= cache["history"][:, 1:3] == good.tokens[1, :1, :2]
+        return jnp.where(bad.all(1, keepdims=True), poison, logits), cache
 
     toy.step = broken
     result = search(toy, 3, **options)

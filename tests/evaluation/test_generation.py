@@ -140,6 +140,8 @@ def test_those_that_have_just_the_probability_are_enough():
     """Quarters are exact in float32."""
     found = jax.nn.softmax(filter_logits(jnp.zeros(4), 1.0, top_p=0.5))
     np.testing.assert_allclose(found, [0.5, 0.5, 0, 0], atol=1e-6)
+    # 0 in float32: the most probable stays all the same.
+    assert filter_logits(jnp.zeros(4), 1.0, top_p=1e-50).tolist() == [0.0, *[-np.inf] * 3]
 
 
 @pytest.mark.parametrize(

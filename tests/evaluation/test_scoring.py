@@ -56,6 +56,13 @@ def test_each_token_of_a_target_by_hand(translating):
         np.testing.assert_allclose(found.log_probs, expected, rtol=1e-6, atol=2e-6)
 
 
+def test_sides_that_just_fit(translating):
+    encode, most = translating.tokenizer.encode, translating.config.model.max_length
+    text = next(text for n in range(most, 0, -1) if len(encode(text := "x" * n)) == most - 1)
+    for found in translating.log_probs([(text, text), ("a", text)]):
+        assert len(found.tokens) == most
+
+
 @pytest.mark.parametrize("stride", [None, 5])
 @pytest.mark.parametrize("text", [LONG, "the cat"])
 def test_the_mean_is_the_loss_of_a_file_of_one_line(lm, tmp_path, text, stride):
@@ -155,7 +162,14 @@ def test_other_tasks_and_settings(lm, translating, run_of):
         lm.log_probs(TEXTS, stride=17)
 
 
-def test_a_broken_checkpoint(run_of):
-    workdir = run_of("lm", lambda params: jax.tree.map(lambda x: x * jnp.nan, params))
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_broken_checkpoint(run_of, start):
+    """Also if only what stands far behind is not a number."""
+
+    def broken(params):
+        params["embeddings"]["position"][start:] = np.nan
+        return params
+
+    workdir = run_of("lm", broken, positions="learned")
     with pytest.raises(InputError, match="NaN or infinite: a broken checkpoint"):
-        mhe_jax.load(workdir, devices=jax.devices()[:1]).log_probs(["a"])
+        mhe_jax.load(workdir, devices=jax.devices()[:1]).log_probs(["a", "a small dog runs"])

@@ -431,7 +431,7 @@ ATTENTION = (
     Mutant(
         "softmax in the type of the inputs",
         "weigh",
-        "        logits = logits.astype(jnp.promote_types(dtype, jnp.float32))\n",
+        "        logits = logits.astype(np.promote_types(dtype, jnp.float32))\n",
         "        logits = logits * 1\n",
         "test_attention_precision.py::test_the_type_of_the_softmax",
     ),

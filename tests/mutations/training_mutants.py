@@ -435,7 +435,7 @@ TRAINING = (
     Mutant(
         "smoothing over padding of the vocabulary",
         "label_sums",
-        "total / jnp.sum(exists, axis=-1)",
+        "total / jnp.sum(exists, axis=-1, dtype=jnp.float32)",
         "total / logits.shape[-1]",
         "test_vocabulary.py::test_padding_changes_no_number",
     ),
@@ -463,8 +463,8 @@ TRAINING = (
     Mutant(
         "what does not count is correct",
         "label_sums",
-        "jnp.sum(correct * weights)",
-        "jnp.sum(correct)",
+        "jnp.sum(jnp.where(correct, weights, 0.0))",
+        "jnp.sum(jnp.where(correct, 1.0, 0.0))",
         "test_objective.py::test_label_sums",
     ),
     Mutant(

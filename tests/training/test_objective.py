@@ -95,6 +95,7 @@ def test_ratios_are_over_what_counts():
     assert found == pytest.approx({"loss": 1.4, "accuracy": 0.6, "perplexity": np.exp(1.2)})
     assert ratios({"loss": 7.0, "count": 5.0, "tokens": 11.0}) == {"loss": 1.4}
     assert ratios({"loss": 0.0, "count": 0.0}) == {"loss": 0.0}
+    assert np.isfinite(ratios({"loss": 9e9, "nats": 9e9, "count": 5.0})["perplexity"])
     smoothed = {"loss": 7.0, "unsmoothed_loss": 6.0, "count": 5.0}
     assert ratios(smoothed) == pytest.approx({"loss": 1.2, "smoothed_loss": 1.4})
 
