@@ -40,6 +40,25 @@ def dense(mask):
 
 
 @every_mask
+def test_booleans_are_those_of_the_definition(mask):
+    mask = jax.tree.map(np.asarray, mask)
+    b, _, t, j = np.indices((B, H, T, S))
+    wanted = np.broadcast_to(True if mask.allowed is None else mask.allowed, b.shape)
+    if mask.is_causal:
+        wanted = wanted & (j <= t + (0 if mask.offset is None else mask.offset[b]))
+    if mask.window is not None:
+        p = t + (0 if mask.window_offset is None else mask.window_offset[b])
+        wanted = wanted & (p - mask.window[0] <= j) & (j <= p + mask.window[1])
+    if mask.key_lengths is not None:
+        wanted = wanted & (j < mask.key_lengths[b])
+    if mask.key_valid is not None:
+        wanted = wanted & mask.key_valid[b, j]
+    if mask.segment_ids is not None:
+        wanted = wanted & (mask.segment_ids[0][b, t] == mask.segment_ids[1][b, j])
+    np.testing.assert_array_equal(dense(mask), wanted)
+
+
+@every_mask
 def test_rows_that_have_a_key(mask):
     rows = np.broadcast_to(mask.row_has_key(T, S, jnp.float32), (B, T, H, 1))
     np.testing.assert_array_equal(rows[..., 0], dense(mask).any(-1).swapaxes(1, 2))

@@ -102,6 +102,16 @@ def test_one_segment_is_none(tiny, task):
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+@pytest.mark.parametrize("side", ["source_segments", "target_segments"])
+def test_segments_of_one_side_are_refused(tiny, side):
+    model, tokens = (
+        TASKS["translation"].model(tiny.config("mha", num_layers=1)),
+        jnp.ones((1, 2), int),
+    )
+    with pytest.raises(ValueError, match="source_segments and target_segments"):
+        jax.eval_shape(lambda ids: model.init(jax.random.key(0), ids, ids, **{side: ids}), tokens)
+
+
 def test_positions_begin_anew():
     segments = jnp.array([[1, 1, 2, 3, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
     assert positions_within(segments).tolist() == [[0, 1, 0, 0, 1, 2, 0, 1], list(range(8))]
