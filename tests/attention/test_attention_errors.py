@@ -225,6 +225,7 @@ def test_parts_of_a_mask_are_named_with_their_own_shape():
     for mask, message in (
         (Mask.causal(jnp.zeros((B, 1), int)), rf"offset has shape \({B}, 1\).* to \({B},\)"),
         (Mask.padding(jnp.ones((B, T + 1), bool)), rf"key_valid has shape \({B}, {T + 1}\)"),
+        (Mask.padding(jnp.ones((B, T - 1), bool)), rf"key_valid has shape \({B}, {T - 1}\)"),
         (Mask.segments(jnp.ones(T, int)), rf"segments of queries has shape \({T},\)"),
     ):
         with pytest.raises(ValueError, match=f"mask: {message}"):

@@ -262,6 +262,24 @@ def test_a_table_of_logits_that_the_task_never_reads_is_left_out(task):
     assert not [name for name in tensors if "decoder" in name]
 
 
+def test_logits_that_are_not_tied_have_their_bias_by_both_names():
+    """Where they are not tied, transformers reads each by its own."""
+    config = model_config("mlm", tie_embeddings=False)
+    params = random_params(config)
+    tensors, _ = convert(config, params)
+    for name in ("bias", "decoder.bias"):
+        found = tensors[f"cls.predictions.{name}"]
+        np.testing.assert_array_equal(found, params["vocabulary_bias"][: len(found)])
+
+
+@pytest.mark.parametrize("make", [word_piece, lambda path: byte_level(path, ("</s>", "<s>"))])
+def test_rows_are_in_the_order_of_the_file(make, tmp_path):
+    tokenizer = JsonTokenizer(make(tmp_path).to_str().encode())
+    rows, special = numbering(tokenizer, model_config("lm"), {})
+    assert tokenizer.of_file[rows].tolist() == [*range(len(rows))]
+    assert special == {i: id for i, id in enumerate(tokenizer.of_file[:5]) if id >= 0}
+
+
 def written_by(tokenizer, config, directory):
     """The tokenizer of `config`'s run as its export leaves it."""
     import tokenizers
