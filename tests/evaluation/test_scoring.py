@@ -10,6 +10,7 @@ import pytest
 
 import mhe_jax
 from mhe_jax import InputError
+from mhe_jax.data import EOS
 from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation.scoring import Scorer
 from mhe_jax.tasks import TASKS, evaluation_batches
@@ -162,14 +163,18 @@ def test_other_tasks_and_settings(lm, translating, run_of):
         lm.log_probs(TEXTS, stride=17)
 
 
-@pytest.mark.parametrize("start", [0, 3])
-def test_a_broken_checkpoint(run_of, start):
-    """Also if only what stands far behind is not a number."""
+def not_a_number(params):
+    return jax.tree.map(lambda x: x * jnp.nan, params)
 
-    def broken(params):
-        params["embeddings"]["position"][start:] = np.nan
-        return params
 
-    workdir = run_of("lm", broken, positions="learned")
+def endless(params):
+    """What is infinite is the log-probability of eos alone."""
+    params["embeddings"]["vocabulary_bias"][EOS] = -np.inf
+    return params
+
+
+@pytest.mark.parametrize("change", [not_a_number, endless])
+def test_a_broken_checkpoint(run_of, change):
+    workdir = run_of("lm", change, output_bias=True)
     with pytest.raises(InputError, match="NaN or infinite: a broken checkpoint"):
-        mhe_jax.load(workdir, devices=jax.devices()[:1]).log_probs(["a", "a small dog runs"])
+        mhe_jax.load(workdir, devices=jax.devices()[:1]).log_probs(["a"])

@@ -21,6 +21,27 @@ EVALUATION = (
         BRUTE_FORCE,
     ),
     Mutant(
+        "of equal scores the last stays",
+        "_merge",
+        "jnp.concatenate([a, b], axis=1), kept",
+        "jnp.concatenate([b, a], axis=1), kept",
+        "test_decoding.py::test_of_equal_scores_the_first_stays_and_empty_places_are_padding",
+    ),
+    Mutant(
+        "infinite logits are numbers",
+        "_log_softmax",
+        "~jnp.isfinite(total[..., 0])",
+        "jnp.isnan(total[..., 0])",
+        "test_decoding.py::test_a_row_that_is_not_a_number_says_so_and_spoils_no_other",
+    ),
+    Mutant(
+        "one token that is a number is enough",
+        "Scorer.score",
+        "np.isfinite(log_probs).all()",
+        "np.isfinite(log_probs).any()",
+        "test_scoring.py::test_a_broken_checkpoint",
+    ),
+    Mutant(
         "penalty of one token less",
         "beam_search.body",
         "ended / penalties[i + 1]",

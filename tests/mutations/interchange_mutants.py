@@ -103,6 +103,20 @@ INTERCHANGE = (
         "test_huggingface.py::test_out_and_in_is_the_same_function",
     ),
     Mutant(
+        "rows of an export in our order",
+        "numbering",
+        "there[np.argsort(tokenizer.of_file[there])]",
+        "there",
+        "test_huggingface.py::test_rows_are_in_the_order_of_the_file",
+    ),
+    Mutant(
+        "the bias of logits has one name in every export",
+        "table",
+        'Slot(("vocabulary_bias",), twin=model.tie_embeddings)',
+        'Slot(("vocabulary_bias",), twin=True)',
+        "test_huggingface.py::test_logits_that_are_not_tied_have_their_bias_by_both_names",
+    ),
+    Mutant(
         "Marian's logits grow with its tokens",
         "_larger",
         "array / factor if model.tie_embeddings else array",

@@ -262,6 +262,19 @@ def test_a_table_of_logits_that_the_task_never_reads_is_left_out(task):
     assert not [name for name in tensors if "decoder" in name]
 
 
+@pytest.mark.parametrize(
+    ("task", "labels"), [("classification", ("no", "yes", "who knows")), ("regression", ())]
+)
+def test_names_of_labels(task, labels):
+    config = model_config(task)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
+    _, values = convert(config, random_params(config))
+    labels = labels or ("LABEL_0",)
+    assert values["id2label"] == {str(i): label for i, label in enumerate(labels)}
+    assert values["label2id"] == {label: i for i, label in enumerate(labels)}
+    assert values["problem_type"].endswith(task)
+
+
 def test_logits_that_are_not_tied_have_their_bias_by_both_names():
     """Where they are not tied, transformers reads each by its own."""
     config = model_config("mlm", tie_embeddings=False)
