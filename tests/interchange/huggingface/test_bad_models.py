@@ -299,6 +299,11 @@ CONFIGS = {
         {"problem_type": "multi_label_classification"},
         "problem_type is 'multi_label_classification': takes None",
     ),
+    "several numbers": (
+        "labels",
+        {"problem_type": "regression"},
+        r"classifier.weight has shape \(3, 16\): config.json asks for \(1, 16\)$",
+    ),
     "labels without a name": (
         "labels",
         {"id2label": {"0": "a", "2": "b"}},
