@@ -99,6 +99,20 @@ def test_a_text_has_a_translation(run_of, beam_size):
     assert [len(one.tokens) for one in longer] == [5]
 
 
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_the_longest_translation(run_of, beam_size):
+    """As long as the text with its eos, and `extra_length`, if nothing is less likely than eos."""
+
+    def endless(params):
+        params["embeddings"]["vocabulary_bias"][EOS] = -50.0
+        return params
+
+    run = load(run_of("translation", endless, output_bias=True), beam_size=beam_size)
+    for text, found in zip(LINES, run.translate(LINES, details=True, extra_length=2), strict=True):
+        longest = len(run.tokenizer.encode(text)) + 1 + 2
+        assert len(found.tokens) == min(longest, run.config.model.max_length) * bool(text.strip())
+
+
 def test_details(translating, generating):
     found = translating.translate([*LINES, "the cat " * 40], details=True)
     assert all(isinstance(one, Translation) for one in found)
