@@ -87,6 +87,16 @@ def test_logits(tie):
     assert embeddings(dtype="bfloat16").apply(variables, TOKENS).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_logits_of_tokens_that_are_absent(multiple):
+    """Softmax gives them nothing, nor what pads the vocabulary."""
+    module = embeddings(absent_tokens=(1, 4), vocabulary_multiple=multiple)
+    variables = module.init(jax.random.key(0), TOKENS)
+    logits = module.apply(variables, jnp.ones((1, 1, 6)), method="attend")[0, 0]
+    absent = [1, 4, *range(11, len(logits))]
+    np.testing.assert_array_equal(logits == -jnp.inf, np.isin(np.arange(len(logits)), absent))
+
+
 def test_what_does_not_fit_is_refused_or_poisoned():
     module = embeddings()
     variables = module.init(jax.random.key(0), TOKENS)
