@@ -96,7 +96,7 @@ def measured(args, config, exported: Path, arguments: list[str] | None) -> dict[
     source = open_split(config, "test")
     pairs = [source[number] for number in range(min(args.sentences, len(source)))]
     texts, references = map(list, zip(*pairs, strict=True))
-    longest = config.model.max_length
+    longest, tokenizer = config.model.max_length, config.evaluation.bleu_tokenizer
     start = started(args.run, args.rounds)
     workers = [Worker(case, args, exported, texts, longest) for case in CASES]
     try:
@@ -117,7 +117,7 @@ def measured(args, config, exported: Path, arguments: list[str] | None) -> dict[
                 **{name: value for name, value in summary.items() if not name.startswith("flops")},
                 "sentences": len(texts),
                 "sentences_per_second": 1e3 * len(texts) / summary["median_ms"],
-                "bleu": translation_scores(worker.found, references)["bleu"],
+                "bleu": translation_scores(worker.found, references, tokenizer)["bleu"],
                 "same": sum(a == b for a, b in zip(worker.found, first.found, strict=True)),
             }
         )

@@ -235,9 +235,15 @@ def _booleans(values) -> jax.Array:
     """Booleans, from 0 and 1 of any dtype; values of a traced array are not known, nor checked.
 
     Raises:
-      ValueError: another value, such as those of a mask that is added to scores.
+      ValueError: no array, or another value, such as those of a mask that is added to scores.
     """
-    found = jnp.asarray(values)
+    try:
+        found = jnp.asarray(values)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"mask of type {type(values).__name__} is neither an array of numbers nor a Mask, such "
+            "as Mask.causal()"
+        ) from None
     if found.dtype != bool and not isinstance(values, Tracer):
         numbers = np.asarray(values)
         if (wrong := numbers[(numbers != 0) & (numbers != 1)]).size:
@@ -295,12 +301,7 @@ def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
     if isinstance(mask, Mask):
         valid = None if mask.key_valid is None else _booleans(mask.key_valid)
         return dataclasses.replace(mask, allowed=_of_rank_4(mask.allowed), key_valid=valid)
-    try:
-        allowed = _booleans(mask)
-    except TypeError:
-        raise ValueError(
-            f"mask={mask!r} is neither an array nor a Mask, such as Mask.causal()"
-        ) from None
+    allowed = _booleans(mask)
     if allowed.ndim > len(batch) + 3:
         raise ValueError(
             f"mask has shape {allowed.shape}; it must broadcast to [batch, heads, queries, keys] "

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
 from mhe_jax.config import InputError
@@ -20,7 +20,8 @@ METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.model"
 # How text may be packed, formats that hold pairs or texts in named fields, and their other names.
 PACKED = (".gz", ".xz")
 TABLES = {".tsv", ".jsonl", ".parquet", ".arrow"}
-ALIASES = {".tab": ".tsv", ".jsonlines": ".jsonl", ".ndjson": ".jsonl", ".pq": ".parquet"}
+ALIASES = {".tab": ".tsv", ".pq": ".parquet", ".parq": ".parquet"}
+ALIASES |= dict.fromkeys((".jsonlines", ".ndjson", ".ldjson", ".jl"), ".jsonl")
 
 
 def cache_directory(configured: str | None = None) -> Path:
@@ -64,7 +65,7 @@ def files_of(directory: str, name: str) -> list[str]:
     A file stands for itself, and so does a missing one. A directory stands for all its files except
     hidden ones, those that begin with `_`, backups (`~`) and caches of `datasets`; a data set saved
     by `datasets`, for what its `state.json` names. Otherwise a pattern (`*`, `?`, `[..]`, `**` for
-    any depth) stands for all files that match.
+    any depth) stands for all files that match, caches apart.
 
     Raises:
       InputError: a directory or pattern that holds no file, or a broken `state.json`.
@@ -78,6 +79,7 @@ def files_of(directory: str, name: str) -> list[str]:
         found = [os.path.join(name, file) for file in _files_in(Path(path), _entries(path))]
     elif glob.has_magic(name) and not os.path.lexists(path):
         matches = glob.iglob(os.path.expanduser(name), root_dir=directory, recursive=True)
+        matches = _without_caches(name, matches)
         found = sorted(match for match in matches if _is_file(os.path.join(directory, match)))
         if not found:
             raise InputError(f"{path}: no file matches")
@@ -106,12 +108,18 @@ def _files_in_bucket(place: Bucket) -> list[str]:
             return [str(place / name) for name in _files_in(place, there)]
         if not glob.has_magic(str(place)) or place.is_file():
             return [str(place)]
-        found = [str(path) for path in place.matches()]
+        found = _without_caches(str(place), [str(path) for path in place.matches()])
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from None
     if not found:
         raise InputError(f"{place}: no file matches")
     return found
+
+
+def _without_caches(pattern: str, names: Iterable[str]) -> list[str]:
+    """Without what `datasets` leaves beside data, unless the pattern itself names it."""
+    cache = "(?!)" if "cache-" in PurePath(pattern).name else r"(.*/)?cache-[^/]*\.arrow"
+    return [name for name in names if not re.fullmatch(cache, name)]
 
 
 def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
@@ -134,10 +142,10 @@ def _saved_files(path: Path | Bucket) -> list[str]:
         read = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
         state = json.loads(read)
         names = [file["filename"] for file in state["_data_files"]]
-        plain = all(re.fullmatch(r"[^/\\]+\.arrow", name) for name in names)
+        plain = all(re.fullmatch(r"[\w. -]+\.arrow", name) for name in names)
         if names and plain and not any(state[key] for key in state if key.startswith("_indices")):
             return names
     takes = "takes .arrow files beside it under _data_files, and no indices (flatten_indices())"

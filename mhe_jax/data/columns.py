@@ -17,7 +17,7 @@ import numpy as np
 from mhe_jax.config import InputError
 from mhe_jax.config.files import file_format, publish
 from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
-from mhe_jax.data.index import LONGEST, LineFile, drop_earlier, real_file
+from mhe_jax.data.index import LONGEST, LineFile, drop_earlier, flat, real_file
 from mhe_jax.data.unpacking import check_limit
 
 SUFFIXES = (".parquet", ".arrow")
@@ -156,7 +156,7 @@ def _told(name: str, form: str) -> Iterator[None]:
 
 
 def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place of each row, for messages, and its values by field, as in JSON.
+    """The place of each row, for messages, and its values by field, nested ones too, as in JSON.
 
     A class that `datasets` has stored as a number stays a number; with `named` it becomes its name,
     or None if it is -1, the mark of no label.
@@ -172,17 +172,23 @@ def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict
         for batch in batches:
             batch.validate(full=True)  # as in `_texts`
             for values in batch.to_pylist():
+                where = f"{name}:row {next(numbers)}"
+                values |= flat(values)
                 for field in classes.keys() & values.keys():
-                    values[field] = classes[field].get(values[field])
-                yield f"{name}:row {next(numbers)}", values
+                    value, count = values[field], len(classes[field])
+                    if value not in (None, *range(-1, count)):
+                        raise InputError(f"{where}: {field} is {value!r}: takes -1 to {count - 1}")
+                    known = value not in (None, -1)
+                    values[field] = classes[field][int(value)] if known else None
+                yield where, values
 
 
-def _classes(schema: Any) -> dict[str, dict[int, str]]:
-    """Class names by number, for each field that `datasets` knows to hold classes."""
+def _classes(schema: Any) -> dict[str, list[str]]:
+    """Class names in order, for each field that `datasets` knows to hold classes."""
     try:
-        known = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        names = {name: of["names"] for name, of in known.items() if of.get("_type") == "ClassLabel"}
-        return {name: dict(enumerate(map(str, of))) for name, of in names.items()}
+        known = flat(json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"])
+        fields = [name.removesuffix("._type") for name in known if known[name] == "ClassLabel"]
+        return {field: list(map(str, known[f"{field}.names"])) for field in fields}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
 

@@ -59,8 +59,8 @@ def chunks(items: Iterable[A], batch: int, chunk: int | None = None) -> Iterator
     raise failure
 
 
-def text_of(text: Any, where: str) -> str:
-    """A text, without the end of its line.
+def text_of(text: Any, where: str, end: str = "\n") -> str:
+    """A text, without the `end` of its line.
 
     Raises:
       InputError: it is not a text, or cannot be UTF-8.
@@ -69,4 +69,4 @@ def text_of(text: Any, where: str) -> str:
         raise InputError(f"{where} is of type {type(text).__name__}: takes a str")
     if is_broken(text):
         raise InputError(f"{where} has half a surrogate pair")
-    return text.removesuffix("\n")
+    return text.removesuffix(end)

@@ -96,6 +96,7 @@ def test_a_saved_data_set_is_what_its_state_names(url, put, read, tmp_path):
         put(f"s/{name}.arrow", (tmp_path / name).read_bytes())
     put("s/state.json", b'{"_data_files": [{"filename": "a.arrow"}]}')
     assert list(read(f"{url}/s")) == ["one", "two"]
+    assert list(read(f"{url}/s/*.arrow")) == ["one", "two", "other"]
 
 
 def test_the_mark_of_a_directory_is_no_file_in_it(url, monkeypatch):

@@ -117,6 +117,7 @@ def test_what_datasets_has_saved(read, tmp_path):
     "state",
     [
         *("", "{", "[]", "{}", '"a"', "\0", '{"_data_files": null}', '{"_data_files": []}'),
+        *("[" * 9999, '{"_data_files": [{"filename": "a\\n.arrow"}]}'),
         *('{"_data_files": [1]}', '{"_data_files": [{"filename": 1}]}'),
         *(f'{{"_data_files": [{{"filename": "{name}"}}]}}' for name in ("../a.arrow", "/a.arrow")),
         '{"_data_files": [{"filename": "a.txt"}]}',
@@ -129,6 +130,17 @@ def test_a_state_that_does_not_name_all_data(read, tmp_path, state):
     (tmp_path / "saved" / "state.json").write_text(state)
     with pytest.raises(InputError, match=r"^.*saved/state\.json: .*_data_files"):
         read("saved")
+
+
+def test_a_pattern_leaves_out_the_caches_of_datasets(read, tmp_path):
+    """But for one that names them; a directory may be called so."""
+    place = tmp_path / "cache-a"
+    place.mkdir()
+    write_stream(place / "a.arrow", text=["one"])
+    write_stream(place / "cache-1.arrow", text=["mapped"])
+    for name in ("cache-a/*", "cache-a/*.arrow", "**/*.arrow", "cache-a"):
+        assert list(read(name)) == ["one"]
+    assert list(read("cache-a/cache-*.arrow")) == ["mapped"]
 
 
 def test_a_state_that_names_a_file_that_is_gone(read, tmp_path):

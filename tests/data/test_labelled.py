@@ -446,7 +446,7 @@ def test_labels_that_a_config_names_are_numbers_too(config, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("task", ["classification", "regression", "multiple_choice"])
 @pytest.mark.parametrize("form", [*TYPED, "tsv", "csv"])
-@pytest.mark.parametrize("missing", [None, NAN, "", " "], ids=repr)
+@pytest.mark.parametrize("missing", [None, NAN, "", " ", "NAN", "<NA>"], ids=repr)
 def test_a_missing_label_is_missing(config, tmp_path, monkeypatch, task, form, missing):
     """Refused where a label is needed; of a test split it is not known."""
     if missing is None and form in ("tsv", "csv", "tfds"):
@@ -494,6 +494,34 @@ def test_what_is_no_label(config, tmp_path, monkeypatch, value, form, task, spli
     with pytest.raises(InputError, match=r"(:|row )1: .*label.*takes") as caught:
         read_examples(given, split)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("split", "value", "number"),
+    [
+        *[("train", 1, 1), ("test", -1, None), ("test", None, None)],
+        *[("train", value, ...) for value in (-1, None, 2, [0])],
+        *[("test", value, ...) for value in (2, [0])],
+    ],
+)
+def test_numbers_of_classes(config, tmp_path, split, value, number, nested):
+    """They have names, whatever columns are beside them; another number is refused."""
+    label = {"names": ["no", "yes"], "_type": "ClassLabel"}
+    words = [{"dtype": "string", "_type": "Value"}]
+    features = {"meta": {"label": label}, "words": words} if nested else {"label": label}
+    values = [[0] if isinstance(value, list) else 0, value]
+    column = {"meta": [{"label": one} for one in values]} if nested else {"label": values}
+    field = "meta.label" if nested else "label"
+    (tmp_path / "own").mkdir()
+    told = {"info": {"features": features}}
+    write_rows(tmp_path / "own" / "a.parquet", told, text=["a", "b"], **column)
+    given = config(**{split: ("a.parquet",)}, label_field=field, labels=("no", "yes"))
+    if number is ...:
+        with pytest.raises(InputError, match=r"a\.parquet:row \d: .*label.* is .*: takes"):
+            read_examples(given, split)
+    else:
+        assert [e.label for e in read_examples(given, split)] == [0, number]
 
 
 ROLLO = {"text": "Rollo", "answer_start": CONTEXT.index("Rollo")}

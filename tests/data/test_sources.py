@@ -103,6 +103,7 @@ ROW = '{"text": "x"}'
     ("name", "line"),
     [
         *((f"a{end}", ROW) for end in (".JSONL", ".jsonlines", ".ndjson", ".Ndjson", ".jsonl.GZ")),
+        *((f"a{end}", ROW) for end in (".jl", ".LDJSON", ".ldjson.gz")),
         *((f"a{end}", "x\ty") for end in (".Tsv", ".TSV", ".tab", ".TAB.Xz")),
         *((f"a{end}", "x") for end in (".TXT.GZ", ".GZ", ".en")),
     ],

@@ -168,7 +168,8 @@ def read_weights(source: Path) -> Tensors:
         for file in sorted({*index.values()}):
             if Path(file).name != file:
                 raise InputError(f"{source / INDEX}: {file!r} is not the name of a file beside it")
-            found |= read_tensors(source / file)[0]
+            read, _ = read_tensors(source / file)
+            found |= {name: x for name, x in read.items() if index.get(name, file) == file}
         for name in index:
             if name not in found:
                 raise InputError(f"{source / index[name]}: has no tensor {name}")

@@ -192,7 +192,7 @@ def _asked(record: Record) -> tuple[str, str]:
 
 def is_missing(value: Any) -> bool:
     """Whether a label is null, NaN or blank."""
-    return value is None or str(value).strip() in ("", "nan", "NaN")
+    return value is None or str(value).strip().lower() in ("", "nan", "<na>")
 
 
 def class_name(value: Any) -> str | None:

@@ -110,7 +110,7 @@ def _records_of(path: Path, row: DatasetRow, cache: Path, left_out: list[str]) -
     if suffix in columns.SUFFIXES:
         published = row.suite != "own"
         for where, values in columns.rows_of(path, cache, named=not published):
-            yield Record(where, values | flat(values), from_tfds=published)
+            yield Record(where, values, from_tfds=published)
         return
     file = open_lines(path, Rule(whole=suffix != ".json"), cache)
     if suffix == ".json":

@@ -136,6 +136,12 @@ def test_which_of_several_files_is_read(tmp_path):
     check("GPT2LMHeadModel", tmp_path, t, config)
     one.unlink()
     check("GPT2LMHeadModel", tmp_path, stale, config)
+    positions = "transformer.wpe.weight"
+    second = {WTE: t[WTE], positions: t[positions]}
+    save_file(second, tmp_path / "model-00002.safetensors")
+    index["weight_map"][positions] = "model-00002.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    check("GPT2LMHeadModel", tmp_path, stale | {positions: t[positions]}, config)
     (tmp_path / INDEX).unlink()
     with pytest.raises(InputError, match="has no model.safetensors"):
         read(tmp_path)
