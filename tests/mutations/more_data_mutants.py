@@ -809,8 +809,8 @@ MORE_DATA = (
     Mutant(
         "data: is_missing 1",
         "is_missing",
-        '("", "nan", "NaN")',
-        '("", "NaN")',
+        '("", "nan", "<na>")',
+        '("", "<na>")',
         "test_labelled.py::test_a_missing_label_is_missing",
     ),
     Mutant(

@@ -20,7 +20,7 @@ PYTHON = (
     Mutant(
         "the end of a line is a token",
         "text_of",
-        'return text.removesuffix("\\n")',
+        "return text.removesuffix(end)",
         "return text",
         "test_run.py::test_the_end_of_a_line_is_no_text",
     ),
