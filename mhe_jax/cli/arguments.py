@@ -27,9 +27,7 @@ from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 
 T = TypeVar("T")
-TRAIN_USAGE = (
-    "CONFIG[:VARIANT] [--dotted.field value ...] [--sweep FIELD=A,B] [--seeds N] [--evaluate]"
-)
+TRAIN_USAGE = "CONFIG[:VARIANT] [--field value ...] [--sweep FIELD=A,B] [--seeds N] [--evaluate]"
 PROCESSES = """\
 --distributed auto joins the processes of a pod or cluster; elsewhere give
 --coordinator HOST:PORT --num_processes N --process_id I. Either may add

@@ -7,16 +7,7 @@ from typing import Literal
 
 # The names of sacreBLEU.
 BleuTokenizer = Literal[
-    "13a",
-    "intl",
-    "zh",
-    "char",
-    "none",
-    "ja-mecab",
-    "ko-mecab",
-    "flores101",
-    "flores200",
-    "spBLEU-1K",
+    "13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab", "flores200", "spBLEU-1K"
 ]
 
 

@@ -118,8 +118,8 @@ def _files_in_bucket(place: Bucket) -> list[str]:
 
 def _without_caches(pattern: str, names: Iterable[str]) -> list[str]:
     """Without what `datasets` leaves beside data, unless the pattern itself names it."""
-    cache = "(?!)" if "cache-" in PurePath(pattern).name else r"(.*/)?cache-[^/]*\.arrow"
-    return [name for name in names if not re.fullmatch(cache, name)]
+    asked = "cache-" in PurePath(pattern).name
+    return [x for x in names if asked or not re.fullmatch(r"(.*/)?cache-[^/]*\.arrow", x)]
 
 
 def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
@@ -128,8 +128,7 @@ def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
     if "dataset_dict.json" in files:
         has = ", ".join(str(directory / name) for name in names if not entries[name])
         raise InputError(f"{directory}: holds several splits: name one of {has}")
-    of_datasets = [file for file in files if file == "dataset_info.json" or file.endswith(".arrow")]
-    if "state.json" in files and of_datasets:
+    if "state.json" in files and any(re.search(r"\.arrow$|^dataset_info\.", f) for f in files):
         return _saved_files(directory / "state.json")
     if not files:
         raise InputError(f"{directory}: holds no files")

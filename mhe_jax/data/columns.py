@@ -176,7 +176,7 @@ def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict
                 values |= flat(values)
                 for field in classes.keys() & values.keys():
                     value, count = values[field], len(classes[field])
-                    if value not in (None, *range(-1, count)):
+                    if value is not None and value not in range(-1, count):
                         raise InputError(f"{where}: {field} is {value!r}: takes -1 to {count - 1}")
                     known = value not in (None, -1)
                     values[field] = classes[field][int(value)] if known else None

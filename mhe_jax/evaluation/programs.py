@@ -78,12 +78,8 @@ class Programs:
         """
         # To look inside: nothing can be compiled ahead then.
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-
-            def eager() -> Any:
-                with use_mesh(self._mesh):
-                    return function(self._params, *jax.tree.map(self._put, arrays))
-
-            return eager
+            eager = use_mesh(self._mesh)(function)
+            return lambda: eager(self._params, *jax.tree.map(self._put, arrays))
         leaves, structure = jax.tree.flatten(arrays)
         key = name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self._compiled:

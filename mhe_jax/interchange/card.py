@@ -36,16 +36,13 @@ def card(run: Run, to: str, what: str, use: str) -> str:
         layers = f"{model.num_layers} + {model.decoder_layers} layers"
     kinds = {kind: role for role, kind in reversed(config.kinds.items())}
     pieces = f"a vocabulary of {model.vocabulary_size:,}"
+    texts = ", ".join(map(_short, config.data.train))
     facts = [
         f"- task `{config.task}`, {layers} of width {model.features}, {pieces}",
         f"- {counts['total']:,} parameters, {counts['attention']:,} of them in attention",
         *(f"- `{kind}`: {equation(kind)}" for kind in kinds),
         f"- {HEADS}",
-        *(
-            [f"- trained on {', '.join(map(_short, config.data.train))}"]
-            if config.data.train
-            else []
-        ),
+        *([f"- trained on {texts}"] if texts else []),
         *([f"- began with {_short(config.train.init_from)}"] if config.train.init_from else []),
         f"- checkpoint of step {', '.join(map(str, run.steps))}"
         + (" (their mean)" if len(run.steps) > 1 else ""),

@@ -165,7 +165,7 @@ RUN = (
         "test_sweep.py",
     ),
     Mutant(
-        "a status is no failure", "_train", 'or f"exit status {status}"', "or None", "test_sweep.py"
+        "a status is no failure", "_call", 'or f"exit status {status}"', "or None", "test_sweep.py"
     ),
     # Command line.
     Mutant(

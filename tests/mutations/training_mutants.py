@@ -619,8 +619,8 @@ TRAINING = (
     Mutant(
         "best is the highest loss",
         "criterion",
-        ', numbers["loss"]]',
-        ', -numbers["loss"]]',
+        'else (numbers["loss"],)',
+        'else (-numbers["loss"],)',
         "test_scored.py",
     ),
     Mutant(
