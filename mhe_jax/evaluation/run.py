@@ -58,12 +58,12 @@ class Run:
     """A trained run, ready to use; `config.evaluation` says how.
 
     Its methods take one text and give its result, take a list and give a list, or take an iterator
-    and give an iterator, lazily and in order. A line end at the end of a text is dropped, but not
-    that of a prompt. Settings that differ from `config.evaluation` in one call are given by name:
-    `run.translate(texts, beam_size=1)`. Programs are compiled for few shapes, with rows and lengths
-    that are powers of two, and stay in this object: texts of the same shape compile nothing again.
-    All methods raise `InputError`, one line that says what is wrong: the task, a setting, a text,
-    or a model whose output is not a number.
+    and give an iterator, lazily and in order. A line end at the end of a text is dropped; of a
+    prompt only if it comes from an iterator, such as an open file. Settings that differ from
+    `config.evaluation` in one call are given by name: `run.translate(texts, beam_size=1)`. Programs
+    are compiled for few shapes, with rows and lengths that are powers of two, and stay in this
+    object: texts of the same shape compile nothing again. All methods raise `InputError`, one line
+    that says what is wrong: the task, a setting, a text, or a model whose output is not a number.
     """
 
     workdir: Path
@@ -188,8 +188,8 @@ class Run:
             found = generator.generate(prompts)
             return found if details else [continuation.text for continuation in found]
 
-        whole = functools.partial(text_of, end="")
-        return answers(prompts, whole, answer, generator.evaluation.batch_size)
+        check = functools.partial(text_of, end="\n" if isinstance(prompts, Iterator) else "")
+        return answers(prompts, check, answer, generator.evaluation.batch_size)
 
     def predict(self, texts: Iterable[Any], **settings: Any) -> Any:
         """The label of each text with the probabilities of all, a number, or an answer.

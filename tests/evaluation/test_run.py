@@ -171,10 +171,15 @@ def test_lines_before_a_bad_one_come_out(translating):
         next(found)
 
 
-def test_the_end_of_a_line_is_no_text(translating, tmp_path):
+def test_the_end_of_a_line_is_no_text(translating, generating, tmp_path):
+    """Of a prompt it is, unless it comes from a file."""
     (tmp_path / "lines").write_text("the cat\na dog\n")
+    lines = ["the cat", "a dog"]
     with (tmp_path / "lines").open() as file:
-        assert list(translating.translate(file)) == translating.translate(["the cat", "a dog"])
+        assert list(translating.translate(file)) == translating.translate(lines)
+        file.seek(0)
+        assert list(generating.generate(file)) == generating.generate(lines)
+    assert generating.generate("a dog\n").startswith("a dog\n")
 
 
 def test_no_texts(translating, generating):
