@@ -45,9 +45,9 @@ pieces = sentencepiece.SentencePieceProcessor(model_file="DIRECTORY/tokenizer.mo
 translator = ctranslate2.Translator("DIRECTORY", compute_type="int8")
 lines = pieces.encode(["a sentence", "and another one"], out_type=str)
 never = {{"disable_unk": True, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}}
-longest = {{"max_input_length": {length}, "max_decoding_length": {length}}}
-search = {{"beam_size": {beams}, "min_decoding_length": {least}}}
-found = translator.translate_batch(lines, **search, **longest, **never)
+lengths = {{"max_input_length": {length}, "max_decoding_length": {length}}}
+lengths["min_decoding_length"] = {least}
+found = translator.translate_batch(lines, beam_size={beams}, **lengths, **never)
 print(pieces.decode([translation.hypotheses[0] for translation in found]))
 ```""",
     "lm": """\

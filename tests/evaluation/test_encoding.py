@@ -116,7 +116,7 @@ def test_the_same_shapes_compile_nothing_again(run, compiled):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda run: run("mlm").encode(b"a"), "not a bytes"),
+        (lambda run: run("mlm").encode(b"a"), "not bytes"),
         (lambda run: run("mlm").encode([("a", "b")]), r"texts\[0\] is of type tuple: takes a str"),
         (lambda run: run("mlm").encode(["a"], "max"), "pooling is 'max': takes mean, first or Non"),
         (lambda run: run("mlm").encode(["a"], pooling=3), "pooling is 3: takes mean, first or No"),

@@ -252,10 +252,10 @@ def test_a_run_without_validation_has_its_last_checkpoint(translation_run, tmp_p
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda run: run.translate(b"a text"), "not a bytes"),
+        (lambda run: run.translate(b"a text"), "not bytes"),
         (lambda run: run.translate({"a": 1}), "texts is of type dict"),
         (lambda run: run.translate("\ud800"), "texts has half a surrogate pair"),
-        (lambda run: run.translate(None), "not a NoneType"),
+        (lambda run: run.translate(None), "not NoneType"),
         (lambda run: run.translate([b"a"]), r"texts\[0\] is of type bytes: takes a str"),
         (lambda run: run.translate(["a", None]), r"texts\[1\] is of type NoneType: takes a str"),
         (lambda run: run.translate(["\ud800"]), r"texts\[0\] has half a surrogate pair"),
