@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -469,8 +468,6 @@ def test_signals_before_and_between_runs_reach_the_next_and_the_first_counts():
 
 
 def test_a_run_that_ends_without_a_word_is_told_by_its_status(tmp_path):
-    silent = types.SimpleNamespace(workdir=tmp_path, arguments=["-c", "raise SystemExit(3)"])
     with execution._Signals() as signals:
-        assert execution._train(silent, [sys.executable], signals) == "exit status 3"
-        silent.arguments[-1] = "pass"
-        assert execution._train(silent, [sys.executable], signals) is None
+        for code, told in (("raise SystemExit(3)", "exit status 3"), ("pass", None)):
+            assert execution._call(tmp_path, [sys.executable, "-c", code], signals) == told

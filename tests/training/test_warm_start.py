@@ -96,14 +96,13 @@ def test_it_learns_and_keeps_the_best_by_score(tuned, one):
     assert result["best_validation"]["accuracy"] >= 90
     saved = load_json(Path(config.workdir) / "config.json")
     assert (saved.data.labels, saved.model.num_classes) == (("down", "up"), 2)
-    # Scores are compared, not losses: the first step that reached the best score is kept.
-    lines = read(Path(config.workdir, "metrics.jsonl"))
-    scores = {line["step"]: line["score"] for line in lines if line["split"] == "validation"}
-    first = min(step for step, score in scores.items() if score == max(scores.values()))
-    assert result["best_step"] == first
+    # Scores are compared, and of equal scores the losses.
+    lines = [x for x in read(Path(config.workdir, "metrics.jsonl")) if x["split"] == "validation"]
+    best = min(lines, key=lambda line: (-line["score"], line["loss"]))["step"]
+    assert result["best_step"] == best
     found = evaluate(config.workdir, saved.evaluation, devices=one)
     assert found["accuracy"] == found["score"] == result["best_validation"]["score"]
-    assert found["steps"] == [first]
+    assert found["steps"] == [best]
     header, *written = Path(config.workdir, "test.predictions.tsv").read_text().splitlines()
     assert header == "index\tprediction"
     right = [f"{i}\t{['up', 'down'][i % 2]}" for i in range(40)]
