@@ -85,6 +85,8 @@ def test_texts_without_spaces_are_cut_by_another_tokenizer(tokenizer):
         ("char", JAPANESE, False),
         ("13a", REFERENCES, False),
         ("13a", ["Donaudampfschifffahrt ist ein langes Wort der deutschen Sprache."], False),
+        ("13a", ["zweitausenddreihundertvierundzwanzig"], False),  # a long word, and no sentence
+        ("13a", ["한국어는 띄어쓰기를 합니다."], False),
         ("13a", [" ".join(JAPANESE[0])], False),
         ("13a", [""], False),
     ],
