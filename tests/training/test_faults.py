@@ -22,7 +22,7 @@ from mhe_jax.config.files import METRICS
 from mhe_jax.data.blocks import TrainBlocks
 from mhe_jax.tasks import sums
 from mhe_jax.training import loop, stepper, tracking
-from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.checkpoint import reason_of, restore_params
 from mhe_jax.training.cluster import signals
 from mhe_jax.training.cluster.signals import Stopped
 from mhe_jax.training.optimizer import make_schedule
@@ -145,6 +145,13 @@ def test_a_full_disk_stops_the_run_with_the_last_good_step(tiny, small_disk, cap
     err = capsys.readouterr().err
     assert told in err
     assert "Traceback" not in err
+
+
+def test_a_full_disk_by_the_word_of_the_store_alone():
+    where = 'Error writing "scale/.zarray" in OCDBT database at local file "run/x"'
+    found = reason_of(ValueError(f'RESOURCE_EXHAUSTED: Error opening "zarr" driver: {where}'))
+    assert found == "No space left on device"
+    assert "memory" in reason_of(ValueError("RESOURCE_EXHAUSTED: Out of memory on a device"))
 
 
 def test_a_disk_that_fails_while_writing(tiny, monkeypatch):

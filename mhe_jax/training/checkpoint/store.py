@@ -52,6 +52,8 @@ def reason_of(error: BaseException) -> str:
             return match[1]
         found = found.__cause__ or found.__context__
     words = " ".join(str(error).split())
+    if re.match("RESOURCE_EXHAUSTED: .*OCDBT", words):  # of a file, without the system's own word
+        return "No space left on device"
     return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + ' ...'}"
 
 
