@@ -37,7 +37,12 @@ from benchmarks import command_line, experiment, reports, timing
 from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
 from mhe_jax.data import BOS, EOS, NUM_SPECIAL, PAD
-from mhe_jax.evaluation.decoding import beam_search, expand_to_beams, greedy_search
+from mhe_jax.evaluation.decoding import (
+    beam_search,
+    expand_to_beams,
+    greedy_search,
+    unrolled,
+)
 from mhe_jax.model import EncoderDecoder
 
 
@@ -172,26 +177,32 @@ def start_cache(model: EncoderDecoder, length: int, params: Any, sources: jax.Ar
     return flatten_dict(nn.unbox(state["cache"]))
 
 
+def fixed_and_moving(leaves: dict) -> tuple[dict, dict]:
+    """What cross-attention reads, the same for all beams of a row and never reordered; the rest."""
+    fixed = {path: leaf for path, leaf in leaves.items() if "cross_attention" in path}
+    return fixed, {path: leaf for path, leaf in leaves.items() if path not in fixed}
+
+
+def decode_step(model: EncoderDecoder, params: Any, fixed: dict, moving: dict, tokens, positions):
+    """Logits after `tokens`, and `moving` with them."""
+    logits, state = model.apply(
+        {"params": params, "cache": unflatten_dict({**fixed, **moving})},
+        tokens,
+        positions,
+        method="decode_step",
+        mutable=["cache"],
+    )
+    leaves = flatten_dict(state["cache"])
+    return logits[:, 0], {path: leaves[path] for path in moving}
+
+
 def decode(model: EncoderDecoder, length: int, beams: int, params: Any, sources: jax.Array):
     """As `mhe_jax.evaluation.translator` does it, for outputs that all have the same length."""
-    leaves = start_cache(model, length, params, sources)
-    # What cross-attention reads is the same for all beams of a row: it is never reordered.
-    fixed = {path: leaf for path, leaf in leaves.items() if "cross_attention" in path}
-    moving = {path: leaf for path, leaf in leaves.items() if path not in fixed}
+    model, params = unrolled(model, params)
+    fixed, moving = fixed_and_moving(start_cache(model, length, params, sources))
     if beams > 1:
         fixed = expand_to_beams(fixed, beams, model.cache_batch_axis)
-
-    def step(moving, tokens, positions):
-        logits, state = model.apply(
-            {"params": params, "cache": unflatten_dict({**fixed, **moving})},
-            tokens,
-            positions,
-            method="decode_step",
-            mutable=["cache"],
-        )
-        leaves = flatten_dict(state["cache"])
-        return logits[:, 0], {path: leaves[path] for path in moving}
-
+    step = partial(decode_step, model, params, fixed)
     limits = jnp.full(sources.shape[:1], length, jnp.int32)
     options: dict[str, Any] = {
         "max_length": length,

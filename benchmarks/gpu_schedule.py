@@ -7,11 +7,11 @@ operands once, sums in place among them (`benchmarks.traffic`); of the two ways 
 are those of the factored softmax. Without a device XLA does not tune its products: they are calls
 of cuBLAS here.
 
-Of the kernel of `mosaic` the machine code of a loop over keys is counted, in cycles of one turn of
-one warpgroup, as lower bounds: the tensor core takes N/2 for a product of 64 x N x 16, exponentials
-8 a warp's instruction, comparisons, conversions and integers 2, arithmetic of float32 1, and
-whatever there is 1 to issue. `overlapped` is the share of the tensor core's peak where all of them
-go on at once, `in turns` where nothing goes on beside the tensor core. nvdisasm comes with
+Of the kernels of `mosaic` the machine code of the loop with most products is counted, in cycles of
+one turn of one warpgroup, as lower bounds: the tensor core takes N/2 for a product of 64 x N x 16,
+exponentials 8 a warp's instruction, comparisons, conversions and integers 2, arithmetic of float32
+1, and whatever there is 1 to issue. `overlapped` is the share of the tensor core's peak where all
+of them go on at once, `in turns` where nothing goes on beside the tensor core. nvdisasm comes with
 nvidia-cuda-nvdisasm, ptxas with the extra.
 """
 
@@ -42,7 +42,7 @@ from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import SHARED, Options
 from mhe_jax.config import InputError
 
-CASES = ("xla forward", "xla backward", "mosaic forward")
+CASES = ("xla forward", "xla backward", "mosaic forward", "mosaic backward")
 # Instructions by the unit that they keep.
 UNITS = {
     "exponentials": re.compile("MUFU"),
@@ -61,6 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--length", type=command_line.positive, default=4096)
     parser.add_argument("--heads", type=command_line.positive, default=12)
     parser.add_argument("--head_features", type=command_line.positive, default=64)
+    parser.add_argument("--score_features", type=command_line.positive, help="if not as the heads")
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--dropout_rate", type=float, default=0.0)
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     # One program in a process of its own: the compilers are told once where their files go.
     parser.add_argument("--compile", nargs=2, metavar=("CASE", "FILE"), help="for its own use")
@@ -79,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     about = {
         "device": device.device_kind,
         "shape": f"B = {args.batch}, T = {args.length}, H = {args.heads}, D = "
-        f"{args.head_features}, bfloat16, no mask",
+        f"{args.head_features}, scores {args.score_features or args.head_features} wide, bfloat16, "
+        f"{'causal' if args.causal else 'no mask'}, dropout {args.dropout_rate}",
         "jax": jax.__version__,
         "cuda": reports.version_of("nvidia-cuda-nvcc"),
         **reports.made_by(__file__, arguments),
@@ -115,15 +119,19 @@ COLUMNS = {
 
 def compiled(args, device, case: str):
     """The program of a case."""
-    B, T, H, D = args.batch, args.length, args.heads, args.head_features
+    B, T, H, E = args.batch, args.length, args.heads, args.head_features
+    D = args.score_features or E
     engine, part = case.split()
     mesh = Mesh(np.array([device]), "all")
     placed = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
-    inputs = [placed((B, T, 1, D), jnp.bfloat16)] * 3 + [placed((B, T, H), jnp.float32)]
-    cotangent = placed((B, T, H, D), jnp.bfloat16)
+    query, value = placed((B, T, 1, D), jnp.bfloat16), placed((B, T, 1, E), jnp.bfloat16)
+    inputs = [query, query, value, placed((B, T, H), jnp.float32)]
+    cotangent = placed((B, T, H, E), jnp.bfloat16)
+    mask = Mask.causal() if args.causal else Mask()
 
     def core(*inputs):
-        return SHARED[engine].attend(*inputs, Mask(), Options(), scale=D**-0.5)[0]
+        options = Options(args.dropout_rate, jax.random.key(0))
+        return SHARED[engine].attend(*inputs, mask, options, scale=D**-0.5)[0]
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         if part == "forward":

@@ -1,15 +1,19 @@
 """The schedule of a TPU program, without a TPU: cycles of its Pallas kernels and of the rest.
 
 libtpu writes what it schedules where `dump_flags` says. A kernel is a loop over its grid; one
-bundle of instructions takes one cycle where no memory is late, which no schedule shows. What
-starts and ends a row of blocks stands in the loop too, behind branches, and runs once a row. The
-rest of the program, fusions of XLA, are such loops as well: all bundles of each, in every step.
+bundle of instructions takes one cycle where no memory is late, which no schedule shows. Behind
+branches stand what starts and ends a row of blocks, which runs once a row, and under a mask the
+arithmetic of a block, which hidden blocks leave out; that of blocks that the mask cuts may stand
+apart, after that of whole blocks. The rest of the program, fusions of XLA, are such loops as well:
+all bundles of each, in every step.
 """
 
 import glob
 import re
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from mhe_jax.analysis.hlo import Program
 
@@ -19,19 +23,50 @@ _SKIPS = re.compile(r"sbr\.rel \(%\w+\) target = \$region(\d+)")
 _REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
 # Of a step: shorter branches belong to the copies between memories, which any step may have.
 SHORT = 0.02
+# Of what matrix units do in a step: the arithmetic of a block has more, what ends a row less.
+ARITHMETIC = 0.25
+# More cycles than any program has.
+_CHOSEN = 2**62
+
+
+class Blocks(NamedTuple):
+    """The blocks of a kernel's arrays, of all rows of examples and heads together."""
+
+    whole: int  # a query sees all keys
+    cut: int  # the mask hides some
+    rows: int  # of blocks
+
+
+def blocks_of(
+    arrays: int, length: int, sizes: tuple[int, ...], causal: bool, by_keys: bool
+) -> Blocks:
+    """Those of `arrays` times [length, length]; a row has one block of queries, or of keys."""
+    i, j = (np.arange(-(-length // size)) for size in sizes)
+    first, last = i[:, None] * sizes[0], (i[:, None] + 1) * sizes[0] - 1
+    hidden = (j * sizes[1] > last) & np.bool(causal)
+    whole = ((j + 1) * sizes[1] - 1 <= first) | np.bool(not causal)
+    counts = whole.sum(), (~whole & ~hidden).sum(), len(j) if by_keys else len(i)
+    return Blocks(*(arrays * int(n) for n in counts))
 
 
 class Kernel(NamedTuple):
-    """A Pallas kernel: `steps` of `block` bundles, and `ends` bundles a row of blocks."""
+    """A Pallas kernel, in bundles of instructions."""
 
     name: str
-    steps: int
-    block: int
-    ends: int
-    matrix_units: float  # how full they are in a block, 0 to 1
+    steps: int | None  # None where only the program knows: one for each block that is not hidden
+    step: int  # of every step
+    blocks: tuple[
+        int, ...
+    ]  # of the arithmetic, where it stands apart: of whole blocks, of cut ones
+    ends: int  # of a row of blocks
+    matrix_units: float  # how full they are in a whole block, 0 to 1
 
-    def cycles(self, steps_in_a_row: int) -> int:
-        return self.steps * self.block + self.steps // steps_in_a_row * self.ends
+    def cycles(self, blocks: Blocks) -> int:
+        steps = self.steps or blocks.whole + blocks.cut
+        cycles = steps * self.step + blocks.rows * self.ends
+        if self.blocks:
+            cycles += blocks.whole * self.blocks[0] + blocks.cut * self.blocks[-1]
+        return cycles
 
 
 def dump_flags(directory: Path) -> dict[str, str]:
@@ -44,9 +79,9 @@ def dump_flags(directory: Path) -> dict[str, str]:
 
 
 def read(directory: Path) -> tuple[list[Kernel], int]:
-    """The kernels of the program, from short blocks to long ones, and the cycles of all else.
+    """The kernels of the program, that of the forward pass first, and the cycles of all else.
 
-    Where the program takes one of two branches, it is that of the kernels.
+    Where the program takes one of two branches, it is that of kernels, else the shorter one.
     """
     (file,) = directory.glob("*after_codegen.txt")
     program = Program(file.read_text())
@@ -57,8 +92,9 @@ def read(directory: Path) -> tuple[list[Kernel], int]:
         if 'custom_call_target="tpu_custom_call"' in instruction.attributes
     ]
     kernels = [_kernel(directory, name) for name in names]
-    rest = program.total(lambda i: 0 if i.name in names else _whole(directory, i.name))
-    return sorted(kernels, key=lambda kernel: kernel.block), rest
+    rest = program.total(lambda i: -_CHOSEN if i.name in names else _whole(directory, i.name))
+    forward = [re.search("forward|fwd", kernel.name) is not None for kernel in kernels]
+    return [kernels[at] for at in np.argsort(forward)[::-1]], rest % _CHOSEN
 
 
 def _bundles(directory: Path, name: str) -> list[str]:
@@ -71,32 +107,42 @@ def _bundles(directory: Path, name: str) -> list[str]:
     return _ADDRESS.split(files[0].read_text())[1:] if files else []
 
 
-def _loop(bundles: list[str]) -> tuple[int, int, int]:
-    """The trips of the loop over the grid, and its first and last bundle."""
+def _loop(bundles: list[str]) -> tuple[int | None, int, int]:
+    """The trips of the loop over the grid, if the schedule has them; its first and last bundle."""
     trips = [(int(m[1]), at) for at, text in enumerate(bundles) if (m := _TRIPS.search(text))]
-    steps, end = max(trips, default=(1, len(bundles) - 1))
+    steps, end = max(trips, default=(None, len(bundles) - 1))
     return steps, next((i for i, x in enumerate(bundles) if "iteration index" in x), 0), end
 
 
 def _whole(directory: Path, name: str) -> int:
     bundles = _bundles(directory, name)
     steps, begin, end = _loop(bundles)
-    return steps * (end - begin + 1)
+    return (steps or 1) * (end - begin + 1)
 
 
 def _kernel(directory: Path, name: str) -> Kernel:
     bundles = _bundles(directory, name)
     steps, begin, end = _loop(bundles)
-    # The first pass through the pipeline skips nearly all of a step.
-    length = end - begin + 1
-    branches = [b for b in _branches(bundles, begin, end) if _size(b) < 0.9 * length]
-    # The block's own arithmetic stands behind a branch where some blocks are skipped.
-    if branches and _size(longest := max(branches, key=_size)) > length / 2:
-        branches = [b for b in branches if b[1] <= longest[0] or b[0] >= longest[1]]
-    ends = {at for first, last in branches for at in range(first, last)}
     used = _matrix_units(directory, name)
-    own = [used[at] for at in range(begin, end + 1) if at not in ends]
-    return Kernel(name, steps, length - len(ends), len(ends), sum(own) / len(own))
+    work = ARITHMETIC * sum(used[begin : end + 1])
+    found = _branches(bundles, begin, end)
+    # Those that hold others are of the pipeline, whose first pass skips nearly all of a step.
+    branches = [
+        b for b in found if not any(b != o and b[0] <= o[0] and o[1] <= b[1] for o in found)
+    ]
+    work = ARITHMETIC * sum(used[begin : end + 1])
+    blocks = [b for b in branches if sum(used[slice(*b)]) > work]
+    apart = {at for first, last in branches for at in range(first, last)}
+    own = [used[at] for at in range(begin, end + 1) if at not in apart]
+    of_block = own + [x for b in blocks[:1] for x in used[slice(*b)]]
+    return Kernel(
+        name,
+        steps,
+        step=len(own),
+        blocks=tuple(map(_size, blocks)),
+        ends=len(apart) - sum(map(_size, blocks)),
+        matrix_units=sum(of_block) / len(of_block),
+    )
 
 
 def _branches(bundles: list[str], begin: int, end: int) -> list[tuple[int, int]]:

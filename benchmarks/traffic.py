@@ -14,6 +14,8 @@ _FREE = frozenset(
     ("after-all", "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "partition-id")
 )
 _SLICES = ("dynamic-slice", "slice")
+# Opcodes that change their first operand in place, and the operand that they put there.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 # Opcodes that give the same numbers another name.
 _VIEWS = ("bitcast", "reshape")
 
@@ -41,8 +43,9 @@ def kernels(program: Program) -> Iterator[tuple[Instruction, int]]:
 def _bytes(program: Program, own: dict[str, Instruction], i: Instruction) -> int:
     sizes = [_size(own[name].shape) for name in i.operands]
     if i.opcode == "custom-call":
-        # The last result is room to work in.
-        return sum(sizes) + array_bytes(i.shape)[0]
+        results = array_bytes(i.shape)
+        # The last result of cuBLAS is room to work in.
+        return sum(sizes) + sum(results[:1] if "__cublas" in i.attributes else results)
     if i.opcode != "fusion":
         return sum(sizes) + _size(i.shape)
     fused = program.computations[i.called("calls") or ""]
@@ -67,7 +70,7 @@ def _read(fused, name: str, size: int) -> int:
             total += _read(fused, user.name, size)
         elif user.opcode in _SLICES:
             total += _size(user.shape)
-        elif user.opcode != "dynamic-update-slice" or user.operands[0] != name:
+        elif user.opcode not in _UPDATES or user.operands[0] != name:
             total += size
     return total
 
@@ -75,8 +78,8 @@ def _read(fused, name: str, size: int) -> int:
 def _written(fused, result: Instruction) -> int:
     while result.opcode in _VIEWS:
         result = fused[result.operands[0]]
-    if result.opcode == "dynamic-update-slice":
-        return _size(fused[result.operands[1]].shape)
+    if result.opcode in _UPDATES:
+        return _size(fused[result.operands[_UPDATES[result.opcode]]].shape)
     return _size(result.shape)
 
 

@@ -10,6 +10,8 @@ import sys
 import types
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `benchmarks` is not installed
@@ -19,11 +21,13 @@ from benchmarks import (
     command_line,
     cycles,
     decode,
+    decode_bytes,
     fit,
     gpu,
     memory,
     peers,
     reports,
+    schedule,
     steps,
     timing,
     train_step,
@@ -39,6 +43,7 @@ SHAPE += ["--vocabulary", "300", "--length", "6", "--rounds", "2"]
 ROOT = Path(__file__).parents[1]
 RECORDS = sorted((ROOT / "benchmarks" / "records").glob("*.json"))
 COMMANDS = (attention, train_step, decode, memory)
+CYCLES = ("v5e", "v5e_wide", "v6e", "v6e_wide", "v5e_causal", "v6e_causal")
 
 
 def result(command, capsys, tmp_path: Path, *arguments: str) -> dict:
@@ -186,8 +191,9 @@ def test_cycles_of_a_length_of_which_nothing_compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(cycles, "describe_devices", lambda topology: [device])
 
     def measure(args, case, length, blocks):
-        count = None if length == 512 else {"mha splash": None, "sha splash": 600}.get(case, 200)
-        row = {"case": case, "length": length, "blocks": (), "matrix_units": []}
+        count = {"mha splash": None, "mha tokamax": 600, "sha splash": 300}.get(case, 200)
+        count = None if length == 512 else count
+        row = {"case": case, "length": length, "blocks": blocks, "matrix_units": []}
         return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
 
     monkeypatch.setattr(reports, "version_of", lambda library: "1")
@@ -195,7 +201,56 @@ def test_cycles_of_a_length_of_which_nothing_compiles(tmp_path, monkeypatch):
     file = tmp_path / "cycles.json"
     assert cycles.main(["--lengths", "256", "512", "--out", str(file)]) == 0
     found = json.loads(file.read_text())["results"]
-    assert [row["fewer"] for row in found] == [None, 1, 3, None, None, None]
+    assert [row["fewer"] for row in found] == [None, 1, 2, 3, *[None] * 4]
+
+
+def test_cycles_are_compared_with_the_better_peer_by_its_best_blocks(tmp_path, monkeypatch):
+    device = types.SimpleNamespace(device_kind="a chip")
+    monkeypatch.setattr(cycles, "describe_devices", lambda topology: [device])
+
+    def measure(args, case, length, blocks):
+        count = {"mha splash": 9000, "mha tokamax": 8096, "sha splash": 6000}.get(case, 1000)
+        count = None if blocks[:1] == (512,) else count - sum(blocks[1:2])
+        row = {"case": case, "length": length, "blocks": blocks, "matrix_units": []}
+        return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
+
+    monkeypatch.setattr(reports, "version_of", lambda library: "1")
+    monkeypatch.setattr(cycles, "measure", measure)
+    file = tmp_path / "cycles.json"
+    assert cycles.main(["--lengths", "4096", "--out", str(file)]) == 0
+    found = {row["case"]: row for row in json.loads(file.read_text())["results"]}
+    assert found["mha splash"]["blocks"] == [1024, 4096, 1024]
+    assert found["mhe_add shared"]["fewer"] == 4
+
+
+def test_a_peer_that_is_not_installed_says_so(monkeypatch):
+    monkeypatch.setattr(cycles, "TOKAMAX", False)
+    args = types.SimpleNamespace(batch=2, heads=3, head_features=8, causal=False)
+    row = cycles.measure(args, "mha tokamax", 512, (512, 512, 512)) | {"fewer": None}
+    assert cycles.COLUMNS["times fewer"](row) == "not installed: needs Python 3.12 and tokamax"
+    assert cycles.COLUMNS["all"](row) == "-"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4)])
+def test_blocks_that_a_mask_leaves_whole_or_cuts(causal, sizes):
+    queries, keys = sizes
+    seen = np.tril(np.ones((16, 16), bool)) | (not causal)
+    parts = seen.reshape(16 // queries, queries, 16 // keys, keys).swapaxes(1, 2)
+    whole, some = parts.all((2, 3)).sum(), parts.any((2, 3)).sum()
+    for by_keys, rows in ((False, 16 // queries), (True, 16 // keys)):
+        found = schedule.blocks_of(3, 16, sizes, causal, by_keys=by_keys)
+        assert found == (3 * whole, 3 * (some - whole), 3 * rows)
+
+
+def test_cycles_of_a_kernel():
+    """What all steps have, what blocks have that are not hidden, and what ends a row of them."""
+    blocks = schedule.Blocks(whole=7, cut=5, rows=4)
+    kernel = schedule.Kernel("k", 18, 10, blocks=(), ends=100, matrix_units=0.5)
+    assert kernel.cycles(blocks) == 180 + 400
+    assert kernel._replace(blocks=(1000,)).cycles(blocks) == 180 + 400 + 12_000
+    assert kernel._replace(blocks=(1000, 2000)).cycles(blocks) == 180 + 400 + 17_000
+    assert kernel._replace(steps=None).cycles(blocks) == 120 + 400
 
 
 @pytest.mark.peers
@@ -233,6 +288,21 @@ def test_decode(capsys, tmp_path):
         if case == "mhe_add":
             assert row["cache_bytes"] == {name: size // 3 for name, size in mha.items()}
         assert row["tokens_per_second"] > 0
+
+
+def test_bytes_of_a_decoding_step(tmp_path, monkeypatch):
+    """Compiled for a device that is here: it reads all caches and parameters, at each batch."""
+    monkeypatch.setattr(decode_bytes, "describe_devices", lambda topology: jax.devices()[:1])
+    monkeypatch.setattr(reports, "version_of", lambda library: "1")
+    file = tmp_path / "bytes.json"
+    arguments = ["--kinds", "mha", "mhe_add", "--rows", "2", "4", "--out", str(file)]
+    assert decode_bytes.main([*arguments, *SHAPE[:-2]]) == 0
+    found = json.loads(file.read_text())["results"]
+    assert [row["runs_as"] for row in found] == ["xla", "folded on xla"] * 2
+    for row, twice in zip(found[:2], found[2:], strict=True):
+        assert row["bytes"] > row["cache_bytes"] + row["parameter_bytes"]
+        assert twice["cache_bytes"] == 2 * row["cache_bytes"]
+        assert row["bytes"] < twice["bytes"] < 2 * row["bytes"]
 
 
 def test_decode_doubles_the_batch_until_a_kind_fails(capsys, tmp_path, monkeypatch):
@@ -402,8 +472,8 @@ def test_pages_have_the_ratios_of_the_records():
     assert f"{sha} of it" in page("docs/kinds.md")
 
     still = []
-    for record in ("cycles_v5e", "cycles_v5e_wide", "cycles_v6e", "cycles_v6e_wide"):
-        for _, own in itertools.groupby(read(record), key=lambda row: row["length"]):
+    for record in CYCLES:
+        for _, own in itertools.groupby(read(f"cycles_{record}"), key=lambda row: row["length"]):
             fewer = {row["case"]: row["fewer"] for row in own}
             still.append(fewer["sha splash"] / fewer["mhe_add shared"])
     said = f"`sha` takes {min(still):.1f} to {max(still):.1f} times fewer cycles still"
@@ -478,13 +548,14 @@ def test_pages_have_the_bytes_and_cycles_of_the_records():
         assert f"| `{kind}` | {cpu[kind]:.1f} | {size:.1f} |" in page("docs/which_kind.md")
 
     fewer, busy = {}, {}
-    for record in ("v5e", "v5e_wide", "v6e", "v6e_wide"):
+    for record in CYCLES:
         for row in read(f"cycles_{record}"):
             fewer.setdefault((record, row["case"]), []).append(row["fewer"])
             if row["case"] == "mhe_add shared":
                 busy[record] = [f"{100 * share:.0f} %" for share in row["matrix_units"]]
     for text in (
         "{:.2f} and {:.2f} times fewer cycles".format(*fewer["v5e", "mhe_add shared"]),
+        "{:.2f} times fewer under a causal mask".format(*fewer["v5e_causal", "mhe_add shared"]),
         "{:.2f} times fewer with 8 heads of 128".format(*fewer["v5e_wide", "mhe_add shared"]),
         "`sha`, the control, takes {:.1f} and {:.1f}, and {:.1f} times fewer".format(
             *fewer["v5e", "sha splash"], *fewer["v5e_wide", "sha splash"]

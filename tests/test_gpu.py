@@ -274,6 +274,18 @@ KERNELS = """HloModule kernels
   ROOT %put = f32[8,5]{1,0} dynamic-update-slice(%old, %new, %j, %j)
 }
 
+%chosen (s: f32[], t: f32[]) -> f32[] {
+  %s = f32[] parameter(0)
+  ROOT %t = f32[] parameter(1)
+}
+
+%scattered (kept: f32[8,5], rows: f32[3,5], places: s32[3,1]) -> f32[8,5] {
+  %kept = f32[8,5]{1,0} parameter(0)
+  %rows = f32[3,5]{1,0} parameter(1)
+  %places = s32[3,1]{1,0} parameter(2)
+  ROOT %set = f32[8,5]{1,0} scatter(%kept, %places, %rows), update_window_dims={1}, to_apply=%chosen
+}
+
 %body (c: (s32[], f32[8,5], bf16[5,7])) -> (s32[], f32[8,5], bf16[5,7]) {
   %c = (s32[], f32[8,5]{1,0}, bf16[5,7]{1,0}) parameter(0)
   %n = s32[] get-tuple-element(%c), index=0
@@ -290,15 +302,18 @@ KERNELS = """HloModule kernels
   ROOT %true = pred[] constant(true)
 }
 
-ENTRY %main (a: f32[8,5], b: bf16[5,7]) -> f32[8,5] {
+ENTRY %main (a: f32[8,5], b: bf16[5,7], e: f32[3,5], f: s32[3,1]) -> f32[8,5] {
   %a = f32[8,5]{1,0} parameter(0)
   %b = bf16[5,7]{1,0} parameter(1)
+  %e = f32[3,5]{1,0} parameter(2)
+  %f = s32[3,1]{1,0} parameter(3)
   %zero = s32[] constant(0)
   %start = (s32[], f32[8,5]{1,0}, bf16[5,7]{1,0}) tuple(%zero, %a, %b)
   %loop = (s32[], f32[8,5]{1,0}, bf16[5,7]{1,0}) while(%start), condition=%condition, \
 body=%body, backend_config={"known_trip_count":{"n":"4"}}
   %last = f32[8,5]{1,0} get-tuple-element(%loop), index=1
-  ROOT %out = f32[8,5]{1,0} copy(%last)
+  %written = f32[8,5]{1,0} fusion(%last, %e, %f), kind=kInput, calls=%scattered
+  ROOT %out = f32[8,5]{1,0} copy(%written)
 }
 """
 
@@ -309,4 +324,6 @@ def test_bytes_of_kernels():
     sliced = part + index + part
     gemm = part + 2 * 5 * 7 + 4 * 2 * 7
     in_place = part + index + part
-    assert traffic(Program(KERNELS)) == 4 * (sliced + gemm + in_place) + 2 * 4 * 8 * 5
+    scattered = 2 * 4 * 3 * 5 + 4 * 3
+    once = scattered + 2 * 4 * 8 * 5
+    assert traffic(Program(KERNELS)) == 4 * (sliced + gemm + in_place) + once

@@ -50,7 +50,9 @@ def extend(
         mask = dataclasses.replace(mask, is_causal=False)
     if mask.window is not None and mask.window_offset is None:
         mask = dataclasses.replace(mask, window_offset=offset)
-    return entries, mask & Mask.causal(offset), overflow
+    # One query sees the first keys, up to its own place: lengths, which more engines take.
+    earlier = Mask.lengths(offset + 1) if queries == 1 else Mask.causal(offset)
+    return entries, mask & earlier, overflow
 
 
 def positions(module: nn.Module, tokens: int) -> jax.Array:

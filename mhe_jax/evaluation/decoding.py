@@ -16,6 +16,7 @@ Letters: B rows, K beams, V vocabulary, L the longest output. N = B·K rows go t
 the beams of a row side by side.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mhe_jax.attention.engines.mesh import platform
 from mhe_jax.data import BOS, MASK, PAD, UNK
+from mhe_jax.model import unroll_layers
 
 # Special tokens that a model reads, but that no search of a trained model may generate.
 FORBIDDEN = (PAD, UNK, BOS, MASK)
@@ -45,6 +48,18 @@ class Hypotheses(NamedTuple):
     lengths: jax.Array  # [B, R], eos counted
     log_probs: jax.Array  # [B, R]
     scores: jax.Array  # [B, R]
+
+
+def unrolled(model: Any, params: Any) -> tuple[Any, Any]:
+    """On a GPU, the same model and parameters with layers that are not scanned.
+
+    Each step of a scan cuts the cache of a layer out of that of all, and puts it back: three to
+    four times the bytes of the caches (benchmarks/RESULTS.md).
+    """
+    if platform() != "gpu" or not model.config.scan_layers:
+        return model, params
+    config = dataclasses.replace(model.config, scan_layers=False)
+    return model.clone(config=config), unroll_layers(params)
 
 
 def length_penalties(max_length: int, length_penalty: float) -> np.ndarray:

@@ -23,7 +23,7 @@ from jax import lax
 
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
-from mhe_jax.evaluation.decoding import FORBIDDEN, allowed
+from mhe_jax.evaluation.decoding import FORBIDDEN, allowed, unrolled
 from mhe_jax.evaluation.programs import CompiledRun, padded_length, padded_rows
 from mhe_jax.evaluation.translator import encode_some, longest_piece
 from mhe_jax.tasks.task import not_a_number
@@ -166,14 +166,15 @@ class Generator:
         `seeds` [B] are all the same.
         """
         e, rows = self.evaluation, tokens.shape[0]
+        model, params = unrolled(self.model, params)
         size = max(1, min(e.extra_length, self.longest))
         variables = {"params": params}
         step = {"method": "decode_step", "mutable": ["cache"]}
-        _, cache = self.model.apply(
+        _, cache = model.apply(
             variables, rows, self.longest, method="start_cache", mutable=["cache"]
         )
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        logits, cache = self.model.apply(variables | cache, tokens, positions, **step)
+        logits, cache = model.apply(variables | cache, tokens, positions, **step)
         # Rows stand where their prompts end; what they write next replaces the padding.
         cache = path_aware_map(
             lambda path, leaf: (
@@ -203,7 +204,7 @@ class Generator:
             done |= (chosen == EOS) | (i + 1 >= limits) | broken
             # A row that is done writes on, no further than its last position; nobody reads it.
             position = jnp.minimum(lengths + i, self.longest - 1)
-            logits, cache = self.model.apply(
+            logits, cache = model.apply(
                 variables | cache, chosen[:, None], position[:, None], **step
             )
             return i + 1, logits[:, 0], out, counts, broken, done, cache

@@ -22,6 +22,7 @@ from mhe_jax.evaluation.decoding import (
     beam_search,
     expand_to_beams,
     greedy_search,
+    unrolled,
 )
 from mhe_jax.evaluation.programs import SHORTEST, CompiledRun, padded_length, padded_rows
 from mhe_jax.tasks.task import not_a_number
@@ -135,7 +136,7 @@ class Translator:
 
     def _decode(self, params: Any, sources: jax.Array, limits: jax.Array) -> Hypotheses:
         """Sources [B, S] with eos, and the longest output of each [B], to a hypothesis per row."""
-        model, beams = self.model, self.evaluation.beam_size
+        (model, params), beams = unrolled(self.model, params), self.evaluation.beam_size
         length = min(sources.shape[1] + self.evaluation.extra_length, self.max_length)
         variables = {"params": params}
         _, state = model.apply(variables, sources, length, method="start_cache", mutable=["cache"])

@@ -283,3 +283,18 @@ def mask_for(case, name, queries, keys):
     """The mask `name`, and its booleans over all of the case's heads."""
     passed, dense = masks(queries, keys, case.mask_heads)[name]
     return passed, np.broadcast_to(dense, (B, case.heads, queries, keys))
+
+
+def kept_by_words(key, rate, rows, queries, keys):
+    """What dropout of shared scores keeps [rows, queries, keys]: a hash of two random words."""
+    words = [
+        jax.random.bits(row, (queries + keys,), "uint32") for row in jax.random.split(key, rows)
+    ]
+    words = np.asarray(words, np.uint32)
+    x = words[:, :queries, None] ^ words[:, None, queries:]
+    x ^= x >> 16
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> 15
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> 16
+    return x.view(np.int32) < (1 - rate) * 2.0**32 - 2.0**31

@@ -114,6 +114,27 @@ def test_windows_move_with_the_cache(mask):
     assert_close(np.concatenate(parts, 1), wanted)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Mask.lengths(jnp.array([3, 6])),
+        Mask.local(2)
+        & Mask.lengths(jnp.array([3, 6]))
+        & Mask.padding(jnp.arange(LENGTH)[None] > 0),
+    ],
+    ids=["lengths", "and a window and padding"],
+)
+@every_kind
+def test_one_query_sees_what_it_sees_among_all(case, mask):
+    """Its place in the row is a length, beside what the caller says; some have no key left."""
+    d = decoder(case)
+    wanted = d.full(d.x, mask=mask & Mask.causal())
+    _, cache = d.feed(d.cache, d.x[:, :2], mask)
+    for t in range(2, LENGTH):
+        output, cache = d.feed(cache, d.x[:, t : t + 1], mask)
+        assert_close(output[:, 0], wanted[:, t])
+
+
 @every_kind
 def test_the_whole_cache_at_once_and_one_by_one(case):
     d = decoder(case)

@@ -14,6 +14,7 @@ from attention_cases import (
     assert_close,
     every_case,
     every_kind,
+    kept_by_words,
     mask_for,
     normal,
     random_parameters,
@@ -28,7 +29,10 @@ def kept(case, broadcast):
     shape = {True: (B, 1, T, S), "batch": (1, 1, T, S), False: (B, case.heads, T, S)}[broadcast]
     if case.kind == "sha":
         shape = (shape[0], 1, T, S)
-    draw = np.asarray(jax.random.bernoulli(KEY, 1 - RATE, shape), np.float64)
+    if case.form == "shared":
+        draw = kept_by_words(KEY, RATE, shape[0], T, S)[:, None]
+    else:
+        draw = np.asarray(jax.random.bernoulli(KEY, 1 - RATE, shape))
     return np.broadcast_to(draw / (1 - RATE), (B, case.heads, T, S))
 
 

@@ -1,10 +1,12 @@
 """The ladder of engines and its support table, row by row; `cudnn` without a GPU."""
 
+import dataclasses
 import functools
 import logging
 import types
 from typing import get_args
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ import pytest
 from attention_cases import B, every_kind, normal, random_parameters
 from jax.sharding import AxisType
 
-from mhe_jax.attention import Mask, choices, engines
+from mhe_jax.attention import Mask, choices, engines, make_attention
 from mhe_jax.attention.engines import Options, cudnn, xla
 from mhe_jax.config.model import FORMS_OF_KINDS, Engine
 
@@ -128,6 +130,30 @@ class TestTableOfCudnn:
         assert engines.attend(q, k, v, None, Mask(), Options()) == (*taken, "cudnn")
         q, k, v = arrays(dtype=jnp.float32)
         assert engines.attend(q, k, v, None, Mask(), Options())[2] == "xla"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("kind", ["mha", "mqa", "mhe_add", "mhe_mul"])
+def test_cudnn_decodes_one_token_over_an_odd_number_of_keys(kind, monkeypatch):
+    """Its mask is lengths; that of two tokens is a bias, as is a window."""
+    asked = []
+
+    def stand_in(*call, scale):
+        asked.append(call[4].key_lengths)
+        return xla.attend(*call, scale=scale)
+
+    monkeypatch.setattr(cudnn, "attend", stand_in)
+    fields = {"num_heads": 3, "dtype": jnp.bfloat16, "decode": True}
+    module, x = make_attention(kind, **fields), normal(1, B, 7, 24)
+    params = {"params": random_parameters(module, x)}
+    _, state = module.apply(params, x, mutable=["cache"])
+    state["cache"]["cache_index"] = jnp.array([0, 4])
+    asked.clear()  # of the call that makes the cache
+    for mask, tokens, engine in ((None, 1, "cudnn"), (None, 2, "xla"), (Mask.local(2), 1, "xla")):
+        with engines.recording():
+            module.apply(params | state, x[:, :tokens], mask=mask, mutable=["cache"])
+            assert choices()[kind].split()[-1] == engine
+    np.testing.assert_array_equal(asked, [[1, 5]])
 
 
 class TestMachine:
@@ -392,3 +418,59 @@ def test_a_key_bias_and_a_scale(name, scale):
     allowed = np.ones((1, 1, 1, 1), bool) if allowed is None else np.asarray(allowed)
     weights = np.asarray(jax.nn.softmax(np.where(allowed, logits, -1e30))) * allowed
     np.testing.assert_allclose(output, np.einsum("bhts,bshe->bthe", weights, value), atol=1e-5)
+
+
+DROPPED = Options(dropout_rate=0.4, dropout_rng=jax.random.key(3), broadcast_dropout=False)
+OF_ONE = {
+    "plain": (Mask(), Options()),
+    "lengths": (Mask.lengths(jnp.array([3, 7])), Options()),
+    "an example empty": (Mask.lengths(jnp.array([0, 7])), Options(float32_softmax=True)),
+    "dense": (Mask.array(normal(6, B, 6, 1, 7) > -0.5), Options(precision="highest")),
+    "dropout": (Mask.local(3, 0, jnp.array([2, 6])), DROPPED),
+}
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("name", OF_ONE)
+def test_one_query_in_the_order_of_the_cache(name, biased, monkeypatch):
+    """On a GPU, of heads that share several keys: outputs, gradients and what is sown are those of
+    the products, which there are none of."""
+    mask, options = OF_ONE[name]
+    shapes = (B, 1, 6, 11), (B, 7, 2, 11), (B, 7, 2, 13), (B, 7, 6)
+    given = [normal(i, *shape) for i, shape in enumerate(shapes[: 3 + biased])]
+    found, sown = [], []
+
+    def run(options, query, key, value, bias=None):
+        return xla.attend(query, key, value, bias, mask, options, scale=0.3)
+
+    for where in ("cpu", "gpu"):
+        monkeypatch.setattr(xla, "platform", lambda where=where: where)
+        output, weight_sum = run(dataclasses.replace(options, sow=sown.append), *given)
+        plain = functools.partial(run, options)
+        _, pull, _ = jax.vjp(plain, *given, has_aux=True)
+        gradients = pull(jnp.asarray(normal(9, B, 1, 6, 13)))
+        weight_sum = jnp.broadcast_to(weight_sum, (B, 1, 6, 1))
+        found.append((output, gradients, weight_sum, sown.pop()))
+        assert ("dot_general" in str(jax.make_jaxpr(plain)(*given))) == (where == "cpu")
+    chex.assert_trees_all_close(*found, atol=2e-6)
+
+
+@pytest.mark.parametrize(("K", "rows"), [(1, B), (6, B), (2, 1)])
+def test_one_query_of_other_heads_is_a_product_on_a_gpu_too(K, rows, monkeypatch):
+    """One key head for all, one for each, or one example: XLA copies no cache for it."""
+    monkeypatch.setattr(xla, "platform", lambda: "gpu")
+    q, k = normal(1, rows, 1, 6, 11), normal(2, rows, 7, K, 11)
+    call = functools.partial(xla.attend, mask=Mask(), options=Options(), scale=1.0)
+    assert "dot_general" in str(jax.make_jaxpr(call)(q, k, k, None))
+
+
+def test_products_of_one_query_are_not_rounded(monkeypatch):
+    """(1 + 2⁻⁷)² - (1 + 2⁻⁶) is 2⁻¹⁴, and 0 where bfloat16 holds the square."""
+    monkeypatch.setattr(xla, "platform", lambda: "gpu")
+    one = jnp.array([1 + 2**-7, 1.0]), jnp.array([[1 + 2**-7, -1 - 2**-6], [0.0, 0.0]])
+    q, k = (jnp.asarray(x, jnp.bfloat16) for x in one)
+    q, k = jnp.broadcast_to(q, (B, 1, 4, 2)), jnp.broadcast_to(k[:, None], (B, 2, 2, 2))
+    v = jnp.broadcast_to(jnp.eye(2, dtype=q.dtype)[:, None], (B, 2, 2, 2))
+    output, _ = xla.attend(q, k, v, None, Mask(), Options(), scale=2.0**14)
+    wanted = np.broadcast_to(jax.nn.softmax(jnp.array([1.0, 0.0])), (B, 1, 4, 2))
+    np.testing.assert_allclose(output.astype(np.float32), wanted, rtol=2**-7)

@@ -1,91 +1,101 @@
-"""The kernel for Hopper: emulated, interpreted and lowered; no GPU runs it."""
+"""The engine for Hopper with its kernels emulated in plain JAX; and lowered, as no GPU runs it.
 
+The kernels themselves: test_hopper_forward.py and test_hopper_backward.py.
+"""
+
+import dataclasses
 import functools
-import math
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import normal
-from jax.experimental import pallas as pl
+from attention_cases import kept_by_words, normal
 from test_shared import plain, reference, reference_gradients
 
+from benchmarks import emulated
 from mhe_jax.attention import Mask, engines
-from mhe_jax.attention.engines import Options
-from mhe_jax.attention.engines.shared import mosaic, one_product
+from mhe_jax.attention.engines import Options, blocks
+from mhe_jax.attention.engines.shared import mosaic, tpu, xla
 
-hopper = pytest.importorskip(
-    "mhe_jax.attention.engines.shared.hopper",
+hopper_forward = pytest.importorskip(
+    "mhe_jax.attention.engines.shared.hopper_forward",
     reason="this JAX has no Mosaic GPU",
     exc_type=ImportError,
 )
+from mhe_jax.attention.engines.shared import hopper_backward  # noqa: E402
 
-# Whether this JAX has what the engine asks of it.
-TRIED = jax.__version_info__[:2] < mosaic.UNTRIED_JAX
-untried = pytest.mark.skipif(not TRIED, reason="the kernel is not for this JAX")
-
-B, T, S, G, R, D, E = 2, 149, 293, 1, 3, 11, 13
+B, T, S, R, D, E = 2, 149, 293, 3, 11, 16
+RATE, KEY = 0.3, jax.random.key(7)
+RNG = np.random.default_rng(4)
+SEGMENTS = [jnp.asarray(np.sort(RNG.integers(0, 4, (B, n)), 1)) for n in (T, S)]
+VALID = jnp.asarray(RNG.random((B, S)) > 0.3)
 MASKS = {
     "none": Mask(),
     "lengths": Mask.lengths(jnp.array([S - 9, 130])),
     "a row of no keys": Mask.lengths(jnp.array([0, 128])),
     "length of all": Mask.lengths(5),
+    "lengths of a byte": Mask.lengths(jnp.array([0, 130], jnp.uint8)),
+    "causal": Mask.causal(),
+    "offset": Mask.causal(jnp.array([-3, 120])),
+    "window": Mask.local(20, 30),
+    "window with offset": Mask.local(20, 3, jnp.array([150, 0])),
+    "padding": Mask.padding(VALID),
+    "padding of all": Mask.padding(VALID & jnp.array([[True], [False]])),
+    "segments": Mask.segments(*SEGMENTS),
+    "all of them": Mask.segments(*SEGMENTS)
+    & Mask.causal(jnp.array([9, 120]))
+    & Mask.padding(VALID)
+    & Mask.lengths(200),
 }
 
 
-def emulated(sizes, q, k, columns, weights, lengths):
-    """`hopper.forward`, with its roundings and in its order, in plain JAX."""
-    N, S, step = len(k), k.shape[1], hopper.BLOCK_KEYS
-    m, unit = jnp.full((N, q.shape[1], 1), -jnp.inf), sizes.scale * math.log2(math.e)
-    both = jnp.concatenate([columns, weights], -1)
-    sums = jnp.zeros((N, q.shape[1], both.shape[2]))
-    wide = {"preferred_element_type": jnp.float32}
-    for start in range(0, S, step):
-        keys = slice(start, start + step)
-        s = jnp.einsum("ntd,nsd->nts", q, k[:, keys], **wide)
-        seen = jnp.arange(start, start + step)[None, None] < lengths[:, None, None]
-        s = jnp.where(seen, s, -jnp.inf) if sizes.masked else s
-        higher = jnp.maximum(m, s.max(-1, keepdims=True))
-        e = jnp.exp2((s - higher) * unit).astype(jnp.bfloat16)
-        sums *= jnp.exp2((m - higher) * unit)
-        sums += jnp.einsum("nts,nsx->ntx", e, both[:, keys], **wide)
-        m = higher
-    return jnp.split(sums, [columns.shape[2]], -1)
+@pytest.fixture
+def kernels(monkeypatch):
+    monkeypatch.setattr(hopper_forward, "forward", emulated.forward)
+    monkeypatch.setattr(hopper_backward, "products", emulated.products)
 
 
-def arrays(heads, groups=G):
+def arrays(heads=1, groups=1, spread=1.0):
     H = groups * R
     q, k = normal(1, B, T, groups, D), normal(2, B, S, groups, D)
-    v, b = normal(4, B, S, heads, E), normal(3, B, S, H)
+    v, b = normal(4, B, S, heads, E), spread * normal(3, B, S, H)
     given = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
     return *given, jnp.asarray(b, jnp.float32), jnp.asarray(normal(9, B, T, H, E), jnp.bfloat16)
 
 
-@pytest.mark.parametrize("name", MASKS)
+def run(attend, mask, options, cotangents, *given):
+    """Output, and gradients, of an engine."""
+    attend = functools.partial(attend, mask=mask, options=options, scale=D**-0.5)
+    found, pull = jax.vjp(lambda *a: attend(*a)[: len(cotangents)], *given)
+    return *found, *pull(cotangents)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("rate", [0.0, RATE])
+@pytest.mark.parametrize("pairs", [mosaic.PAIRS, 1], ids=["at once", "in blocks"])
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (3, 1), (6, 2)])
-def test_output_and_gradients(name, heads, groups, monkeypatch):
+@pytest.mark.parametrize("name", MASKS)
+def test_output_and_gradients(name, heads, groups, pairs, rate, monkeypatch):
     """Errors against float64 are at most twice those of an ordinary softmax in bfloat16."""
-    monkeypatch.setattr(hopper, "forward", emulated)
-    monkeypatch.setattr(one_product, "takes", lambda static, q: True)
+    monkeypatch.setattr(mosaic, "PAIRS", pairs)
     *given, cotangent = arrays(heads, groups)
-    mask = MASKS[name]
+    mask, options = MASKS[name], Options(rate, KEY)
     allowed = mask.to_dense(T, S)
     allowed = np.ones((1, 1, 1, 1), bool) if allowed is None else np.asarray(allowed)
-
-    def run(cotangent, *given):
-        attend = functools.partial(mosaic.attend, mask=mask, options=Options(), scale=D**-0.5)
-        output, pull = jax.vjp(lambda *a: attend(*a)[0], *given)
-        return output, *pull(cotangent)
-
+    kept = kept_by_words(KEY, rate, B, T, S)[:, None] / (1 - rate) if rate else 1.0
     exact = [np.float64(x) for x in given]
     wanted = (
-        reference(*exact, allowed)[2],
-        *reference_gradients(*exact, allowed, np.float64(cotangent)),
+        reference(*exact, allowed, kept)[2],
+        *reference_gradients(*exact, allowed, np.float64(cotangent), kept),
     )
+    by_kernels = functools.partial(run, mosaic.attend, mask, options)
     found = []
-    for f, call in ((run, given), (plain, (*given, allowed))):
+    for f, call in (
+        (lambda cotangent, *given: by_kernels((cotangent,), *given), given),
+        (functools.partial(plain, kept=kept), (*given, allowed)),
+    ):
         # A CPU would leave roundings out, as no device with bfloat16 products does.
         compiled = jax.jit(f).lower(cotangent, *call)
         found.append(compiled.compile({"xla_allow_excess_precision": False})(cotangent, *call))
@@ -95,85 +105,69 @@ def test_output_and_gradients(name, heads, groups, monkeypatch):
         assert np.isfinite(np.float64(got)).all()
 
 
-class Accumulator:
-    """Registers that products add up in."""
-
-    def __init__(self, shape, dtype):
-        self.value = jnp.zeros(shape, dtype)
-
-    @classmethod
-    def init(cls, value):
-        made = cls((), value.dtype)
-        made.value = value
-        return made
-
-    def __getitem__(self, index):
-        return self.value
-
-
-def interpretable(monkeypatch):
-    """Stands in for what JAX's interpreter of Mosaic GPU has not: products and layouts."""
-
-    def wgmma(accumulator, a, b):
-        a, b = (x[...] if not isinstance(x, tuple) else x[0][...].T for x in (a, b))
-        accumulator.value += jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-    def run_state(f):
-        def run(accumulators):
-            f(accumulators)
-            return [each.value for each in accumulators]
-
-        return run
-
-    def patch(module, **others):
-        own = {name: getattr(module, name) for name in dir(module)}
-        return types.SimpleNamespace(**(own | others))
-
-    gpu = patch(
-        hopper.gpu,
-        ACC=Accumulator,
-        wgmma=wgmma,
-        transpose_ref=lambda ref, axes: (ref,),
-        layout_cast=lambda x, layout: x,
-        broadcasted_iota=lambda *how, layout: jax.lax.broadcasted_iota(*how),
-    )
-    monkeypatch.setattr(hopper, "gpu", gpu)
-    run_scoped = lambda f, accumulator: f(accumulator)  # noqa: E731
-    monkeypatch.setattr(hopper, "pl", patch(pl, run_state=run_state, run_scoped=run_scoped))
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("spread", [1.0, 1e3])
+def test_weights_that_dropout_leaves(spread):
+    """Their sum, and what its gradient does; within the bound and beyond."""
+    *given, cotangent = arrays(3, spread=spread)
+    cotangents = cotangent, jnp.asarray(normal(8, B, T, R, 1), jnp.bfloat16)
+    options, mask = Options(RATE, KEY, broadcast_dropout="batch"), MASKS["causal"]
+    got = run(mosaic.attend, mask, options, cotangents, *given)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), (cotangents, *given))
+    wanted = run(xla.attend, mask, options, *wide)
+    for x, want in zip(got, wanted, strict=True):
+        error = np.sqrt(((np.float64(x) - np.float64(want)) ** 2).mean())
+        assert error <= 0.005 * np.sqrt((np.float64(want) ** 2).mean())
 
 
-@untried
-@pytest.mark.parametrize("masked", [False, True])
-def test_interpreted(masked, monkeypatch):
-    """Who waits for whom, and what is read where; three blocks of keys take each slot in turn."""
-    params = pytest.importorskip(
-        "jax._src.pallas.mosaic_gpu.interpret.params", reason="this JAX has no such interpreter"
-    )
-    interpretable(monkeypatch)
-    N, queries, keys, V, W = 1 + masked, 128, 384, 64, 16
-    sizes = hopper.Sizes(0.3, 2, V, W, masked)
-    shapes = (N, queries, 64), (N, keys, 64), (N, keys, 2 * V), (N, keys, 2 * W)
-    # Quarters, whose products are exact: weights that differ in a bit round to others.
-    quarters = [np.rint(4 * normal(i, *shape)) / 4 for i, shape in enumerate(shapes)]
-    given = [jnp.asarray(x, jnp.bfloat16) for x in quarters]
-    given.append(jnp.array([300, 1] if masked else [keys], jnp.int32))
-    found = hopper.forward(sizes, *given, interpret=params.InterpretGPUParams(detect_races=True))
-    for got, want in zip(found, emulated(sizes, *given), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+@pytest.mark.usefixtures("kernels")
+def test_gradients_of_queries_with_one_key():
+    """Their weight does not depend on scores, nor does the weight that dropout leaves."""
+    q, k, v, b, cotangent = arrays(3)
+    given = q, k[:, :T], v[:, :T], b[:, :T]
+    cotangents = cotangent, jnp.asarray(normal(8, B, T, R, 1), jnp.bfloat16)
+    *_, dq, dk, _, db = run(mosaic.attend, Mask.local(0), Options(RATE, KEY), cotangents, *given)
+    for x in (dq, dk, db):
+        assert np.abs(np.float32(x)).max() < 1e-3
 
 
-@untried
-@pytest.mark.parametrize("name", ["none", "lengths"])
-def test_it_lowers(name):
-    """As far as a program for a GPU can be made where neither a GPU nor its plug-in is."""
-    *given, cotangent = arrays(1)
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("broadcast", [True, "batch"])
+def test_every_engine_draws_the_same_mask(broadcast):
+    """Bit for bit: values are the identity, so that the output is the weights."""
+    keys = 48
+    q, k = normal(1, B, T, 1, D), normal(2, B, keys, 1, D)
+    v = np.broadcast_to(np.eye(keys)[None, :, None], (B, keys, 1, keys))
+    given = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
+    given.append(jnp.asarray(normal(3, B, keys, R), jnp.float32))
+    options = Options(RATE, KEY, broadcast_dropout=broadcast)
+    rows = 1 if broadcast == "batch" else B
+    wanted = kept_by_words(KEY, RATE, rows, T, keys)[:, :, None]
+    for attend in (mosaic.attend, xla.attend, functools.partial(tpu.attend, interpret=True)):
+        weights, _ = attend(*given, Mask(), options, scale=D**-0.5)
+        np.testing.assert_array_equal(weights > 0, np.broadcast_to(wanted, weights.shape))
 
-    def run(*given):
-        attend = functools.partial(mosaic.attend, mask=MASKS[name], options=Options(), scale=0.3)
-        return jax.vjp(lambda *a: attend(*a)[0], *given)[1](cotangent)
 
-    text = jax.jit(run).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
-    assert "mosaic_gpu" in text
+@pytest.mark.parametrize("name", MASKS)
+def test_what_kernels_skip(name):
+    """No query sees keys outside of its ranges; bounds let through all of those within."""
+    mask = MASKS[name]
+    shown = mosaic.visible(blocks.Seen(mask), 1.0, (B, T, S), 256, 512)
+    allowed = mask.to_dense(T, S)
+    allowed = np.broadcast_to(True if allowed is None else allowed[:, 0], (B, T, S))
+    bounded = dataclasses.replace(mask, key_valid=None, segment_ids=None)
+    within = bounded.to_dense(T, S)
+    within = np.broadcast_to(True if within is None else within[:, 0], (B, T, S))
+    for n, group in np.ndindex(B, 2):
+        first, end, of_all, of_all_end = np.asarray(shown.ranges[n, group])
+        rows = slice(128 * group, 128 * group + 128)
+        assert 0 <= first < end <= S
+        assert not np.delete(allowed[n, rows], np.s_[first:end], 1).any()
+        assert within[n, rows, of_all:of_all_end].all()
+        # No more than there is; segments and positions together would need a look at all pairs.
+        seen = np.flatnonzero(allowed[n, rows].any(0))
+        if name != "all of them" and seen.size:
+            assert (first, end) == (seen[0], seen[-1] + 1)
 
 
 @pytest.fixture
@@ -183,10 +177,11 @@ def gpu(monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
 
 
-def refusal(mask=None, options=None, dtype=jnp.bfloat16, width=D):
+def refusal(mask=None, options=None, dtype=jnp.bfloat16, width=D, features=E):
     *given, b, _ = arrays(1)
     q, k, v = (x.astype(dtype) for x in given)
     q, k = (jnp.zeros((*x.shape[:3], width), dtype) for x in (q, k))
+    v = jnp.zeros((*v.shape[:3], features), dtype)
     return mosaic.refusal(q, k, v, b, mask or Mask(), options or Options())
 
 
@@ -195,10 +190,11 @@ def test_device():
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("mask", [Mask(), Mask.lengths(3), Mask.lengths(jnp.array([3, 0]))])
-@pytest.mark.parametrize("width", [1, 64, 128])
-def test_calls_it_takes(mask, width):
-    assert refusal(mask, width=width) is None
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize("width", [1, 64, 128, 288])
+def test_calls_it_takes(name, rate, width):
+    assert refusal(MASKS[name], Options(rate, KEY), width=width) is None
 
 
 @pytest.mark.usefixtures("gpu")
@@ -206,19 +202,31 @@ def test_calls_it_takes(mask, width):
     ("call", "reason"),
     [
         ({"dtype": jnp.float32}, "needs bfloat16, not float32"),
-        ({"width": 129}, "needs queries no wider than 128, not 129"),
-        ({"options": Options(dropout_rate=0.1)}, "draws no dropout mask"),
+        ({"features": 24}, "not values 24 and queries 11 wide"),
+        ({"features": 272}, "not values 272 and queries 11 wide"),
+        ({"width": 1024}, "not values 16 and queries 1024 wide"),
         ({"options": Options(precision="highest")}, "has no precision setting"),
-        ({"mask": Mask.causal()}, "takes no mask but lengths of keys"),
-        ({"mask": Mask.local(3)}, "takes no mask but lengths of keys"),
-        ({"mask": Mask.lengths(3) & Mask.causal()}, "takes no mask but lengths of keys"),
-        ({"mask": Mask.padding(jnp.ones((B, S), bool))}, "takes no mask but lengths of keys"),
-        ({"mask": Mask.segments(jnp.ones((B, S)))}, "takes no mask but lengths of keys"),
-        ({"mask": Mask.array(jnp.ones((1, 1, 1, S)))}, "takes no mask but lengths of keys"),
+        ({"mask": Mask.array(jnp.ones((1, 1, 1, S)))}, "not a dense array"),
     ],
 )
 def test_calls_it_refuses(call, reason):
-    assert refusal(**call).startswith(reason)
+    assert reason in refusal(**call)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_more_rows_than_a_grid_has():
+    """Examples times groups, of a device."""
+    q = jnp.zeros((2**15, 2, 2, 1), jnp.bfloat16)
+    v, b = jnp.zeros((2**15, 2, 2, 16), jnp.bfloat16), jnp.zeros((2**15, 2, 2))
+    reason = mosaic.refusal(q, q, v, b, Mask(), Options())
+    assert reason == "needs at most 65535 examples times groups on a device, not 65536"
+    assert mosaic.refusal(q[1:], q[1:], v[1:], b[1:], Mask(), Options()) is None
+
+
+@pytest.mark.usefixtures("gpu")
+def test_numbers_of_64_bits():
+    with jax.enable_x64(True):
+        assert refusal() == "needs jax_enable_x64 off"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -228,29 +236,49 @@ def test_machines_it_refuses(monkeypatch):
         assert refusal() == f"needs a GPU of compute capability 9.0 (Hopper), not {capability}"
     monkeypatch.setattr(mosaic, "gpu_capability", lambda: None)
     assert refusal() is None
-    monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
-    assert refusal().startswith("needs jax before 0.12, not ")
+    monkeypatch.setattr(jax, "__version_info__", (*mosaic.UNTRIED_JAX, 0))
+    assert refusal().startswith("needs jax before ")
 
 
-@pytest.mark.usefixtures("gpu")
-def test_it_is_taken_where_it_is_asked_for_alone(monkeypatch):
-    monkeypatch.setattr(hopper, "forward", emulated)
+@pytest.mark.usefixtures("gpu", "kernels")
+def test_it_is_taken_where_it_is_asked_for_alone():
     *given, _ = arrays(1)
     assert engines.attend_shared(*given, Mask(), Options())[2] == "xla"
     assert engines.attend_shared(*given, Mask(), Options(), "mosaic")[2] == "mosaic"
 
 
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize(("heads", "features"), [(12, 64), (8, 128), (3, 13), (48, 16), (64, 4)])
-def test_chunks(heads, features, width):
-    """All columns have a place, and a program what it has room for."""
-    X, Y = heads * features, one_product.OF_WEIGHTS * heads
-    chunks, V, W = mosaic._chunks(X, Y, width)
-    assert chunks * V >= X
-    assert chunks * W >= Y
-    assert V % 64 == W % 16 == 0
-    shared = hopper.COMPUTING * hopper.QUERIES * width
-    shared += hopper.SLOTS * hopper.BLOCK_KEYS * (width + V + W)
-    assert 2 * shared + 1024 <= 232448
-    assert V <= 256
-    assert V + W <= 272
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("rows", "queries", "keys"), [(B, 1, S), (0, T, S), (B, T, 0)])
+def test_calls_without_work_for_a_kernel(rows, queries, keys):
+    """One query, as in decoding, and no rows or keys: as `xla`."""
+    q, k, v, b, _ = arrays(3)
+    given = q[:rows, :queries], k[:rows, :keys], v[:rows, :keys], b[:rows, :keys]
+    got, wanted = (e.attend(*given, Mask(), Options(), scale=0.3) for e in (mosaic, xla))
+    for x, want in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(x, want)
+
+
+@pytest.mark.parametrize("rate", [0.0, RATE])
+@pytest.mark.parametrize("name", ["none", "causal", "all of them"])
+def test_it_lowers(name, rate):
+    """As far as a program for a GPU can be made where neither a GPU nor its plug-in is."""
+    *given, cotangent = arrays(1)
+    by_kernels = functools.partial(run, mosaic.attend, MASKS[name], Options(rate, KEY))
+    traced = jax.jit(lambda cotangent, *given: by_kernels((cotangent,), *given)).trace(
+        cotangent, *given
+    )
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+# Heads, width of values and of queries: ours, and of `mva` with narrow scores at M = 512, 768 and
+# 1,024 (scores 3M / 8 wide, values M / 2 in all).
+TAKEN = [(12, 64, 64), (8, 128, 128), (16, 64, 64), (8, 32, 192), (12, 32, 288), (8, 48, 288)]
+TAKEN += [(8, 64, 384), (16, 32, 384), (16, 16, 16), (1, 256, 256), (8, 64, 64), (6, 80, 80)]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("heads", "features", "width"), TAKEN)
+def test_shapes_it_takes(heads, features, width):
+    q = jnp.zeros((1, 2, 1, width), jnp.bfloat16)
+    v, b = jnp.zeros((1, 2, heads, features), jnp.bfloat16), jnp.zeros((1, 2, heads))
+    assert mosaic.refusal(q, q, v, b, Mask(), Options()) is None

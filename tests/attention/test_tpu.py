@@ -133,6 +133,11 @@ def test_several_blocks(lengths, blocks):
     check(inputs(lengths=lengths), blocks=blocks)
 
 
+@pytest.mark.parametrize("name", ["causal", "window, offset", "lengths", "valid"])
+def test_forward_blocks_of_their_own(name):
+    check(inputs(lengths=(29, 61)), masks(29, 61)[name], (8, 16, 32))
+
+
 def test_saturated_queries_have_no_gradient():
     """But for sums of float32 that cancel: those of all heads and features at once."""
     attend = functools.partial(tpu.attend, interpret=True)
@@ -243,15 +248,21 @@ def test_groups_of_heads(width, name, monkeypatch):
 
 
 def test_blocks_are_wide_where_all_keys_are_seen():
-    """And no dropout is drawn."""
-    value = jnp.zeros((1, 2048, 1, 64), jnp.bfloat16)
+    """And no dropout is drawn; those of the forward kernel the most, as far as memory goes."""
 
-    def keys(mask, keep):
-        static = tpu.Static(1.0, keep, None)
-        return tpu._sizes(static, 2048, 2048, 64, 12, value, mask, None, False).block_keys
+    def keys(mask=None, keep=1.0, length=2048, width=64, dtype=jnp.bfloat16):
+        value = jax.ShapeDtypeStruct((1, length, 1, width), dtype)
+        static, mask = tpu.Static(1.0, keep, None), mask or Mask()
+        sizes = tpu._sizes(static, length, length, width, 12, value, mask, None, False)
+        return sizes.block_keys, sizes.forward_keys
 
-    assert keys(Mask(), 1.0) == tpu.WIDE_BLOCK
-    assert keys(Mask(), 0.9) == keys(Mask.causal(), 1.0) == keys(Mask.local(5, 5), 1.0) == tpu.BLOCK
+    plain = keys(keep=0.9)
+    assert plain == keys(Mask.causal()) == keys(Mask.local(5, 5)) == (tpu.BLOCK, tpu.BLOCK)
+    assert keys() == (tpu.WIDE_BLOCK, 2048)
+    assert keys(length=3072) == (tpu.WIDE_BLOCK, 1024)
+    assert keys(width=128)[0] < keys(width=128)[1]
+    assert keys(dtype=jnp.float32)[1] == 1024
+    assert keys(length=2560) == (tpu.BLOCK, tpu.BLOCK)
 
 
 def test_a_scanned_layer_saves_what_the_kernel_gives():
@@ -516,6 +527,7 @@ print("kernels", compiled.as_text().count('custom_call_target="tpu_custom_call"'
         "v6e:2x2 one bfloat16 200 6 24",
         "v5e:2x2 lengths bfloat16 1024 12 64",
         "v5e:2x2 whole bfloat16 2048 12 64",
+        "v5e:2x2 whole bfloat16 2048 8 128",
         "v6e:2x2 whole bfloat16 1024 6 128",
     ],
 )

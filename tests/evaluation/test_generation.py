@@ -18,7 +18,7 @@ from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
 from mhe_jax.data.tokenizer_json import JsonTokenizer
-from mhe_jax.evaluation import generate
+from mhe_jax.evaluation import decoding, generate
 from mhe_jax.evaluation.decoding import FORBIDDEN
 from mhe_jax.evaluation.generation import Generator, filter_logits
 from mhe_jax.evaluation.run import Run
@@ -62,11 +62,15 @@ def full_pass(run):
 
 
 @pytest.mark.parametrize(
-    ("scan_layers", "batch_size"),
-    [pytest.param(False, 2, marks=pytest.mark.rest), (True, 8)],
+    ("scan_layers", "batch_size", "platform"),
+    [pytest.param(False, 2, "cpu", marks=pytest.mark.rest), (True, 8, "cpu"), (True, 8, "gpu")],
     ids=str,
 )
-def test_greedy_is_the_argmax_of_the_full_pass(run_of, load, batch_size, scan_layers):
+def test_greedy_is_the_argmax_of_the_full_pass(
+    run_of, load, batch_size, scan_layers, platform, monkeypatch
+):
+    """On a GPU the layers of a scanned model are apart while it decodes."""
+    monkeypatch.setattr(decoding, "platform", lambda: platform)
     run = load(batch_size=batch_size, extra_length=6)
     if scan_layers:
         workdir = run_of("lm", scan_layers=True)

@@ -15,7 +15,7 @@ from mhe_jax.attention import choices, make_attention
 from mhe_jax.config import AttentionByRole, AttentionOverride, InputError, MeshConfig
 from mhe_jax.config.fields import load_json
 from mhe_jax.data import BOS, EOS
-from mhe_jax.evaluation import evaluate
+from mhe_jax.evaluation import decoding, evaluate
 from mhe_jax.evaluation.run import Run
 from mhe_jax.evaluation.translator import Translator
 from mhe_jax.tasks import evaluation_batches
@@ -112,8 +112,14 @@ def test_a_source_that_is_called_like_a_split_is_not_the_split(run_of, texts):
     assert json.loads((workdir / "eval_test.json").read_text()) == own
 
 
-@pytest.mark.parametrize(("scan_layers", "beam_size"), [(False, 1), (False, 3), (True, 3)], ids=str)
-def test_scores_are_the_models_own(run_of, texts, scan_layers, beam_size):
+@pytest.mark.parametrize(
+    ("scan_layers", "beam_size", "platform"),
+    [(False, 1, "cpu"), (False, 3, "cpu"), (True, 3, "cpu"), (True, 3, "gpu")],
+    ids=str,
+)
+def test_scores_are_the_models_own(run_of, texts, scan_layers, beam_size, platform, monkeypatch):
+    """On a GPU the layers of a scanned model are apart while it decodes."""
+    monkeypatch.setattr(decoding, "platform", lambda: platform)
     run = load(run_of("translation", scan_layers=scan_layers), beam_size=beam_size)
     some = sources(texts)[:9]
     found = translator_of(run).translate(some)

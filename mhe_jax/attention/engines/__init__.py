@@ -38,17 +38,17 @@ Where heads share a score matrix (`attend_shared`), no engine takes what `shared
 
 | what the call asks for | `xla` | `pallas` | `mosaic` |
 |---|---|---|---|
-| device | any | TPU | NVIDIA GPU, compute capability 9.0; jax before 0.12 |
+| device | any | TPU | NVIDIA GPU, compute capability 9.0; jax before 0.13 |
 | type | bfloat16, float32, float64 | bfloat16, float32 | bfloat16 |
-| head width | any | at most 1,024 | of queries at most 128 |
-| memory | one score matrix of some queries | no score matrix | forward none, backward as `xla` |
-| lengths of keys | yes | skips what nobody sees | forward likewise |
-| causal, windows, with offsets too | skips bands nobody sees | likewise | refused |
-| padding, segments | yes | yes | refused |
-| dropout | yes | yes, one mask whatever the blocks and devices | refused |
+| head width | any | at most 1,024 | values a multiple of 16, at most 256 |
+| memory | one score matrix of some queries | no score matrix | backward two of some queries |
+| lengths, causal, windows, with offsets too | skips bands nobody sees | likewise | likewise |
+| padding, segments | yes | yes | skips bands nobody sees |
+| dropout | one mask of all three, whatever the blocks and devices | likewise | likewise |
 | dense mask, `precision` | yes | refused | refused |
 
-where `auto` takes the first of `pallas` and `xla`, but never `mosaic`, whose time was not measured.
+where `auto` takes the first of `pallas` and `xla`, but never `mosaic`, which no device has run. For
+one query `mosaic` is `xla`.
 
 Keys and values that stay factors (`attend_factored`) have only `xla`, which takes every call.
 """

@@ -46,14 +46,13 @@ class Static(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Which keys a query sees, and what dropout keeps: [N or 1, T, S], or random keys [N or 1].
+    """Which keys a query sees, and the words of `is_kept`: int32 [N or 1, T] and [N or 1, S].
 
-    The array is as other engines draw it; random keys leave nothing of size T·S behind.
+    So nothing of size T·S is drawn or saved, and blocks, devices and engines have one mask.
     """
 
     mask: Mask
-    kept: jax.Array | None = None
-    rngs: jax.Array | None = None
+    words: tuple[jax.Array, jax.Array] | None = None
 
 
 class Block(NamedTuple):
@@ -160,20 +159,37 @@ def exponential(logits, seen: Seen, block: Block, scale: float = 1.0):
     return jnp.exp(scale * (logits - highest))
 
 
+def seen_by(mask: Mask, options, examples: int, queries: int, keys: int) -> Seen:
+    """What the queries of a call see, with random words for each example where it has dropout."""
+    if options.dropout_rate == 0:
+        return Seen(mask)
+    rows = 1 if options.broadcast_dropout == "batch" else examples
+    draw = jax.vmap(lambda rng: jax.random.bits(rng, (queries + keys,), jnp.uint32))
+    words = draw(jax.random.split(options.dropout_rng, rows))
+    words = jax.lax.bitcast_convert_type(words, jnp.int32)
+    return Seen(mask, (words[:, :queries], words[:, queries:]))
+
+
+def is_kept(of_queries, of_keys, keep: float):
+    """Whether dropout keeps a weight, from a random word of its query and one of its key (int32).
+
+    Both are mixed as in the finalizers of hash functions.
+    """
+    x = of_queries ^ of_keys
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+        x = x ^ jax.lax.shift_right_logical(x, np.int32(shift))
+        if factor is not None:
+            x = x * np.uint32(factor).astype(np.int32)
+    return x < np.int32(round(keep * 2**32) - 2**31)
+
+
 def dropout(static: Static, x, seen: Seen, block: Block):
     """x [N, t, s] where dropout keeps it, divided by the share that is kept."""
-    if static.keep == 1:
+    if seen.words is None:
         return x
-    if seen.kept is not None:
-        kept = block.cut(seen.kept)[:, :, block.first_key : block.keys]
-    else:
-        shape = (block.size, block.keys - block.first_key)
-        kept = jax.vmap(
-            lambda rng: jax.random.bernoulli(
-                jax.random.fold_in(rng, block.start), static.keep, shape
-            )
-        )(seen.rngs)
-    return jnp.where(kept, x / jnp.asarray(static.keep, x.dtype), 0)
+    of_queries, of_keys = seen.words
+    words = block.cut(of_queries)[:, :, None], block.of_keys(of_keys)[:, None]
+    return jnp.where(is_kept(*words, static.keep), x / jnp.asarray(static.keep, x.dtype), 0)
 
 
 def by_rows(run: Callable, queries: int, *trees: Any):

@@ -26,12 +26,12 @@ def gpu_capability() -> float | None:
     return float(jax.local_devices(backend="gpu")[0].compute_capability)
 
 
-def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Array:
+def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
     """`run` for a call of `engines.attend_shared`, with N rows of examples times groups.
 
     `run(q, k, v, b, parts)` takes q [N, T, D], k [N, S, D], v [N, S, R or 1, E], b [N, S, R] for
-    the R heads of a group, and gives [N, T, R, E]. Leaves of `parts` have a row for each example,
-    or one for all, and reach `run` with N or one.
+    the R heads of a group, and gives [N, T, R, E], or a tree of such arrays. Leaves of `parts` have
+    a row for each example, or one for all, and reach `run` with N or one.
 
     On a mesh each device has its own rows and heads: batch and heads are split as the logical axis
     rules say for `batch` and `activation_heads`, where they divide the sizes; several groups of
@@ -46,8 +46,11 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> jax.Arr
         b = _rows(key_bias.reshape(B, S, G, -1))
         if G > 1:
             parts = jax.tree.map(lambda x: x if len(x) == 1 else jnp.repeat(x, G, 0), parts)
-        output = run(q[:, :, 0], k[:, :, 0], v, b, parts)
-        return output.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
+
+        def of_heads(x):
+            return x.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
+
+        return jax.tree.map(of_heads, run(q[:, :, 0], k[:, :, 0], v, b, parts))
 
     mesh, batch, heads = _mesh_axes()
     if mesh is None:

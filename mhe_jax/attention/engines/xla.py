@@ -6,6 +6,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines.blocks import KEPT
+from mhe_jax.attention.engines.mesh import platform
 from mhe_jax.attention.mask import Mask
 
 
@@ -25,6 +26,9 @@ def attend(
     # the order the softmax reads; heads that share a key head are rows of one product: a separate
     # axis, even of length 1, makes gradients a third slower on a CPU.
     query = query / jnp.asarray(1 / scale, dtype)
+    # Not `B > 1`: in an export B may be a symbol, which is not 1.
+    if T == 1 and B != 1 and 1 < K < H and platform() == "gpu":
+        return _of_one(query, key, value, key_bias, mask, options)
     query = query.transpose(0, 2, 1, 3).reshape(B, K, H // K * T, D)
     key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
     logits = jnp.einsum("bknd,bksd->bkns", query, key, precision=options.precision)
@@ -33,6 +37,24 @@ def attend(
     weights = weights.reshape(B, K, H // K * T, S)
     output = jnp.einsum("bkns,bkse->bkne", weights, value, precision=options.precision)
     return checkpoint_name(output, KEPT).reshape(B, H, T, E).swapaxes(1, 2), total
+
+
+def _of_one(query, key, value, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+    """One query an example, as in decoding: multiply and sum, in the order of the cache.
+
+    For products of several heads that serve several queries each, XLA copies keys and values on a
+    GPU, heads first: three times the bytes. One key head lies in the order of its product, and a
+    product with one row XLA makes a sum itself. On a CPU products are faster, whatever the heads.
+    """
+    (B, _, H, D), (_, S, K, E), dtype = query.shape, value.shape, query.dtype
+    wide = np.promote_types(dtype, jnp.float32)
+    key, value = (x.astype(wide)[:, :, :, None] for x in (key, value))
+    logits = (query.reshape(B, 1, K, H // K, D).astype(wide) * key).sum(-1).astype(dtype)
+    logits = logits.reshape(B, S, H).swapaxes(1, 2)[:, :, None]
+    weights, total = weigh(logits, key_bias, mask, options)
+    weights = weights[:, :, 0].swapaxes(1, 2).reshape(B, S, K, H // K, 1)
+    output = (weights.astype(wide) * value).sum(1).astype(dtype)
+    return output.reshape(B, 1, H, E), total
 
 
 def weigh(logits, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:

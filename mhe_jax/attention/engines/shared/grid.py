@@ -28,21 +28,22 @@ class Sizes(NamedTuple):
     after: int | None
     keep: float  # share of the weights that dropout keeps
     interpret: bool
+    forward_keys: int  # in place of block_keys, of the forward kernel
     first: int = 0  # position of the first of the queries, among all
 
 
 class Marks(NamedTuple):
     """Parts of a mask as integers: of queries [N or 1, T, 1], of keys [N or 1, 1, S].
 
-    `bits` are random, and dropout makes its mask from them; `lengths` [N or 1], in scalar memory,
-    are numbers of keys; blocks past them are skipped.
+    `words` are those of `blocks.is_kept`; `lengths` [N or 1], in scalar memory, are numbers of
+    keys; blocks past them are skipped.
     """
 
     key_valid: Any = None
     segments: Any = None  # a pair, of queries and of keys
     first_key: Any = None  # of queries: the first key that they see, and the last
     last_key: Any = None
-    bits: Any = None  # a pair
+    words: Any = None  # a pair
     lengths: Any = None
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from mhe_jax.attention.engines.blocks import is_kept
 from mhe_jax.attention.engines.shared.grid import Grid, Marks, Sizes, call, is_of_queries, meet
 
 # Gradients of queries that stay on the chip while a kernel runs; more take several kernels.
@@ -31,6 +32,7 @@ QUERIES_BYTES = 2**21
 def forward(sizes: Sizes, q, k, columns, marks: Marks):
     """The output [N·C, T, X]; and [N·C, T, Y], the sums of weights, with m in the last place."""
     rows, T = columns.shape[0], q.shape[1]
+    sizes = sizes._replace(block_keys=sizes.forward_keys)
     # For each value, the weights that sum to its denominator.
     of_heads = np.kron(np.eye(sizes.heads), np.ones(sizes.width))
     spread = np.zeros((sizes.weights, sizes.values), np.float32)
@@ -164,14 +166,8 @@ def _kept(sizes, e, marks):
     """E where dropout keeps it; the same in both passes, whatever the blocks and devices."""
     if sizes.keep == 1:
         return e
-    of_queries, of_keys = marks.bits
-    # Two words of random bits, mixed as in the finalizers of hash functions.
-    x = of_queries[...] ^ of_keys[...]
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
-        x = x ^ jax.lax.shift_right_logical(x, np.int32(shift))
-        if factor is not None:
-            x = x * np.uint32(factor).astype(np.int32)
-    return jnp.where(x < np.int32(round(sizes.keep * 2**32) - 2**31), e, 0)
+    of_queries, of_keys = marks.words
+    return jnp.where(is_kept(of_queries[...], of_keys[...], sizes.keep), e, 0)
 
 
 def _first_bits(x):

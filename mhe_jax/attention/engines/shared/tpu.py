@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, even, parts, round_up
+from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, even, parts, round_up, seen_by
 from mhe_jax.attention.engines.mesh import over_rows, platform
 from mhe_jax.attention.engines.shared import factored, head_by_head, kernels
 from mhe_jax.attention.engines.shared.grid import Marks, Sizes
@@ -34,9 +34,12 @@ BLOCK = 512
 # then fits the 16 MiB that every chip has.
 BLOCK_BYTES = 2**22
 # More keys of a block, within more bytes, where a mask leaves none out and no dropout is drawn: the
-# matrix units have more to do for what begins and ends a block (docs/fit.md).
+# matrix units have more to do for what begins and ends a block (docs/fit.md). The forward kernel
+# gains the most, and has less in memory.
 WIDE_BLOCK = 1024
 WIDE_BYTES = 6 * 2**20
+FORWARD_BLOCKS = (2048, 1024)
+FORWARD_BYTES = 14 * 2**20
 
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
@@ -63,11 +66,9 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """See `engines.attend_shared`; `interpret` runs the kernels on any device, slowly."""
     B, T, S = *query.shape[:2], key.shape[1]
-    static, seen = Static(scale, 1.0 - options.dropout_rate, None), Seen(mask)
+    static, seen = Static(scale, 1.0 - options.dropout_rate, None), seen_by(mask, options, B, T, S)
     if options.dropout_rate > 0:
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
-        rows = 1 if options.broadcast_dropout == "batch" else B
-        seen = seen._replace(rngs=jax.random.split(options.dropout_rng, rows))
 
     def run(q, k, v, b, seen):
         sizes = _sizes(static, T, S, q.shape[2], b.shape[2], v, mask, blocks, interpret)
@@ -93,6 +94,10 @@ def _sizes(static, T, S, D, R, v, mask, blocks, interpret) -> Sizes:
         whole = (before, after, static.keep) == (None, None, 1)
         if whole and S % WIDE_BLOCK == 0 and WIDE_BLOCK * bytes_of_key <= WIDE_BYTES:
             blocks = blocks[0], WIDE_BLOCK
+        fit = (n for n in FORWARD_BLOCKS if S % n == 0 and n * bytes_of_key <= FORWARD_BYTES)
+        if whole and (forward := next(fit, None)):
+            blocks = *blocks, forward
+    queries, keys, *forward_keys = blocks
     return Sizes(
         keys=S,
         groups=-(-R // heads),
@@ -100,8 +105,9 @@ def _sizes(static, T, S, D, R, v, mask, blocks, interpret) -> Sizes:
         width=E,
         values=values,
         weights=weights,
-        block_queries=blocks[0],
-        block_keys=blocks[1],
+        block_queries=queries,
+        block_keys=keys,
+        forward_keys=forward_keys[0] if forward_keys else keys,
         before=before,
         after=after,
         keep=static.keep,
@@ -229,10 +235,8 @@ def _marks(sizes, seen: Seen, queries: int) -> Marks:
     if mask.key_lengths is not None:
         lengths = mask.key_lengths.astype(jnp.int32).clip(0, sizes.keys)
         marks = marks._replace(lengths=lengths)
-    if seen.rngs is not None:
-        bits = jax.vmap(lambda rng: jax.random.bits(rng, (queries + sizes.keys,), jnp.uint32))
-        bits = jax.lax.bitcast_convert_type(bits(seen.rngs), jnp.int32)
-        marks = marks._replace(bits=(of_queries(bits[:, :queries]), of_keys(bits[:, queries:])))
+    if seen.words is not None:
+        marks = marks._replace(words=(of_queries(seen.words[0]), of_keys(seen.words[1])))
     return marks
 
 

@@ -44,14 +44,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from mhe_jax.attention.engines.blocks import KEPT, Seen, Static, by_rows
+from mhe_jax.attention.engines.blocks import KEPT, Static, by_rows, seen_by
 from mhe_jax.attention.engines.mesh import over_rows, varying
 from mhe_jax.attention.engines.shared import factored, head_by_head, one_product
 from mhe_jax.attention.engines.xla import weigh
 from mhe_jax.attention.mask import Mask
-
-# Up to here dropout draws one mask for the call, as other engines do; beyond, block by block.
-DRAWN_LENGTH = 1024
 
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
@@ -68,11 +65,10 @@ def attend(
     if T == 1 and S > 0 and options.dropout_rate == 0:
         return _of_one(query, key, value, key_bias, mask, options, scale)
     static = Static(scale, 1.0 - options.dropout_rate, options.precision)
-    seen = Seen(mask)
+    seen = seen_by(mask, options, B, T, S)
     if options.dropout_rate > 0:
         # The remaining weights sum up in a separate column.
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
-        seen = _draw(seen, B, T, S, options)
 
     def run(*call):
         return _shared(static, *varying(call, call))
@@ -101,40 +97,23 @@ def _of_one(query, key, value, key_bias, mask, options, scale) -> tuple[jax.Arra
     return output.reshape(B, 1, H, E), total.astype(query.dtype)
 
 
-def _draw(seen, B, T, S, options) -> Seen:
-    rows = 1 if options.broadcast_dropout == "batch" else B
-    if max(T, S) > DRAWN_LENGTH:
-        return seen._replace(rngs=jax.random.split(options.dropout_rng, rows))
-    keep = 1.0 - options.dropout_rate
-    kept = jax.random.bernoulli(options.dropout_rng, keep, (rows, 1, T, S))
-    return seen._replace(kept=checkpoint_name(kept[:, 0], KEPT))
-
-
 def _output(static, q, k, v, b, seen) -> jax.Array:
     return _forward(static, q, k, v, b, seen)[0]
 
 
 def _forward(static, q, k, v, b, seen):
-    way = one_product.forward if one_product.takes(static, q) else None
-    return forward(static, way, q, k, v, b, seen)
-
-
-def forward(static, way, q, k, v, b, seen):
-    """The output, and what `backward` takes.
-
-    `way(static, q, k, values, b, seen)` is the factored softmax with an output in the type of q,
-    one in that of b and the denominators; None is `factored.forward`, whose output is rounded here.
-    """
+    on_gpu = one_product.takes(static, q)
 
     def factored_softmax(q, k, v, values, b, seen):
-        if way is None:
-            return None, *factored.forward(static, q, k, values, b, seen)
-        return way(static, q, k, values, b, seen)
+        if on_gpu:
+            return one_product.forward(static, q, k, values, b, seen)
+        # Its output is rounded below.
+        return None, *factored.forward(static, q, k, values, b, seen)
 
     def one_by_one(q, k, v, values, b, seen):
         output = head_by_head.forward(static, q, k, v, b, seen)
         ones = varying(jnp.ones(output.shape[:-1], b.dtype), q)
-        return None if way is None else output, output.astype(b.dtype), ones
+        return output if on_gpu else None, output.astype(b.dtype), ones
 
     values = factored.values_of(q, v, b, seen)
     fits = factored.fits(static, q, v, values, b, seen)
@@ -146,7 +125,7 @@ def forward(static, way, q, k, v, b, seen):
     return rounded, (q, k, v, b, seen, output, denominator, fits)
 
 
-def backward(static, residuals, cotangent):
+def _backward(static, residuals, cotangent):
     """Gradients of q, k, v, b, and None for what is seen."""
     q, k, v, *residuals, fits = residuals
 
@@ -169,4 +148,4 @@ def _choose(fits, fast, sure, q, *args):
 
 
 _shared = jax.custom_vjp(_output, nondiff_argnums=(0,))
-_shared.defvjp(_forward, backward)
+_shared.defvjp(_forward, _backward)

@@ -1,0 +1,345 @@
+"""The forward kernel for Hopper: emulated, interpreted and lowered; no GPU runs it."""
+
+import dataclasses
+import types
+
+import hopper_machine
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import normal
+from jax.experimental import pallas as pl
+
+from benchmarks import emulated
+
+hopper = pytest.importorskip(
+    "mhe_jax.attention.engines.shared.hopper_forward",
+    reason="this JAX has no Mosaic GPU",
+    exc_type=ImportError,
+)
+from mhe_jax.attention.engines.shared import hopper_blocks  # noqa: E402
+
+N, T, S, D = 2, 256, 384, 64
+MASKS = (
+    "none", "lengths", "causal", "offsets", "window", "wide window", "padding", "segments",
+    "causal segments", "a query without keys", "holes",
+)  # fmt: skip
+
+
+def visible_of(mask: str, dropout: bool = False, n: int = N):
+    """What `mask` lets queries see, and the booleans [N, T, S] that say so, and what is kept."""
+    t, j = np.arange(T)[None, :, None], np.arange(S)[None, None]
+    first, last = np.zeros((n, T, 1), int), np.full((n, T, 1), S - 1)
+    of_queries, of_keys = np.zeros((n, T)), np.zeros((n, S))
+    if mask == "lengths":
+        last[:] = np.array([300, 0])[:n, None, None]
+    if "causal" in mask:
+        last[:] = t
+    if mask == "offsets":
+        last[:] = t + np.array([120, 131])[:n, None, None]
+    if "window" in mask:
+        first[:], last[:] = np.maximum(t - (211 if mask == "wide window" else 37), 0), t + 3
+    if mask == "padding":
+        of_keys[:] = np.arange(S) % 7 == 3
+    if "segments" in mask:
+        of_queries[:], of_keys[:] = np.arange(T) // 61, np.arange(S) // 61
+    if mask == "a query without keys":
+        first[:, 5], last[:, 5], last[:, 140] = 0, -1, 200
+    if mask == "holes":
+        of_queries[:, ::3] = 9
+    bounded = (first <= j) & (j <= last)
+    seen = bounded & (of_queries[:, :, None] == of_keys[:, None])
+    tiles = (n, T // 128, 128)
+    lows, highs = first.reshape(tiles), last.reshape(tiles)
+    ranges = lows.min(2), highs.max(2) + 1, lows.max(2), highs.min(2) + 1
+    words = np.random.default_rng(7).integers(0, 2**32, (n, S // 32, T), np.uint64)
+    kept = words[:, np.arange(S) // 32] >> (np.arange(S, dtype=np.uint64) % 32)[None, :, None] & 1
+    numbers = jnp.asarray(of_queries, jnp.int32), jnp.asarray(of_keys, jnp.int32)
+    visible = hopper.Visible(
+        bounds=None
+        if bounded.all()
+        else jnp.asarray(np.stack([first, last], 1)[..., 0], jnp.int32),
+        ids=numbers if of_queries.any() or of_keys.any() else None,
+        ranges=None if seen.all() else jnp.asarray(np.stack(ranges, -1), jnp.int32),
+        bits=jnp.asarray(words.astype(np.uint32).view(np.int32)) if dropout else None,
+    )
+    return visible, seen, kept.swapaxes(1, 2) if dropout else np.ones_like(seen)
+
+
+def sizes_for(blocks, dropout=False, chunks=1, heads=2, width=32):
+    return hopper.Sizes(0.3, chunks, heads, width, 16, 0.5 if dropout else 1.0, *blocks)
+
+
+def arrays(sizes, n=N, grid=None):
+    """q, k, and columns and weights of values and exponentiated biases, as `mosaic` lays them."""
+    C, H, E, W = sizes.chunks, sizes.heads, sizes.width, sizes.weights
+    q, k, v, b = (
+        normal(1, n, T, D),
+        normal(2, n, S, D),
+        normal(3, n, S, C, H, E),
+        normal(4, n, S, C, H),
+    )
+    w = np.exp(b - 2)
+    if grid:  # products are exact: weights that differ in a bit round to others
+        q, k, v, w = (np.rint(grid * x) / grid for x in (q, k, v, w + 0.5))
+        w += 2**-12  # their second parts
+    high = np.asarray(jnp.asarray(w, jnp.bfloat16), np.float32)
+    parts = np.concatenate([high, w - high], -1)
+    parts = np.pad(parts, ((0, 0),) * 3 + ((0, W - 2 * H),))
+    columns = (w[..., None] * v).reshape(n, S, -1)
+    given = q, k, columns, parts.reshape(n, S, -1)
+    powers = jnp.exp2(jnp.asarray(np.rint(normal(5, n, C * H * E)), jnp.float32))
+    return [*(jnp.asarray(x, jnp.bfloat16) for x in given), powers]
+
+
+def reference(sizes, q, k, columns, weights, powers, seen, kept):
+    """In float64; m as the greatest score that is seen."""
+    q, k, columns, weights, powers = (
+        np.float64(np.asarray(x, np.float32)) for x in (q, k, columns, weights, powers)
+    )
+    n, C, H = len(q), sizes.chunks, sizes.heads
+    s = np.where(seen, np.einsum("ntd,nsd->nts", q, k), -np.inf)
+    m = np.maximum(s.max(-1), hopper.LEAST)
+    e = np.exp(sizes.scale * (s - m[..., None]))
+    parts = weights.reshape(n, S, C, -1)[..., : 2 * H].reshape(n, S, C, 2, H)
+    first, w = (x.reshape(n, S, C * H) for x in (parts[:, :, :, 0], parts.sum(3)))
+    d = np.einsum("nts,nsh->nth", e, w)
+    d = np.where(d > 0, d, 1)
+    output = np.einsum("nts,nsx->ntx", e * kept, columns).reshape(n, T, C * H, -1)
+    output = (output / (sizes.keep * d)[..., None]).reshape(n, T, -1) * powers[:, None]
+    left = np.einsum("nts,nsh->nht", e * kept, first) / (sizes.keep * d.swapaxes(1, 2))
+    return output, d.swapaxes(1, 2), m, left
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_numbers(mask, dropout):
+    """The kernel's arithmetic against float64: E is rounded to bfloat16, and nothing else."""
+    visible, seen, kept = visible_of(mask, dropout)
+    sizes = sizes_for((64, 2, 2), dropout, chunks=2)
+    given = arrays(sizes)
+    high, low, d, m, *left = emulated.forward(sizes, *given, visible)
+    output, *wanted, left_wanted = reference(sizes, *given, seen, kept)
+    got = np.float64(high) + np.float64(low)
+    assert np.abs(got - output).max() <= 2**-7 * np.abs(output).max()
+    assert np.abs(got - output).mean() <= 2**-10 * np.abs(output).max()
+    np.testing.assert_allclose(d, wanted[0], rtol=2**-8)
+    np.testing.assert_allclose(m, wanted[1], rtol=1e-6, atol=1e-5)
+    assert len(left) == dropout
+    for x in left:
+        np.testing.assert_allclose(x, left_wanted, rtol=2**-7, atol=2**-10)
+    none = ~seen.any(-1)
+    assert (got[none] == 0).all()
+    assert (m[none] == hopper.LEAST).all()
+    assert (np.asarray(d).swapaxes(1, 2)[none] == 1).all()
+
+
+class Accumulator:
+    """Registers that products add up in."""
+
+    def __init__(self, shape, dtype):
+        self.value = jnp.zeros(shape, dtype)
+
+    @classmethod
+    def init(cls, value):
+        made = cls((), value.dtype)
+        made.value = value
+        return made
+
+    def __getitem__(self, index):
+        return self.value
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The kernel in JAX's interpreter, with what that has not: products, layouts, loads."""
+    params = pytest.importorskip(
+        "jax._src.pallas.mosaic_gpu.interpret.params", reason="this JAX has no such interpreter"
+    )
+    races = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call")
+
+    commit_smem = hopper.gpu.commit_smem
+
+    def read(x):
+        *others, last = getattr(x, "transforms", [None])
+        if not hasattr(last, "permutation"):
+            return x[...]
+        # The interpreter of JAX 0.10 waits for ever where it is to transpose.
+        return dataclasses.replace(x, transforms=tuple(others))[...].T
+
+    def wgmma(accumulator, a, b):
+        accumulator.value += jnp.dot(read(a), read(b), preferred_element_type=jnp.float32)
+        # A product reads as copies write, with no fence between; these reads here do not.
+        commit_smem()
+
+    def run_state(f):
+        def run(accumulators):
+            f(accumulators)
+            return [each.value for each in accumulators]
+
+        return run
+
+    def patched(module, **others):
+        own = {name: getattr(module, name) for name in dir(module)}
+        return types.SimpleNamespace(**(own | others))
+
+    gpu = patched(
+        hopper.gpu,
+        ACC=Accumulator,
+        wgmma=wgmma,
+        layout_cast=lambda x, layout: x,
+        broadcasted_iota=lambda *how, layout: jax.lax.broadcasted_iota(*how),
+        load=lambda ref, *index, layout, optimized: ref[...],
+    )
+    monkeypatch.setattr(hopper_blocks, "gpu", gpu)
+    monkeypatch.setattr(hopper, "gpu", gpu)
+    run_scoped = lambda f, accumulator: f(accumulator)  # noqa: E731
+    monkeypatch.setattr(hopper, "pl", patched(pl, run_state=run_state, run_scoped=run_scoped))
+
+    def run(*call):
+        found = hopper.forward(*call, interpret=params.InterpretGPUParams(detect_races=True))
+        assert not races.get_races().races_found
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("mask", "dropout", "blocks"),
+    [
+        ("none", False, (128, 2, 2)),
+        ("none", False, (64, 3, 3)),
+        ("none", True, (64, 2, 1)),
+        ("lengths", True, (128, 2, 2)),
+        ("causal", False, (128, 2, 2)),
+        ("offsets", True, (64, 3, 3)),
+        ("window", False, (64, 2, 1)),
+        ("wide window", False, (64, 2, 2)),
+        ("padding", False, (64, 3, 3)),
+        ("causal segments", True, (64, 2, 2)),
+        ("a query without keys", False, (64, 2, 2)),
+    ],
+)
+def test_interpreted(mask, dropout, blocks, interpreted):
+    """Who waits for whom, and what is read where."""
+    visible, *_ = visible_of(mask, dropout, n=1)
+    sizes = sizes_for(blocks, dropout, chunks=1 + (mask == "none"))
+    check(interpreted, sizes, arrays(sizes, n=1, grid=4), visible)
+
+
+def check(run, sizes, given, visible):
+    found = run(sizes, *given, visible)
+    high, low, *rest = emulated.forward(sizes, *given, visible)
+    np.testing.assert_allclose(
+        np.float64(found[0]) + np.float64(found[1]),
+        np.float64(high) + np.float64(low),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(found[0], np.float32(high), rtol=2**-7, atol=1e-6)
+    assert len(found) == 2 + len(rest)
+    for got, want in zip(found[2:], rest, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "dropout", "blocks"),
+    [
+        ("none", False, (64, 2, 1)),
+        ("none", True, (64, 2, 2)),
+        ("causal", False, (64, 3, 3)),
+        ("window", True, (64, 2, 1)),
+        ("lengths", False, (128, 2, 2)),
+        ("offsets", True, (64, 3, 3)),
+        ("causal segments", False, (64, 4, 4)),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_on_a_machine(mask, dropout, blocks, seed, monkeypatch):
+    """In an order that is drawn of what may happen in any order."""
+    hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed)
+    visible, *_ = visible_of(mask, dropout, n=1)
+    sizes = sizes_for(blocks, dropout, chunks=1 + (mask == "none"))
+    check(hopper.forward, sizes, arrays(sizes, n=1, grid=4), visible)
+
+
+def test_small_denominators_of_large_values(monkeypatch):
+    """Neither of the output's factors, 1 / d and a power of two, overflows before the other."""
+    hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed=0)
+    sizes = sizes_for((64, 2, 2))
+    q, k, columns, weights, powers = arrays(sizes, n=1, grid=4)
+    small = jnp.asarray(2.0**-80, jnp.bfloat16)
+    given = q, k, columns * small, weights * small, powers * 2.0**100
+    output = hopper.forward(sizes, *given, visible_of("none", n=1)[0])[0]
+    assert np.isfinite(np.float32(output)).all()
+
+
+# D, heads and width; columns and programs, keys of a block, slots of k and columns.
+SHAPES = {
+    (64, 12, 64): (256, 3, 128, 2, 2),
+    (64, 16, 64): (256, 4, 128, 2, 2),
+    (64, 8, 64): (256, 2, 128, 2, 2),
+    (64, 16, 16): (128, 2, 128, 2, 2),
+    (64, 12, 32): (192, 2, 128, 2, 2),
+    (64, 3, 48): (144, 1, 128, 2, 2),
+    (64, 5, 48): (240, 1, 128, 2, 2),
+    (64, 1, 256): (256, 1, 128, 2, 2),
+    (64, 3, 240): (240, 3, 128, 2, 2),
+    (128, 8, 128): (256, 4, 64, 3, 3),
+    (192, 8, 32): (256, 1, 64, 3, 3),
+    (320, 12, 32): (192, 2, 64, 2, 2),
+    (320, 8, 48): (192, 2, 64, 2, 2),
+    (384, 8, 64): (256, 2, 64, 2, 1),
+    (384, 16, 32): (256, 2, 64, 2, 1),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sizes(shape):
+    """They fit; a program has whole heads, and its registers and shared memory have room."""
+    D, heads, width = shape
+    sizes = hopper.sizes_of(0.3, 1.0, D, heads, width)
+    columns = sizes.heads * width
+    assert (columns, sizes.chunks, *sizes[-3:]) == SHAPES[shape]
+    assert sizes.chunks * sizes.heads >= heads
+    assert sizes.weights % 16 == 0
+    assert 2 * sizes.heads <= sizes.weights <= 272 - columns
+    for keep in (1.0, 0.9):
+        sizes = hopper.sizes_of(0.3, keep, D, heads, width)
+        columns = sizes.heads * width
+        blocks = sizes.key_slots * D + sizes.column_slots * (columns + sizes.weights)
+        assert 2 * (128 * D + sizes.keys * blocks) + 200 <= 232448
+        assert sizes.keys == 64 or keep == 1
+
+
+def test_products_of_a_pair():
+    """Multiplied and added up for a query and a key: no more than by `mha`, 4 · 8 · 128."""
+    D, sizes = 128, hopper.sizes_of(0.3, 1.0, 128, 8, 128)
+    columns = sizes.heads * sizes.width + sizes.weights
+    assert 2 * sizes.chunks * (D + columns) <= 3300
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 1, 8), (64, 3, 272), (64, 3, 40), (512, 8, 64), (448, 4, 64)]
+)
+def test_sizes_that_do_not_fit(shape):
+    assert hopper.sizes_of(0.3, 1.0, *shape) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("mask", "dropout"), [("none", False), ("causal", False), ("causal segments", True)]
+)
+def test_it_lowers(mask, dropout, shape):
+    """As far as a program for a GPU can be made where neither a GPU nor its plug-in is."""
+    D, heads, width = shape
+    sizes = hopper.sizes_of(0.3, 0.9 if dropout else 1.0, D, heads, width)
+    shapes = (D, D, sizes.chunks * sizes.heads * width, sizes.chunks * sizes.weights)
+    given = [
+        jax.ShapeDtypeStruct((N, T if i == 0 else S, n), jnp.bfloat16) for i, n in enumerate(shapes)
+    ]
+    given.append(jax.ShapeDtypeStruct((N, shapes[2]), jnp.float32))
+    run = jax.jit(lambda *a: hopper.forward(sizes, *a))
+    traced = run.trace(*given, visible_of(mask, dropout)[0])
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
