@@ -1,6 +1,7 @@
 # make demo    install, train and score the demo, show translations and a picture
 # make test    install, run the tests but whole runs and slow ones
 # make runs    the tests that train whole runs or start whole programs
+# make experiments-test  the programs of experiments/, small, and their tables from their records
 # make libtpu  fetch the compiler for TPUs, which `ahead` needs
 # make ahead   install libtpu, run the tests that compile for TPUs that are not here
 # make peers   install transformers and torch, run the tests that compare with them
@@ -17,6 +18,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# What the demo needs, and all the rest.
+DEMO_INSTALLED := .venv/installed-demo
 INSTALLED := .venv/installed
 
 # DEMO_STEPS=200 trains a shorter demo, in a directory of its own.
@@ -26,10 +29,10 @@ RUN := runs/demo$(addprefix -,$(DEMO_STEPS))
 DEMO_BLEU ?= 85
 DEMO_EXACT ?= 75
 
-.PHONY: demo test runs ahead libtpu peers site package images matrix slow mutants lint clean
+.PHONY: demo test runs experiments-test ahead libtpu peers site package images matrix slow mutants lint clean
 .DELETE_ON_ERROR:
 
-demo: $(INSTALLED)
+demo: $(DEMO_INSTALLED)
 	$(BIN)/python train.py configs/demo.py --workdir $(RUN) $(addprefix --train.num_steps ,$(DEMO_STEPS))
 	$(BIN)/python eval.py $(RUN)
 	@$(BIN)/python -m mhe_jax demo $(RUN) --bleu $(DEMO_BLEU) --exact_match $(DEMO_EXACT)
@@ -41,10 +44,13 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST) and not whole_run'
 
 # The files that name a mark: to collect all others takes a minute.
-NAMING = $$(grep -rl --include='test_*.py' $(1) tests)
+NAMING = $$(grep -rl --include='test_*.py' $(1) tests experiments)
 
 runs: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST) and whole_run' $(call NAMING,whole_run)
+
+experiments-test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(FAST)' experiments
 
 # In a place of its own: where libtpu is installed, each use of JAX looks for a TPU first.
 LIBTPU := .venv/libtpu
@@ -87,7 +93,7 @@ matrix:
 	done
 
 slow: $(LIBTPU)/libtpu/libtpu.so
-	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m '(slow or rest) and not libtpu'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --timeout 3600 -m '(slow or rest) and not libtpu' tests mhe_jax experiments
 	PYTHONPATH=$(CURDIR)/$(LIBTPU) JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n 2 --timeout 3600 \
 	    -m '(slow or rest) and libtpu' $(call NAMING,libtpu)
 
@@ -102,11 +108,15 @@ lint: $(INSTALLED)
 clean:
 	rm -rf .venv dist site runs/demo runs/demo-*
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(DEMO_INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "error: mhe_jax needs Python 3.11 or newer, and $(PYTHON) is not:" \
 	        "$$($(PYTHON) --version 2>&1); try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
 	    exit 1; }
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-compile -e '.[demo]' -c constraints.txt
+	@touch $@
+
+$(INSTALLED): $(DEMO_INSTALLED)
 	$(BIN)/python -m pip install --quiet -e '.[demo,report,wandb,cloud,dev,export]' -c constraints.txt
 	@touch $@

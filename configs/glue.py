@@ -18,7 +18,7 @@ predictions.
 
 Expected time: 2 minutes on one CPU core for CoLA, and for SST-2 with `--train.num_steps 2000` (AMD
 EPYC, jax 0.10.2, 2026-11-22).
-Expected score: mhe_mul with these steps, pre-trained as in docs/experiments.md (other pieces and
+Expected score: mhe_mul with these steps, pre-trained as in experiments/paper (other pieces and
 positions than the commands above): accuracy 81.1 % on the dev set of SST-2 (from scratch 79.8),
 Matthews correlation 12.6 on that of CoLA (9.9). Others not measured.
 

@@ -13,7 +13,7 @@ Expected time: 40 minutes on one CPU core (AMD EPYC, jax 0.10.2, 2026-11-21).
 Expected score: mhe_mul 36.5 sacreBLEU (cased, 13a, beam 5) on test_2016_flickr, validation loss
 1.793; mha 36.9, validation loss 1.720; one seed each.
 
-`configs/multi30k.py:small` is for comparisons of many runs (docs/experiments.md): two layers on
+`configs/multi30k.py:small` is for comparisons of many runs (experiments/paper): two layers on
 each side, and 2,100 steps of half the tokens, seven minutes on such a core.
 
 `configs/multi30k.py:local` is a tiny model of the same design that trains for a minute or two.

@@ -11,14 +11,14 @@ Expected time: 7 minutes on two CPU cores (AMD EPYC, jax 0.10.2, 2026-11-21).
 Expected score: test perplexity 40.5 per token, and 342 per word over 245,569 words with ends of
 lines; 3.700 nats per token, where unigram frequencies of the training text have 6.295. These are
 means of seeds 1 to 3 (one core of an Intel Xeon each, jax 0.10.2, 2026-11-26). The learning rate is
-the best of four by seed 0, after a quarter of the steps (docs/atlas.md). For other text, try lower
-ones too.
+the best of four by seed 0, after a quarter of the steps (experiments/atlas). For other text, try
+lower ones too.
 
 `configs/wikitext2_lm.py:local` is a tiny model of the same design that trains for a minute.
 `configs/wikitext2_lm.py:large` is one for a GPU: 8 layers of width 512, in bfloat16. Its learning
 rate is the best of four for `mha` and `mva`, whose test perplexities are 24.2 and 22.6 per token
 (three seeds, two to four minutes each with twelve runs on an NVIDIA H200, jax 0.11.2, 2026-11-27:
-docs/atlas.md). With `mhe_mul`, as it is here: not measured.
+experiments/atlas). With `mhe_mul`, as it is here: not measured.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """What the site has beside the pages of docs/, and where links between files lead in it.
 
-README.md, CONTRIBUTING.md and benchmarks/RESULTS.md lie where a reader of the repository looks for
-them. Here they become pages, as notebooks do, and the files that a page names become files of the
-site.
+README.md, CONTRIBUTING.md and the pages of experiments/ lie where a reader of the repository looks
+for them. Here they become pages, as notebooks do, and the files that a page names become files of
+the site.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
-    "benchmarks/RESULTS.md": "benchmarks.md",
+    "experiments/README.md": "experiments/index.md",
+} | {
+    f"experiments/{path.parent.name}/README.md": f"experiments/{path.parent.name}.md"
+    for path in sorted((ROOT / "experiments").glob("*/README.md"))
 }
 NOTEBOOKS = {
     f"docs/notebooks/{path.name}": f"notebooks/{path.stem}.md"
@@ -67,7 +70,8 @@ def notebook(text: str) -> str:
 def linked(markdown: str, page: str) -> str:
     """A page's text with links that lead to pages and files of the site.
 
-    One to a directory becomes its text. What else is not in the site stays, for MkDocs to refuse.
+    One to a directory or a record becomes its text. What else is not in the site stays, for MkDocs
+    to refuse.
     """
     origin = {place: path for path, place in PAGES.items()}.get(page, f"docs/{page}")
     here = posixpath.dirname(f"docs/{page}")
@@ -75,7 +79,7 @@ def linked(markdown: str, page: str) -> str:
     def link(found: re.Match) -> str:
         text, target, within = found.groups()
         path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
-        if (ROOT / path).is_dir():
+        if (ROOT / path).is_dir() or path.startswith("experiments/") and path not in PAGES:
             return text
         place = PAGES.get(path) or NOTEBOOKS.get(path) or FILES.get(path)
         path = f"docs/{place}" if place else path

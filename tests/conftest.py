@@ -134,22 +134,3 @@ def hang_ups():
     old = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, old)
-
-
-@pytest.fixture
-def struck(monkeypatch):
-    """Commands of benchmarks; a signal to this process alone ends each, as its run says."""
-    from benchmarks import workplace
-
-    found = []
-
-    def command(*given, **_):
-        found.append(given)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return 128 + signal.SIGTERM, 0.0
-
-    # Where nothing passes it on, the tests go on.
-    old = signal.signal(signal.SIGTERM, lambda *_: None)
-    monkeypatch.setattr(workplace, "timed", command)
-    yield found
-    signal.signal(signal.SIGTERM, old)

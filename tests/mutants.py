@@ -1,370 +1,466 @@
 """Bugs that people make, put in one at a time: does the nearest test see each?
 
-    python tests/mutants.py                   all of them, two at once
-    python tests/mutants.py -j 1 schedule ema those with one of these words in their names
-    python tests/mutants.py --list            only say where each applies
+    python tests/mutants.py              all of them
+    python tests/mutants.py mask cache   those of files or functions with one of these in their name
 
-Prints a line for each, and those that no test saw; the exit status is 1 where there are any. All of
-it happens in copies of the tree in a temporary directory, after the tests passed there unchanged.
-
-Not mutmut or cosmic-ray: they make thousands of bugs by rule, for a suite of milliseconds, and name
-them by file and line; here a test takes seconds, and files move.
+Prints a line for each; the exit status is 1 if a test did not see one. All of it happens in a copy
+of the tree, after the tests passed there unchanged.
 """
 
-import argparse
 import ast
-import contextlib
 import os
-import queue
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from mutations.attention_mutants import ATTENTION
-from mutations.cloud_mutants import CLOUD
-from mutations.data_mutants import DATA
-from mutations.evaluation_mutants import EVALUATION
-from mutations.export_mutants import EXPORT
-from mutations.interchange_mutants import INTERCHANGE
-from mutations.model_mutants import MODEL
-from mutations.more_data_mutants import MORE_DATA
-from mutations.more_evaluation_mutants import MORE_EVALUATION
-from mutations.mutant import Mutant
-from mutations.python_mutants import PYTHON
-from mutations.run_mutants import RUN
-from mutations.training_mutants import TRAINING
-from mutations.watching_mutants import WATCHING
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path("mhe_jax")
+SECONDS = 300
+
+
+class Mutant(NamedTuple):
+    """`old` becomes `new` in what is defined as `where` in `file`, and `tests` must see it.
+
+    `where` is the qualified name of a function (`Mask.block`, `make.step` inside another) or of a
+    constant of the module, in which `old` stands once. `tests` are names of test files without
+    their folders, each whole or as `test_file.py::test_name`, with blanks between.
+    """
+
+    file: str
+    where: str
+    old: str
+    new: str
+    tests: str
+
 
 MUTANTS = (
-    *ATTENTION,
-    *MODEL,
-    *DATA,
-    *MORE_DATA,
-    *TRAINING,
-    *RUN,
-    *EVALUATION,
-    *MORE_EVALUATION,
-    *PYTHON,
-    *INTERCHANGE,
-    *EXPORT,
-    *WATCHING,
-    *CLOUD,
+    # Attention: masks, cache, kinds.
+    Mutant(
+        "attention/mask.py",
+        "Mask.to_dense",
+        "(key <= most[:, :, None])",
+        "(key <= most[:, :, None] + 1)",
+        "test_kinds.py::test_what_is_not_seen_does_not_matter",
+    ),
+    Mutant(
+        "attention/mask.py",
+        "Mask.block",
+        "self.key_lengths - first_key",
+        "self.key_lengths",
+        "test_mask.py",
+    ),
+    Mutant(
+        "attention/cache.py",
+        "append",
+        "positions = index[:, None] +",
+        "positions = index[:1, None] +",
+        "test_attention_cache.py::test_rows_at_places_of_their_own",
+    ),
+    Mutant(
+        "attention/cache.py",
+        "positions",
+        'module.get_variable("cache", "cache_index")[:, None]',
+        "0",
+        "test_rotary.py::test_the_cache_counts_positions",
+    ),
+    Mutant(
+        "attention/kinds/mhe_mul.py",
+        "MHEMulAttention.fold_query",
+        "(1 + e_q) * (1 + e_k)",
+        "(1 + e_q)",
+        "test_kinds.py::test_self_attention",
+    ),
+    Mutant(
+        "attention/kinds/mhe_add.py",
+        "MHEAddAttention.fold_output",
+        "heads + weight_sum * e_v[None, None]",
+        "heads + e_v[None, None]",
+        "test_kinds.py::test_every_mask",
+    ),
+    Mutant(
+        "attention/kinds/mva.py",
+        "MultiValueAttention._over_heads",
+        "jnp.repeat(x, self.num_heads // self.num_groups, 2)",
+        "jnp.tile(x, (1, 1, self.num_heads // self.num_groups, 1))",
+        "test_kinds.py::test_every_mask",
+    ),
+    Mutant(
+        "attention/kinds/mla.py",
+        "MultiHeadLatentAttention.merge",
+        "heads[..., : self._latents(call.head_features)[1]]",
+        "heads[..., heads.shape[-1] - self._latents(call.head_features)[1] :]",
+        "test_rotary.py::test_every_kind",
+    ),
+    # Engines and kernels.
+    Mutant(
+        "attention/engines/xla.py",
+        "weigh",
+        "if allowed is not None and mask.may_empty_a_row:",
+        "if False:",
+        "test_kinds.py::test_every_mask",
+    ),
+    Mutant(
+        "attention/engines/xla.py",
+        "weigh",
+        "checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)",
+        "checkpoint_name(kept, KEPT).astype(dtype)",
+        "test_attention_dropout.py::test_dropout_equals_the_reference_with_the_same_mask",
+    ),
+    Mutant(
+        "attention/engines/blocked.py",
+        "_local.turn",
+        "i % turns[1] * heads * G",
+        "i % turns[1] * heads",
+        "test_blocked.py::test_every_mask",
+    ),
+    Mutant(
+        "attention/engines/shared/kernels.py",
+        "_scores",
+        "sizes.first + i * sizes",
+        "i * sizes",
+        "test_tpu.py::test_gradients_of_many_queries",
+    ),
+    Mutant(
+        "attention/engines/shared/hopper_forward.py",
+        "_program",
+        "sums = [x * of_rows(shrink, x) for x in sums]",
+        "pass",
+        "test_hopper_forward.py::test_interpreted",
+    ),
+    Mutant(
+        "attention/engines/shared/hopper_backward.py",
+        "_program",
+        "kept_of(product(of_scores, of_values, nothing), words)",
+        "product(of_scores, of_values, nothing)",
+        "test_hopper_backward.py::test_on_a_machine",
+    ),
+    Mutant(
+        "attention/engines/shared/mosaic.py",
+        "visible",
+        "lengths.astype(jnp.int32)[:, None] - 1",
+        "lengths.astype(jnp.int32)[:, None]",
+        "test_mosaic.py::test_what_kernels_skip",
+    ),
+    # Cost and conversion.
+    Mutant(
+        "attention/cost/__init__.py",
+        "forward_flops",
+        "keys * (row.scored + row.weighted)",
+        "keys * (row.scored + row.weighted) // 2",
+        "test_cost.py",
+    ),
+    Mutant(
+        "attention/conversion/latents.py",
+        "latent_heads",
+        "U.T @ both.key @ heads.value[h]",
+        "U.T @ heads.value[h]",
+        "test_conversion_of_latents.py::test_a_kind_that_has_room_takes_another_exactly",
+    ),
+    # Models.
+    Mutant(
+        "model/layers.py",
+        "_Layer.residual",
+        'self.config.norm_position == "pre"',
+        'self.config.norm_position == "post"',
+        "test_layers.py::test_equations",
+    ),
+    Mutant(
+        "model/embeddings.py",
+        "Embeddings.attend",
+        "jnp.where(exists[None, None], logits, -jnp.inf)",
+        "jnp.where(exists[None, None], logits, 0.0)",
+        "test_vocabulary.py::test_padding_changes_no_number",
+    ),
+    Mutant(
+        "model/encoder_decoder.py",
+        "EncoderDecoder.decode",
+        "seen = seen & Mask.segments(target_segments, source_segments)",
+        "seen = seen",
+        "test_packed.py::test_packed_is_unpacked",
+    ),
+    Mutant(
+        "shapeshifter/kronecker.py",
+        "materialize",
+        '"kab,kce->acbe"',
+        '"kab,kce->caeb"',
+        "test_kronecker.py::test_both_ways_are_the_dense_product",
+    ),
+    Mutant(
+        "hashformers/hashes.py",
+        "MD.buckets",
+        "(halves[:, 0] << 64) + halves[:, 1]",
+        "(halves[:, 1] << 64) + halves[:, 0]",
+        "test_hashing.py::test_md_vectors",
+    ),
+    # Training.
+    Mutant(
+        "tasks/sums.py",
+        "label_sums",
+        "(1 - label_smoothing) * nats + label_smoothing * spread",
+        "label_smoothing * nats + (1 - label_smoothing) * spread",
+        "test_objective.py::test_label_sums",
+    ),
+    Mutant(
+        "training/step.py",
+        "make_train_step.step",
+        "jax.tree.map(lambda g: g / count, gradients)",
+        "jax.tree.map(lambda g: g / count / A, gradients)",
+        "test_step.py::test_accumulation_is_the_big_batch",
+    ),
+    Mutant(
+        "training/optimizer.py",
+        "NO_DECAY",
+        "HEAD_EMBEDDING, ",
+        "",
+        "test_optimizer.py::test_no_decay_on_biases_norms_and_head_embeddings",
+    ),
+    Mutant(
+        "training/state.py",
+        "make_initializer",
+        "of_param if leaf.shape == param.shape else whole",
+        "whole",
+        "test_sharding.py",
+    ),
+    # Data.
+    Mutant(
+        "data/packing.py",
+        "Plan.row",
+        'side="right"',
+        'side="left"',
+        "test_packing.py::test_a_plan_has_each_example_once",
+    ),
+    Mutant(
+        "data/mixture.py",
+        "Draws.__call__",
+        "return part, block * int(self._counts[part]) + int(before[i])",
+        "return part, int(before[i])",
+        "test_mixture.py::test_draws",
+    ),
+    Mutant(
+        "data/blocks.py",
+        "TrainBlocks._shuffled",
+        "np.random.default_rng([Draw.BLOCK_ORDER, self._seed, epoch])",
+        "np.random.default_rng([Draw.BLOCK_ORDER, self._seed])",
+        "test_batches.py",
+    ),
+    Mutant(
+        "data/batches.py",
+        "Batches._own_rows",
+        "slice(self.process_index * own, (self.process_index + 1) * own)",
+        "slice(0, own)",
+        "test_batches.py::test_training_rows_do_not_depend_on_processes",
+    ),
+    Mutant(
+        "data/tokenizer_json.py",
+        "JsonTokenizer.offsets",
+        "others[np.searchsorted(others, ends)]",
+        "ends",
+        "test_tokenizer.py::test_the_tokens_of_a_word_lead_back_to_it",
+    ),
+    Mutant(
+        "tasks/labelled/windows.py",
+        "WindowRows.row",
+        "if start <= first and last < stop and first >= 0:",
+        "if start <= first and last <= stop and first >= 0:",
+        "test_windows.py::test_windows_hold_the_context",
+    ),
+    # Evaluation.
+    Mutant(
+        "tasks/metrics.py",
+        "translation_scores",
+        'bleu.corpus_score(hypotheses, [references]).score,\n        "chrf"',
+        'bleu.corpus_score(references, [hypotheses]).score,\n        "chrf"',
+        "test_metrics.py::test_a_translation_that_is_too_short_by_hand",
+    ),
+    Mutant(
+        "evaluation/decoding.py",
+        "beam_search.body",
+        "cache = reorder_beams(cache, parents, batch_axis)",
+        "pass",
+        "test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force",
+    ),
+    Mutant(
+        "evaluation/decoding.py",
+        "length_penalties",
+        "((5.0 + np.arange(max_length + 1)) / 6.0)",
+        "((6.0 + np.arange(max_length + 1)) / 6.0)",
+        "test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force",
+    ),
+    Mutant(
+        "evaluation/generation.py",
+        "filter_logits",
+        "(before < top_p)",
+        "(before <= top_p)",
+        "test_generation.py::test_of_equal_probabilities_the_lower_ids_stay",
+    ),
+    # Interchange.
+    Mutant(
+        "interchange/heads.py",
+        "Heads.widened",
+        "np.float32((width / scored) ** 0.5)",
+        "np.float32(1)",
+        "test_huggingface.py::test_out_and_in_is_the_same_function",
+    ),
+    Mutant(
+        "interchange/huggingface/llama.py",
+        "write",
+        'if model.rotary_pairs == "interleaved":',
+        "if False:",
+        "test_huggingface.py::test_out_and_in_is_the_same_function",
+    ),
+    # Checkpoints.
+    Mutant(
+        "training/checkpoint/tensors.py",
+        "_digest",
+        "found.update(array.tobytes())",
+        "pass",
+        "test_safetensors.py::test_a_bit_that_has_flipped",
+    ),
+    Mutant(
+        "tasks/sums.py",
+        "criterion",
+        'else (numbers["loss"],)',
+        'else (-numbers["loss"],)',
+        "test_scored.py",
+    ),
 )
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = "mhe_jax"
 
 
-class Place(NamedTuple):
-    """A file of the package, and its text before and after a mutant."""
+def span(text: str, where: str) -> tuple[int, int]:
+    """The first line, from 0, and the line after the last of a definition.
 
-    path: Path
-    before: str
-    after: str
+    Raises:
+      ValueError: there is none of this name.
 
-
-class Definition(NamedTuple):
-    """A function, class or constant: its qualified name, and where it stands in its file."""
-
-    name: str
-    path: Path
-    node: ast.stmt
-    start: int
-    stop: int
-
-
-class Package:
-    """The source of the package below `root`, with all that is defined there."""
-
-    def __init__(self, root: Path):
-        self.texts = {
-            path.relative_to(root): path.read_text(encoding="utf-8")
-            for path in sorted((root / PACKAGE).rglob("*.py"))
-        }
-        self.definitions = [
-            definition for path, text in self.texts.items() for definition in defined(path, text)
-        ]
-
-    def place(self, mutant: Mutant) -> Place:
-        """Where a mutant applies.
-
-        Raises:
-          ValueError: nowhere, at several places, or to something that is no other program.
-        """
-        found = [
-            d
-            for d in self.definitions
-            if d.name == mutant.where and mutant.old in self.texts[d.path][d.start : d.stop]
-        ]
-        if len(found) != 1:
-            files = ", ".join(str(d.path) for d in found) or "none"
-            raise ValueError(f"{mutant.where} with {mutant.old!r} must be in one file, not {files}")
-        _, path, node, start, stop = found[0]
-        text = self.texts[path]
-        times = text[start:stop].count(mutant.old)
-        if times != 1:
-            raise ValueError(f"{mutant.where} in {path} has {mutant.old!r} {times} times")
-        after = text[:start] + text[start:stop].replace(mutant.old, mutant.new) + text[stop:]
-        became = [
-            d.node for d in defined(path, after) if (d.name, d.start) == (mutant.where, start)
-        ]
-        if [ast.dump(n) for n in became] == [ast.dump(node)]:
-            raise ValueError(f"{path}: {mutant.new!r} is the same program as {mutant.old!r}")
-        return Place(path, text, after)
+    >>> span("A = 1\\nclass B:\\n    def c(self):\\n        pass\\n", "B.c")
+    (2, 4)
+    """
+    scope: ast.AST = ast.parse(text)
+    for name in where.split("."):
+        found = [node for node in ast.walk(scope) if name_of(node) == name]
+        if not found:
+            raise ValueError(f"no {where}")
+        scope = found[0]
+    assert isinstance(scope, ast.stmt)
+    return scope.lineno - 1, scope.end_lineno or -1
 
 
-def defined(path: Path, text: str) -> Iterator[Definition]:
-    """Functions and classes at any depth, and constants of the module.
+def name_of(node: ast.AST) -> str | None:
+    """The name that a statement defines."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return name
+    return None
 
-    >>> text = "A = 1\\nclass B:\\n    def c(self):\\n        pass\\n"
-    >>> [d.name for d in defined(Path("x.py"), text)]
-    ['A', 'B', 'B.c']
+
+def mutated(mutant: Mutant, text: str) -> str:
+    """The text of the file with the bug.
+
+    Raises:
+      ValueError: the piece is not there once; with the bug it is the same program, or none.
     """
     lines = text.splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
-
-    def walk(node: ast.AST, prefix: str) -> Iterator[Definition]:
-        for child in ast.iter_child_nodes(node):
-            name = None
-            if isinstance(child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-                name = child.name
-            elif isinstance(node, ast.Module) and isinstance(child, ast.Assign | ast.AnnAssign):
-                target = child.targets[0] if isinstance(child, ast.Assign) else child.target
-                name = target.id if isinstance(target, ast.Name) else None
-            if name is not None and isinstance(child, ast.stmt):
-                first = min([child, *getattr(child, "decorator_list", [])], key=lambda n: n.lineno)
-                start, stop = starts[first.lineno - 1], starts[child.end_lineno or -1]
-                yield Definition(prefix + name, path, child, start, stop)
-            if not isinstance(child, ast.expr):
-                yield from walk(child, prefix + f"{name}." if name is not None else prefix)
-
-    return walk(ast.parse(text), "")
+    first, end = span(text, mutant.where)
+    piece = "".join(lines[first:end])
+    if piece.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.where} has {mutant.old!r} {piece.count(mutant.old)} times")
+    after = "".join([*lines[:first], piece.replace(mutant.old, mutant.new), *lines[end:]])
+    if ast.dump(ast.parse(after)) == ast.dump(ast.parse(text)):
+        raise ValueError(f"{mutant.new!r} is the same program as {mutant.old!r}")
+    return after
 
 
-def pytest_paths(tests: str, root: Path) -> list[str]:
-    """`test_a.py::test_b test_c.py` as arguments of pytest, below `root`.
+def paths(tests: str) -> list[str]:
+    """`test_a.py::test_b test_c.py` as arguments of pytest.
 
     Raises:
       ValueError: there is not one file of that name, or no such test in it.
     """
-    paths = []
+    found = []
     for test in tests.split():
-        name, *nodes = test.split("::")
-        found = sorted((root / "tests").rglob(name))
-        if len(found) != 1:
-            raise ValueError(f"{name} must be one file below tests, not {len(found)}")
-        text = found[0].read_text(encoding="utf-8")
-        for node in nodes:
-            function = node.partition("[")[0]
-            if not re.search(rf"^\s*(def|class) {function}\b", text, re.MULTILINE):
-                raise ValueError(f"{name} has no {function}")
-        paths.append("::".join([str(found[0].relative_to(root)), *nodes]))
-    return paths
-
-
-class Runs:
-    """Runs of pytest in `jobs` copies of the tree, one in each at a time."""
-
-    def __init__(self, directory: Path, jobs: int, timeout: float):
-        self.timeout = timeout
-        self.trees: queue.Queue[Path] = queue.Queue()
-        self.running: set[subprocess.Popen] = set()
-        self.lock, self.over = threading.Lock(), False
-        for job in range(jobs):
-            tree = directory / str(job)
-            copy_tree(tree)
-            self.trees.put(tree)
-
-    @contextlib.contextmanager
-    def tree(self) -> Iterator[Path]:
-        """A copy that nobody else uses meanwhile."""
-        tree = self.trees.get()
-        try:
-            yield tree
-        finally:
-            self.trees.put(tree)
-
-    def test(self, tests: str, tree: Path) -> tuple[int | None, str]:
-        """Exit status of pytest, None when its time is over, and what it printed."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE"]
-        command += ["-m", "not slow"]
-        command += ["-p", "no:cacheprovider", *pytest_paths(tests, tree)]
-        environment = dict(
-            os.environ,
-            PYTHONPATH=str(tree),
-            # A file that changes twice a second would meet its old bytecode.
-            PYTHONDONTWRITEBYTECODE="1",
-            # What a mutant leaves as it is need not be compiled again.
-            JAX_COMPILATION_CACHE_DIR=str(tree.with_name(f"{tree.name}.programs")),
-            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
-        )
-        with self.lock:
-            if self.over:
-                raise KeyboardInterrupt
-            process = subprocess.Popen(
-                command,
-                cwd=tree,
-                env=environment,
-                text=True,
-                start_new_session=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            self.running.add(process)
-        with process:
-            try:
-                printed, _ = process.communicate(timeout=self.timeout)
-                return process.returncode, printed
-            except subprocess.TimeoutExpired:
-                return None, ""
-            finally:
-                stop(process)
-                with self.lock:
-                    self.running.discard(process)
-
-    def end(self) -> None:
-        """Stop what runs, and start nothing more."""
-        with self.lock:
-            self.over = True
-            for process in self.running:
-                stop(process)
-
-
-def stop(process: subprocess.Popen) -> None:
-    """End a process and all that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        name, _, function = test.partition("::")
+        files = [*(ROOT / "tests").rglob(name)]
+        if len(files) != 1:
+            raise ValueError(f"{name} must be one file below tests, not {len(files)}")
+        defined = rf"^def {re.escape(function.partition('[')[0])}\("
+        if function and not re.search(defined, files[0].read_text(encoding="utf-8"), re.MULTILINE):
+            raise ValueError(f"{name} has no {function}")
+        found.append(str(files[0].relative_to(ROOT)) + test.removeprefix(name))
+    return found
 
 
 def copy_tree(target: Path) -> None:
     """All files of the tree that git would keep."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    for name in filter(None, listed.split("\0")):
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+            (target / name).write_bytes((ROOT / name).read_bytes())
 
 
-class Verdict(NamedTuple):
-    """Who saw a mutant, or None; or the `fault` that kept it from being judged."""
+def run(tests: list[str], tree: Path, seconds: float | None = None) -> tuple[int | None, str]:
+    """Exit status of pytest, None when its time is over, and what it printed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE"]
+    environment = os.environ | {
+        "PYTHONPATH": str(tree),
+        # A file that changes twice a second would meet its old bytecode.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # What a mutant leaves as it is need not be compiled again.
+        "JAX_COMPILATION_CACHE_DIR": str(tree.with_name("programs")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    command += ["-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return done.returncode, done.stdout + done.stderr
 
-    mutant: Mutant
-    seconds: float
-    seen_by: str | None
-    fault: str | None = None
 
-
-def judge(mutant: Mutant, place: Place, runs: Runs) -> Verdict:
-    """Run the tests of a mutant in a copy that has it."""
-    began = time.monotonic()
-    with runs.tree() as tree:
-        file = tree / place.path
-        try:
-            file.write_text(place.after, encoding="utf-8")
-            status, printed = runs.test(mutant.tests, tree)
-        finally:
-            file.write_text(place.before, encoding="utf-8")
+def survives(mutant: Mutant, tree: Path) -> bool:
+    """Runs the tests of a mutant in a tree that has it, prints who saw it, and puts all back."""
+    file, began = tree / PACKAGE / mutant.file, time.monotonic()
+    before = file.read_text(encoding="utf-8")
+    try:
+        file.write_text(mutated(mutant, before), encoding="utf-8")
+        status, printed = run(paths(mutant.tests), tree, SECONDS)
+    finally:
+        file.write_text(before, encoding="utf-8")
+    if status is not None and status > 1:
+        raise SystemExit(f"pytest ends with {status}:\n{printed[-4000:]}")
+    failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\S+)", printed, re.MULTILINE)
+    seen_by = failed[1] if failed else "the clock" if status is None else f"signal {status}"
+    outcome = "SURVIVED" if status == 0 else f"killed by {seen_by}"
     seconds = time.monotonic() - began
-    if status == 0:
-        return Verdict(mutant, seconds, None)
-    if status is None:
-        return Verdict(mutant, seconds, "the clock")
-    if status == 1:
-        failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\S+)", printed, re.MULTILINE)
-        return Verdict(mutant, seconds, failed[1] if failed else "pytest")
-    if status < 0:
-        return Verdict(mutant, seconds, f"signal {-status}")
-    return Verdict(mutant, seconds, None, f"pytest ended with {status}:\n{printed[-2000:]}")
+    print(f"{seconds:4.0f} s  {mutant.file}: {mutant.where}: {outcome}", flush=True)
+    return status == 0
 
 
-def check_unchanged(mutants: Sequence[Mutant], runs: Runs, pool: ThreadPoolExecutor) -> None:
-    """Raises SystemExit unless all their tests pass without a mutant."""
-
-    def check(tests: str) -> str | None:
-        with runs.tree() as tree:
-            status, printed = runs.test(tests, tree)
-        say(f"unchanged  {tests}: {'passes' if status == 0 else 'fails'}")
-        return None if status == 0 else f"{tests} fails without a mutant:\n{printed[-4000:]}"
-
-    files = sorted({test for m in mutants for test in m.tests.split()})
-    failed = [message for message in pool.map(check, files) if message is not None]
-    if failed:
-        raise SystemExit("\n".join(failed))
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("words", nargs="*", help="only mutants with one of these in their names")
-    parser.add_argument("-j", "--jobs", type=int, default=2, help="how many at once (2)")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each (120)")
-    parser.add_argument("--list", action="store_true", help="only say where each applies")
-    options = parser.parse_args(arguments)
-    package = Package(ROOT)
-    mutants = [
-        m for m in MUTANTS if not options.words or any(word in m.name for word in options.words)
+def main(words: list[str]) -> int:
+    chosen = [
+        m for m in MUTANTS if not words or any(word in f"{m.file}: {m.where}" for word in words)
     ]
-    if not mutants:
-        parser.error(f"no mutant has {' or '.join(options.words)} in its name")
-    places = {m.name: package.place(m) for m in mutants}
-    for m in mutants:
-        pytest_paths(m.tests, ROOT)
-    if options.list:
-        for m in mutants:
-            say(f"{m.name}: {places[m.name].path}, {m.where}; {m.tests}")
-        return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    verdicts = []
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
-        runs = Runs(Path(directory), options.jobs, options.timeout)
-        try:
-            check_unchanged(mutants, runs, pool)
-            judged = [pool.submit(judge, m, places[m.name], runs) for m in mutants]
-            for number, future in enumerate(as_completed(judged), 1):
-                v = future.result()
-                verdicts.append(v)
-                outcome = "not judged" if v.fault else f"killed by {v.seen_by}"
-                if v.seen_by is None and not v.fault:
-                    outcome = "SURVIVED"
-                say(f"{number}/{len(mutants)}  {v.seconds:4.0f} s  {v.mutant.name}: {outcome}")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        finally:
-            runs.end()
-    for v in verdicts:
-        if v.fault:
-            say(f"\n{v.mutant.name} was not judged: {v.fault}")
-    survivors = [v.mutant for v in verdicts if v.seen_by is None and not v.fault]
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Path(directory) / "tree"
+        copy_tree(tree)
+        status, printed = run(sorted({path for m in chosen for path in paths(m.tests)}), tree)
+        if status != 0:
+            raise SystemExit(f"without a mutant, pytest ends with {status}:\n{printed[-4000:]}")
+        survivors = [m for m in chosen if survives(m, tree)]
     for m in survivors:
-        say(f"\n{m.name} survived {m.tests}\n  {m.where}\n  - {m.old}\n  + {m.new}")
-    by_clock = sum(v.seen_by == "the clock" for v in verdicts)
-    say(f"\n{len(mutants)} mutants, {len(survivors)} survived, {by_clock} killed by the clock")
-    return int(any(v.seen_by is None for v in verdicts))
+        print(f"\n{m.tests} did not see, in {m.file}: {m.where}\n  - {m.old}\n  + {m.new}")
+    print(f"\n{len(chosen)} mutants, {len(survivors)} survived")
+    return int(bool(survivors))
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main(sys.argv[1:]))

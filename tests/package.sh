@@ -11,7 +11,7 @@ trap 'rm -rf "$place"' EXIT
 rm -f "$dist"/mhe_jax-*
 "$python" -m build --outdir "$dist" "$root" > "$place/build.log" 2>&1 || { cat "$place/build.log"; exit 1; }
 wheel=$(ls "$dist"/mhe_jax-*.whl) sdist=$(ls "$dist"/mhe_jax-*.tar.gz)
-# They need the records of docs/ and benchmarks/: who runs them has the clone.
+# They need the records of experiments/: who runs them has the clone.
 if tar -tzf "$sdist" | grep '/tests/'; then exit 1; fi
 
 "$python" -m venv "$place/venv"
@@ -24,7 +24,7 @@ cd "$place"
 "$bin/mhe-jax" eval run --beam_size 1 | grep '"bleu"' > /dev/null
 echo "about twenty-five to nine in the evening" | "$bin/mhe-jax" eval run --translate
 if "$bin/mhe-jax" train demo --workdir other --train.tensorboard True 2> "$place/said"; then exit 1; fi
-grep -qF "pip install '${wheel}[report]'" "$place/said"
+grep -qF "the wheel of mhe_jax with [report]" "$place/said"
 
 # A type checker sees the types of what a user's project imports.
 cat > project.py <<'PY'

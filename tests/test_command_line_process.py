@@ -1,6 +1,5 @@
-"""A command as a process: which start once more to have huge pages, and how they end."""
+"""A command as a process: what it keeps, and how it ends."""
 
-import json
 import os
 import re
 import signal
@@ -10,119 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.cli import process
+from mhe_jax.cli.process import keep_programs
 
-PROGRAM = """
-import json, os, sys
-from mhe_jax.cli.process import run_entry_point
-
-def main():
-    tunables = os.environ.get("GLIBC_TUNABLES")
-    print(json.dumps([tunables, os.getpid(), sys.argv[1:], sys.flags.optimize]))
-
-run_entry_point(main)
-"""
-GIVEN = "glibc.malloc.hugetlb=1"
-
-
-@pytest.fixture
-def on_demand():
-    """Skips where Linux has huge pages for all, for none, or is not there."""
-    pages = process.HUGE_PAGES
-    if not pages.exists() or "[madvise]" not in pages.read_text():
-        pytest.skip("huge pages are not given on demand here")
-
-
-def start(place: Path, *options: str, **environment: str):
-    """What the program sees, and the process that was started."""
-    program = place / "program.py"
-    program.write_text(PROGRAM)
-    inherited = {name: v for name, v in os.environ.items() if name != "GLIBC_TUNABLES"}
-    command = [sys.executable, *options, str(program), "--a", "b c", ""]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        env={**inherited, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
-    ) as begun:
-        tunables, pid, arguments, optimize = json.loads(begun.communicate()[0])
-    assert (pid, arguments) == (begun.pid, ["--a", "b c", ""])
-    return tunables, optimize
-
-
-def test_a_command_starts_once_more(tmp_path, on_demand):
-    assert start(tmp_path) == (GIVEN, 0)
-    assert start(tmp_path, "-O") == (GIVEN, 1)
-
-
-@pytest.mark.parametrize("value", ["", "glibc.malloc.check=0"])
-def test_a_choice_stays(tmp_path, value):
-    assert start(tmp_path, GLIBC_TUNABLES=value) == (value, 0)
-
-
-def test_a_launcher_stays(tmp_path):
-    profile = str(tmp_path / "profile")
-    assert start(tmp_path, "-m", "cProfile", "-o", profile) == (None, 0)
-
-
-@pytest.fixture
-def pages(tmp_path, monkeypatch):
-    """What says whether Linux gives huge pages; here it does, to those who ask."""
-    place = tmp_path / "enabled"
-    place.write_text("always [madvise] never")
-    monkeypatch.setattr(process, "HUGE_PAGES", place)
-    return place
-
-
-def starts(monkeypatch, started, arguments):
-    """Whether the process `started` so starts once more when it runs a script with `arguments`."""
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    monkeypatch.setattr(sys, "orig_argv", ["python", *started])
-    monkeypatch.setattr(sys, "argv", arguments)
-    calls = []
-    monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
-    with pytest.raises(SystemExit):
-        process.run_entry_point(lambda: None)
-    return bool(calls)
-
-
-@pytest.mark.parametrize(
-    ("started", "arguments", "expected"),
-    [
-        (["train.py", "a"], ["train.py", "a"], True),
-        (["-O", "train.py", "a"], ["train.py", "a"], True),
-        (["notebook"], ["train.py", "a"], False),
-        (["train.py"], ["train.py", "a", "b"], False),
-        (["launcher.py", "train.py", "a"], ["train.py", "a"], False),
-        (["-m", "pytest"], ["train.py"], False),
-        (["-m", "mhe_jax", "train", "a"], ["/x/mhe_jax/__main__.py", "train", "a"], True),
-        (["-O", "-m", "mhe_jax", "train"], ["/x/mhe_jax/__main__.py", "train"], True),
-        (["-m", "launcher", "-m", "mhe_jax", "a"], ["/x/mhe_jax/__main__.py", "a"], False),
-        (["-m", "mhe_jax.attention.cost"], ["/x/mhe_jax/attention/cost.py"], False),
-    ],
-)
-def test_only_whole_programs_start_once_more(monkeypatch, pages, started, arguments, expected):
-    assert starts(monkeypatch, started, arguments) == expected
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("always [madvise] never", True),
-        ("always madvise [never]", False),
-        ("[always] madvise never", False),
-        (None, False),
-    ],
-)
-def test_nothing_starts_where_it_is_of_no_use(monkeypatch, pages, content, expected):
-    pages.unlink() if content is None else pages.write_text(content)
-    assert starts(monkeypatch, ["train.py"], ["train.py"]) == expected
-
-
-# How a command ends
-
-
+# Who started the tests may have SIGHUP ignored, as nohup does.
 ENDING = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from mhe_jax.config import InputError
 from mhe_jax.cli.process import run_entry_point
 
@@ -133,22 +25,41 @@ run_entry_point(main)
 """
 
 
-def run_program(body, **environment):
-    environment = {**os.environ, **environment}
+GIVEN = "glibc.malloc.hugetlb=1"
+
+
+def run_program(body, unset=(), **environment):
+    environment = {**{k: v for k, v in os.environ.items() if k not in unset}, **environment}
     return subprocess.run(
         [sys.executable, "-c", ENDING.format(body=body)],
         capture_output=True,
         text=True,
         env=environment,
         check=False,
-        # Who started the tests may have it ignored, as nohup does.
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
 
 
 def test_entry_point_exits_zero():
     done = run_program("print('fine')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, GIVEN), ({"GLIBC_TUNABLES": ""}, "")])
+def test_a_command_starts_once_more_to_have_huge_pages(tmp_path, given, expected):
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not pages.exists() or "[madvise]" not in pages.read_text():
+        pytest.skip("huge pages are not given on demand here")
+    body = "import os; print(os.environ.get('GLIBC_TUNABLES'), sys.flags.optimize, sys.argv[1:])"
+    (program := tmp_path / "program.py").write_text(ENDING.format(body=body))
+    inherited = {name: v for name, v in os.environ.items() if name != "GLIBC_TUNABLES"} | given
+
+    def said(*command):
+        command = [sys.executable, *command, "--a", "b c", ""]
+        return subprocess.run(command, env=inherited, capture_output=True, text=True).stdout
+
+    assert said("-O", str(program)) == f"{expected} 1 ['--a', 'b c', '']\n"
+    inside = f"import sys; sys.argv = ['p']; exec(open({str(program)!r}).read())"
+    assert said("-c", inside) == f"{given.get('GLIBC_TUNABLES')} 0 []\n"
 
 
 def test_entry_point_prints_a_mistake_on_one_line():
@@ -200,17 +111,6 @@ def test_an_interrupt_while_a_module_loads_is_no_error_of_the_module(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_in_a_callback_is_not_lost(number):
-    """Python drops what is raised there; JAX has a callback for each collection of garbage."""
-    done = run_program(
-        "import gc, os, signal, time\n"
-        f"    gc.callbacks.append(lambda *_: os.kill(os.getpid(), {int(number)}))\n"
-        "    gc.collect(); gc.callbacks.clear(); time.sleep(9); print('went on')"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_draft(tmp_path, number):
     done = run_program(
@@ -248,17 +148,39 @@ def test_entry_point_is_quiet_when_the_reader_leaves():
     assert done.returncode == 141
 
 
-def test_a_current_directory_that_is_gone_is_named(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os\nfrom mhe_jax.cli.process import run_entry_point\nrun_entry_point(os.getcwd)\n"
-    )
-    inherited = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = f'cd "$1" && rmdir "$1" && exec "{sys.executable}" "{program}"'
-    done = subprocess.run(
-        ["sh", "-c", command, "sh", str(gone)], env=inherited, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stderr == "error: the current directory: No such file or directory\n"
+CACHE = {
+    "JAX_COMPILATION_CACHE_DIR": "{}/programs",
+    "JAX_COMPILATION_CACHE_MAX_SIZE": "1073741824",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
+
+
+@pytest.mark.parametrize("given", [{}, {"JAX_COMPILATION_CACHE_DIR": "mine"}])
+def test_programs_are_kept_in_our_cache_or_where_jax_is_told(monkeypatch, tmp_path, given):
+    monkeypatch.delitem(sys.modules, "jax")
+    for name in CACHE:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"MHE_JAX_CACHE": str(tmp_path)} | given).items():
+        monkeypatch.setenv(name, value)
+    keep_programs()
+    wanted = {name: value.format(tmp_path) for name, value in CACHE.items()} | given
+    assert {name: os.environ[name] for name in CACHE} == wanted
+
+
+def test_without_a_place_to_write_nothing_is_kept(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "jax")
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MHE_JAX_CACHE", str(tmp_path / "file"))
+    keep_programs()
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+def test_the_second_start_finds_what_the_first_has_compiled(tmp_path):
+    body = "import jax; jax.jit(lambda x: jax.numpy.sin(x) @ x)(jax.numpy.ones(7))"
+    for written in (True, False):
+        before = {path.name for path in (tmp_path / "programs").glob("*-cache")}
+        done = run_program(body, unset=CACHE, MHE_JAX_CACHE=str(tmp_path))
+        assert (done.returncode, done.stderr) == (0, "")
+        after = {path.name for path in (tmp_path / "programs").glob("*-cache")}
+        assert (after > before) == written

@@ -14,7 +14,7 @@ from mhe_jax.config import Config, KroneckerConfig
 from mhe_jax.config.loading import load_config
 from mhe_jax.config.rules import check, check_devices
 from mhe_jax.model import count_parameters
-from mhe_jax.report.published import TRANSLATION
+from mhe_jax.report.paper import TRANSLATION
 from mhe_jax.tasks import TASKS, resolve
 
 CONFIGS = sorted(Path(__file__).parent.parent.joinpath("configs").glob("*.py"))

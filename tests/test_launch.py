@@ -23,7 +23,7 @@ SCRIPTS = [*LAUNCH.glob("*.sh"), *(ROOT / "tests").glob("*.sh"), ROOT / ".ci" / 
 
 NOTE = 'printf "%s\\n" "$(basename "$0") $(printf "%q " "$@")" >> "$CALLS"\n'
 PYTHON = (
-    NOTE + 'echo "$TFDS_DATA_DIR $MHE_JAX_TOKEN" >> "$CALLS.environment"\n'
+    NOTE + 'echo "$TFDS_DATA_DIR" >> "$CALLS.environment"\n'
     'case "$1" in *train.py) exit "${TRAIN_STATUS:-0}";; esac\n'
 )
 PROGRAMS = {
@@ -54,7 +54,6 @@ def cluster(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / value))
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("TFDS_DATA_DIR", "")
-    monkeypatch.setenv("MHE_JAX_TOKEN", "")
     for name in ("CONFIG", "DATA", "PYTHON", "WORKDIR"):  # `make test PYTHON=...` sets one
         monkeypatch.delenv(name, raising=False)
     return clone
@@ -140,9 +139,8 @@ def test_a_pod_installs_prepares_and_starts_in_this_order(cluster, here, tmp_pat
     assert (config.data.directory, config.train.seed) == ("my data", 3)
     pids = (cluster.parent / "hosts" / "mhe_jax" / "train.pid").read_text()
     assert pids.strip().isdecimal()
-    *_, (directory, token) = environment(cluster)
+    *_, directory = environment(cluster)
     assert directory == "/mnt/share/tensorflow_datasets"
-    assert len(token) == 32
 
 
 @pytest.mark.parametrize("script", ["slurm.sh", "tpu_pod.sh"])
@@ -211,9 +209,8 @@ def test_slurm_queues_again_what_was_stopped_in_time(cluster, here, status, agai
     config, processes = config_of(train)
     assert processes is not None
     assert (config.workdir, config.data.directory) == ("runs/bert", "my data")
-    *_, (directory, token) = environment(cluster)
+    *_, directory = environment(cluster)
     assert directory == f"{cluster}/data/tensorflow_datasets"
-    assert len(token) == 32
 
 
 @pytest.mark.parametrize("script", ["slurm.sh", "tpu_pod.sh"])
@@ -256,7 +253,7 @@ def test_the_manifest_of_gke_fits_together(here):
     assert f"tfds:{maker['args'][0].split()[2]}:train" in config.data.train
 
 
-def environment(clone: Path) -> list[list[str]]:
-    """TFDS_DATA_DIR and MHE_JAX_TOKEN of each call of Python in an environment."""
+def environment(clone: Path) -> list[str]:
+    """TFDS_DATA_DIR of each call of Python in an environment."""
     text = (clone.parent / "calls.environment").read_text(encoding="utf-8")
-    return [line.split() for line in text.splitlines()]
+    return text.splitlines()

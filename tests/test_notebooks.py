@@ -1,4 +1,4 @@
-"""The notebooks of docs/notebooks run from their first cell to the last, and hold no outputs.
+"""Code of the pages runs, and the notebooks run from their first cell to the last.
 
 Their code cells run as one script, in an empty directory: no kernel has to be installed for that.
 A line that begins with `!` goes to a shell, as in a notebook.
@@ -28,6 +28,21 @@ def script(path: Path) -> str:
         re.sub(r"^!(.*)$", lambda found: f"subprocess.run({found[1]!r}, shell=True, check=True)", s)
         for s in lines
     )
+
+
+@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/your_model.md", 4)])
+def test_the_code_of_attention_runs(name, count):
+    """One piece after the other, in the same names."""
+    pieces = re.findall(
+        r"^```python\n(.*?)^```",
+        (ROOT / name).read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    pieces = [piece for piece in pieces if re.search("mhe_jax.attention|make_attention", piece)]
+    assert len(pieces) == count
+    names: dict = {}
+    for piece in pieces:
+        exec(compile(piece, name, "exec"), names)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

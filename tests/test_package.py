@@ -1,14 +1,11 @@
 """The configs that come along, by their names; `make package` tries the wheel itself."""
 
-import sys
-
 import pytest
-from test_command_line import message
+from test_config import message
 
 import mhe_jax
 from mhe_jax.cli import commands, configs
-from mhe_jax.cli.process import called
-from mhe_jax.config import InputError, errors, loading
+from mhe_jax.config import InputError, loading
 
 
 def test_a_name_means_the_shipped_file(monkeypatch, tmp_path):
@@ -16,14 +13,14 @@ def test_a_name_means_the_shipped_file(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert loading.load_config("multi30k:small") == loading.load_config(f"{file}:small")
     assert loading.load_config("multi30k") != loading.load_config("multi30k:small")
-    assert loading.about_config("multi30k:small").startswith("Multi30k")
+    assert loading.about_config("multi30k:small")[0].startswith("Multi30k")
 
 
 def test_a_wrong_name_suggests_the_right_one(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = message(loading.load_config, "multi3k")
     assert text == "no config file multi3k; did you mean multi30k?"
-    assert "one of bert_base, demo, glue" in message(loading.load_config, "zzz")
+    assert "zzz" in message(loading.load_config, "zzz")
     assert "no variant 'smal'" in message(loading.load_config, "multi30k:smal")
 
 
@@ -58,28 +55,6 @@ def test_configs_explains_itself(arguments, capsys):
 def test_configs_takes_nothing_else(arguments):
     assert "usage: " in message(configs.main, arguments)
     assert "did you mean demo?" in message(configs.main, ["show", "dmo"])
-
-
-@pytest.mark.parametrize(
-    ("program", "train", "export"),
-    [
-        ("/somewhere/bin/mhe-jax", "mhe-jax train", "mhe-jax export"),
-        ("/x/mhe_jax/__main__.py", "python -m mhe_jax train", "python -m mhe_jax export"),
-        ("train.py", "train.py", "python -m mhe_jax export"),
-    ],
-)
-def test_messages_name_the_command_as_it_was_called(monkeypatch, program, train, export):
-    monkeypatch.setattr(sys, "argv", [program])
-    assert (called("train"), called("export")) == (train, export)
-
-
-def test_an_extra_is_told_as_it_is_installed_here(monkeypatch, tmp_path):
-    assert "pip install -e '.[report]'" in str(errors.not_installed("x", "report"))
-    monkeypatch.setattr(errors, "CLONE", tmp_path)
-    monkeypatch.setattr(errors, "_wheel", lambda: "/a b/mhe_jax.whl")
-    assert str(errors.not_installed("x", "report")).endswith(
-        "pip install '/a b/mhe_jax.whl[report]'"
-    )
 
 
 def test_the_version_is_that_of_the_package():

@@ -8,10 +8,9 @@ import pkgutil
 import re
 from pathlib import Path
 
+import mutants
 import pytest
 from test_docs import NAVIGATION
-
-from benchmarks import picture
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
@@ -62,8 +61,10 @@ def test_every_page_is_in_the_navigation_once():
     ("page", "link", "there"),
     [
         ("index.md", "[a](docs/fit.md#the-largest-batch)", "[a](fit.md#the-largest-batch)"),
-        ("index.md", "[a](benchmarks/RESULTS.md)", "[a](benchmarks.md)"),
-        ("benchmarks.md", "in [records](records)", "in records"),
+        ("index.md", "[a](experiments/fit/README.md)", "[a](experiments/fit.md)"),
+        ("experiments/fit.md", "in [records](records)", "in records"),
+        ("experiments/fit.md", "[one](records/stored_v5e.json)", "one"),
+        ("experiments/fit.md", "[a](../../docs/fit.md#here)", "[a](../fit.md#here)"),
         ("pods.md", "[a](../docker/tpu.Dockerfile)", "[a](files/docker/tpu.Dockerfile)"),
         (
             "your_model.md",
@@ -80,12 +81,17 @@ def test_a_link_leads_to_the_same_page_of_the_site(page, link, there):
     assert pages.linked(link, page) == (there or link)
 
 
+def test_the_stops_of_the_walks_are_there():
+    """A function, class or method of each name is defined in its file."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    stops = re.findall(r"`([\w/]+\.py): ([\w.]+)`", text)
+    assert len(stops) > 20
+    for file, name in stops:
+        mutants.span((ROOT / "mhe_jax" / file).read_text(encoding="utf-8"), name)
+
+
 def test_a_notebook_becomes_a_page():
     text = '{"cells": [{"cell_type": "markdown", "source": ["# A\\n", "b"]}, ' + (
         '{"cell_type": "code", "source": ["x = 1\\n", "x"]}]}'
     )
     assert pages.notebook(text) == "# A\nb\n\n```python\nx = 1\nx\n```\n"
-
-
-def test_the_picture_of_readme_is_what_the_records_give():
-    assert picture.OUT.read_text(encoding="utf-8") == picture.picture()

@@ -30,9 +30,6 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
     exec sbatch "$0" "$@"
 fi
 
-# Who knows it may take part in the job; srun hands it on.
-MHE_JAX_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
-export MHE_JAX_TOKEN
 status=0
 # srun does not take the number of CPUs from the job.
 srun --cpus-per-task "${SLURM_CPUS_PER_TASK:-1}" .venv/bin/python train.py "$config" \

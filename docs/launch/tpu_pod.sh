@@ -27,8 +27,6 @@ if [ -z "$share" ] && { [ -n "$data" ] || [[ $workdir != gs://* ]]; }; then
     echo "$usage; without SHARE: WORKDIR=gs://BUCKET/RUN DATA= before it" >&2
     exit 2
 fi
-# Who knows it may take part in the job.
-token=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 
 on() { # WORKERS COMMAND
     gcloud compute tpus tpu-vm ssh "$name" --zone "$zone" --worker "$1" --command "$2"
@@ -63,7 +61,7 @@ TFDS_DATA_DIR=/mnt/share/tensorflow_datasets .venv/bin/python -m mhe_jax data $(
 
 # A session of its own: the end of ssh ends nothing.
 on all "cd mhe_jax
-export TFDS_DATA_DIR=/mnt/share/tensorflow_datasets MHE_JAX_TOKEN=$token
+export TFDS_DATA_DIR=/mnt/share/tensorflow_datasets
 setsid .venv/bin/python train.py $(printf '%q ' "$config" --workdir "$workdir" --mesh.fsdp 8 "$@") \
     --distributed auto > train.log 2>&1 < /dev/null &
 echo \$! > train.pid"

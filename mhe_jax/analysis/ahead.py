@@ -108,7 +108,6 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         "flops": flops,
         "flops_per_chip": flops / mesh.size,
         "estimated_cycles": program and program.cycles(),
-        "estimated_cycles_at_most": program and program.cycles(max),
         "loops_counted_once": program and len(program.unknown_loops),
         "compile_seconds": round(seconds, 1),
     }
@@ -146,10 +145,9 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     translation. The order of the tries is:
 
     1. The smallest. If it does not fit, it is the answer.
-    2. The power of two that its bytes suggest.
-    3. Larger ones, until one does not fit: each where the line through the bytes of the last two
-       reaches the memory.
-    4. Between the largest that fits and the smallest that does not: where the line through their
+    2. Larger ones, until one does not fit: twice that, then each where the line through the bytes
+       of the last two reaches the memory.
+    3. Between the largest that fits and the smallest that does not: where the line through their
        bytes reaches the memory, and every fourth time halfway.
     """
     data, fsdp, _ = mesh_shape(config.mesh, len(devices))
@@ -169,14 +167,14 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
 
     most, too_many, step = 0, 1, 1
     if fits(1):
-        most, too_many = 1, 2 ** max(1, int(math.log2(_expected(tries[1]))))
+        most, too_many = 1, 2
         while fits(too_many):
             reached = _reached(most, too_many, tries)
             most, too_many, step = too_many, max(too_many + step, reached), 2 * step
     while most and too_many - most > 1:
         middle = (most + too_many) // 2
         if len(tries) % 4:
-            middle = _between(most, too_many, tries)
+            middle = min(max(_reached(most, too_many, tries), most + 1), too_many - 1)
         if fits(middle):
             most = middle
         else:
@@ -186,18 +184,6 @@ def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         for t in tries.values()
     ]
     return {**tries[max(most, 1)], "tries": told}
-
-
-def _expected(smallest: dict[str, Any]) -> float:
-    """How many times the batch of `smallest` may fit, if all but the state grows with the batch."""
-    bytes_, hbm = smallest["bytes_per_chip"], smallest["hbm_bytes"]
-    state = sum(bytes_[name] for name in ("parameters", "optimizer", "averaged_parameters"))
-    return max(1.0, ((hbm or bytes_["total"]) - state) / (bytes_["total"] - state))
-
-
-def _between(most: int, too_many: int, tries: dict[int, dict[str, Any]]) -> int:
-    """`_reached`, strictly between what fits and what does not."""
-    return min(max(_reached(most, too_many, tries), most + 1), too_many - 1)
 
 
 def _reached(few: int, many: int, tries: dict[int, dict[str, Any]]) -> int:
@@ -236,34 +222,20 @@ def of_hbm(found: dict[str, Any]) -> str:
 
 def described(found: dict[str, Any]) -> list[str]:
     """The report for people, as lines."""
-    b, slices = found["batch"], found["num_slices"]
-    shape = " · ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
+    b = found["batch"]
     runs_as = ", ".join(f"{kind} {how}" for kind, how in found["attention"].items())
     lines = [
-        f"{found['task']} on {f'{slices} slices of ' if slices > 1 else ''}{found['topology']}: "
-        f"{found['num_devices']} × {found['device']}, {shape}",
-        f"{found['parameters']['total']:,} parameters, {found['parameters']['attention']:,} in "
-        f"attention ({runs_as})",
-        f"batch {b['rows']:,} rows of {b['length']:,} tokens, {b['rows_per_chip']:,} a chip; "
-        f"compiled in {found['compile_seconds']} s",
-        "",
-        "bytes a chip",
+        f"{found['task']} ({runs_as}) on {found['topology']}: "
+        f"{found['num_devices']} × {found['device']}; compiled in {found['compile_seconds']} s",
+        f"{b['rows']:,} rows of {b['length']:,} tokens, {b['rows_per_chip']:,} a chip",
+        "on each chip:",
     ]
     for name, size in found["bytes_per_chip"].items():
         lines.append(f"  {name.replace('_', ' '):24}{size / GIB:10.3f} GiB")
     lines.append(f"  {of_hbm(found)}: {'fits' if found['fits'] else 'does not fit'}")
-    if found["collectives"] is not None:
-        lines += ["", "collectives of a step, on each chip"]
-        for kind, c in found["collectives"].items():
-            lines.append(f"  {kind:24}{c['bytes'] / GIB:10.3f} GiB in {c['count']:,}")
-        lines += [] if found["collectives"] else ["  none"]
-    lines += ["", f"FLOPs of a step {found['flops']:.3g}, {found['flops_per_chip']:.3g} a chip"]
+    for kind, c in (found["collectives"] or {}).items():
+        lines.append(f"  {kind:24}{c['bytes'] / GIB:10.3f} GiB in {c['count']:,}")
+    lines.append(f"  FLOPs of a step {found['flops_per_chip']:.3g}")
     if found["estimated_cycles"] is not None:
-        lines.append(
-            f"estimated cycles {found['estimated_cycles']:,}, at most "
-            f"{found['estimated_cycles_at_most']:,} where attention goes the slower way; without "
-            "collectives and Pallas kernels"
-        )
-    if found["loops_counted_once"]:
-        lines.append(f"loops of unknown length, counted once: {found['loops_counted_once']}")
+        lines.append(f"  estimated cycles {found['estimated_cycles']:,}, without kernels")
     return lines

@@ -6,7 +6,7 @@ trip count says, a `conditional` one of its branches, a call or a fusion what it
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -50,25 +50,20 @@ class Program:
             elif found := _INSTRUCTION.match(line):
                 current[found[1]] = _instruction(found[1], found[2])
 
-    def cycles(self, choose: Callable[[Iterable[int]], int] = min) -> int | None:
+    def cycles(self) -> int | None:
         """The compiler's estimated cycles of one call; None where it gives none.
 
-        `choose` picks one of a conditional's branches. Neither collectives nor Pallas kernels have
-        an estimate.
+        Neither collectives nor Pallas kernels have an estimate.
         """
 
         def estimated(instruction: Instruction) -> int:
             found = _CYCLES.search(instruction.attributes)
             return int(found[1]) if found else 0
 
-        return self.total(estimated, choose) if self._has_cycles else None
+        return self.total(estimated) if self._has_cycles else None
 
-    def total(
-        self,
-        cost: Callable[[Instruction], int],
-        choose: Callable[[Iterable[int]], int] = min,
-    ) -> int:
-        """The `cost` of all instructions, each as often as it runs in one call; see `cycles`."""
+    def total(self, cost: Callable[[Instruction], int]) -> int:
+        """The `cost` of all instructions, each as often as it runs; of branches the cheapest."""
 
         @functools.cache
         def of(name: str) -> int:
@@ -79,7 +74,7 @@ class Program:
                 roles = (instruction.called("body"), instruction.called("condition"))
                 return self.trips(instruction) * sum(of(name) for name in roles if name)
             if instruction.opcode == "conditional":
-                return choose(of(name) for name in branches(instruction))
+                return min(of(name) for name in branches(instruction))
             if instruction.opcode in ("call", "async-start"):
                 role = "to_apply" if instruction.opcode == "call" else "calls"
                 return of(instruction.called(role) or "")

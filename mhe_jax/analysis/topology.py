@@ -9,16 +9,7 @@ import jax
 from jax.experimental import topologies
 
 from mhe_jax.config import InputError, not_installed
-from mhe_jax.config.fields import did_you_mean, nearest
 
-# To suggest near names; libtpu knows more.
-KNOWN = (
-    *("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16"),
-    *("v6e:2x2", "v6e:2x4", "v6e:4x4", "v6e:4x8", "v6e:8x8", "v6e:8x16", "v6e:16x16"),
-    *("v5p:2x2x1", "v5p:2x2x2", "v5p:4x4x4", "v5p:8x8x8", "v5p:16x16x24"),
-    *("v4:2x2x1", "v4:4x4x4", "v4:8x8x8", "tpu7x:2x2x1", "tpu7x:4x4x4"),
-    *("h100:1x1", "h100:1x8", "h100:2x8", "h200:1x1", "h200:1x8", "h200:2x8"),
-)
 # The memory of a device that a program may fill, in GiB, as the compiler itself says of a program
 # that is too big. A device of v4 and tpu7x is half a chip here.
 HBM_GIB = {
@@ -69,7 +60,7 @@ def describe_devices(name: str, num_slices: int = 1) -> list[Any]:
     if not re.fullmatch(r"\w+:\d+(x\d+)+", name):
         raise InputError(
             f"--topology is {name!r}: takes a kind of device and its layout, as v5e:16x16 or "
-            f"h100:1x8{_near(name)}"
+            "h100:1x8"
         )
     kind, _, layout = name.partition(":")
     try:
@@ -78,7 +69,7 @@ def describe_devices(name: str, num_slices: int = 1) -> list[Any]:
         return _tpus(name, {"num_slices": num_slices} if num_slices > 1 else {})
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition(": ")[2] or str(error)
-        raise InputError(f"--topology {name}: {reason}{_near(name)}") from error
+        raise InputError(f"--topology {name}: {reason}") from error
 
 
 def _tpus(name: str, slices: dict[str, int]) -> list[Any]:
@@ -92,7 +83,7 @@ def _gpus(name: str, kind: str, layout: str) -> list[Any]:
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         raise not_installed(f"--topology {name} needs the CUDA plug-in", "cuda")
     if layout.count("x") != 2:
-        raise InputError(f"--topology {name}: takes HOSTSxGPUS, the GPUs of each host{_near(name)}")
+        raise InputError(f"--topology {name}: takes HOSTSxGPUS, the GPUs of each host")
     told = dict(zip(("name", "memory", "bandwidth"), GPUS[kind], strict=True))
     described = topologies.get_topology_desc(
         name, "cuda", topology=layout, target_config=HOPPER.format(**told)
@@ -109,7 +100,3 @@ def hbm_bytes(device_kind: str) -> int | None:
         if gpu == device_kind:
             return int(float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")) * memory)
     return int(HBM_GIB[device_kind] * 2**30) if device_kind in HBM_GIB else None
-
-
-def _near(name: str) -> str:
-    return did_you_mean(nearest(name, [known for known in KNOWN if known != name]))

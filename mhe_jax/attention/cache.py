@@ -58,11 +58,9 @@ def extend(
 def positions(module: nn.Module, tokens: int) -> jax.Array:
     """Positions of the next `tokens` of each row, [B, tokens]; [1, tokens] without a cache."""
     places = jnp.arange(tokens)[None]
-    return (
-        module.get_variable("cache", "cache_index")[:, None] + places
-        if _is_begun(module)
-        else places
-    )
+    if _is_begun(module):
+        places += module.get_variable("cache", "cache_index")[:, None]
+    return places
 
 
 def create(module: nn.Module, entries: KeyValues) -> None:
@@ -89,13 +87,8 @@ def fill(module: nn.Module, entries: KeyValues) -> None:
 
 def read(module: nn.Module) -> KeyValues:
     """The arrays of the cache."""
-    prefix = "cached_"
-    leaves = module.variables["cache"]
-    return {
-        name.removeprefix(prefix): array
-        for name, array in leaves.items()
-        if name.startswith(prefix)
-    }
+    leaves, prefix = module.variables["cache"], "cached_"
+    return {name.removeprefix(prefix): x for name, x in leaves.items() if name.startswith(prefix)}
 
 
 def append(module: nn.Module, entries: KeyValues) -> tuple[KeyValues, jax.Array, jax.Array]:

@@ -43,10 +43,11 @@ class AttentionInForms(Attention):
         # An engine that only 'shared' has gives its own reason where it cannot do the call.
         if form != "shared" or self.engine not in ("auto", *engines.LADDER):
             return False
-        return call.queries < self.shared_queries or self._folds_on_cudnn(call)
+        slower = call.queries < self.shared_queries or self._folds_on_cudnn(call)
+        return slower or call.initializing  # 'shared' takes longest to compile
 
     def _folds_on_cudnn(self, call: Call) -> bool:
-        """Whether 'folded' runs by cuDNN, which was faster: see benchmarks/RESULTS.md."""
+        """Whether 'folded' runs by cuDNN, which was faster: see experiments/kernels_gpu."""
         if self.engine != "auto" or "folded" not in self.forms:
             return False
         shape = call.queries, call.head_features

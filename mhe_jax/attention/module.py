@@ -41,6 +41,7 @@ class Call:
     head_features: int  # D
     out_features: int  # width of the output
     queries: int = 0  # T
+    initializing: bool = False  # of `init`, which needs the parameters and is compiled for one use
     dtype: Any = jnp.float32  # of the computation
     mask: Mask = Mask()
     options: engines.Options = engines.Options()
@@ -313,10 +314,9 @@ class Attention(nn.Module):
             )
         if inputs_v is None and not self.one_source:
             inputs_v = inputs_k
-        _check_axes(inputs_q, inputs_k, inputs_v)
+        _check_shapes(inputs_q=inputs_q, inputs_k=inputs_k, inputs_v=inputs_v)
         asks = inputs_k if fill else inputs_q
         batch, features = asks.shape[:-2], asks.shape[-1]
-        _check_shapes(batch, inputs_k, inputs_v)
         width = self._width(features, fill)
         call = Call(width // self.num_heads, self.out_features or features)
         inputs_k = _flatten(inputs_k)
@@ -335,6 +335,7 @@ class Attention(nn.Module):
         call = dataclasses.replace(
             call,
             queries=inputs_q.shape[-2],
+            initializing=self.is_initializing(),
             dtype=jnp.dtype(computed),
             mask=mask,
             options=options,
@@ -371,7 +372,8 @@ class Attention(nn.Module):
         heads, weight_sum, engine = attend(
             query, key, value, bias, mask, options, self.engine, scale=self.scale(call)
         )
-        engines.record_choice(self.kind, f"{call.form} on {engine}" if call.form else engine)
+        if not call.initializing:
+            engines.record_choice(self.kind, f"{call.form} on {engine}" if call.form else engine)
         output = self.merge(heads, weight_sum, call)
         if overflow is not None:
             output = jnp.where(overflow[:, None, None], jnp.nan, output)
@@ -416,13 +418,8 @@ class Attention(nn.Module):
         width = self.qkv_features or features
         if fill and not self.qkv_features and "out" in self.variables.get("params", {}):
             # There are no queries here: `out` [H, D, M] tells their width.
-            out = self.variables["params"]["out"]
-            if "kernel" not in out:
-                raise ValueError(
-                    "fill_cache needs qkv_features where the projections have no kernels: "
-                    f"`out` has only {', '.join(out)}, which do not tell the width of the queries"
-                )
-            width = self.num_heads * nn.meta.unbox(out["kernel"]).shape[-2]
+            kernel = self.variables["params"]["out"]["kernel"]
+            width = self.num_heads * nn.meta.unbox(kernel).shape[-2]
         if width % self.num_heads:
             whose = "" if self.qkv_features else ", the width of the inputs,"
             raise ValueError(
@@ -466,22 +463,19 @@ def _check_count(field: dataclasses.Field, value: Any) -> None:
         raise ValueError(f"{field.name}={value!r} must be a whole number of 1 or more")
 
 
-def _check_axes(inputs_q, inputs_k, inputs_v) -> None:
-    for name, x in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
-        if x is not None and getattr(x, "ndim", 0) < 2:
-            given = f"has shape {x.shape}" if hasattr(x, "shape") else f"is a {type(x).__name__}"
-            raise ValueError(f"{name} {given}: it must be an array [..., length, width]")
-
-
-def _check_shapes(batch: tuple[int, ...], inputs_k, inputs_v) -> None:
-    for name, array in (("inputs_k", inputs_k), ("inputs_v", inputs_v)):
-        if array is None:
-            continue
-        if array.shape[:-2] != batch or array.shape[-2] != inputs_k.shape[-2]:
+def _check_shapes(**inputs: Any) -> None:
+    given = {name: x for name, x in inputs.items() if x is not None}
+    for name, x in given.items():
+        if getattr(x, "ndim", 0) < 2:
+            what = f"has shape {x.shape}" if hasattr(x, "shape") else f"is a {type(x).__name__}"
+            raise ValueError(f"{name} {what}: it must be an array [..., length, width]")
+    (batch, *_), keys = (x.shape[:-2] for x in given.values()), given["inputs_k"].shape[-2]
+    for name, x in given.items():
+        if x.shape[:-2] != batch or (name != "inputs_q" and x.shape[-2] != keys):
             by_name = "; a mask is passed as mask=..." if name == "inputs_v" else ""
             raise ValueError(
-                f"{name} has shape {array.shape}: its batch axes must be {batch}, as those of "
-                f"inputs_q, and its length {inputs_k.shape[-2]}, as that of inputs_k{by_name}"
+                f"{name} has shape {x.shape}: its batch axes must be {batch}, as those of "
+                f"inputs_q, and its length {keys}, as that of inputs_k{by_name}"
             )
 
 

@@ -23,7 +23,7 @@ class Rotary:
         2306.15595): with 4, a text four times as long is rotated as far as one in training.
 
     Raises:
-      ValueError: a value that is none of these.
+      ValueError: another `pairs`.
     """
 
     base: float = 10000.0
@@ -33,10 +33,6 @@ class Rotary:
     def __post_init__(self):
         if self.pairs not in get_args(Pairs):
             raise ValueError(f"pairs={self.pairs!r} is not one of {', '.join(get_args(Pairs))}")
-        for field in ("base", "scaling"):
-            value = getattr(self, field)
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{field}={value} is not a finite number above 0")
 
 
 def rotate(x: jax.Array, positions: jax.Array, rotary: Rotary) -> jax.Array:

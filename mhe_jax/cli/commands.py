@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from mhe_jax import __version__
 from mhe_jax.cli import (
-    compare,
     configs,
     convert,
     data,
@@ -12,7 +11,7 @@ from mhe_jax.cli import (
     evaluate,
     export,
     factorize,
-    paper,
+    report,
     train,
 )
 from mhe_jax.cli.process import called
@@ -25,8 +24,8 @@ COMMANDS = {
         evaluate.main,
         "score a run, or translate, continue or label text with it; as eval.py",
     ),
-    "compare": (compare.main, "tables and plots of many runs; as eval.py compare"),
-    "paper": (paper.main, "the published tables, recomputed; as eval.py paper"),
+    "compare": (report.compare, "tables and plots of many runs; as eval.py compare"),
+    "paper": (report.paper, "the published tables, recomputed; as eval.py paper"),
     "configs": (configs.main, "the shipped experiments, and their files"),
     "data": (data.main, "the texts that configs read: where they come from, and fetching them"),
     "export": (export.main, "a trained run as files that other programs read"),

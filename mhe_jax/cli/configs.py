@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import InputError
-from mhe_jax.config.loading import about_config, config_file, shipped_configs, variants_of
+from mhe_jax.config.loading import about_config, config_file, shipped_configs
 
 HELP = """\
 Without arguments, lists the shipped configs with a line each, and their variants; any command that
@@ -27,8 +27,9 @@ def main(arguments: Sequence[str]) -> None:
         case []:
             width = max(map(len, shipped_configs()))
             for name in shipped_configs():
-                output(f"{name:{width}}  {about_config(name).partition(chr(10))[0]}\n")
-                if variants := variants_of(name):
+                about, variants = about_config(name)
+                output(f"{name:{width}}  {about.partition(chr(10))[0]}\n")
+                if variants:
                     output(f"{'':{width}}  :{' :'.join(variants)}\n")
         case ["-h" | "--help"] | ["show", "-h" | "--help"]:
             print(f"usage: {usage}\n\n{HELP.format(program=program, train=called('train'))}")

@@ -5,15 +5,12 @@ And `convert SOURCE NEW`: a model of transformers, in the directory SOURCE, as a
 
 import json
 import sys
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 
-from mhe_jax.cli.arguments import name_of, options_of, parse_two_directories
+from mhe_jax.cli.arguments import parse_two_directories
 from mhe_jax.cli.process import output
-from mhe_jax.config import InputError, Kind
-from mhe_jax.config.conversion import ConversionConfig
-from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.config import ConversionConfig, InputError
 
 USAGE = "RUN NEW --kind KIND [--num_kv_heads N] [--rows N] ..."
 HELP = """\
@@ -39,7 +36,7 @@ SOURCE. Another attention is a second step: `convert` of that run, with a --kind
 def main(arguments: Sequence[str]) -> None:
     """Writes the run NEW, each sublayer's errors to standard error, and a line of JSON."""
     run, new, wanted = parse(arguments)
-    from mhe_jax.interchange.huggingface.run import is_foreign, make_run
+    from mhe_jax.interchange.huggingface.reading import is_foreign, make_run
     from mhe_jax.interchange.uptraining import convert
 
     if is_foreign(run):
@@ -63,10 +60,4 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ConversionConfig]:
     Raises:
       InputError: not two directories, or a field or value that is not allowed.
     """
-    kinds = typing.get_args(Kind)
-    for option in options_of(arguments):
-        value = [*option[0].split("=", 1)[1:], *option[1:]]
-        if name_of(option) == "kind" and len(value) == 1 and value[0] not in kinds:
-            near = did_you_mean(nearest(value[0], kinds))
-            raise InputError(f"--kind is {value[0]!r}: takes one of {', '.join(kinds)}{near}")
     return parse_two_directories(ConversionConfig, arguments, "convert", USAGE, HELP)

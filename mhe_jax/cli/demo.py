@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     """Prints translations of the test, and the scores; exit status 1 if they are too low."""
     run, wanted = parse(arguments)
     from mhe_jax.data.phrases import pairs
-    from mhe_jax.report.results import read_result
+    from mhe_jax.report import read_result
 
     scores, hypotheses = read_result(run / "eval_test.json"), run / "test.hypotheses.txt"
     if not scores or not hypotheses.is_file():

@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str]) -> tuple[Path, Path, ExportArguments]:
       InputError: not two directories, no format, or a field or value that is not allowed.
     """
     width = max(map(len, FORMATS))
-    formats = "\n".join(f"    {name:{width}}  {f.summary}" for name, f in FORMATS.items())
+    formats = "\n".join(f"    {name:{width}}  {said}" for name, said in FORMATS.items())
     text = HELP.replace("{formats}", formats)
     run, out, given = parse_two_directories(ExportArguments, arguments, "export", USAGE, text)
     if not given.to:

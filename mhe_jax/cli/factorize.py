@@ -25,7 +25,7 @@ of parameters. `{command} RUN NEW --help` explains every field."""
 def main(arguments: Sequence[str]) -> None:
     """Writes the run NEW, each matrix's error to standard error, and a line of JSON as result."""
     run, new, kronecker = parse(arguments)
-    from mhe_jax.training.run.factorize import factorize
+    from mhe_jax.training.run.fresh import factorize
 
     result = factorize(run, new, kronecker)
     for path, error in result["errors"].items():

@@ -1,4 +1,4 @@
-"""A command as a process: its memory, what it writes, and how it ends.
+"""A command as a process: what it keeps, what it writes, and how it ends.
 
 A user's mistake becomes one line on standard error. Nothing here imports jax.
 """
@@ -7,7 +7,8 @@ import contextlib
 import os
 import signal
 import sys
-import threading
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -15,71 +16,63 @@ from typing import Any, NoReturn
 
 from mhe_jax.config import InputError
 
-# Commands that a clone has as scripts.
-SCRIPTS = {
-    "train": "train.py",
-    "eval": "eval.py",
-    "compare": "eval.py compare",
-    "paper": "eval.py paper",
-}
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Signals that end a command by an exception, so that drafts of files are removed.
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LESS_MEMORY = (
     "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
     "evaluation.batch_size), a larger optimizer.accumulate_steps, or model.remat True"
 )
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+PROGRAMS_SIZE = 1 << 30  # bytes of compiled programs that are kept
+TOGETHER = 10  # seconds within which all processes end by themselves if all have one reason
 
 
 def called(command: str) -> str:
-    """How to call one of our commands, in the way this process was called.
+    """How to call one of our commands, from a clone or an installation.
 
-    >>> called("export"), called("compare")
-    ('python -m mhe_jax export', 'eval.py compare')
+    >>> called("export")
+    'python -m mhe_jax export'
     """
-    program = Path(sys.argv[0])
-    if program.stem == "mhe-jax":
-        return f"mhe-jax {command}"
-    if command in SCRIPTS and program.parts[-2:] != ("mhe_jax", "__main__.py"):
-        return SCRIPTS[command]
     return f"python -m mhe_jax {command}"
 
 
 def output(text: str) -> None:
-    """Writes to standard output, in UTF-8 and at once.
+    """Writes to standard output, in UTF-8 and at once."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
 
-    Raises:
-      InputError: there is no room for it.
+
+def keep_programs() -> None:
+    """Has jax, which has not started, keep what it compiles: the next start takes half the time.
+
+    In $JAX_COMPILATION_CACHE_DIR, else in $MHE_JAX_CACHE/programs or ~/.cache/mhe_jax/programs; not
+    at all with JAX_ENABLE_COMPILATION_CACHE=false, or where that cannot be written.
     """
-    if sys.stdout is None:  # closed by who started us
+    if "jax" in sys.modules:
         return
-    try:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise InputError(f"standard output: {error.strerror}") from error
+    place = Path(os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax", "programs")
+    with contextlib.suppress(OSError, RuntimeError):  # without a home directory
+        place = place.expanduser().absolute()
+        existing = next(path for path in (place, *place.parents) if path.exists())
+        if existing.is_dir() and os.access(existing, os.W_OK):
+            os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(place))
+            os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(PROGRAMS_SIZE))
+            os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def ask_for_huge_pages() -> None:
-    """Restarts the command in the same process, with GLIBC_TUNABLES for huge pages.
+    """Restarts the command in the same process, so that glibc asks Linux for huge pages.
 
-    Each step on a CPU works through hundreds of megabytes, for which 4 KB pages are small: in huge
-    ones a step of configs/multi30k.py takes 0.41 s instead of 0.59. glibc reads its environment
-    only before a program begins. Does nothing if that variable is set already, even to nothing, if
-    Linux does not give huge pages on request, or inside another program, such as a debugger.
+    Each step on a CPU works through hundreds of megabytes: 60 steps of configs/demo.py take 9 %
+    less processor time, start included. glibc reads GLIBC_TUNABLES only before a program begins; if
+    it is set already, even to nothing, it stays. Inside another program nothing is started.
     """
-    options, command = sys.orig_argv[1 : -len(sys.argv)], sys.orig_argv[-len(sys.argv) :]
-    program = "mhe_jax" if options[-1:] == ["-m"] else sys.argv[0]  # as it was typed
-    is_whole_program = command == [program, *sys.argv[1:]] and all(
-        option.startswith("-") for option in options
-    )
-    if "GLIBC_TUNABLES" in os.environ or not is_whole_program:
+    module = ["-m", "mhe_jax", *sys.argv[1:]]
+    if not any(given == sys.orig_argv[-len(given) :] for given in (sys.argv, module)):
         return
     with contextlib.suppress(OSError):
-        if "[madvise]" in HUGE_PAGES.read_text():
+        if "GLIBC_TUNABLES" not in os.environ and "[madvise]" in HUGE_PAGES.read_text():
             environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
@@ -87,48 +80,47 @@ def ask_for_huge_pages() -> None:
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130, SIGTERM 143.
 
-    An error of the operating system, with the name of the file, and a name that is not UTF-8 count
-    as a user's mistake. A device without enough memory is one line and 1. With MHE_JAX_TRACEBACK=1
-    in the environment every exception shows its traceback.
+    An error of the operating system, with the name of the file, counts as a user's mistake. A
+    device without enough memory is one line and 1. With MHE_JAX_TRACEBACK=1 in the environment
+    every exception shows its traceback.
     """
-    if sys.stderr is None:  # closed by who started us: print would take standard output instead
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    # SIG_DFL: see train.py. An ignored signal stays ignored.
+    for caught in _CAUGHT:
+        if signal.getsignal(caught) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(caught, _interrupt)
+    ask_for_huge_pages()
+    keep_programs()
     try:
-        # SIG_DFL: see train.py. An ignored signal stays ignored.
-        for caught in _CAUGHT:
-            if signal.getsignal(caught) in (signal.SIG_DFL, signal.default_int_handler):
-                signal.signal(caught, _interrupt)
-                sys.unraisablehook = _interrupt_again
-        ask_for_huge_pages()
-        _check_names()
         main()
         output("")
-        for caught in _CAUGHT:
-            if signal.getsignal(caught) is _interrupt:
-                # All is done. Exit handlers would show the exception and continue.
-                signal.signal(caught, signal.SIG_DFL)
+        status = 0
     except BrokenPipeError:  # the reader, such as `head`, has enough
-        if sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except (InputError, KeyboardInterrupt, OSError, UnicodeEncodeError) as error:
-        if os.environ.get("MHE_JAX_TRACEBACK") == "1":
-            raise
-        if isinstance(error, KeyboardInterrupt):
-            _end_at_once(130)
-        _tell(_line_of(error))
-        sys.exit(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    except KeyboardInterrupt:
+        status = 130
     except SystemExit as ended:
-        if isinstance(ended.code, int) and ended.code > 128:  # a signal
-            _end_at_once(ended.code)
-        raise
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) or os.environ.get("MHE_JAX_TRACEBACK") == "1":
-            raise
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException as error:
+        status, line = _judged(error)
+        if line is None or os.environ.get("MHE_JAX_TRACEBACK") == "1":
+            traceback.print_exception(error)
+            status = 1
+        else:
+            print(f"error: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    _end(status)
+
+
+def _judged(error: BaseException) -> tuple[int, str | None]:
+    """The status, and one line where it is a mistake of the user's."""
+    if isinstance(error, InputError):
+        return 2, str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return 2, f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
         reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
-        _tell(f"{reason}. {LESS_MEMORY}")
-        sys.exit(1)
-    sys.exit(0)
+        return 1, f"{reason}. {LESS_MEMORY}"
+    return 1, None
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -144,63 +136,22 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Sends a signal again that came in a callback, where Python drops exceptions.
-
-    JAX has one for each collection of garbage.
-    """
-    error = lost.exc_value
-    status = error.code if isinstance(error, SystemExit) else 0
-    status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else status
-    if isinstance(status, int) and status > 128:
-        # After the callback, and after this hook, even on a busy machine.
-        threading.Timer(0.1, os.kill, (os.getpid(), status - 128)).start()
-    else:
-        sys.__unraisablehook__(lost)
-
-
-def _end_at_once(status: int) -> NoReturn:
-    """Ends the process before the interpreter shuts down, unless other processes wait for it.
+def _end(status: int) -> NoReturn:
+    """Exits; after a signal, or where other processes may wait, before the interpreter shuts down.
 
     XLA keeps compiling on its own threads, and crashes when the interpreter frees what they work
-    on.
+    on. `jax.distributed` would wait at exit for processes that wait for this one.
     """
+    for caught in _CAUGHT:  # exit handlers would show the exception and go on
+        if signal.getsignal(caught) is _interrupt:
+            signal.signal(caught, signal.SIG_DFL)
     jax = sys.modules.get("jax")
-    if jax is None or jax.distributed.is_initialized():
+    several = jax is not None and jax.distributed.is_initialized()
+    if not status or jax is None or not (several or status > 128):
         sys.exit(status)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, AttributeError):
-            stream.flush()
-    os._exit(status)
-
-
-def _check_names() -> None:
-    """Raises UnicodeEncodeError for a name that most libraries cannot even pass on."""
-    for name in (*sys.argv[1:], os.environ.get("MHE_JAX_CACHE", ""), _here()):
-        name.encode()
-
-
-def _here() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # deleted, or not accessible; whoever needs it says so
-        return ""
-
-
-def _line_of(error: BaseException) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        return f"{error.object[:300]!a}: is not UTF-8"
-    if isinstance(error, OSError) and error.strerror:
-        place = error.filename or (None if _here() else "the current directory")
-        return ": ".join(str(part) for part in (place, error.strerror) if part)
-    return str(error)
-
-
-def _tell(what: str) -> None:
-    """Prints one line for people, if anyone reads it."""
-    try:
-        print(f"error: {' '.join(what.split())}", file=sys.stderr, flush=True)
-    except OSError:
-        # What is left in the buffer would fail again at exit, and set the exit status.
         with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            stream.flush()
+    if several and jax.process_index() == 0:
+        time.sleep(TOGETHER)  # jax aborts the others as soon as process 0 is gone
+    os._exit(status)

@@ -5,13 +5,16 @@ With `--compile_only --topology v5e:16x16` it compiles for devices that need not
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 
 from mhe_jax.cli import sweep
 from mhe_jax.cli.arguments import parse_target, parse_train_arguments
 from mhe_jax.cli.process import output
-from mhe_jax.report.results import sweep_table
+from mhe_jax.config import Config, InputError
+from mhe_jax.config.files import files_of
+from mhe_jax.config.places import scheme_of
 
 AS_MODULE = (sys.executable, "-m", "mhe_jax", "train")
 
@@ -25,7 +28,6 @@ def main(arguments: Sequence[str], command: Sequence[str] = AS_MODULE) -> None:
     """
     if sweep.is_sweep(arguments):
         found = sweep.run(sweep.parse(arguments), command)
-        print(sweep_table(found["runs"]), file=sys.stderr)
         output(json.dumps(found) + "\n")
         sys.exit(1 if found["failed"] else 0)
     # jax starts only once the arguments are right.
@@ -40,10 +42,28 @@ def main(arguments: Sequence[str], command: Sequence[str] = AS_MODULE) -> None:
 
     processes, arguments = take_flags(arguments)
     config = parse_train_arguments(arguments)
+    check_named_files(config)
     with joined(processes) as writes:
-        from mhe_jax.evaluation.sample import TranslatedSample
+        from mhe_jax.evaluation import TranslatedSample
         from mhe_jax.training.loop import train
 
         result = train(config, sample=TranslatedSample)
         if writes:
             output(json.dumps(result) + "\n")
+
+
+def check_named_files(config: Config) -> None:
+    """Raises InputError for a local file that is not there, before jax is loaded, which is slow.
+
+    What is in the files is checked later, and what is in a bucket or made by a library too.
+    """
+    data, place = config.data, os.path.expanduser(config.data.directory)
+    for field in ("train", "validation", "tokenizer"):
+        names = getattr(data, field) or ()
+        for name in (names,) if isinstance(names, str) else names:
+            if scheme_of(name) or scheme_of(place) or ":" in name:
+                continue
+            for file in files_of(place, name):
+                path = os.path.join(place, os.path.expanduser(file))
+                if not os.path.exists(path):
+                    raise InputError(f"{path}: no such file (data.{field})")

@@ -6,10 +6,10 @@ such as `model.attention.kind`. The comment above a field is its help text. Noth
 jax.
 
 experiment.py  the whole         model.py  data.py  training.py  evaluation.py  its parts
-tasks.py       the tasks by name, and which fields go with each
-fields.py      dotted names, JSON      loading.py  config files      files.py  names, the cache
-places.py      local names and buckets
-rules/         which values are allowed, alone and together
+values.py      types of fields   tasks.py  the tasks by name, and which fields go with each
+fields.py      dotted names and JSON, by pydantic     loading.py  config files
+files.py       names, the cache  places.py  local names and buckets
+rules/         what values are allowed together
 """
 
 from mhe_jax.config.data import DataConfig, Dataset
@@ -17,23 +17,20 @@ from mhe_jax.config.errors import InputError, not_installed
 from mhe_jax.config.evaluation import Comparison, EvaluationConfig
 from mhe_jax.config.experiment import Config, Target
 from mhe_jax.config.model import (
-    FIELDS_OF_KINDS,
-    FORMS_OF_KINDS,
-    MHE_KINDS,
     AttentionByRole,
     AttentionConfig,
     AttentionOverride,
-    Form,
-    Kind,
+    ConversionConfig,
     KroneckerConfig,
     ModelConfig,
 )
 from mhe_jax.config.tasks import FACTS, Role, TaskName
 from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
+from mhe_jax.config.values import FIELDS_OF_KINDS, FORMS_OF_KINDS, MHE_KINDS, Form, Kind
 
 __all__ = [
-    "FIELDS_OF_KINDS",
     "FACTS",
+    "FIELDS_OF_KINDS",
     "FORMS_OF_KINDS",
     "MHE_KINDS",
     "AttentionByRole",
@@ -41,6 +38,7 @@ __all__ = [
     "AttentionOverride",
     "Comparison",
     "Config",
+    "ConversionConfig",
     "DataConfig",
     "Dataset",
     "EvaluationConfig",

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mhe_jax.config.values import Count, Positive, Rate
+
 # The special tokens: the first ids of every vocabulary.
 PAD, UNK, BOS, EOS, MASK = range(5)
 NUM_SPECIAL = 5
@@ -46,7 +48,7 @@ class DataConfig:
     # Training source: one, or two parallel text files; several with `train_weights`.
     train: tuple[str, ...] = ()
     # A weight for each of several training sources: the share of rows drawn from it; () for one.
-    train_weights: tuple[float, ...] = ()
+    train_weights: tuple[Positive, ...] = ()
     # Validation source; chooses the best checkpoint.
     validation: tuple[str, ...] = ()
     # Test source; read by eval.py only.
@@ -58,28 +60,28 @@ class DataConfig:
     # tokens first; None trains a model on `train`. With LSH its pieces are the features.
     tokenizer: str | None = None
     # Pieces of the sentencepiece model that a run with LSH trains.
-    lsh_pieces: int = 8000
+    lsh_pieces: Count = 8000
     # Where built indices and token counts go; None means $MHE_JAX_CACHE or ~/.cache/mhe_jax.
     cache_directory: str | None = None
     # Tokens in a row: the block of running text; in translation the longest training sentence; the
     # length that labelled examples are cut to.
-    sequence_length: int = 128
+    sequence_length: Count = 128
     # Pack several examples (lines, or pairs) into each training row; none sees another.
     packing: bool = False
     # Rows in a global batch of all tasks but translation.
-    batch_size: int = 32
+    batch_size: Count = 32
     # Padded source plus target tokens in a global batch of translation.
-    tokens_per_batch: int = 4096
+    tokens_per_batch: Count = 4096
     # Padded lengths of batches of pairs and of labelled examples; the last is sequence_length.
-    length_buckets: tuple[int, ...] = ()
+    length_buckets: tuple[Count, ...] = ()
     # Rows of a translation batch are a multiple of this, which is one of
     # mesh.data * mesh.fsdp * optimizer.accumulate_steps.
-    row_multiple: int = 8
+    row_multiple: Count = 8
     # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
-    mask_rate: float = 0.15
+    mask_rate: Rate = 0.15
     # Share of the words that `shuffle_random` takes from other places, and share of the remaining
     # words that it replaces by random ones.
-    corruption_rate: float = 0.1
+    corruption_rate: Rate = 0.1
     # Data set of labelled examples; `own` has the texts in `fields`, the label in `label_field`.
     dataset: Dataset = "own"
     # Column or field of the label of `own` examples.
@@ -87,6 +89,6 @@ class DataConfig:
     # Names of the labels, in order; () takes those of the data set, or of `own` training examples.
     labels: tuple[str, ...] = ()
     # Tokens from one window over a long text to the next (task span).
-    window_stride: int = 128
+    window_stride: Count = 128
     # A question is cut to this many tokens (task span).
-    question_length: int = 64
+    question_length: Count = 64

@@ -4,15 +4,17 @@ from dataclasses import dataclass
 
 from mhe_jax.config.data import DataConfig
 from mhe_jax.config.evaluation import EvaluationConfig
-from mhe_jax.config.model import Kind, ModelConfig
+from mhe_jax.config.model import ModelConfig
 from mhe_jax.config.tasks import FACTS, Role, TaskFacts, TaskName
 from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
+from mhe_jax.config.values import Count, Kind
 
 
 @dataclass(frozen=True)
 class Config:
     """One experiment."""
 
+    __pydantic_config__ = {"strict": True, "extra": "forbid"}  # of its parts too
     # What is learned: `mlm` an encoder that predicts masked tokens, `shuffle_random` one that tells
     # which tokens were moved or replaced, `lm` a language model, `translation` an encoder-decoder;
     # the others tune an encoder on labelled examples: a class, a number, which of several texts, or
@@ -48,9 +50,11 @@ class Config:
 class Target:
     """Devices to compile for instead of training; they need not be there."""
 
+    # Compile for `topology`, and train nothing.
+    compile_only: bool = False
     # A TPU and its layout, such as v5e:16x16.
     topology: str = ""
     # Slices of that topology, joined by the data axis of the mesh.
-    num_slices: int = 1
+    num_slices: Count = 1
     # Find the largest batch that fits.
     search_batch: bool = False

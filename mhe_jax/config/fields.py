@@ -1,26 +1,26 @@
-"""The fields of a config by dotted name: their types, their nearest names, and their JSON.
+"""The fields of a config by dotted name, and a config as JSON, read and checked by pydantic.
 
-Strict both ways: an unknown name or a value of another type is an `InputError` that says what is
-allowed, and what was written reads back equal.
+An unknown name, a value of another type, or one out of its range is an `InputError` of one line;
+what was written reads back equal.
 """
 
-import contextlib
 import dataclasses
 import difflib
+import functools
 import json
-import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import write_whole
 from mhe_jax.config.places import path_of
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 T = TypeVar("T")
-# Far above what we write.
-LARGEST_JSON, DEEPEST_JSON = 1 << 26, 30
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:
@@ -28,29 +28,15 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
 
     >>> nearest("model.attention.kid", ["model.attention.kind", "data.train"])
     ['model.attention.kind']
-    >>> nearest("kind", ["model.attention.kind", "data.train"])
+    >>> nearest("kind", ["model.attention.kind", "data.train"])  # or its last part alone
     ['model.attention.kind']
-    >>> nearest("optimizer.lr", ["optimizer.name", "optimizer.learning_rate"])[0]
-    'optimizer.learning_rate'
-    >>> nearest("mhe", ["mha", "mhe_add", "mhe_mul"])  # beginnings come before what is like it
-    ['mhe_add', 'mhe_mul', 'mha']
-    >>> nearest("bertformaskedlm", ["BertForMaskedLM"])
-    ['BertForMaskedLM']
     """
 
     def likeness(other: str) -> float:
-        one, other = name.lower(), other.lower()
-        last, other_last = (each.rpartition(".")[2].lstrip("-") for each in (one, other))
-        if last == "".join(word[:1] for word in other_last.split("_")):
-            return 1.0  # its initials
-        whole = difflib.SequenceMatcher(None, one, other).ratio()
-        # It, or a word of its last part, begins with what was written.
-        if len(last) > 1 and (other.startswith(one) or f"_{last}" in f"_{other_last}"):
-            return 0.9 + 0.1 * whole
-        return max(whole, 0.95 * difflib.SequenceMatcher(None, last, other_last).ratio())
+        pairs = (name, other), (name.rpartition(".")[2], other.rpartition(".")[2])
+        return max(difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio() for a, b in pairs)
 
-    ranked = sorted(names, key=lambda other: (-likeness(other), len(other)))
-    return [other for other in ranked[:3] if likeness(other) > 0.65]
+    return [other for other in sorted(names, key=likeness)[:-4:-1] if likeness(other) >= 0.6]
 
 
 def did_you_mean(names: Sequence[str]) -> str:
@@ -62,105 +48,59 @@ def hints_of(cls: type, prefix: str = "") -> dict[str, Any]:
     """{dotted name: type} of every leaf below a dataclass."""
     hints: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(cls).items():
-        nested = _is_part(hint)
-        hints |= hints_of(hint, f"{prefix}{name}.") if nested else {f"{prefix}{name}": hint}
+        if dataclasses.is_dataclass(hint):
+            hints |= hints_of(typing.cast(type, hint), f"{prefix}{name}.")
+        else:
+            hints[f"{prefix}{name}"] = hint
     return hints
-
-
-def unknown_field(name: str, cls: type, prefix: str = "") -> InputError:
-    """The complaint that no field below `cls` has this dotted name."""
-    near = nearest(name, list(hints_of(cls, prefix)))
-    return InputError(f"unknown field {name}{did_you_mean(near) or '; --help lists all'}")
-
-
-def _is_part(hint: Any) -> TypeGuard[type]:
-    """Whether a field of this type is a dataclass with fields of its own."""
-    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
-
-
-def allowed_values(hint: Any) -> str:
-    """The values that a field of this type takes, in words.
-
-    >>> allowed_values(int | None), allowed_values(tuple[str, ...])
-    ('a whole number or None', 'any number of strings')
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join([allowed_values(a) for a in arguments if a is not type(None)] + ["None"])
-    if origin is typing.Literal:
-        return f"one of {', '.join(map(str, arguments))}"
-    if origin is tuple:
-        return f"any number of {allowed_values(arguments[0]).removeprefix('a ')}s"
-    if hint is bool:
-        return "True or False"
-    return {int: "a whole number", float: "a number", str: "a string"}[hint]
-
-
-def nearest_choices(values: Sequence[str], hint: Any) -> str:
-    """The end of a message about a value that is not among the choices of a field of this type.
-
-    >>> nearest_choices(["mha_mul"], typing.Literal["mha", "mhe_mul"] | None)
-    '; did you mean mhe_mul?'
-    """
-    literals = [a for a in (hint, *typing.get_args(hint)) if typing.get_origin(a) is typing.Literal]
-    choices = [str(choice) for literal in literals for choice in typing.get_args(literal)]
-    return did_you_mean(nearest(values[0], choices)) if len(values) == 1 else ""
-
-
-def _typed(value: Any, hint: Any, name: str) -> Any:
-    """`value` as a field of type `hint` holds it: lists become tuples, dictionaries dataclasses."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if _is_part(hint):
-        if isinstance(value, hint):
-            return value
-        if not isinstance(value, dict):
-            raise InputError(f"{name} is {shown(value)}: takes a dictionary of its fields")
-        return _build(hint, value, f"{name}.")
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        (inner,) = (a for a in arguments if a is not type(None))
-        fits, inner_value = _try(value, inner, name)
-        if fits:
-            return inner_value
-    elif origin is typing.Literal:
-        if any(value == a and type(value) is type(a) for a in arguments):
-            return value
-    elif origin is tuple:
-        if isinstance(value, (list, tuple)):
-            parts = [_try(part, arguments[0], name) for part in value]
-            if all(fits for fits, _ in parts):
-                return tuple(part for _, part in parts)
-    elif hint is float and type(value) in (int, float):
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    elif type(value) is hint and (hint is not str or "\0" not in value):  # ends a file's name
-        return value
-    raise InputError(f"{name} is {shown(value)}: takes {allowed_values(hint)}")
 
 
 def shown(value: Any) -> str:
     """A value as messages show it: the beginning of a long one."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        text = type(value).__name__
+    text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
-def _try(value: Any, hint: Any, name: str) -> tuple[bool, Any]:
+@functools.cache
+def _adapter(cls: type[T]) -> "TypeAdapter[T]":
+    from pydantic import TypeAdapter  # slow to import, and attention needs none
+
+    return TypeAdapter(cls)
+
+
+def _read(cls: type[T], text: bytes) -> T:
+    from pydantic import ValidationError
+
     try:
-        return True, _typed(value, hint, name)
-    except InputError:
-        return False, None
+        return _adapter(cls).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "unexpected_keyword_argument":
+        near = did_you_mean(nearest(name, list(hints_of(cls))))
+        raise InputError(f"unknown field {name}{near or '; --help lists all'}")
+    reason = first["msg"].replace("Input should", "should")
+    raise InputError(f"{name} is {shown(first['input'])}: {reason}" if name else reason)
 
 
-def _build(cls: type[T], values: dict[str, Any], prefix: str) -> T:
-    hints = typing.get_type_hints(cls)
-    for name in values:
-        if name not in hints:
-            raise unknown_field(f"{prefix}{name}", cls, prefix)
-    return cls(**{name: _typed(v, hints[name], f"{prefix}{name}") for name, v in values.items()})
+def checked(cls: type[T], values: Any) -> T:
+    """The dataclass of these values, a dictionary or itself one of the class, in nested parts too.
+
+    Fields that a dictionary does not name have their defaults.
+
+    >>> checked(Config, to_dict(Config(task="lm"))) == Config(task="lm")
+    True
+
+    Raises:
+      InputError: an unknown name, a value of another type than the field's, or out of its range.
+    """
+    from pydantic_core import PydanticSerializationError, to_json
+
+    try:
+        text = to_json(values, inf_nan_mode="constants")
+    except PydanticSerializationError as error:
+        raise InputError(f"not a value of a config: {error}") from None
+    return _read(cls, text)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -181,91 +121,58 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def from_dict(values: dict[str, Any]) -> Config:
-    """The config that `to_dict` turned into `values`; fields not named have their defaults.
-
-    >>> from_dict(to_dict(Config(task="lm"))) == Config(task="lm")
-    True
-
-    Raises:
-      InputError: an unknown name, or a value of another type than the field's.
-    """
-    return _build(Config, values, "")
-
-
 def save_json(config: Config, path: str | Path) -> None:
     """Writes the config as JSON; the file appears whole or not at all."""
     write_whole(path_of(path), json.dumps(to_dict(config), indent=2) + "\n")
 
 
-def parse_json(path: Path) -> Any:
-    """Reads a JSON file, written by us or by somebody else.
+def load_json(path: str | Path) -> Config:
+    """Reads what `save_json` wrote.
 
     Raises:
-      OSError: it cannot be read.
-      ValueError: it is not JSON, or not as we write it: over `LARGEST_JSON` bytes, or too deep.
+      InputError: there is no file, or it is not a config.
     """
-    if not path.is_file():
-        path.stat()  # raises if there is nothing
-        raise ValueError("not a regular file")
-    if path.stat().st_size > LARGEST_JSON:
-        raise ValueError(f"has over {LARGEST_JSON:,} bytes")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
-    level = [found]
-    for _ in range(DEEPEST_JSON):
-        level = [part for value in level for part in _parts(value)]
-    if level:
-        raise ValueError(f"is nested more than {DEEPEST_JSON} deep")
-    return found
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-def load_json(path: str | Path) -> Config:
-    """Reads what `save_json` wrote."""
     path = path_of(path)
     try:
-        values = parse_json(path)
+        text = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: not a config: takes a dictionary of fields")
-    if values and not values.keys() & {part.name for part in dataclasses.fields(Config)}:
-        hint = ""
-        if "model_type" in values:
-            hint = f"; `convert {path.parent} NEW` makes a run of a transformers model"
-        raise InputError(f"{path}: not the config of a run, but of another program{hint}")
     try:
-        return from_dict(values)
+        return _read(Config, text)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        foreign = f"; `convert {path.parent} NEW` makes a run of a transformers model"
+        hint = foreign if b'"model_type"' in text else ""
+        raise InputError(f"{path}: {error}{hint}") from error
 
 
-def set_field(config: T, name: str, value: Any) -> T:
+def set_field(config: Config, name: str, value: Any) -> Config:
     """A copy of `config` in which the field of this dotted name has another value.
 
     >>> set_field(Config(), "model.attention.num_heads", 4).model.attention.num_heads
     4
+
+    Raises:
+      InputError: as `checked`.
     """
+    tree = part = dataclasses.asdict(config)
+    *parents, last = name.split(".")
+    for parent in parents:
+        part = part.setdefault(parent, {})
+    part[last] = value
+    return checked(Config, tree)
 
-    def change(part: Any, names: list[str]) -> Any:
-        hints = typing.get_type_hints(type(part))
-        first, *rest = names
-        if first not in hints or (rest and not _is_part(hints[first])):
-            raise unknown_field(name, type(config))
-        inner = change(getattr(part, first), rest) if rest else _typed(value, hints[first], name)
-        return dataclasses.replace(part, **{first: inner})
 
-    return change(config, name.split("."))
+def value_of(config: Config, name: str) -> Any:
+    """The value of the field of this dotted name."""
+    return functools.reduce(getattr, name.split("."), config)
+
+
+def require(config: Config, name: str, holds: object, allowed: str) -> None:
+    """Raises InputError unless a rule holds, with the field, its value, and what is allowed."""
+    if not holds:
+        value = value_of(config, name)
+        given = "not set" if value in (None, ()) else shown(value)
+        raise InputError(f"{name} is {given}: {allowed}")
 
 
 def short_names(fields: list[str]) -> dict[str, str]:

@@ -71,49 +71,31 @@ def files_of(directory: str, name: str) -> list[str]:
       InputError: a directory or pattern that holds no file, or a broken `state.json`.
     """
     place = source_path(directory, name)
-    if isinstance(place, Bucket):
-        return _files_in_bucket(place)
-    directory = os.path.expanduser(directory)
-    path = str(Path(directory, os.path.expanduser(name)))
-    if os.path.isdir(path):
-        found = [os.path.join(name, file) for file in _files_in(Path(path), _entries(path))]
-    elif glob.has_magic(name) and not os.path.lexists(path):
-        matches = glob.iglob(os.path.expanduser(name), root_dir=directory, recursive=True)
-        matches = _without_caches(name, matches)
-        found = sorted(match for match in matches if _is_file(os.path.join(directory, match)))
-        if not found:
-            raise InputError(f"{path}: no file matches")
-    else:
-        found = [name]
-    return found
-
-
-def _is_file(path: str) -> bool:
-    """Whether it is a file, or a broken link: opening it fails, so no shard is left out unseen."""
-    return os.path.isfile(path) or not os.path.exists(path)
-
-
-def _entries(directory: str) -> dict[str, bool]:
-    """The names in a directory, and whether each is a file."""
-    try:
-        return {entry.name: _is_file(entry.path) for entry in os.scandir(directory)}
-    except OSError as error:
-        raise InputError(f"{directory}: {error.strerror}") from None
-
-
-def _files_in_bucket(place: Bucket) -> list[str]:
+    in_bucket = isinstance(place, Bucket)
     try:
         if place.is_dir():
-            there = {path.name: path.is_file() for path in place.iterdir()}
-            return [str(place / name) for name in _files_in(place, there)]
-        if not glob.has_magic(str(place)) or place.is_file():
-            return [str(place)]
-        found = _without_caches(str(place), [str(path) for path in place.matches()])
+            there = {path.name: _is_file(path) for path in place.iterdir()}
+            above = str(place) if in_bucket else name
+            return [os.path.join(above, file) for file in _files_in(place, there)]
+        there = place.is_file() if in_bucket else os.path.lexists(place)
+        if not glob.has_magic(str(place) if in_bucket else name) or there:
+            return [str(place) if in_bucket else name]
+        if in_bucket:
+            found = [str(path) for path in place.matches()]
+        else:
+            root = os.path.expanduser(directory)
+            matches = glob.iglob(os.path.expanduser(name), root_dir=root, recursive=True)
+            found = [match for match in matches if _is_file(Path(root, match))]
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from None
-    if not found:
+    if not (found := _without_caches(name, sorted(found))):
         raise InputError(f"{place}: no file matches")
     return found
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, or a broken link: opening it fails, so no shard is left out unseen."""
+    return path.is_file() or not path.exists()
 
 
 def _without_caches(pattern: str, names: Iterable[str]) -> list[str]:
@@ -137,28 +119,25 @@ def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
 
 def _saved_files(path: Path | Bucket) -> list[str]:
     """The files of `Dataset.save_to_disk` that hold data, by its `state.json`."""
-    try:
-        read = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        state = json.loads(read)
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        state = json.loads(path.read_bytes())
         names = [file["filename"] for file in state["_data_files"]]
         plain = all(re.fullmatch(r"[\w. -]+\.arrow", name) for name in names)
-        if names and plain and not any(state[key] for key in state if key.startswith("_indices")):
+        if names and plain and not state.get("_indices_files"):
             return names
     takes = "takes .arrow files beside it under _data_files, and no indices (flatten_indices())"
     raise InputError(f"{path}: {takes}")
 
 
 @contextlib.contextmanager
-def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
-    """A temporary path that becomes `path` if the block succeeds, and vanishes if it fails.
+def publish(path: Path, *, with_size: bool = False, is_directory: bool = False) -> Iterator[Path]:
+    """A draft that becomes the file `path` if the block succeeds, and vanishes if it fails.
 
     Nobody ever sees half a file, and of two processes that build the same one, both are right.
     The contents reach the disk before the name: otherwise a machine that loses power may keep the
-    name of an empty file. With `with_size` the name ends in `.` and the size. A file for a bucket
-    lies in a local directory until then.
+    name of an empty file. With `with_size` the name ends in `.` and the size; with `is_directory`
+    it is a directory. The draft lies beside `path`, or further up if that has no parent yet; of a
+    file for a bucket it is local.
 
     Raises:
       InputError: it cannot be written.
@@ -171,33 +150,31 @@ def publish(path: Path, *, with_size: bool = False) -> Iterator[Path]:
             except OSError as error:
                 raise InputError(f"cannot write {path}: {error.strerror}") from error
         return
-    temporary = None
+    room = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner reads
-        _sync(temporary)
+        above = next(place for place in path.absolute().parents if place.exists())
+        room = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=above)
+        draft = Path(room, path.name)
+        if is_directory:
+            draft.mkdir()
+        yield draft
+        for place in (draft, *draft.rglob("*")):
+            _sync(place)
         if with_size:
-            path = path.with_name(f"{path.name}.{temporary.stat().st_size}")
-        temporary.replace(path)
-        # Some file systems do not sync directories.
-        with contextlib.suppress(OSError):
-            _sync(path.parent)
+            path = path.with_name(f"{path.name}.{draft.stat().st_size}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.replace(path)
+        _sync(path.parent)
     except OSError as error:
         # A full disk's error names no file; one that names another is of a file the block reads.
-        if temporary is None or error.filename in (None, str(temporary)):
+        if room is None or str(error.filename or room).startswith(room):
             # numpy says how much it wrote, but not why it stopped.
             reason = error.strerror or f"{error}; is the disk full?"
             raise InputError(f"cannot write {path}: {reason}") from error
         raise
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        if room is not None:
+            shutil.rmtree(room, ignore_errors=True)
 
 
 def check_new(path: Path, source: Path | None = None) -> None:
@@ -211,56 +188,24 @@ def check_new(path: Path, source: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def publish_directory(path: Path) -> Iterator[Path]:
-    """A temporary directory that becomes `path` if the block succeeds, and vanishes if it fails.
-
-    It lies beside `path`, or further up if that has no parent yet. As with `publish`, the contents
-    reach the disk before the name.
-
-    Raises:
-      InputError: `path` is there already, or cannot be written.
-    """
+    """`publish` of a directory; InputError if something is at `path` already."""
     check_new(path)
-    temporary = None
-    try:
-        above = next(place for place in path.absolute().parents if place.exists())
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=above))
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)  # mkdtemp makes what only its owner reads
-        for place, _, names in os.walk(temporary):
-            for name in names:
-                _sync(Path(place, name))
-            with contextlib.suppress(OSError):  # some file systems do not sync directories
-                _sync(Path(place))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.rename(path)
-        with contextlib.suppress(OSError):
-            _sync(path.parent)
-    except OSError as error:
-        name = str(error.filename or "")
-        if temporary is None or not name or name.startswith(str(temporary)):
-            reason = error.strerror or f"{error}; is the disk full?"
-            raise InputError(f"cannot write {path}: {reason}") from error
-        raise
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+    with publish(path, is_directory=True) as draft:
+        yield draft
 
 
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError:
+        if not path.is_dir():  # some file systems do not sync directories
+            raise
     finally:
         os.close(handle)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file that appears whole or not at all.
-
-    Raises:
-      InputError: it cannot be written.
-    """
-    with publish(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    """`publish` of a text file."""
+    with publish(path) as draft:
+        draft.write_text(text, encoding="utf-8")

@@ -6,107 +6,85 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mhe_jax.config.tasks import Role
+from mhe_jax.config.values import (
+    FIELDS_OF_KINDS,
+    Activation,
+    Count,
+    Engine,
+    Form,
+    Hashing,
+    Kind,
+    Natural,
+    NotNegative,
+    Positive,
+    Share,
+)
 
-Kind = Literal[
-    "mha",
-    "sha",
-    "mqa",
-    "gqa",
-    "skv",
-    "el",
-    "mhe_add",
-    "mhe_mul",
-    "mva",
-    "collaborative",
-    "mfa",
-    "gta",
-    "mla",
-    "tpa",
-]
-Form = Literal["auto", "materialized", "folded", "shared", "absorbed", "factored"]
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas", "mosaic"]
-# A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
-Hashing = Literal[
-    "md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj"
-]
 
-MHE_KINDS: tuple[Kind, ...] = ("mhe_add", "mhe_mul")
-# Kinds that can be computed in several forms, from fast to slow; the last takes every call.
-FORMS_OF_KINDS: dict[Kind, tuple[Form, ...]] = {
-    "mhe_add": ("shared", "folded", "materialized"),
-    "mhe_mul": ("folded", "materialized"),
-    "mva": ("shared", "materialized"),
-    "collaborative": ("materialized",),
-    "mla": ("absorbed", "materialized"),
-    "tpa": ("factored", "materialized"),
-}
-# Fields of `AttentionConfig` that belong to some kinds only.
-FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
-    "num_kv_heads": ("gqa", "gta"),
-    "form": tuple(FORMS_OF_KINDS),
-    "num_groups": (*MHE_KINDS, "mva", "collaborative"),
-    "score_groups": ("mhe_add",),
-    "score_features": ("mva", "collaborative"),
-    "head_embedding_stddev": (*MHE_KINDS, "collaborative"),
-    "query_rank": ("mfa", "mla", "tpa"),
-    "reuse_keys": ("mfa",),
-    "key_rank": ("tpa",),
-    "value_rank": ("tpa",),
-    "latent_features": ("mla",),
-    "latent_groups": ("mla",),
-    "rotary_features": ("mla",),
-}
+@dataclass(frozen=True, kw_only=True)
+class KindFields:
+    """What only some kinds of attention have; None, the default, for all others."""
+
+    # Number of key and value heads K of `gqa`, of tied states G of `gta`; divides num_heads.
+    num_kv_heads: Count | None = None
+    # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva` and
+    # `collaborative`; H/G heads share each; None is 1.
+    num_groups: Count | None = None
+    # Groups of heads, each with its own score matrix; `mhe_add` only; None is 1.
+    score_groups: Count | None = None
+    # Width of queries and keys; `mva` and `collaborative` only; None is the width of a head.
+    score_features: Count | None = None
+    # Rank of the map to queries: for `mfa`, None is the width of a head; for `mla`, None is full
+    # rank, without a latent; for `tpa`, the number of products in the queries, None is 6.
+    query_rank: Count | None = None
+    # Compute values from keys, and cache only keys (MFA-KR); `mfa` only; None is False.
+    reuse_keys: bool | None = None
+    # Products in the keys of `tpa`; None is 2.
+    key_rank: Count | None = None
+    # Products in the values of `tpa`; None is 2.
+    value_rank: Count | None = None
+    # Width of the latent from which `mla` makes keys and values; None is 4 times a head's width.
+    latent_features: Count | None = None
+    # Latents of `mla`; each has its share of latent_features and of the heads; None is 1.
+    latent_groups: Count | None = None
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
+class AttentionConfig(KindFields):
     """One attention sublayer. Fields of one kind are None by default and refused for the others."""
 
     # Which attention: see the table of kinds in the README.
     kind: Kind = "mha"
     # Number of query heads H.
-    num_heads: int = 8
-    # Number of key and value heads K of `gqa`, of tied states G of `gta`; divides num_heads.
-    num_kv_heads: int | None = None
+    num_heads: Count = 8
     # Width of all heads together, H*D; None means the width of the model.
-    qkv_features: int | None = None
+    qkv_features: Count | None = None
     # How a kind that has several forms is computed; None is `auto`: the fastest form that is exact
     # for the call.
     form: Form | None = None
-    # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva` and
-    # `collaborative`; H/G heads share each; None is 1.
-    num_groups: int | None = None
-    # Groups of heads, each with its own score matrix; `mhe_add` only; None is 1.
-    score_groups: int | None = None
-    # Width of queries and keys; `mva` and `collaborative` only; None is the width of a head.
-    score_features: int | None = None
     # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul and
     # collaborative.
-    head_embedding_stddev: float | None = None
+    head_embedding_stddev: NotNegative | None = None
+    # Width of the rotary queries and keys of `mla`; None is half the width of a head.
+    rotary_features: Count | None = None
     # The engine that computes the softmax; `auto` takes the fastest that supports the call.
     engine: Engine = "auto"
     # Dropout on the attention weights, one mask per example shared over its heads.
-    dropout_rate: float = 0.0
+    dropout_rate: Share = 0.0
     # Biases in the four projections; the published parameter counts have none.
     use_bias: bool = False
     # LayerNorm over each head's queries and keys.
     normalize_qk: bool = False
-    # Rank of the map to queries: for `mfa`, None is the width of a head; for `mla`, None is full
-    # rank, without a latent; for `tpa`, the number of products in the queries, None is 6.
-    query_rank: int | None = None
-    # Compute values from keys, and cache only keys (MFA-KR); `mfa` only; None is False.
-    reuse_keys: bool | None = None
-    # Products in the keys of `tpa`; None is 2.
-    key_rank: int | None = None
-    # Products in the values of `tpa`; None is 2.
-    value_rank: int | None = None
-    # Width of the latent from which `mla` makes keys and values; None is 4 times a head's width.
-    latent_features: int | None = None
-    # Latents of `mla`; each has its share of latent_features and of the heads; None is 1.
-    latent_groups: int | None = None
-    # Width of the rotary queries and keys of `mla`; None is half the width of a head.
-    rotary_features: int | None = None
+
+
+@dataclass(frozen=True)
+class ConversionConfig(KindFields):
+    """The attention that a trained run is converted to, and what it is fitted on."""
+
+    # Which attention.
+    kind: Kind | None = None
+    # Rows of the run's training text to fit on; 0 reads none.
+    rows: Natural = 1000
 
 
 if typing.TYPE_CHECKING:
@@ -117,7 +95,7 @@ else:
         "AttentionOverride",
         [
             (name, hint | None, field(default=None))
-            for name, hint in typing.get_type_hints(AttentionConfig).items()
+            for name, hint in typing.get_type_hints(AttentionConfig, include_extras=True).items()
         ],
         frozen=True,
     )
@@ -144,11 +122,11 @@ class KroneckerConfig:
     """Matrices as sums of Kronecker products (Shapeshifter): how many; None keeps them dense."""
 
     # Terms of each projection of attention.
-    attention: int | None = None
+    attention: Count | None = None
     # Terms of each matrix of the MLPs, and of the head of `mlm`.
-    mlp: int | None = None
+    mlp: Count | None = None
     # Terms of the token embeddings, and of the output matrix if that is separate.
-    embedding: int | None = None
+    embedding: Count | None = None
     # `factored` never forms the matrix, `materialized` forms it in each step; `auto` takes the one
     # with fewer operations.
     apply: Literal["auto", "factored", "materialized"] = "auto"
@@ -161,21 +139,21 @@ class ModelConfig:
     # Vocabulary V; a tokenizer trained by a run gets exactly this many pieces. For hashed words
     # with a table (`_emb`), its rows: 5 special tokens and the buckets, 50,265 in the paper; other
     # hashed words have no vocabulary.
-    vocabulary_size: int = 8000
+    vocabulary_size: Count = 8000
     # Whole words by their hash instead of pieces (HashFormers, encoders only): MD5, or LSH of the
     # word's pieces, and how the hash becomes a vector; None takes pieces.
     hashing: Hashing | None = None
     # Rows of the embedding tables are rounded up to a multiple of this; rows past the vocabulary
     # are never predicted or counted.
-    vocabulary_multiple: int = 1
+    vocabulary_multiple: Count = 1
     # Width M.
-    features: int = 512
+    features: Count = 512
     # Width F of the hidden layer of the MLP.
-    mlp_features: int = 2048
+    mlp_features: Count = 2048
     # Layers of the encoder or of the language model.
-    num_layers: int = 6
+    num_layers: Count = 6
     # Layers of the decoder in translation; None means num_layers.
-    num_decoder_layers: int | None = None
+    num_decoder_layers: Count | None = None
     # The attention of every layer.
     attention: AttentionConfig = AttentionConfig()
     # Where encoder, decoder and cross-attention differ from `attention`.
@@ -194,7 +172,7 @@ class ModelConfig:
     # The norm before each sublayer (and once after the stack), or after each residual sum.
     norm_position: Literal["pre", "post"] = "pre"
     # Added in the norm's denominator, of either kind.
-    layer_norm_epsilon: float = 1e-6
+    layer_norm_epsilon: Positive = 1e-6
     # What each token of an encoder sees: all tokens of its text, or only itself, which switches
     # attention off: a baseline without context.
     context: Literal["text", "token"] = "text"
@@ -203,25 +181,25 @@ class ModelConfig:
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
     # Rotary positions: the first pair of a head's features turns by 1 per position, the last by
     # about 1 / rotary_base.
-    rotary_base: float = 10000.0
+    rotary_base: Positive = 10000.0
     # Which features of a head turn together: i and i + D/2 (Llama, GPT-NeoX), or 2i and 2i + 1
     # (RoFormer, GPT-J).
     rotary_pairs: Literal["half", "interleaved"] = "half"
     # Divides rotary positions: 4 reads texts four times as long as those trained on.
-    rotary_scaling: float = 1.0
+    rotary_scaling: Positive = 1.0
     # Longest sequence; rows of the learned positions, and the size of the cache.
-    max_length: int = 512
+    max_length: Count = 512
     # Kinds of segment, each with an embedding (BERT has 2); 0 for none.
-    num_token_types: int = 0
+    num_token_types: Natural = 0
     # Dropout on embeddings and on the output of each sublayer.
-    dropout_rate: float = 0.1
+    dropout_rate: Share = 0.1
     # Outputs of a classifier; None: as many as `data.labels`.
-    num_classes: int | None = None
+    num_classes: Count | None = None
     # What stands for a whole text in a classifier: the output at its first token, as in BERT, or
     # the mean over its tokens.
     pooling: Literal["first", "mean"] = "first"
     # Marked spans that a classifier reads besides the whole text; None: as in `data.dataset`.
-    num_spans: int | None = None
+    num_spans: Natural | None = None
     # One table for input embeddings and output logits.
     tie_embeddings: bool = True
     # A bias for each token on the logits of a language model or translation; `mlm` always has one.

@@ -13,13 +13,12 @@ from pathlib import Path
 from mhe_jax.config import Config
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import TOKENIZER
-from mhe_jax.config.places import path_of
+from mhe_jax.config.places import path_of, source_path
 from mhe_jax.data.batches import (
     Batches,
     EvaluationBatches,
     TrainBatches,
 )
-from mhe_jax.data.index import file_path
 from mhe_jax.data.loader import BatchIterator
 from mhe_jax.data.opening import open_source, open_split, open_train
 from mhe_jax.data.sources import Source
@@ -66,7 +65,7 @@ def tokenizer_file(config: Config) -> Path | None:
     if config.train.init_from is not None:
         return path_of(config.train.init_from) / TOKENIZER
     if config.data.tokenizer is not None:
-        return file_path(config.data.directory, config.data.tokenizer)
+        return source_path(config.data.directory, config.data.tokenizer)
     return None
 
 

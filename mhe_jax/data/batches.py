@@ -7,19 +7,23 @@ processes, and all processes see the same shape at the same step. Their parts, c
 batch of a single process, so dropout, which depends on the position of a row, is the same too.
 """
 
-from collections.abc import Sequence
+import enum
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from mhe_jax.config import InputError
 from mhe_jax.data.examples import Row, stack
 from mhe_jax.data.loader import BatchIterator
+
+T = TypeVar("T")
 
 
 class Batches:
     """Batches by number: `batch(step)`, or prefetched in order by `iterate(start_step)`."""
 
     def __init__(self, process_index: int = 0, process_count: int = 1):
-        if not 0 <= process_index < process_count:
-            raise ValueError(f"process {process_index} of {process_count}")
         self.process_index, self.process_count = process_index, process_count
 
     def batch(self, step: int) -> Row:
@@ -105,3 +109,39 @@ class EvaluationBatches(Batches):
     def _check(self, step: int) -> None:
         if not 0 <= step < len(self):
             raise IndexError(f"batch {step} of {len(self)}")
+
+
+class Draw(enum.IntEnum):
+    """The first number of a generator's seed, so that no two purposes share one."""
+
+    BLOCK_ORDER = 0
+    BLOCK_MASKS = 1
+    PACKED_ORDER = 2
+    PACKED_MASKS = 3
+    SOURCE_ORDER = 4
+    SPELLING = 5
+
+
+class Epochs(Generic[T]):
+    """`plan(epoch)`, computed once however many threads ask.
+
+    The last two epochs are kept, since batches straddle them.
+
+    >>> epochs = Epochs(lambda epoch: print("plan", epoch) or 10 * epoch)
+    >>> epochs(1), epochs(1)
+    plan 1
+    (10, 10)
+    """
+
+    def __init__(self, plan: Callable[[int], T]):
+        self._plan = plan
+        self._known: OrderedDict[int, T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, epoch: int) -> T:
+        with self._lock:
+            if epoch not in self._known:
+                self._known[epoch] = self._plan(epoch)
+                if len(self._known) > 2:
+                    self._known.popitem(last=False)
+            return self._known[epoch]

@@ -19,13 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mhe_jax.config import Config
+from mhe_jax.config import DataConfig
 from mhe_jax.config.data import EOS
 from mhe_jax.data import examples
-from mhe_jax.data.batches import EvaluationBatches, TrainRows
-from mhe_jax.data.epochs import Draw, Epochs
+from mhe_jax.data.batches import Draw, Epochs, EvaluationBatches, TrainRows
 from mhe_jax.data.examples import Row
-from mhe_jax.data.opening import open_split
 from mhe_jax.data.pieces import pieces
 from mhe_jax.data.sources import Source, stream
 from mhe_jax.data.tokens import tokenize
@@ -86,16 +84,17 @@ class TrainBlocks(TrainRows):
 
     def __init__(
         self,
-        config: Config,
+        data: DataConfig,
+        seed: int,
         tokenizer: AnyTokenizer,
         source: Source,
         maker: RowMaker,
         process_index: int = 0,
         process_count: int = 1,
     ):
-        super().__init__(config.data.batch_size, process_index, process_count)
+        super().__init__(data.batch_size, process_index, process_count)
         self.tokenizer, self.source, self.maker = tokenizer, source, maker
-        self._length, self._seed = config.data.sequence_length, config.train.seed
+        self._length, self._seed = data.sequence_length, seed
         self.text = source.key
         self._wanted = self._length - maker.begin
         self.num_tokens, self._bytes_per_token = density(self.source, tokenizer)
@@ -178,18 +177,17 @@ class EvaluationBlocks(EvaluationBatches):
 
     def __init__(
         self,
-        config: Config,
+        length: int,
         tokenizer: AnyTokenizer,
-        split: str,
+        source: Source,
         batch_size: int,
         maker: RowMaker,
         process_index: int = 0,
         process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
-        self.maker, self._length = maker, config.data.sequence_length
-        self.source = open_split(config, split)
-        self.text = self.source.key
+        self.maker, self._length, self.source = maker, length, source
+        self.text = source.key
         self._rows = batch_size
         self._own = self._own_rows(batch_size)
         self._wanted = self._length - maker.begin

@@ -1,16 +1,17 @@
 """Files that are built once and kept: where they are, their names, and when they are rebuilt."""
 
+import contextlib
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from mhe_jax.config import InputError
 from mhe_jax.config.files import publish
+from mhe_jax.config.places import Bucket
 
 VERSION = 2  # of an index; part of every key
 DIGEST = 4  # numbers at the end of an index: 256 bits
-TICK = 0.02  # seconds, at most, between two times that a file system can tell apart
 
 
 def key_of(*parts: object) -> str:
@@ -34,12 +35,9 @@ def identity(path: Path) -> tuple[str | int, ...]:
     """Values of which at least one changes whenever the file does.
 
     A modification time can be set back (`cp -p`, `touch -r`, `rsync -t`), the change time of the
-    inode cannot. All writes within one tick of the clock get the same time, so a file that new is
-    read only after the tick is over.
+    inode cannot.
     """
     stat = path.stat()
-    if time.time() - stat.st_ctime < TICK:
-        time.sleep(TICK)
     return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
@@ -58,3 +56,34 @@ def built_once(path: Path, build: Callable[[Path], None]) -> Path:
         build(temporary)
         size = temporary.stat().st_size
     return path.with_name(f"{path.name}.{size}")
+
+
+def drop_earlier(copy: Path) -> None:
+    """Deletes the copies of what a file held before; a process that has one open keeps it."""
+    for other in copy.parent.iterdir():
+        # Drafts belong to processes that write now. On Windows an open file stays.
+        if other != copy and other.suffix != ".tmp":
+            with contextlib.suppress(OSError):
+                other.unlink()
+
+
+def local_copy(path: Path, cache: Path) -> Path:
+    """The copy of an object, fetched once and again if it has changed; a local file is its own.
+
+    It is kept under the object's URL, size and version (the generation of `gs://`, the etag of
+    `s3://`), so that an index and a memory map of it work as of any file. Older ones are deleted.
+
+    Raises:
+      InputError: there is no such object, or it cannot be read.
+    """
+    if not isinstance(path, Bucket):
+        return path
+    copies = cache / "fetched" / key_of(str(path))
+    try:
+        about = path.info()
+        version = about["size"], str(about.get("generation") or about["ETag"])
+        copy = built_once(copies / key_of(*version), path.fetch)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    drop_earlier(copy)
+    return copy

@@ -16,9 +16,8 @@ import numpy as np
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import file_format, publish
-from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
-from mhe_jax.data.index import LONGEST, LineFile, drop_earlier, flat, real_file
-from mhe_jax.data.unpacking import check_limit
+from mhe_jax.data.cache import DIGEST, VERSION, built_once, drop_earlier, identity, key_of
+from mhe_jax.data.index import LineFile, flat, real_file
 
 SUFFIXES = (".parquet", ".arrow")
 ROWS = 1024  # copied per batch
@@ -30,51 +29,32 @@ def open_columns(path: Path, fields: Sequence[str], cache: Path) -> list[LineFil
     Raises:
       InputError: one line that names the file, the field and row if any, and the reason.
     """
-    whole = len(fields) > 1
-    return [_column(path, field, whole, cache) for field in fields]
+    return [_column(path, field, cache) for field in fields]
 
 
-def _column(path: Path, field: str, whole: bool, cache: Path) -> LineFile:
+def _column(path: Path, field: str, cache: Path) -> LineFile:
     # The link's name tells the format; the name of a blob in a content-addressed store does not.
     name, form, path = str(path), file_format(path), real_file(path, cache)
     try:
-        known = identity(path)
-        key = key_of(VERSION, "column", *known, field, whole)
+        key = key_of(VERSION, "column", *identity(path), field)
         copy = cache / "unpacked" / key_of(str(path), field) / key
         index = cache / "index" / f"{key}.int64"
-        while True:
-            built = built_once(
-                index, lambda draft: _copy(name, path, form, field, whole, copy, draft)
-            )
-            numbers = np.memmap(built, np.int64, "r")
-            texts = copy.with_name(f"{copy.name}.{numbers[-DIGEST - 1]}")
-            if texts.exists():
-                break
-            built.unlink(missing_ok=True)  # part of the cache was deleted
-        drop_earlier(texts, path)
-        if identity(path) != known:
-            built.unlink(missing_ok=True)
-            raise InputError(f"{name}: changed while it was being read")
+        built = built_once(index, lambda draft: _copy(name, path, form, field, copy, draft))
+        numbers = np.memmap(built, np.int64, "r")
+        texts = copy.with_name(f"{copy.name}.{numbers[-DIGEST - 1]}")
+        drop_earlier(texts)
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
     return LineFile(name, texts, numbers[:-DIGEST], key_of(numbers[-DIGEST:].tolist(), "column"))
 
 
-def _copy(
-    name: str, path: Path, form: str, field: str, whole: bool, copy: Path, index: Path
-) -> None:
+def _copy(name: str, path: Path, form: str, field: str, copy: Path, index: Path) -> None:
     """Writes the texts to `copy`, and where each begins to `index`, with the SHA-256 of all."""
     digest, end, rows, blank = hashlib.sha256(), 0, 0, True
-    size = path.stat().st_size
     with publish(copy, with_size=True) as draft, draft.open("wb") as out, index.open("wb") as at:
         for array in _column_parts(name, path, form, field):
             with _told(name, form):
                 starts, data = _texts(f"{name}:row ", field, array, rows)
-            if whole and (long := np.flatnonzero(np.diff(starts) > LONGEST)).size:
-                raise InputError(
-                    f"{name}:row {rows + int(long[0]) + 1}: has more than {LONGEST >> 20} MiB, too "
-                    "much for one example"
-                )
             blank = blank and not bool((np.frombuffer(data, np.uint8) > ord(" ")).any())
             out.write(data)
             at.write((starts[:-1] + end).tobytes())
@@ -82,7 +62,6 @@ def _copy(
             digest.update(np.diff(starts).tobytes())
             digest.update(data)
             end, rows = end + len(data), rows + len(array)
-            check_limit(name, end, size)
         if blank:
             raise InputError(f"{name}: has no text in {field}")
         at.write(np.int64(end).tobytes())
@@ -96,20 +75,7 @@ def _texts(where: str, field: str, array: Any, rows: int) -> tuple[np.ndarray, m
     if array.null_count:
         number = array.is_null().to_pylist().index(True)
         raise InputError(f"{where}{rows + number + 1}: field {field!r} is empty (null)")
-    try:
-        array.validate(full=True)
-    except pyarrow.ArrowInvalid:
-        if pyarrow.types.is_dictionary(array.type):
-            raise
-        binary = array.cast(pyarrow.large_binary())
-        binary.validate(full=True)  # reading past the end of the buffer would crash the process
-        for number, one in enumerate(binary):
-            try:
-                one.as_py().decode()
-            except UnicodeDecodeError as error:
-                reason = f"field {field!r} is not UTF-8 ({error.reason})"
-                raise InputError(f"{where}{rows + number + 1}: {reason}") from None
-        raise
+    array.validate(full=True)  # reading past the end of the buffer would crash the process
     _, offsets, data = array.cast(pyarrow.large_string()).buffers()
     starts = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     data = memoryview(data if data is not None else b"")
@@ -170,16 +136,14 @@ def rows_of(path: Path, cache: Path, *, named: bool) -> Iterator[tuple[str, dict
         classes = _classes(schema) if named else {}
         numbers = itertools.count(1)
         for batch in batches:
-            batch.validate(full=True)  # as in `_texts`
             for values in batch.to_pylist():
                 where = f"{name}:row {next(numbers)}"
                 values |= flat(values)
                 for field in classes.keys() & values.keys():
-                    value, count = values[field], len(classes[field])
-                    if value is not None and value not in range(-1, count):
-                        raise InputError(f"{where}: {field} is {value!r}: takes -1 to {count - 1}")
-                    known = value not in (None, -1)
-                    values[field] = classes[field][int(value)] if known else None
+                    if values[field] in range(len(classes[field])):
+                        values[field] = classes[field][values[field]]
+                    elif values[field] == -1:
+                        values[field] = None
                 yield where, values
 
 

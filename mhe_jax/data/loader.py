@@ -22,8 +22,6 @@ class BatchIterator:
     """
 
     def __init__(self, batch: Callable[[int], Batch], start: int = 0, stop: int | None = None):
-        if start < 0:
-            raise ValueError(f"start must be 0 or more, not {start}")
         self._stop = ENDLESS if stop is None else stop
         self._iterator = None
         if start < self._stop:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mhe_jax.config import InputError
-from mhe_jax.data.batches import TrainBatches, TrainRows
+from mhe_jax.data.batches import Draw, Epochs, TrainBatches, TrainRows
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.epochs import Draw, Epochs
 from mhe_jax.data.examples import Row
 
 BLOCK = 10_000

@@ -16,20 +16,18 @@ text start evenly over the bytes of lines and records, including JSON fields tha
 not name: where these are long, some texts come more often.
 """
 
-import functools
 import re
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import TABLES, cache_directory, file_format, files_of
+from mhe_jax.config.places import source_path
 from mhe_jax.config.rules import training_sources
 from mhe_jax.data import columns
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.index import Rule, file_path, flat, json_object, open_lines
+from mhe_jax.data.index import Rule, open_lines
 from mhe_jax.data.sources import (
     Column,
     Content,
@@ -46,11 +44,6 @@ NOT_TEXT = {
     *(".csv", ".json", ".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html", ".htm", ".xml"),
     *(".feather", ".ipynb", ".sgm", ".tmx", ".xlsx"),
 }
-# What columns of pairs are called: by their role, a language, or its code.
-COLUMN = re.compile(
-    r"source|target|src|tgt|trg|input|output|text|translation|[a-z]{2}|arabic|chinese|czech|dutch"
-    r"|english|french|german|hindi|italian|japanese|korean|polish|portuguese|russian|spanish|turkish"
-)
 
 
 def open_source(
@@ -88,9 +81,11 @@ def open_source(
     if kinds == ["tfds"] and len(written) == 1:
         from mhe_jax.data import tfds_source  # the only file that imports TFDS, and slow to import
 
-        fields = _fields(fields, content, written[0], cache)
+        fields = _fields(fields, content, written[0])
         return Items(written[0], *tfds_source.open_items(written[0], fields, cache))
-    paths = [[file_path(directory, name) for name in files_of(directory, name)] for name in written]
+    paths = [
+        [source_path(directory, name) for name in files_of(directory, name)] for name in written
+    ]
     formats = [_format(files) for files in paths]
     if len(paths) == 2:
         if kinds or TABLES & set(formats):
@@ -100,13 +95,11 @@ def open_source(
                 f"{written[0]} names {len(paths[0]):,} files, {written[1]} names "
                 f"{len(paths[1]):,}; parallel files have the same number"
             )
-        sides = [
-            [TextLines(open_lines(p, Rule(whole=True), cache)) for p in side] for side in paths
-        ]
+        sides = [[TextLines(open_lines(p, Rule(), cache)) for p in side] for side in paths]
         shards: list[Source] = list(map(ParallelLines, *sides))
     else:
         if formats[0] in TABLES - {".tsv"}:
-            fields = _fields(fields, content, paths[0][0], cache)
+            fields = _fields(fields, content, paths[0][0])
         elif formats[0] != ".tsv" and content == "pair":
             raise InputError(
                 f"{option}={written[0]}: translation needs two parallel text files, a .tsv, "
@@ -127,9 +120,7 @@ def _open_file(
     if form == ".tsv":
         if content == "text":
             return TextLines(open_lines(path, Rule(columns=1), cache))
-        pairs = Records(open_lines(path, Rule(columns=2), cache), None)
-        _note_header(path, *pairs[0])
-        return pairs
+        return Records(open_lines(path, Rule(columns=2), cache), None)
     return TextLines(open_lines(path, Rule(), cache))
 
 
@@ -143,10 +134,9 @@ def _format(paths: Sequence[Path]) -> str:
         form = file_format(path)
         forms.setdefault(form if re.fullmatch(r"\.[a-z]\S*", form) else "", path)
     if len(forms) > 1:
-        one, other = sorted(forms, key=lambda f: (f not in TABLES, f in (*NOT_TEXT, "", ".md")))[:2]
         raise InputError(
-            f"{forms[one]} and {forms[other]} have different formats: name one of them by a "
-            f"pattern, such as {forms[one].parent / ('*' + forms[one].suffix)}"
+            f"{' and '.join(map(str, forms.values()))} have different formats: name those of one "
+            "by a pattern, such as *.txt"
         )
     (form,) = forms
     if form in NOT_TEXT:
@@ -186,36 +176,14 @@ def _open(config: Config, split: str, written: Sequence[str]) -> Source:
     )
 
 
-def _fields(
-    fields: Sequence[str], content: Content, name: Path | str, cache: Path
-) -> tuple[str, ...]:
-    """`fields`, provided there are as many as the content has texts; else tells what there are."""
+def _fields(fields: Sequence[str], content: Content, name: Path | str) -> tuple[str, ...]:
+    """`fields`, provided there are as many as the content has texts."""
     needed = 2 if content == "pair" else 1
-    if len(fields) == needed == len(set(fields)):
-        return tuple(fields)
-    if isinstance(name, str):
-        from mhe_jax.data import tfds_source
-
-        record = tfds_source.open_rows(name, cache)[0]
-    elif file_format(name) in columns.SUFFIXES:
-        _, record = next(columns.rows_of(name, cache, named=False), ("", {}))
-    else:
-        file = TextLines(open_lines(name, Rule(whole=True), cache))
-        first = next(i for i in range(len(file)) if file.line(i).strip())
-        record = json_object(f"{name}:{first + 1}", file.line(first))
-    has = [field for field, value in flat(record).items() if isinstance(value, str | bytes)]
-    ordered = isinstance(name, Path) and len(has) >= needed  # TFDS sorts them
-    flag = f": --data.fields {shlex.join(has[:needed])}" if ordered else ""
-    has = ", ".join(map(repr, has)) or "none"
-    raise InputError(f"data.fields={tuple(fields)}: {name} needs {needed}; it has {has}{flag}")
-
-
-@functools.cache  # told once
-def _note_header(path: Path, source: str, target: str) -> None:
-    """Tells of a first line that names columns, such as `source` and `target`, or `en` and `de`."""
-    names = {re.split(r"[-_]| (?=text|sent)", side.lower())[0] for side in (source, target)}
-    if len(names) == 2 and all(map(COLUMN.fullmatch, names)):
-        print(f"note: {path}:1: {source!r}, {target!r} is read as a pair", file=sys.stderr)
+    if len(fields) != needed or len(set(fields)) != needed:
+        raise InputError(
+            f"data.fields={tuple(fields)}: {name} needs {needed}, the names of its texts"
+        )
+    return tuple(fields)
 
 
 def _open_demo(name: str, content: Content, option: str) -> Source:

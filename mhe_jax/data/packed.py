@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import DataConfig, InputError
 from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
-from mhe_jax.data.batches import TrainRows
+from mhe_jax.data.batches import Draw, TrainRows
 from mhe_jax.data.blocks import RowMaker
-from mhe_jax.data.epochs import Draw
 from mhe_jax.data.examples import Row, num_predictions
 from mhe_jax.data.packing import Plan
 from mhe_jax.data.pairs import Usable, encode, rows_of
@@ -33,7 +32,8 @@ class _Packed(TrainRows):
 
     def __init__(
         self,
-        config: Config,
+        data: DataConfig,
+        seed: int,
         tokenizer: Tokenizer,
         source: Source,
         rows_per_batch: int,
@@ -41,10 +41,8 @@ class _Packed(TrainRows):
         process_count: int = 1,
     ):
         super().__init__(rows_per_batch, process_index, process_count)
-        self.config, self.tokenizer, self.source = config, tokenizer, source
-        self.text = source.key
-        data = config.data
-        self._length = data.sequence_length
+        self.tokenizer, self.source, self.text = tokenizer, source, source.key
+        self._seed, self._length = seed, data.sequence_length
         self._most = num_predictions(data.sequence_length, data.mask_rate)
 
     @property
@@ -81,15 +79,16 @@ class PackedText(_Packed):
 
     def __init__(
         self,
-        config: Config,
+        data: DataConfig,
+        seed: int,
         tokenizer: Tokenizer,
         source: Source,
         maker: RowMaker,
         *process: int,
     ):
-        super().__init__(config, tokenizer, source, config.data.batch_size, *process)
+        super().__init__(data, seed, tokenizer, source, data.batch_size, *process)
         self.maker = maker
-        cache = cache_directory(config.data.cache_directory)
+        cache = cache_directory(data.cache_directory)
         self._tokens = TokenFile(source, tokenizer, cache)
         self._cuts, is_last = cut_items(item_ends(self._tokens), self._length - maker.begin)
         lengths = np.diff(self._cuts)
@@ -104,7 +103,7 @@ class PackedText(_Packed):
             masked = np.maximum(1, np.rint(maker.mask_rate * (lengths - is_last)[used]))
             sizes = np.concatenate([sizes, masked.astype(np.int64)[:, None]], axis=1)
             capacity = (self._length, self._most)
-        self.plan = Plan(sizes, capacity, config.train.seed)
+        self.plan = Plan(sizes, capacity, seed)
 
     def describe(self) -> str:
         """One line for the log."""
@@ -119,7 +118,7 @@ class PackedText(_Packed):
     def _example(self, epoch: int, i: int) -> Row:
         part = int(self._parts[i])
         ids = self._tokens[self._cuts[part] : self._cuts[part + 1]]
-        seed = [Draw.PACKED_MASKS, self.config.train.seed, epoch, i]
+        seed = [Draw.PACKED_MASKS, self._seed, epoch, i]
         generator = np.random.default_rng(seed)
         return self.maker.make(ids, len(ids) + self.maker.begin, generator)
 
@@ -130,11 +129,13 @@ class PackedPairs(_Packed):
     A batch has as many rows as `tokens_per_batch` holds: source and target, T tokens each.
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, source: Source, *process: int):
-        rows_per_batch = rows_of(config.data, config.data.sequence_length)
-        super().__init__(config, tokenizer, source, rows_per_batch, *process)
-        self.usable = Usable(config, tokenizer, source)
-        self.plan = Plan(self.usable.lengths, (self._length, self._length), config.train.seed)
+    def __init__(
+        self, data: DataConfig, seed: int, tokenizer: Tokenizer, source: Source, *process: int
+    ):
+        rows = rows_of(data, data.sequence_length)
+        super().__init__(data, seed, tokenizer, source, rows, *process)
+        self.usable = Usable(data, tokenizer, source)
+        self.plan = Plan(self.usable.lengths, (self._length, self._length), seed)
 
     def describe(self) -> str:
         """One line for the log."""

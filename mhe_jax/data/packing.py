@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mhe_jax.data.epochs import Draw, Epochs
+from mhe_jax.data.batches import Draw, Epochs
 
 
 class _Pattern(NamedTuple):

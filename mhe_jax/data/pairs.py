@@ -16,14 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mhe_jax.config import Config, DataConfig, InputError
+from mhe_jax.config import DataConfig, InputError
 from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
-from mhe_jax.data.batches import EvaluationBatches, TrainBatches
+from mhe_jax.data.batches import Epochs, EvaluationBatches, TrainBatches
 from mhe_jax.data.cache import built_once, key_of
-from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
-from mhe_jax.data.opening import open_split
 from mhe_jax.data.sources import Source
 from mhe_jax.data.tokenizer import Tokenizer
 
@@ -56,10 +54,10 @@ class Usable:
       InputError: there are none.
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, source: Source):
-        cache = cache_directory(config.data.cache_directory)
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, source: Source):
+        cache = cache_directory(data.cache_directory)
         lengths = token_lengths(source, tokenizer, cache) + 1
-        too_long = lengths.max(axis=1) > config.data.sequence_length
+        too_long = lengths.max(axis=1) > data.sequence_length
         empty = lengths.min(axis=1) == 1
         self.num_too_long, self.num_empty = int((too_long & ~empty).sum()), int(empty.sum())
         self.numbers = np.flatnonzero(~(too_long | empty)).astype(np.int32)
@@ -68,7 +66,7 @@ class Usable:
             raise InputError(
                 f"{source.name}: none of {len(source):,} pairs can be used: "
                 f"{self.num_empty:,} have an empty side, {self.num_too_long:,} are longer than "
-                f"data.sequence_length={config.data.sequence_length} tokens"
+                f"data.sequence_length={data.sequence_length} tokens"
             )
 
     def __len__(self) -> int:
@@ -81,13 +79,15 @@ class Usable:
         )
 
 
-def buckets_for(config: Config, tokenizer: Tokenizer, sources: Sequence[Source]) -> tuple[int, ...]:
+def buckets_for(
+    data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]
+) -> tuple[int, ...]:
     """`data.length_buckets`, or those that pad the pairs of all `sources` the least."""
-    if config.data.length_buckets:
-        return config.data.length_buckets
-    usable = [Usable(config, tokenizer, source) for source in sources]
+    if data.length_buckets:
+        return data.length_buckets
+    usable = [Usable(data, tokenizer, source) for source in sources]
     longer = np.concatenate([pairs.lengths.max(axis=1) for pairs in usable])
-    return choose_buckets(longer, config.data.sequence_length)
+    return choose_buckets(longer, data.sequence_length)
 
 
 def choose_buckets(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
@@ -151,7 +151,8 @@ class TrainPairs(TrainBatches):
 
     def __init__(
         self,
-        config: Config,
+        data: DataConfig,
+        seed: int,
         tokenizer: Tokenizer,
         source: Source,
         buckets: tuple[int, ...],
@@ -159,11 +160,10 @@ class TrainPairs(TrainBatches):
         process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
-        data = config.data
         self.tokenizer, self.source, self.buckets = tokenizer, source, buckets
         self.text = source.key
-        self._seed = config.train.seed
-        self.usable = Usable(config, tokenizer, source)
+        self._seed = seed
+        self.usable = Usable(data, tokenizer, source)
         self.rows = tuple(rows_of(data, bucket) for bucket in self.buckets)
         of_bucket = np.searchsorted(self.buckets, self.usable.lengths.max(axis=1))
         self._members = [self.usable.numbers[of_bucket == b] for b in range(len(self.buckets))]
@@ -219,27 +219,25 @@ class EvaluationPairs(EvaluationBatches):
     """All pairs of a split in order of bucket, none left out.
 
     A batch also has `index` [rows], the number of each pair in `source` (-1 for padding): the texts
-    to compare with are `source[index]`. Sentences are cut to `model.max_length` tokens with eos.
+    to compare with are `source[index]`. Sentences are cut to `longest` tokens with eos.
     """
 
     def __init__(
         self,
-        config: Config,
+        data: DataConfig,
+        longest: int,
         tokenizer: Tokenizer,
-        split: str,
+        source: Source,
         batch_size: int,
         process_index: int = 0,
         process_count: int = 1,
     ):
         super().__init__(process_index, process_count)
-        self.tokenizer = tokenizer
-        self.source = open_split(config, split)
-        self.text = self.source.key
+        self.tokenizer, self.source, self.text = tokenizer, source, source.key
         self._rows = batch_size
         self._own = self._own_rows(batch_size)
-        cache = cache_directory(config.data.cache_directory)
-        tokens = token_lengths(self.source, tokenizer, cache)
-        longest = config.model.max_length
+        cache = cache_directory(data.cache_directory)
+        tokens = token_lengths(source, tokenizer, cache)
         lengths = np.minimum(tokens.max(axis=1) + 1, longest)
         self._plan = by_length(lengths, longest, batch_size)
 

@@ -8,6 +8,7 @@ Python's and NumPy's generators are not used, so that the text is the same on ev
 
 import datetime
 import hashlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Literal
@@ -47,6 +48,11 @@ def pairs(split: Split) -> list[Pair]:
     """
     if split not in SIZES:
         raise InputError(f"demo:{split}: has no split {split!r}; it has {', '.join(SIZES)}")
+    for package in ("num2words", "babel"):
+        if importlib.util.find_spec(package) is None:
+            raise not_installed(
+                f"the demo's phrases need {package}, which is not installed", "demo"
+            )
     draw = _random(int.from_bytes(hashlib.sha256(split.encode()).digest()[:8]))
     found: dict[Pair, None] = {}  # as an ordered set
     makers: list[Callable[[str, Iterator[int]], Pair]] = [_number, _date, _time]
@@ -200,10 +206,8 @@ def _hour_of(hour: int) -> str:
 
 @cache
 def _words(value: int, language: str, form: str = "cardinal") -> str:
-    try:
-        from num2words import num2words
-    except ImportError as error:
-        raise _missing("num2words") from error
+    from num2words import num2words
+
     words = num2words(value, lang=language, to=form)
     # num2words says "einhunderteinstausend" for 101,000 and "nineteen oh-five" for 1905.
     return words.replace("einstausend", "eintausend").replace("oh-", "oh ")
@@ -221,13 +225,7 @@ def _weekdays() -> dict[int, dict[str, str]]:
 
 def _names(function: str) -> dict[int, dict[str, str]]:
     """{number: {language: name}}, months from 1, weekdays from 0 (Monday)."""
-    try:
-        from babel import dates
-    except ImportError as error:
-        raise _missing("babel") from error
+    from babel import dates
+
     tables = {language: getattr(dates, function)(locale=language) for language in ("en", "de")}
     return {n: {language: tables[language][n] for language in tables} for n in tables["en"]}
-
-
-def _missing(package: str) -> InputError:
-    return not_installed(f"the demo's phrases need {package}, which is not installed", "demo")

@@ -3,39 +3,22 @@
 import os
 from collections.abc import Iterator
 
-from mhe_jax.config import InputError
-
 PIECE = 1024  # bytes that are read and tokenized at once
 WINDOW = 128  # bytes in which a cut looks for a space
 
 
-def read_at(name: str, file: int, start: int, stop: int) -> bytes:
-    """Bytes of an open file that was long enough when it was checked.
-
-    Raises:
-      InputError: the file has become shorter.
-    """
-    data = os.pread(file, stop - start, start)
-    while len(data) < stop - start:  # over 2 GiB come in parts
-        more = os.pread(file, stop - start - len(data), start + len(data))
-        if not more:
-            raise InputError(f"{name}: has become shorter since it was opened")
-        data += more
-    return data
-
-
 class FilePart:
-    """Some bytes of a file, read when sliced; `name` is for messages."""
+    """Some bytes of an open file, read when sliced."""
 
-    def __init__(self, name: str, file: int, start: int, stop: int):
-        self._name, self._file, self._start, self._stop = name, file, start, stop
+    def __init__(self, file: int, start: int, stop: int):
+        self._file, self._start, self._stop = file, start, stop
 
     def __len__(self) -> int:
         return self._stop - self._start
 
     def __getitem__(self, part: slice) -> bytes:
         start, stop, _ = part.indices(len(self))
-        return read_at(self._name, self._file, self._start + start, self._start + max(start, stop))
+        return os.pread(self._file, max(0, stop - start), self._start + start)
 
 
 Bytes = bytes | FilePart

@@ -14,7 +14,7 @@ import numpy as np
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.index import LineFile, record_texts
-from mhe_jax.data.pieces import PIECE, Bytes, FilePart, pieces, read_at
+from mhe_jax.data.pieces import PIECE, Bytes, FilePart, pieces
 
 Content = Literal["text", "pair"]
 Item = str | tuple[str, str]
@@ -79,21 +79,16 @@ class _Lines(Source):
         self.name, self.key, self.content = file.name, file.key, content
         self._offsets = file.offsets
         self.extent = int(file.offsets[-1]) - int(file.offsets[0])
-        try:  # a file that has been checked may still be unreadable
-            self._file = os.open(file.path, os.O_RDONLY)
-        except OSError as error:
-            raise InputError(f"{file.name}: {error.strerror}") from None
+        self._file = os.open(file.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
-        if os.fstat(self._file).st_size != self._offsets[-1]:
-            raise InputError(f"{file.name}: changed while it was being read")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def line(self, index: int) -> bytes:
         """Line `index` without its end."""
-        start, stop = self._offsets[self._check(index)], self._offsets[index + 1]
-        line = read_at(self.name, self._file, int(start), int(stop))
+        start, stop = int(self._offsets[self._check(index)]), int(self._offsets[index + 1])
+        line = os.pread(self._file, stop - start, start)
         return line[: len(line) - self._end(line[-2:])]
 
     def __getitem__(self, index: int) -> Item:
@@ -110,8 +105,8 @@ class TextLines(_Lines):
         if self.size(index) <= PIECE:
             return [self.line(index)]
         start, stop = int(self._offsets[index]), int(self._offsets[index + 1])
-        end = read_at(self.name, self._file, stop - 2, stop)
-        return [FilePart(self.name, self._file, start, stop - self._end(end))]
+        end = os.pread(self._file, 2, stop - 2)
+        return [FilePart(self._file, start, stop - self._end(end))]
 
 
 class Column(TextLines):

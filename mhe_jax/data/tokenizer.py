@@ -11,7 +11,6 @@ import functools
 import io
 import itertools
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
@@ -298,17 +297,7 @@ def train_tokenizer(
             num_threads=1,  # a merge tie must not depend on which thread is first
             minloglevel=3,
         )
-    except RuntimeError as error:
-        message = str(error)
-        if found := re.search(r"Vocabulary size too high.*value <= (\d+)", message):
-            flag = f"--{option.partition('=')[0]} {found[1]}"
-            raise InputError(f"{option}: {name} gives at most {found[1]} pieces: {flag}") from None
-        if found := re.search(r"Vocabulary size is smaller.*?\d+ vs (\d+)", message):
-            raise InputError(
-                f"{option}: {name} needs at least {found[1]} "
-                f"({NUM_FIXED} fixed pieces and its characters)"
-            ) from None
-        if "sentences_.empty()" in message:
-            raise InputError(f"{name}: has no text to train a tokenizer on") from None
-        raise
+    except RuntimeError as error:  # it says which sizes this text allows
+        reason = str(error).rpartition("] ")[2].strip() or "has no text to train a tokenizer on"
+        raise InputError(f"{option}: {name}: {reason}") from None
     return Tokenizer(model.getvalue(), f"tokenizer of {name}")

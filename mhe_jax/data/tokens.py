@@ -55,7 +55,7 @@ class TokenFile:
         path = built_once(cache / "tokens" / name, build)
         file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, file)
-        self._bytes = FilePart(str(path), file, 0, os.fstat(file).st_size)
+        self._bytes = FilePart(file, 0, os.fstat(file).st_size)
 
     def __len__(self) -> int:
         return len(self._bytes) // self._kind.itemsize

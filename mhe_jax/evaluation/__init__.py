@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
+from jax.sharding import Mesh
 
 from mhe_jax import tasks
 from mhe_jax.attention import recording
@@ -24,14 +26,24 @@ from mhe_jax.config.evaluation import result_name
 from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.files import CONFIG, write_whole
 from mhe_jax.config.places import path_of
+from mhe_jax.data import AnyTokenizer, open_split
 from mhe_jax.evaluation.lines import generate, predict, translate
 from mhe_jax.evaluation.run import Run, load
-from mhe_jax.training.cluster import group
+from mhe_jax.tasks.metrics import check_bleu, translation_scores
 
 # Numbers that say how well a model does, beside the metrics of its task.
 SCORES = ("chrf", "exact_match", "loss", "accuracy", "beam_size", "length_penalty", "stride")
 
-__all__ = ["Run", "evaluate", "generate", "in_words", "load", "predict", "translate"]
+__all__ = [
+    "Run",
+    "TranslatedSample",
+    "evaluate",
+    "generate",
+    "in_words",
+    "load",
+    "predict",
+    "translate",
+]
 
 
 def evaluate(
@@ -58,7 +70,6 @@ def evaluate(
     config = set_field(config, "data.cache_directory", None)
     if evaluation.sources:
         config = set_field(config, f"data.{evaluation.split}", evaluation.sources)
-    group.check()
     run = Run.load(workdir, config, devices)
     with recording():
         result = tasks.of(config).evaluate(run)
@@ -80,3 +91,29 @@ def in_words(config: Config, result: dict[str, Any]) -> str:
         for name, number in numbers.items()
     )
     return ", ".join(words) + f" (steps {result.get('steps')})"
+
+
+class TranslatedSample:
+    """BLEU while training: of the first `train.eval_translate` pairs of validation, greedily.
+
+    All processes of a run call it together: each has all texts, each device translates its rows,
+    and each process gets all translations. Programs are compiled at the first call.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh, tokenizer: AnyTokenizer, model: nn.Module):
+        greedy = dataclasses.replace(config.evaluation, beam_size=1)
+        config = dataclasses.replace(config, evaluation=greedy)
+        self._run = Run(Path(config.workdir), config, mesh, tokenizer, model, params=None, steps=[])
+        source = open_split(config, "validation")
+        numbers = range(min(config.train.eval_translate, len(source)))
+        pairs = [source[number] for number in numbers]
+        self._texts, self._references = [list(side) for side in zip(*pairs, strict=True)]
+        self._tokenizer = config.evaluation.bleu_tokenizer
+        check_bleu(self._tokenizer)
+
+    def __call__(self, params: Any) -> dict[str, Any]:
+        """The metrics of these parameters, which lie on the mesh."""
+        translations, _ = self._run.with_params(params).translations(self._texts)
+        hypotheses = [translation.text for translation in translations]
+        scores = translation_scores(hypotheses, self._references, self._tokenizer)
+        return {"bleu": scores["bleu"]}

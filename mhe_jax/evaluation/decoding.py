@@ -54,7 +54,7 @@ def unrolled(model: Any, params: Any) -> tuple[Any, Any]:
     """On a GPU, the same model and parameters with layers that are not scanned.
 
     Each step of a scan cuts the cache of a layer out of that of all, and puts it back: three to
-    four times the bytes of the caches (benchmarks/RESULTS.md).
+    four times the bytes of the caches (experiments/kernels_gpu).
     """
     if platform() != "gpu" or not model.config.scan_layers:
         return model, params

@@ -25,7 +25,6 @@ from mhe_jax.config import EvaluationConfig
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
 from mhe_jax.evaluation.decoding import FORBIDDEN, allowed, unrolled
 from mhe_jax.evaluation.programs import CompiledRun, padded_length, padded_rows
-from mhe_jax.evaluation.translator import encode_some, longest_piece
 from mhe_jax.tasks.task import not_a_number
 
 SHORTEST = 8
@@ -92,8 +91,6 @@ class Generator:
         self.tokenizer = run.tokenizer
         self.model: Any = run.model
         self.longest = run.config.data.sequence_length
-        # Characters that hold twice the tokens that are read: text before changes none of these.
-        self._enough = 2 * self.longest * longest_piece(self.tokenizer)
         self.num_prompts = 0
         e = self.evaluation
         self._name = "generate", e.temperature, e.top_k, e.top_p, e.extra_length, e.min_length
@@ -113,8 +110,7 @@ class Generator:
     def _batch(self, prompts: Sequence[str], rows: int) -> list[Continuation]:
         # bos takes a position; if a prompt leaves none, half are for the continuation.
         most = self.longest - 1
-        end = slice(-self._enough, None)
-        read, _ = encode_some(self.tokenizer, prompts, end, self.longest)
+        read = self.tokenizer.encode_batch(prompts)
         ids = [[BOS, *row] for row in read]
         whole = [len(row) <= most for row in ids]
         kept = max(1, self.longest // 2 - 1)

@@ -263,10 +263,6 @@ def load(
       InputError: no such run, checkpoint or setting, or its files do not belong together.
     """
     workdir = path_of(path)
-    if devices is not None:
-        given = list(devices) if isinstance(devices, Iterable) else []
-        if not given or not all(isinstance(device, jax.Device) for device in given):
-            raise InputError(f"devices is {devices!r}: takes devices of JAX, or None for all")
     config = config_of(workdir)
     own = config.evaluation.checkpoint
     if checkpoint is None:

@@ -48,27 +48,6 @@ class Cost:
     tokens: int = 0
 
 
-def longest_piece(tokenizer: Tokenizer) -> int:
-    """Characters of the longest piece, with the space before it."""
-    return int(tokenizer.characters.max()) + 1
-
-
-def encode_some(
-    tokenizer: Tokenizer, texts: Sequence[str], part: slice, count: int
-) -> tuple[list[list[int]], list[str]]:
-    """The pieces of a `part` of each text, and these parts.
-
-    A part with fewer than `count` pieces is replaced by the whole text: a tokenizer from elsewhere
-    may drop characters, such as spaces.
-    """
-    read = [text[part] for text in texts]
-    ids = tokenizer.encode_batch(read)
-    for i, text in enumerate(texts):
-        if len(ids[i]) < count and len(read[i]) < len(text):
-            ids[i], read[i] = tokenizer.encode_batch([text])[0], text
-    return ids, read
-
-
 class Translator:
     """Translates texts with the model of a run, by the search that `evaluation` describes.
 
@@ -82,8 +61,6 @@ class Translator:
         self.tokenizer = run.tokenizer
         self.model: Any = run.model
         self.max_length = run.config.model.max_length
-        # Characters that hold twice the tokens that are read: text after changes none of these.
-        self._enough = 2 * self.max_length * longest_piece(self.tokenizer)
         self.cost = Cost()
         e = self.evaluation
         self._name = "translate", e.beam_size, e.length_penalty, e.extra_length, e.min_length
@@ -95,7 +72,7 @@ class Translator:
           InputError: the model's output is not a number.
         """
         found = [Translation("", [], 0.0, False)] * len(texts)
-        ids, _ = encode_some(self.tokenizer, texts, slice(self._enough), self.max_length)
+        ids = self.tokenizer.encode_batch(texts)
         numbers = [i for i, text in enumerate(texts) if text.strip()]
         numbers.sort(key=lambda i: len(ids[i]), reverse=True)
         rows = padded_rows(len(numbers), self.evaluation.batch_size, self.run.mesh)

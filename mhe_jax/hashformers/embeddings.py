@@ -18,8 +18,6 @@ Source: Xue & Aletras 2022, "HashFormers". Types are in the order of our special
 unknown, start, end, mask, word); theirs is start, pad, end, unknown, mask, word.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -66,7 +64,6 @@ class Pool(nn.Module):
 
     features: int
     dropout_rate: float = 0.0
-    param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
@@ -74,12 +71,11 @@ class Pool(nn.Module):
         M = self.features
         # The mean of 13 rows starts with the variance of one row of an ordinary table.
         init = nn.initializers.normal((len(CHUNKS) / M) ** 0.5)
-        table = self.param("table", named(init, (None, "embed")), (ROWS, M), self.param_dtype)
+        table = self.param("table", named(init, (None, "embed")), (ROWS, M))
         weights = self.param(
             "weights",
             named(nn.initializers.normal(0.02), (None, "embed")),
             (len(CHUNKS), M),
-            self.param_dtype,
         )
         # The weighted tables are small, and rows looked up in them need not be kept for gradients.
         weighted = nn.softmax(weights, axis=0)[:, None] * table[None]
@@ -100,7 +96,6 @@ class Add(nn.Module):
 
     features: int
     dropout_rate: float = 0.0
-    param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
@@ -110,7 +105,7 @@ class Add(nn.Module):
         dropout = Dropout(self.dropout_rate)
         one, zero = (
             dropout(
-                _whole(self.param(name, init, shape, self.param_dtype), ("activation_embed", None)),
+                _whole(self.param(name, init, shape), ("activation_embed", None)),
                 deterministic=deterministic,
             )
             for name in ("one", "zero")
@@ -128,13 +123,12 @@ class Proj(nn.Module):
 
     features: int
     dropout_rate: float = 0.0  # not used
-    param_dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
         """Bits, all 0 at special tokens; `ordinary` makes no difference."""
         init = named(nn.initializers.normal(self.features**-0.5), ("embed", None))
-        kernel = self.param("kernel", init, (self.features, BITS), self.param_dtype)
+        kernel = self.param("kernel", init, (self.features, BITS))
         kernel = _standard(_whole(kernel, ("activation_embed", None)))
         return jnp.einsum("btc,mc->btm", _standard(bits), kernel)
 

@@ -16,8 +16,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,21 +80,11 @@ class Features(NamedTuple):
     weights: np.ndarray  # [m]
 
 
-class Pieces(Protocol):
-    """A tokenizer: the ids of a text's pieces, and how many characters each piece has."""
-
-    vocabulary_size: int
-
-    @cached_property
-    def characters(self) -> np.ndarray: ...
-
-    def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]: ...
-
-
 class LSH:
     """Random hyperplanes of the sub-word pieces of a word: similar letters give similar hashes."""
 
-    def __init__(self, pieces: Pieces):
+    def __init__(self, pieces: Any):
+        """`pieces` is a tokenizer: its `encode_batch`, `vocabulary_size`, `characters`."""
         self._pieces = pieces
         self._drawn = np.zeros(pieces.vocabulary_size, bool)
         self._normal = np.empty((pieces.vocabulary_size, BITS))

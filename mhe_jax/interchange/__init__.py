@@ -25,40 +25,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mhe_jax.config import InputError
-from mhe_jax.config.errors import not_installed
+from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.files import check_new, publish_directory
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """A format by the module that writes it."""
-
-    module: str
-    extra: str  # in pyproject.toml, with its libraries
-    summary: str
-
-
 FORMATS = {
-    "safetensors": Format(
-        "mhe_jax.interchange.safetensors", "export", "parameters by name; eval.py takes it as a run"
-    ),
-    "huggingface": Format(
-        "mhe_jax.interchange.huggingface",
-        "export",
-        "model and tokenizer as transformers loads them",
-    ),
-    "ctranslate2": Format(
-        "mhe_jax.interchange.ctranslate2",
-        "export",
-        "language or translation model as CTranslate2 serves it",
-    ),
-    "stablehlo": Format(
-        "mhe_jax.interchange.stablehlo", "export", "compiled by any XLA, without this code"
-    ),
+    "safetensors": "parameters by name; eval.py takes it as a run",
+    "huggingface": "model and tokenizer as transformers loads them",
+    "ctranslate2": "language or translation model as CTranslate2 serves it",
+    "stablehlo": "compiled by any XLA, without this code",
 }
 
 
@@ -107,8 +84,7 @@ def export(
 
 
 def _imported(to: str) -> ModuleType:
-    form = FORMATS[to]
     try:
-        return importlib.import_module(form.module)
+        return importlib.import_module(f"mhe_jax.interchange.{to}")
     except ModuleNotFoundError as error:
-        raise not_installed(f"--to {to} needs {error.name}", form.extra) from error
+        raise not_installed(f"--to {to} needs {error.name}", "export") from error

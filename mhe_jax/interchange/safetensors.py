@@ -9,8 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mhe_jax import tasks
-from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.data import JsonTokenizer
 from mhe_jax.evaluation.run import Run
@@ -24,10 +22,9 @@ OF_SENTENCEPIECE = ", and `tokenizer.model` is the sentencepiece model of the vo
 OF_TOKENIZERS = ", and `tokenizer.model` is a `tokenizer.json` of the library `tokenizers`"
 USE = """\
 ```
-python eval.py DIRECTORY{which}{search}
+python eval.py DIRECTORY --checkpoint last
 python train.py CONFIG --train.init_from DIRECTORY
 ```"""
-SEARCHES = {"translate": " --translate < FILE", "generate": " --generate < FILE"}
 
 
 def write(run: Run, directory: Path) -> dict[str, Any]:
@@ -41,13 +38,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
         (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
         is_json = isinstance(run.tokenizer, JsonTokenizer)
         vocabulary = OF_TOKENIZERS if is_json else OF_SENTENCEPIECE
-    search = tasks.of(run.config).search
     what = WHAT.format(vocabulary=vocabulary)
-    usual = load_json(run.workdir / CONFIG).evaluation.checkpoint
-    is_there = usual in ("best", "last", *map(str, run.steps))
-    use = USE.format(
-        which="" if is_there else " --checkpoint last", search=SEARCHES.get(search or "", "")
-    )
-    text = card(run, "safetensors", what, use)
+    text = card(run, "safetensors", what, USE)
     (directory / "README.md").write_text(text, encoding="utf-8")
     return {"tensors": len(tensors), "parameters": sum(array.size for array in tensors.values())}

@@ -28,9 +28,16 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
 
 from mhe_jax import tasks
-from mhe_jax.config import FORMS_OF_KINDS, MHE_KINDS, AttentionConfig, Config, InputError, Role
+from mhe_jax.config import (
+    FORMS_OF_KINDS,
+    MHE_KINDS,
+    AttentionConfig,
+    Config,
+    InputError,
+    Role,
+    not_installed,
+)
 from mhe_jax.config.data import PAD
-from mhe_jax.config.errors import not_installed
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.evaluation.run import Run

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import conversion
-from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError
-from mhe_jax.config.conversion import ConversionConfig
+from mhe_jax.config import FIELDS_OF_KINDS, Config, ConversionConfig, InputError
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of

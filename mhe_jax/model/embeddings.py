@@ -23,8 +23,6 @@ def sinusoids(positions: jax.Array, features: int) -> jax.Array:
     Sines come before cosines, while Vaswani et al. 2017 (section 3.5) interleave them: it is the
     same function up to the order of the features.
     """
-    if features % 2:
-        raise ValueError(f"sinusoidal positions need an even width, not features={features}")
     half = features // 2
     rates = 10000.0 ** (-jnp.arange(half, dtype=jnp.float32) / max(half - 1, 1))
     angles = positions[..., None].astype(jnp.float32) * rates[None, None, :]
@@ -145,10 +143,8 @@ class Embeddings(nn.Module):
             `init`.
         """
         c = self.config
-        if tokens.shape[1] > c.max_length:
-            raise ValueError(
-                f"rows of {tokens.shape[1]} tokens are longer than model.max_length={c.max_length}"
-            )
+        if (length := tokens.shape[1]) > c.max_length:
+            raise ValueError(f"rows of {length} tokens exceed model.max_length={c.max_length}")
         if token_types is not None and not c.num_token_types:
             raise ValueError("token_types are given, but model.num_token_types is 0")
         if not c.has_table and signatures is None and self.is_initializing():
@@ -200,13 +196,8 @@ class Embeddings(nn.Module):
 
     def _kronecker(self, rank: int) -> KroneckerEmbed:
         c = self.config
-        return KroneckerEmbed(
-            c.padded_vocabulary_size,
-            c.features,
-            c.features**-0.5,
-            rank=rank,
-            apply_as=c.kronecker.apply,
-        )
+        sizes = c.padded_vocabulary_size, c.features, c.features**-0.5
+        return KroneckerEmbed(*sizes, rank=rank, apply_as=c.kronecker.apply)
 
 
 def _rows(table: jax.Array, ids: jax.Array, axis: str) -> jax.Array:

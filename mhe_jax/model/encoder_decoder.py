@@ -1,21 +1,20 @@
 """The encoder-decoder transformer for translation (Vaswani et al. 2017)."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
-from mhe_jax.config import ModelConfig
 from mhe_jax.model.embeddings import (
     Embeddings,
     padding_mask,
     poison_inner_padding,
     positions_within,
 )
+from mhe_jax.model.language_model import CachedDecoder
 from mhe_jax.model.stack import Decoder, Encoder
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(CachedDecoder):
     """`logits[t] = decoder(y_0 .. y_t, encoder(x)) · token[v]`: what comes after each target token.
 
     One table serves source, target and (tied) output, and one table of learned positions both
@@ -26,6 +25,7 @@ class EncoderDecoder(nn.Module):
     task, and engines may skip it; a row with other padding gives NaN. Otherwise the padding of
     sources may be anywhere.
 
+    >>> from mhe_jax.config import ModelConfig
     >>> model = EncoderDecoder(ModelConfig(vocabulary_size=11, features=16, num_layers=1))
     >>> sources, targets = jnp.array([[3, 4, 5, 0]]), jnp.array([[2, 7]])
     >>> params = model.init(jax.random.key(0), sources, targets)
@@ -33,7 +33,6 @@ class EncoderDecoder(nn.Module):
     (1, 2, 11)
     """
 
-    config: ModelConfig
     right_padded: bool = False
 
     def setup(self):
@@ -110,11 +109,6 @@ class EncoderDecoder(nn.Module):
         x = self.decoder(x, mask, encoded, seen, positions, deterministic=deterministic)
         return self.embeddings.attend(x)
 
-    @property
-    def cache_batch_axis(self) -> int:
-        """The axis of the rows in every leaf of the cache."""
-        return int(self.config.scan_layers)
-
     def start_cache(self, sources: jax.Array, length: int | None = None) -> None:
         """Encode the sources [B, S] and make the decoder's cache; call with cache mutable.
 
@@ -126,12 +120,3 @@ class EncoderDecoder(nn.Module):
         x = jnp.zeros((sources.shape[0], length or c.max_length, c.features), c.dtype)
         seen = padding_mask(sources, self.right_padded)
         self.decoder(x, None, encoded, seen, cache="start")
-
-    def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        """Append T ≥ 1 target tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V].
-
-        Needs the cache of `start_cache`, mutable. `positions` are for the embeddings only; the
-        cache itself counts where it writes, and the rotary positions.
-        """
-        x = self.embeddings(tokens, positions)
-        return self.embeddings.attend(self.decoder(x, cache="step"))

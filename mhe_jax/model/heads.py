@@ -24,17 +24,25 @@ def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
 
 
 class _HeadModel(EncoderModel):
-    """`encode` with the token types that the config has rows for."""
+    """What all have in common: the call, and which token types the config has rows for."""
 
-    def read(
+    def __call__(
         self,
         tokens: jax.Array,
         token_types: jax.Array,
-        signatures: jax.Array | None,
-        deterministic: bool,
+        marks: jax.Array,
+        *,
+        signatures: jax.Array | None = None,
+        deterministic: bool = True,
     ) -> jax.Array:
+        """Ids [B, T], 0 for padding, with token types and marks [B, T], to what `head` returns."""
         types = token_types if self.config.num_token_types > 1 else None
-        return self.encode(tokens, types, signatures=signatures, deterministic=deterministic)
+        x = self.encode(tokens, types, signatures=signatures, deterministic=deterministic)
+        return self.head(x, tokens, marks, deterministic)
+
+    def head(self, x: jax.Array, tokens: jax.Array, marks: jax.Array, fixed: bool) -> jax.Array:
+        """The encoder's output [B, T, M] to float32 outputs; `fixed` switches dropout off."""
+        raise NotImplementedError
 
 
 class Classifier(_HeadModel):
@@ -42,11 +50,16 @@ class Classifier(_HeadModel):
 
     x_0 [M] is the encoder's output at the first token (with `pooling` mean: the mean of its outputs
     where there is no padding) and s_i the mean of its outputs where `marks` is i (0 if that is
-    nowhere), for S = `num_spans` spans. Parameters: `pooler` [(S + 1) M, M] and `classifier`
-    [M, C], C = `num_classes`, with biases.
+    nowhere), for S = `num_spans` spans. The logits are [B, C]. Parameters: `pooler` [(S + 1) M, M]
+    and `classifier` [M, C], C = `num_classes`, with biases.
 
     Source: Devlin et al. 2019, section 4.1; for spans Wang et al. 2019 (SuperGLUE), section 4.
     """
+
+    @property
+    def outputs(self) -> int:
+        """C."""
+        return self.config.num_classes or 1
 
     def setup(self):
         super().setup()
@@ -54,80 +67,41 @@ class Classifier(_HeadModel):
         self.classifier = dense(self.config, None)
         self.dropout = Dropout(self.config.dropout_rate)
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        token_types: jax.Array,
-        marks: jax.Array,
-        *,
-        signatures: jax.Array | None = None,
-        deterministic: bool = True,
-    ) -> jax.Array:
-        """Ids [B, T], 0 for padding, with token types and marks [B, T], to logits [B, C]."""
-        outputs = self.config.num_classes or 1
-        return self.classify(tokens, token_types, marks, signatures, outputs, deterministic)
-
-    def classify(
-        self,
-        tokens: jax.Array,
-        token_types: jax.Array,
-        marks: jax.Array,
-        signatures: jax.Array | None,
-        outputs: int,
-        fixed: bool,
-    ) -> jax.Array:
-        """Float32 [B, outputs]; `fixed` switches dropout off."""
+    def head(self, x: jax.Array, tokens: jax.Array, marks: jax.Array, fixed: bool) -> jax.Array:
         c = self.config
-        x = self.read(tokens, token_types, signatures, fixed)
         parts = [x[:, 0] if c.pooling == "first" else _mean(x, tokens != PAD)]
         parts += [_mean(x, marks == span) for span in range(1, (c.num_spans or 0) + 1)]
         z = self.dropout(jnp.concatenate(parts, axis=-1), deterministic=fixed)
         z = jnp.tanh(self.pooler(z, (c.features,), ("embed", None)))
         z = self.dropout(z, deterministic=fixed)
-        return self.classifier(z, (outputs,), ("embed", None)).astype(jnp.float32)
+        return self.classifier(z, (self.outputs,), ("embed", None)).astype(jnp.float32)
 
 
 class Regressor(Classifier):
-    """`Classifier` with one output, which is a number."""
+    """`Classifier` with one output, which is a number: [B]."""
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        token_types: jax.Array,
-        marks: jax.Array,
-        *,
-        signatures: jax.Array | None = None,
-        deterministic: bool = True,
-    ) -> jax.Array:
-        """Ids [B, T], 0 for padding, with token types and marks [B, T], to numbers [B]."""
-        return self.classify(tokens, token_types, marks, signatures, 1, deterministic)[:, 0]
+    @property
+    def outputs(self) -> int:
+        return 1
+
+    def head(self, x: jax.Array, tokens: jax.Array, marks: jax.Array, fixed: bool) -> jax.Array:
+        return super().head(x, tokens, marks, fixed)[:, 0]
 
 
-class ChoiceScorer(Classifier):
-    """`Classifier` with one output, the score of a choice: all choices go through it alike."""
+class ChoiceScorer(Regressor):
+    """A `Regressor` of choices: ids, types and marks [B, C, T] (or [B, T]) to scores [B, C]."""
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        token_types: jax.Array,
-        marks: jax.Array,
-        *,
-        signatures: jax.Array | None = None,
-        deterministic: bool = True,
-    ) -> jax.Array:
-        """Ids [B, C, T] (or [B, T], of one choice), and types and marks alike, to scores [B, C]."""
+    def __call__(self, tokens, token_types, marks, *, signatures=None, deterministic=True):
         shape = tokens.shape[:-1]
-        tokens, token_types, marks = (
-            x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks)
-        )
+        flat = (x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks))
         if signatures is not None:
             signatures = signatures.reshape(-1, *signatures.shape[-2:])
-        scores = self.classify(tokens, token_types, marks, signatures, 1, deterministic)
+        scores = super().__call__(*flat, signatures=signatures, deterministic=deterministic)
         return scores.reshape(shape)
 
 
 class SpanFinder(_HeadModel):
-    """`logits = x W + b`, W [M, 2]: where an answer begins and where it ends.
+    """`logits = x W + b`, W [M, 2]: where an answer begins and where it ends, [B, 2, T].
 
     Positions whose mark is 0 have the logit -1e9. Parameters: `span`.
 
@@ -138,17 +112,7 @@ class SpanFinder(_HeadModel):
         super().setup()
         self.span = dense(self.config, None)
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        token_types: jax.Array,
-        marks: jax.Array,
-        *,
-        signatures: jax.Array | None = None,
-        deterministic: bool = True,
-    ) -> jax.Array:
-        """Ids [B, T], 0 for padding, with token types and marks [B, T], to logits [B, 2, T]."""
-        x = self.read(tokens, token_types, signatures, deterministic)
+    def head(self, x: jax.Array, tokens: jax.Array, marks: jax.Array, fixed: bool) -> jax.Array:
         logits = self.span(x, (2,), ("embed", None)).astype(jnp.float32)
         logits = jnp.where((marks > 0)[:, :, None], logits, IMPOSSIBLE)
         return jnp.swapaxes(logits, 1, 2)

@@ -1,4 +1,4 @@
-"""A decoder-only language model."""
+"""A decoder over its cache, and the language model that is a decoder only."""
 
 import flax.linen as nn
 import jax
@@ -10,7 +10,27 @@ from mhe_jax.model.embeddings import Embeddings, positions_within
 from mhe_jax.model.stack import Decoder
 
 
-class LanguageModel(nn.Module):
+class CachedDecoder(nn.Module):
+    """Has `embeddings` and a `decoder`, which goes on over the cache of `start_cache`."""
+
+    config: ModelConfig
+
+    @property
+    def cache_batch_axis(self) -> int:
+        """The axis of the rows in every leaf of the cache."""
+        return int(self.config.scan_layers)
+
+    def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """Append T ≥ 1 tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V] after each.
+
+        Needs the cache of `start_cache`, mutable. `positions` are for the embeddings only; the
+        cache itself counts where it writes, and the rotary positions.
+        """
+        x = self.embeddings(tokens, positions)
+        return self.embeddings.attend(self.decoder(x, cache="step"))
+
+
+class LanguageModel(CachedDecoder):
     """`logits[t] = decoder(x_0 .. x_t) · token[v]`: what comes after each token.
 
     Padding is at the end of a row: no real token sees it, so it needs no mask.
@@ -26,8 +46,6 @@ class LanguageModel(nn.Module):
     >>> logits.shape
     (1, 3, 11)
     """
-
-    config: ModelConfig
 
     def setup(self):
         c = self.config
@@ -55,22 +73,8 @@ class LanguageModel(nn.Module):
         x = self.decoder(x, mask, positions=positions, deterministic=deterministic)
         return self.embeddings.attend(x)
 
-    @property
-    def cache_batch_axis(self) -> int:
-        """The axis of the rows in every leaf of the cache."""
-        return int(self.config.scan_layers)
-
     def start_cache(self, batch_size: int, length: int | None = None) -> None:
         """Make an empty cache of `length` positions (None: max_length); call with cache mutable."""
         c = self.config
         x = jnp.zeros((batch_size, length or c.max_length, c.features), c.dtype)
         self.decoder(x, cache="start")
-
-    def decode_step(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        """Append T ≥ 1 tokens [B, T] at `positions` [B, T]; float32 logits [B, T, V] after each.
-
-        Needs the cache of `start_cache`, mutable. `positions` are for the embeddings only; the
-        cache itself counts where it writes, and the rotary positions.
-        """
-        x = self.embeddings(tokens, positions)
-        return self.embeddings.attend(self.decoder(x, cache="step"))

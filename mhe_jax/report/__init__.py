@@ -1,1 +1,48 @@
-"""Finished runs side by side: groups of seeds, their scores and costs, and the paper's tables."""
+"""Finished runs side by side: groups of seeds, their scores and costs, and the paper's tables.
+
+Here, read without jax or pandas, are the JSON files that runs and sweeps leave.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mhe_jax.config import InputError
+from mhe_jax.config.files import write_whole
+
+SWEEP = "sweep.json"
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Reads result.json, eval_SPLIT.json or sweep.json, {} where there is none.
+
+    Raises:
+      InputError: it is no JSON object.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: not a result: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: not a result: takes an object")
+    return found
+
+
+def read_sweep(workdir: Path) -> list[dict[str, Any]]:
+    """The runs of sweep.json: name, status, and what else a sweep tells of them.
+
+    Raises:
+      InputError: it is not what a sweep writes.
+    """
+    runs = read_result(workdir / SWEEP).get("runs", [])
+    if not all(isinstance(run, dict) and {"name", "status"} <= {*run} for run in runs):
+        raise InputError(f"{workdir / SWEEP}: not what a sweep writes")
+    return runs
+
+
+def save_sweep(workdir: Path, runs: list[dict[str, Any]]) -> None:
+    """Writes sweep.json; runs of earlier sweeps in the same place stay in it."""
+    known = {each["name"]: each for each in (*read_sweep(workdir), *runs)}
+    write_whole(workdir / SWEEP, json.dumps({"runs": list(known.values())}, indent=1) + "\n")

@@ -1,18 +1,20 @@
-"""The comparison of finished runs: the paper's tables for them, as Markdown, CSV and one page.
+"""The comparison of finished runs: the paper's tables for them.
 
-OUT/report.html    self-contained: tables that sort by a click, plots, nothing from a network
-OUT/report.md      the same tables
-OUT/NAME.csv       each table with its numbers in full
+OUT/report.html    self-contained: tables and pictures, nothing from a network
+OUT/runs.csv       every run: its group, config, numbers and scores in full
 """
 
 import datetime
+import functools
+import html
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import pandas as pd
 
 from mhe_jax.analysis.memory import layer_memory
 from mhe_jax.config import Comparison, InputError
@@ -20,20 +22,33 @@ from mhe_jax.config.files import publish
 from mhe_jax.config.places import check_scheme
 from mhe_jax.model.layers import attention_module
 from mhe_jax.report import plots
-from mhe_jax.report.atlas import atlas
-from mhe_jax.report.comparison import (
-    Memory,
-    main_table,
-    memory_table,
-    published_tables,
-    runs_table,
-    scores_table,
-)
 from mhe_jax.report.groups import Section, sections
-from mhe_jax.report.page import Part, Picture, page
-from mhe_jax.report.runs import RunRecord, read_runs
+from mhe_jax.report.runs import read_runs
+from mhe_jax.report.tables import Table, main_table, memory_table, runs_table, scores_table
 
-PAGE, TEXT = "report.html", "report.md"
+PAGE, TITLE = "report.html", "Comparison of attention kinds"
+COSTS = (
+    "Score against costs. The line goes through what nothing beats by its mean; bars are one "
+    "standard deviation over seeds; the cross is mha."
+)
+HEAD = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{TITLE}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1400px; margin: 2rem auto; }}
+div {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .3rem .5rem; border-bottom: 1px solid #8888; text-align: right; }}
+th:first-child, td:first-child {{ text-align: left; }}
+img {{ max-width: 100%; }}
+</style>
+</head>
+<body>
+<h1>{TITLE}</h1>
+"""
 
 
 def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]:
@@ -44,118 +59,92 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     """
     check_scheme("out", settings.out, ())
     out = Path(settings.out)
-    _check_out(out)
     runs = read_runs(paths, settings.split)
     found = sections(runs, settings.metric, settings.choose)
-    # A missing matplotlib is reported before minutes of compiling.
-    plots.new_figure()
-    _make_out(out)
-    parts: list[Part] = []
-    numbers = []
-    for number, section in enumerate(found, 1):
-        suffix = f"-{number}" if len(found) > 1 else ""
+    _make(out)  # before minutes of compiling
+    told, body = [], [HEAD, _paragraph(_about(runs, settings.split))]
+    for section in found:
         memory = memory_of(section, settings.lengths)
-        main = main_table(section, memory, f"comparison{suffix}", settings.split)
-        tables = [main, memory_table(memory, f"memory{suffix}"), scores_table(section, suffix)]
-        tables = [table for table in tables if table is not None]
-        pictures = _pictures(section, memory)
-        parts.append(Part(section.title, tables, pictures, atlas(section)))
-        titles = [column.title for column in main.columns]
-        numbers.append(
-            {
-                "title": section.title,
-                "metric": section.metric,
-                "groups": [dict(zip(titles, row, strict=True)) for row in main.rows],
-                "notes": main.notes,
-            }
-        )
-    parts.append(Part("All runs", [runs_table(found, runs)]))
-    parts.append(Part("Published", published_tables()))
-    about = (
-        f"{len(runs)} runs, {settings.split} split, written "
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC. Devices of the runs: "
-        f"{', '.join(_devices(runs)) or 'not known'}. Memory compiled for "
-        f"{jax.devices()[0].device_kind} with jax {jax.__version__}."
-    )
-    files = {
-        PAGE: page("Comparison of attention kinds", about, parts),
-        TEXT: _markdown(about, parts),
-        **{f"{table.name}.csv": table.csv() for part in parts for table in part.tables},
-    }
-    for name, text in files.items():
+        main = main_table(section, memory, settings.split)
+        groups = main.frame.astype(object).where(main.frame.notna(), None).to_dict("records")
+        about = {"title": section.title, "metric": section.metric}
+        told.append({**about, "groups": groups, "notes": main.notes})
+        body.append(f"<h2>{html.escape(section.title)}</h2>")
+        body += _picture(COSTS, plots.scores_and_costs(section))
+        body += _picture("Learning curves: a line for each run.", plots.learning_curves(section))
+        tables = [main, *[memory_table(memory)] * bool(memory.size), scores_table(section)]
+        body += [line for table in tables for line in _table(table)]
+    runs = pd.concat([*(section.runs for section in found), runs[runs.config.isna()]])
+    text = "\n".join([*body, *_table(runs_table(runs)), "</body>\n</html>\n"])
+    whole = runs.drop(columns=["config", "curve", "scores"]).dropna(axis="columns", how="all")
+    for name, content in ((PAGE, text), ("runs.csv", whole.to_csv())):
         with publish(out / name) as file:
             # File names may hold bytes that are not characters.
-            file.write_text(text, encoding="utf-8", errors="backslashreplace")
-    counts = {status: sum(run.status == status for run in runs) for status in STATUSES}
-    return {"out": str(out), "runs": counts, "sections": numbers}
+            file.write_text(content, encoding="utf-8", errors="backslashreplace")
+    statuses = [*runs.status]
+    of_each = {status: statuses.count(status) for status in ("done", "not finished", "failed")}
+    return {"out": str(out), "runs": of_each, "sections": told}
 
 
-STATUSES = ("done", "not finished", "failed")
-
-
-def _check_out(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out}: is a file")
-    if out.is_dir() and any(out.iterdir()) and not (out / PAGE).exists():
-        raise InputError(f"--out {out}: holds something other than a report; give another")
-
-
-def _make_out(out: Path) -> None:
+def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}") from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise InputError(f"--out {out}: not writable")
+    if any(out.iterdir()) and not (out / PAGE).exists():
+        raise InputError(f"--out {out}: holds something other than a report; give another")
 
 
-def _devices(runs: Sequence[RunRecord]) -> list[str]:
-    return sorted({run.device for run in runs if run.device})
+def memory_of(section: Section, lengths: Sequence[int]) -> Any:
+    """MB of one self-attention layer of each group, one example, a column for each length."""
+
+    def of(group: str, gradients: bool, length: int) -> float:
+        config = section.groups.config[group]
+        model, role = config.model, config.facts.roles[0]
+        print(f"memory: {group}, T = {length}", file=sys.stderr)
+        module: Any = attention_module(model, role)
+        shape = 1, length, model.features
+        return _bytes(module, shape, model.dtype, role == "decoder", gradients) / 1e6
+
+    groups = section.groups.index
+    columns = {
+        f"{name}, T = {length}": [of(group, gradients, length) for group in groups]
+        for name, gradients in (("forward", False), ("with gradients", True))
+        for length in lengths
+    }
+    return pd.DataFrame(columns, groups)
 
 
-def memory_of(section: Section, lengths: Sequence[int]) -> Memory:
-    """Bytes of one self-attention layer of each group, one example, at each length."""
-    found: Memory = {"forward": {}, "with gradients": {}}
-    known: dict[Any, int] = {}
-    for group in section.groups:
-        model = group.config.model
-        role = group.config.facts.roles[0]
-        module = attention_module(model, role)
-        for run, gradients in (("forward", False), ("with gradients", True)):
-            for length in lengths:
-                key = (module, model.features, length, gradients)
-                if key not in known:
-                    print(f"memory: {group.name}, T = {length}, {run}", file=sys.stderr)
-                    options = {"causal": role == "decoder", "gradients": gradients}
-                    call = ((1, length, model.features), model.dtype)
-                    try:
-                        known[key] = layer_memory(module, *call, **options)
-                    except InputError:  # its engine is for another device
-                        known[key] = layer_memory(module.copy(engine="auto"), *call, **options)
-                found[run].setdefault(group.name, {})[length] = known[key]
-    return found
+@functools.cache  # equal modules are compiled once
+def _bytes(module: Any, shape: tuple[int, int, int], dtype: str, causal: bool, back: bool) -> int:
+    try:
+        return layer_memory(module, shape, dtype, causal=causal, gradients=back)
+    except InputError:  # its engine is for another device
+        auto = module.copy(engine="auto")
+        return layer_memory(auto, shape, dtype, causal=causal, gradients=back)
 
 
-def _pictures(section: Section, memory: Memory) -> list[Picture]:
-    """The pictures of a section, beside its atlas."""
-    figures = [("Learning curves: a line for each seed.", plots.learning_curves(section))]
-    if benchmark := plots.published_for(section):
-        caption = (
-            "Share of mha's score against share of its attention parameters. Hollow marks are the "
-            f"numbers published for {benchmark}, of other sizes and budgets: not comparable in "
-            "absolute terms."
-        )
-        figures.append((caption, plots.beside_the_paper(section, benchmark)))
-    if memory["forward"]:
-        caption = "Memory of one attention layer against the length T, one example."
-        figures.append((caption, plots.memory_figure(memory)))
-    return [Picture(caption, plots.svg(figure)) for caption, figure in figures]
+def _about(runs: Any, split: str) -> str:
+    return (
+        f"{len(runs)} runs, {split} split, written "
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC. Devices of the runs: "
+        f"{', '.join(sorted({*runs.device.dropna()})) or 'not known'}. Memory compiled for "
+        f"{jax.devices()[0].device_kind} with jax {jax.__version__}."
+    )
 
 
-def _markdown(about: str, parts: Sequence[Part]) -> str:
-    lines = ["# Comparison of attention kinds", "", about]
-    for part in parts:
-        lines += ["", f"## {' '.join(part.title.split())}"]
-        for table in part.tables:
-            lines += ["", table.markdown()]
-    return "\n".join(lines) + "\n"
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def _picture(caption: str, figure: Any) -> Iterator[str]:
+    yield f'<p><img alt="" src="{plots.embedded(figure)}"></p>'
+    yield _paragraph(caption)
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield f"<h3>{table.title}</h3>"
+    yield f"<div>{table.html()}</div>"
+    yield from map(_paragraph, table.notes)

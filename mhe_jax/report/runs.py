@@ -1,28 +1,31 @@
-"""Finished runs, read from their directories.
+"""Runs as one DataFrame: config, results, scores and curves.
 
 A run is a directory with `config.json`; a directory without one, such as that of a sweep, stands
 for the runs below it, and for those that its `sweep.json` says have failed.
 """
 
 import dataclasses
-import functools
+import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from mhe_jax.config import AttentionByRole, Config, EvaluationConfig, InputError
+import pandas as pd
+
+from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.config.fields import did_you_mean, leaves, load_json, nearest, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT
 from mhe_jax.config.places import path_of
-from mhe_jax.config.rules.model import check_attention
-from mhe_jax.config.rules.ranges import check_ranges
-from mhe_jax.report.results import is_number, read_result, read_sweep
+from mhe_jax.report import read_result, read_sweep
 from mhe_jax.training import tracking
 
-VALIDATION = "best_validation_loss"
-STEP = "step_seconds"
+VALIDATION, STEP = "best_validation_loss", "step_seconds"
+NUMBERS = (VALIDATION, STEP, "training_seconds", "tokens_per_second", "output_tokens_per_second")
+NUMBERS += ("best_step", "parameters.total", "parameters.attention")
+TOLD = ("config", "seed", "status", "reason", "device", "trained", "metric", "scores", "curve")
+FIELDS = (*leaves(to_dict(Config())), "changed")
 # How a run was evaluated, in what eval.py leaves.
 SETTINGS = tuple(
     field.name
@@ -33,139 +36,113 @@ SETTINGS = tuple(
 NO_SCORES = ("seconds", "nats", "per_second")
 
 
-@dataclasses.dataclass(frozen=True)
-class RunRecord:
-    """The files of one run. `config` is None if the run failed before it wrote any."""
+def read_runs(paths: Iterable[str | Path], split: str) -> Any:
+    """All runs at and below `paths` as a DataFrame, a row each; the index is their paths.
 
-    path: Path
-    config: Config | None
-    status: str  # done, not finished, failed
-    reason: str  # why it is not done, or has no scores
-    result: dict[str, Any]  # of train.py
-    scores: dict[str, Any]  # of eval.py on the split
-    curve: dict[str, list[tuple[int, float]]]  # split -> (step, loss)
-    step_seconds: float | None = None  # in training, the median of the log
-
-    @functools.cached_property  # read thousands of times where there are many runs
-    def fields(self) -> dict[str, Any]:
-        """Those of the config, and what was changed in the middle of training."""
-        told = {"changed": "; ".join(self.result.get("changed") or []) or None}
-        return {} if self.config is None else leaves(to_dict(self.config)) | told
-
-    @property
-    def seed(self) -> int | None:
-        return None if self.config is None else self.config.train.seed
-
-    @property
-    def device(self) -> str | None:
-        """The device of the training, and how many if there are several."""
-        name, count = self.result.get("device"), self.result.get("num_devices", 1)
-        return None if name is None else str(name) if count == 1 else f"{count} x {name}"
-
-    @property
-    def validation_loss(self) -> float | None:
-        """The lowest validation loss, also where a score decides what is best."""
-        found = [self.result.get(VALIDATION), *(x for _, x in self.curve.get("validation", []))]
-        return min((x for x in found if x is not None and math.isfinite(x)), default=None)
-
-    def value(self, name: str) -> float | None:
-        """The value of a metric, None where there is none."""
-        if name == VALIDATION:
-            return self.validation_loss
-        if name == STEP:
-            return self.step_seconds
-        value = self.result.get(name)
-        if name != "tokens_per_second":  # of training: eval.py has its own
-            value = self.scores.get(name, value)
-        if value is None or not is_number(value):
-            return None
-        return float(value) if math.isfinite(value) else None
-
-    def parameters(self) -> dict[str, int]:
-        return self.result.get("parameters") or self.scores.get("parameters") or {}
-
-
-def read_runs(paths: Iterable[str | Path], split: str) -> list[RunRecord]:
-    """All runs at and below `paths`, each once, with their scores on `split`.
+    Columns:
+      status, reason: done, not finished or failed, and why. A run that failed before it wrote a
+        config has no more than these.
+      config, seed, device.
+      trained: False if it was converted and only scored.
+      FIELDS: those of the config by their dotted names, as JSON, and `changed`, those that were
+        changed in the middle of training.
+      NUMBERS, and every other number that train.py and eval.py left; `step_seconds` is the median
+        of the log.
+      metric, scores: the name of the score that decides, and those of all.
+      eval.SETTING: how it was evaluated, as JSON.
+      curve: {split: [(step, loss)]}.
 
     Raises:
       InputError: a path with no runs, or a file that is not what a run leaves.
     """
-    found: dict[Path, RunRecord] = {}
+    found: dict[Path, dict[str, Any]] = {}
     for path in map(path_of, paths):
-        here = {run.path.resolve(): run for run in _below(path, split)}
+        here = {run["path"].resolve(): run for run in _below(path, split)}
         if not here:
             near = did_you_mean(nearest(str(path), sorted(map(str, path.parent.glob("*")))))
-            what = "no runs below" if path.is_dir() else "there is no"
-            raise InputError(f"{what} {path}{'' if path.is_dir() else near}")
+            raise InputError(
+                f"no runs below {path}" if path.is_dir() else f"there is no {path}{near}"
+            )
         found |= here
-    return list(found.values())
+    frame: Any = pd.DataFrame([run | {"path": str(run["path"])} for run in found.values()])
+    settings = (f"eval.{name}" for name in SETTINGS)
+    columns = dict.fromkeys(["path", *TOLD, *FIELDS, *NUMBERS, *settings, *frame.columns])
+    frame = frame.reindex(columns=list(columns)).set_index("path")
+    return frame.astype(dict.fromkeys(NUMBERS, float))
 
 
-def _below(path: Path, split: str) -> Iterator[RunRecord]:
+def _below(path: Path, split: str) -> Iterator[dict[str, Any]]:
     if (path / CONFIG).is_file():
         yield _read(path, split)
         return
     if not path.is_dir():
         return
     failed = {
-        each["name"]: each.get("reason", "")
-        for each in read_sweep(path)
-        if each["status"] == "failed"
+        run["name"]: {"status": "failed", "reason": run.get("reason", "")}
+        for run in read_sweep(path)
+        if run["status"] == "failed"
     }
     for child in sorted(path.iterdir()):
-        reason = failed.get(child.name)
-        if reason is not None and not (child / CONFIG).is_file():
-            yield RunRecord(child, None, "failed", reason, {}, {}, {})
+        is_run, why = (child / CONFIG).is_file(), failed.get(child.name, {})
+        if why and not is_run:
+            yield {"path": child, **why}
         # A link to a run is one more name of it; other links could lead anywhere, and in circles.
-        elif (
-            child.is_dir()
-            and not child.name.startswith(".")
-            and (not child.is_symlink() or (child / CONFIG).is_file())
-        ):
+        elif is_run or child.is_dir() and not (child.is_symlink() or child.name[0] == "."):
             for run in _below(child, split):
-                if reason is not None and run.status != "done":
-                    run = dataclasses.replace(run, status="failed", reason=reason)
-                yield run
+                yield run if run["status"] == "done" else run | why
 
 
-def _read(path: Path, split: str) -> RunRecord:
+def _read(path: Path, split: str) -> dict[str, Any]:
     config = load_json(path / CONFIG)
-    try:
-        check_ranges(config)
-        check_attention(config)
-    except InputError as error:
-        raise InputError(f"{path / CONFIG}: {error}") from None
-    config = _of_one_attention(config)
     result, scores = read_result(path / RESULT), read_result(path / f"eval_{split}.json")
+    status, reason = "done", ""
     if stale := _stale(scores, result):
-        scores, stale = {}, f"eval_{split}.json is left out, {stale}: run `python eval.py {path}`"
+        scores, reason = {}, f"eval_{split}.json is left out, {stale}: run `python eval.py {path}`"
     curve: dict[str, list[tuple[int, float]]] = {}
     times = []
-    metrics = path / METRICS
-    for line in tracking.read(metrics) if metrics.is_file() else ():
-        step = line["step"]
-        loss = line.get("loss")
-        if isinstance(loss, float) and is_number(step) and isinstance(step, int):
-            curve.setdefault(str(line["split"]), []).append((step, loss))
-        seconds = line.get("step_seconds_p50")
-        if isinstance(seconds, float) and math.isfinite(seconds):
+    for line in tracking.read(path / METRICS):
+        if isinstance(loss := line.get("loss"), float):
+            curve.setdefault(line["split"], []).append((line["step"], loss))
+        if _is_number(seconds := line.get("step_seconds_p50")):
             times.append(seconds)
-    rest = (result, scores, curve, statistics.median(times) if times else None)
-    if result.get("steps") == config.train.num_steps or (scores and not result):
-        return RunRecord(path, config, "done", stale, *rest)
-    done = max((step for points in curve.values() for step, _ in points), default=0)
-    reason = f"logged {done} of {config.train.num_steps} steps"
-    return RunRecord(path, config, "not finished", reason, *rest)
+    if result.get("steps") != config.train.num_steps and (result or not scores):
+        done = max((step for points in curve.values() for step, _ in points), default=0)
+        status, reason = "not finished", f"logged {done} of {config.train.num_steps} steps"
+    # The speed is that of training: eval.py has its own.
+    numbers: dict[str, Any] = (
+        result | scores | {"tokens_per_second": result.get("tokens_per_second")}
+    )
+    counts = result.get("parameters") or scores.get("parameters") or {}
+    losses = [numbers.get(VALIDATION), *(loss for _, loss in curve.get("validation", []))]
+    numbers |= {f"parameters.{name}": count for name, count in counts.items()}
+    numbers |= {VALIDATION: min(filter(_is_number, losses), default=None)}
+    numbers |= {STEP: statistics.median(times) if times else None}
+    name, count = result.get("device"), result.get("num_devices", 1)
+    fields = leaves(to_dict(config)) | {"changed": "; ".join(result.get("changed") or []) or None}
+    return {
+        "path": path,
+        **{field: json.dumps(value) for field, value in fields.items()},
+        **{name: float(value) for name, value in numbers.items() if _is_number(value)},
+        **{f"eval.{name}": json.dumps(scores[name]) for name in SETTINGS if name in scores},
+        "config": config,
+        "seed": config.train.seed,
+        "status": status,
+        "reason": reason,
+        "device": name if count == 1 else f"{count} x {name}",
+        "trained": bool(result),
+        "metric": scores.get("metric"),
+        "scores": [name for name, value in scores.items() if _is_score(name, value)],
+        "curve": curve,
+    }
 
 
-def _of_one_attention(config: Config) -> Config:
-    """The same config, with no overrides where all roles have one attention."""
-    attention, *others = {config.model.attention_for(role) for role in config.facts.roles}
-    if others:
-        return config
-    alone = {"attention": attention, "attention_by_role": AttentionByRole()}
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **alone))
+def _is_number(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_score(name: str, value: Any) -> bool:
+    no_scores = name in SETTINGS or any(part in name for part in NO_SCORES)
+    return isinstance(value, float) and not no_scores
 
 
 def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
@@ -174,16 +151,3 @@ def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
     now, then = result.get(which), scores.get("steps")
     last = then[-1] if isinstance(then, list) and then else then
     return "" if now in (None, last) else f"it is of step {last}, not {now}"
-
-
-def score_names(runs: Sequence[RunRecord]) -> list[str]:
-    """Names of all scores that eval.py found, in order."""
-    names = [
-        name
-        for run in runs
-        for name, value in run.scores.items()
-        if isinstance(value, float)
-        and name not in SETTINGS
-        and not any(part in name for part in NO_SCORES)
-    ]
-    return list(dict.fromkeys(names))

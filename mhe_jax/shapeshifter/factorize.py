@@ -25,9 +25,6 @@ def factorize(params: Any, like: Any) -> tuple[Any, dict[str, float]]:
     Returns:
       The parameters, as NumPy arrays where they are new; and, by the path of each matrix that has
       become factors, its relative error ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius).
-
-    Raises:
-      ValueError: a parameter that is missing in one of the two, or has another shape there.
     """
     errors: dict[str, float] = {}
     return _tree(params, like, "", errors), errors
@@ -52,8 +49,6 @@ def best_factors(w: Any, factors: Factors, rank: int) -> tuple[np.ndarray, np.nd
 
 def _tree(params: Any, like: Any, path: str, errors: dict[str, float]) -> Any:
     if not isinstance(like, dict):
-        if isinstance(params, dict) or params.shape != like.shape:
-            raise ValueError(f"{path}: {_shape(params)} in the dense model, not {like.shape}")
         return params
     if not isinstance(params, dict):  # a table
         w = np.swapaxes(params, -1, -2) if path.endswith(TRANSPOSED) else params
@@ -66,11 +61,6 @@ def _tree(params: Any, like: Any, path: str, errors: dict[str, float]) -> Any:
         rows = math.prod(kernel.shape[stacked:split])
         kernel = np.reshape(kernel, (*kernel.shape[:stacked], rows, -1))
         out = _matrices(kernel, like, f"{path}/kernel", errors)
-        params = {**params, **out}
-        del params["kernel"]
-    if params.keys() != like.keys():
-        differ = ", ".join(sorted(params.keys() ^ like.keys()))
-        raise ValueError(f"{path or 'parameters'}: {differ} is in one of the models only")
     return out | {
         child: _tree(params[child], like[child], f"{path}/{child}".lstrip("/"), errors)
         for child in like
@@ -92,7 +82,3 @@ def _matrices(w: Any, like: dict[str, Any], path: str, errors: dict[str, float])
     missed = np.linalg.norm(w - whole[: w.shape[0], : w.shape[1]])
     errors[path] = float(missed / max(np.linalg.norm(w), np.finfo(np.float32).tiny))
     return {"a": a, "b": b}
-
-
-def _shape(params: Any) -> str:
-    return "a group" if isinstance(params, dict) else str(params.shape)

@@ -150,14 +150,10 @@ class KroneckerDense(nn.Module):
       rank: the number of terms r, at most the full rank of the factors (more would add nothing).
       apply_as: 'factored' never makes W, 'materialized' makes it in each call, 'auto' takes
         whichever needs fewer operations for the tokens of the call.
-      factors: sizes of A and B; None takes `balanced`.
 
-    Parameters: `a [r, m1, n1]`, `b [r, m2, n2]`, `bias`. A and B are drawn from normal(0, σ), where
-    r·σ⁴ is the variance of what `kernel_init` draws. Where that variance is 0, only B is 0: with
-    A = B = 0 both gradients would stay 0.
-
-    Raises:
-      ValueError: factors that are too small for the kernel.
+    Parameters: `a [r, m1, n1]`, `b [r, m2, n2]` of `balanced` sizes, `bias`. A and B are drawn from
+    normal(0, σ), where r·σ⁴ is the variance of what `kernel_init` draws. Where that variance is 0,
+    only B is 0: with A = B = 0 both gradients would stay 0.
     """
 
     kernel_init: Callable
@@ -168,7 +164,6 @@ class KroneckerDense(nn.Module):
     precision: Any = None
     rank: int = 1
     apply_as: str = "auto"
-    factors: Factors | None = None
 
     def __call__(
         self,
@@ -203,7 +198,7 @@ class KroneckerDense(nn.Module):
     @nn.compact
     def _parameters(self, inputs, features, names) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         m, n = math.prod(inputs), math.prod(features)
-        f = check_factors(self.factors, m, n)
+        f = balanced(m, n)
         rank = min(self.rank, f.full_rank)
 
         def scaled(instead_of_0):
@@ -232,7 +227,7 @@ class KroneckerEmbed(nn.Module):
       num_embeddings: V.
       features: M.
       stddev: initial standard deviation of the table's numbers.
-      rank, apply_as, factors: as `KroneckerDense`. 'auto' looks up few rows in the factors, and
+      rank, apply_as: as `KroneckerDense`. 'auto' looks up few rows in the factors, and
         many in W.
     """
 
@@ -241,15 +236,13 @@ class KroneckerEmbed(nn.Module):
     stddev: float
     rank: int = 1
     apply_as: str = "auto"
-    factors: Factors | None = None
-    param_dtype: Any = jnp.float32
 
     def setup(self):
-        f = check_factors(self.factors, self.num_embeddings, self.features)
+        f = balanced(self.num_embeddings, self.features)
         rank = min(self.rank, f.full_rank)
         init = named(nn.initializers.normal((self.stddev**2 / rank) ** 0.25), NAMES)
-        self.a = self.param("a", init, (rank, f.m1, f.n1), self.param_dtype)
-        self.b = self.param("b", init, (rank, f.m2, f.n2), self.param_dtype)
+        self.a = self.param("a", init, (rank, f.m1, f.n1))
+        self.b = self.param("b", init, (rank, f.m2, f.n2))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Ids [...] to rows [..., M] in the type of the parameters; NaN for an id past V."""
@@ -299,20 +292,6 @@ def multiply(apply: str, x: jax.Array, a: jax.Array, b: jax.Array, n: int, **how
     if is_factored(apply, tokens, rank, Factors(m1, n1, m2, n2), m, n):
         return product(x, a, b, n, **how)
     return jnp.matmul(x, materialize(a, b, m, n, how.get("precision")), **how)
-
-
-def check_factors(factors: Factors | None, m: int, n: int) -> Factors:
-    """`factors`, or the balanced ones.
-
-    Raises:
-      ValueError: they do not hold an [m, n] matrix.
-    """
-    if factors is None:
-        return balanced(m, n)
-    f = Factors(*factors)
-    if f.m1 * f.m2 < m or f.n1 * f.n2 < n:
-        raise ValueError(f"factors {tuple(f)} hold less than a matrix [{m}, {n}]")
-    return f
 
 
 def _pad_last(x: jax.Array, size: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Tasks: each is one file here, and one value of `TASKS`.
+"""Tasks: each is a class, and one value of `TASKS`.
 
     config = resolve(config)                    # with the labels that the data has
     check_sources(config)                       # finds all that can be wrong with the input, early
@@ -13,7 +13,7 @@
     sums = task.sums(model)(params, task.read(batch), dropout_key)
     result = task.evaluate(run)
 
-A new task is a file here, its line in `TASKS`, and its lines in `mhe_jax/config/tasks.py`.
+A new task is a class, its line in `TASKS`, and its lines in `mhe_jax/config/tasks.py`.
 """
 
 from pathlib import Path
@@ -30,13 +30,10 @@ from mhe_jax.data import (
     tokenizer_file,
     train_tokenizer,
 )
-from mhe_jax.tasks.classification import Classification
+from mhe_jax.tasks.labelled.task import Classification, MultipleChoice, Regression, Span
 from mhe_jax.tasks.lm import LanguageModeling
-from mhe_jax.tasks.mlm import MaskedLanguageModeling
-from mhe_jax.tasks.multiple_choice import MultipleChoice
-from mhe_jax.tasks.regression import Regression
+from mhe_jax.tasks.running_text import MaskedLanguageModeling
 from mhe_jax.tasks.shuffle_random import ShuffleRandom
-from mhe_jax.tasks.span import Span
 from mhe_jax.tasks.task import Task
 from mhe_jax.tasks.translation import Translation
 

@@ -8,7 +8,7 @@ import math
 import flax.linen as nn
 
 from mhe_jax.config import Config, ModelConfig
-from mhe_jax.data import AnyTokenizer, EvaluationBatches, examples
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, examples, open_split
 from mhe_jax.data.blocks import EvaluationBlocks, RowMaker
 from mhe_jax.data.examples import Row
 from mhe_jax.model import LanguageModel
@@ -42,7 +42,8 @@ class LanguageModeling(TextTask):
         stride = config.evaluation.stride
         if stride is None:
             return self.evaluation_batches(config, tokenizer, split, batch_size, *process)
-        return SlidingWindows(config, tokenizer, split, batch_size, stride, *process)
+        source, length = open_split(config, split), config.data.sequence_length
+        return SlidingWindows(length, tokenizer, source, batch_size, stride, *process)
 
     def step_flops(self, config: Config, rows: int) -> float:
         """Causal layers and logits at each token."""
@@ -93,15 +94,15 @@ class SlidingWindows(EvaluationBlocks):
 
     def __init__(
         self,
-        config: Config,
+        length: int,
         tokenizer: AnyTokenizer,
-        split: str,
+        source: Source,
         batch_size: int,
         stride: int,
         process_index: int = 0,
         process_count: int = 1,
     ):
-        super().__init__(config, tokenizer, split, batch_size, MAKER, process_index, process_count)
+        super().__init__(length, tokenizer, source, batch_size, MAKER, process_index, process_count)
         self.stride = stride
 
     def __len__(self) -> int:

@@ -36,14 +36,14 @@ class Translation(Task):
     ) -> TrainBatches:
         """Pairs of similar length, or rows packed with several pairs each."""
         assert isinstance(tokenizer, Tokenizer)
-        process, seed = (process_index, process_count), config.train.seed
+        data, seed, process = config.data, config.train.seed, (process_index, process_count)
         sources, weights = zip(*open_train(config), strict=True)
-        if config.data.packing:
-            parts = [PackedPairs(config, tokenizer, source, *process) for source in sources]
+        if data.packing:
+            parts = [PackedPairs(data, seed, tokenizer, source, *process) for source in sources]
             return parts[0] if len(parts) == 1 else MixedRows(parts, weights, seed)
-        buckets = pairs.buckets_for(config, tokenizer, sources)
+        buckets = pairs.buckets_for(data, tokenizer, sources)
         parts = [
-            pairs.TrainPairs(config, tokenizer, source, buckets, *process) for source in sources
+            pairs.TrainPairs(data, seed, tokenizer, source, buckets, *process) for source in sources
         ]
         return parts[0] if len(parts) == 1 else MixedBatches(parts, weights, seed)
 
@@ -52,7 +52,8 @@ class Translation(Task):
     ) -> EvaluationBatches:
         """All pairs in order of length."""
         assert isinstance(tokenizer, Tokenizer)
-        return pairs.EvaluationPairs(config, tokenizer, split, batch_size, *process)
+        source, longest = open_split(config, split), config.model.max_length
+        return pairs.EvaluationPairs(config.data, longest, tokenizer, source, batch_size, *process)
 
     def empty_row(self, config: Config) -> Row:
         """A row without text, of the longest bucket."""
@@ -90,7 +91,7 @@ class Translation(Task):
             text, reference = source[number]
             texts.append(text)
             references.append(reference)
-        check_bleu(evaluation.bleu_tokenizer, references)
+        check_bleu(evaluation.bleu_tokenizer)
         sums = finite(run, total(run.outputs()[0]))
         translations, cost = run.translations(texts)
         hypotheses = [translation.text for translation in translations]

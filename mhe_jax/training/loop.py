@@ -28,13 +28,13 @@ from mhe_jax.training.checkpoint import (
     reason_of,
 )
 from mhe_jax.training.cluster import group
-from mhe_jax.training.cluster.signals import Signals, Stopped
+from mhe_jax.training.cluster.group import Signals, Stopped
 from mhe_jax.training.curve import learning_curve
 from mhe_jax.training.meter import NotFinite
 from mhe_jax.training.metric_writers import check_writers, make_writers
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.run import resume, warm_start
-from mhe_jax.training.run.lock import Lock, check_shared, locked
+from mhe_jax.training.run.lock import check_shared, locked
 from mhe_jax.training.state import initializer_of
 from mhe_jax.training.stepper import Measure, Stepper
 from mhe_jax.training.tracking import Tracker
@@ -56,7 +56,7 @@ def train(
       config: the experiment.
       devices: to train on; all there are by default.
       sample: makes the measure of `train.eval_translate` at each validation. It is passed in, as
-        `evaluation.sample.TranslatedSample`, because search lies in a package above this one.
+        `evaluation.TranslatedSample`, because search lies in a package above this one.
 
     Raises:
       InputError: something in the config, the text or the working directory is wrong.
@@ -64,72 +64,68 @@ def train(
         checkpoint (the last good one stays) ended the run.
     """
     check(config)
-    with Signals() as signals, recording():
-        return _train(tasks.resolve(config), devices, sample, signals)
+    with recording():
+        return _train(tasks.resolve(config), devices, sample)
 
 
 def _train(
-    config: Config,
-    devices: Sequence[Any] | None,
-    sample: MakeMeasure | None,
-    signals: Signals,
+    config: Config, devices: Sequence[Any] | None, sample: MakeMeasure | None
 ) -> dict[str, Any]:
     # 1. What can be wrong is found before anything is written.
-    group.check()
     _check_alike(config)
-    changed = resume.changed_fields(config)
-    resume.check_files(config)
-    mesh = sharding.make_mesh(config, devices)
-    if not resume.holds_run(config):
-        warm_start.check_init_from(config)
-    tasks.check_sources(config)
-    check_writers(config)
-    if config.train.eval_translate and sample is None:
-        raise InputError("train.eval_translate: needs train(config, sample=TranslatedSample)")
-    workdir = path_of(config.workdir)
-    check_path(workdir)
-    _check_writable(workdir)
+    with group.fine_in_all():
+        changed = resume.changed_fields(config)
+        resume.check_files(config)
+        mesh = sharding.make_mesh(config, devices)
+        if not resume.holds_run(config):
+            warm_start.check_init_from(config)
+        tasks.check_sources(config)
+        check_writers(config)
+        if config.train.eval_translate and sample is None:
+            raise InputError("train.eval_translate: needs train(config, sample=TranslatedSample)")
+        workdir = path_of(config.workdir)
+        check_path(workdir)
+        _check_writable(workdir)
     writes = jax.process_index() == 0
-    with locked(workdir) if writes else contextlib.nullcontext() as lock:
+    with locked(workdir) if writes else contextlib.nullcontext():
         if resume.changed_fields(config) != changed:
             raise InputError(f"{workdir}: another process has just begun a run here")
         try:
-            return _train_alone(config, mesh, changed, sample, lock, signals)
+            return _train_alone(config, mesh, changed, sample)
         finally:
             if writes:
                 resume.drop_draft(config)
 
 
 def _check_alike(config: Config) -> None:
-    """Raises InputError if process 0 trains with other fields; files may lie elsewhere."""
-    elsewhere = ("workdir", "data.directory", "data.cache_directory")
+    """Raises InputError in all processes if one has other fields; text may lie elsewhere."""
+    elsewhere = {"workdir", "data.directory", "data.cache_directory"}
     mine = leaves(to_dict(config))
     first = json.loads(group.of_first("config", json.dumps(mine)))
-    for name, value in mine.items():
-        if name not in elsewhere and value != first.get(name):
-            raise InputError(
-                f"{name} is {shown(value)}, and {shown(first.get(name))} in process 0: "
-                "give all processes the same command"
-            )
+    with group.fine_in_all():
+        for name in sorted(mine.keys() - elsewhere):
+            if mine[name] != first.get(name):
+                raise InputError(
+                    f"{name} is {shown(mine[name])} in process {jax.process_index()}, and not as "
+                    "in process 0: give all processes the same command"
+                )
 
 
 def _check_same(split: str, batches: TrainBatches | EvaluationBatches) -> None:
-    """Raises InputError if process 0 reads another text."""
-    if group.of_first(f"text/{split}", batches.text) != batches.text:
-        raise InputError(f"data.{split}: is not the text of process 0: all processes need the same")
+    """Raises InputError in all processes if one reads another text than process 0."""
+    first = group.of_first(f"text/{split}", batches.text)
+    with group.fine_in_all():
+        if batches.text != first:
+            raise InputError(f"data.{split}: is not the text of process 0: takes the same in all")
 
 
 def _train_alone(
-    config: Config,
-    mesh: Mesh,
-    changed: list[str],
-    sample: MakeMeasure | None,
-    lock: Lock | None,
-    signals: Signals,
+    config: Config, mesh: Mesh, changed: list[str], sample: MakeMeasure | None
 ) -> dict[str, Any]:
-    workdir, writes = path_of(config.workdir), lock is not None
+    workdir, writes = path_of(config.workdir), jax.process_index() == 0
     share, shares = sharding.share_of_rows(mesh)
-    check_shared(workdir, lock)
+    with group.fine_in_all():
+        check_shared(workdir)
 
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     with group.first_one_first("tokenizer"):
@@ -138,9 +134,9 @@ def _train_alone(
         if writes:
             resume.drop_draft(config)
         tokenizer = tasks.make_tokenizer(config, file)
-    group.together("tokenizer read")
     process = {"process_index": share, "process_count": shares}
-    batches = tasks.train_batches(config, tokenizer, **process)
+    with group.fine_in_all():
+        batches = tasks.train_batches(config, tokenizer, **process)
     _check_same("train", batches)
     validation = None
     if config.data.validation:
@@ -167,13 +163,10 @@ def _train_alone(
             check_tokenizer(meta, tokenizer)
             resume.check_numbers(config, int(state.step), changed)
             resume.check_text(config, meta, texts)
-            if changed:
-                checkpoints.drop_best_after(int(state.step))
         else:
             given = config.train.init_from and warm_start.read_start(config, mesh)
             state, meta = initialize(jax.random.key(config.train.seed)), {}
             state = warm_start.start_from(given, state) if given else state
-        checkpoints.put_aside()
         start = int(state.step)
         meta |= {"tokenizer": tokenizer.key, **texts}
         resume.note_changes(config, meta, start)
@@ -184,36 +177,20 @@ def _train_alone(
             resume.begin(config, file)
 
         # 4. The steps.
-        with Tracker(
-            workdir,
-            c.num_steps,
-            start,
-            writers=make_writers(config, start) if writes else (),
-            writes=writes,
-        ) as tracker:
+        writers = make_writers(config, start) if writes else ()
+        with Tracker(workdir, c.num_steps, start, writers=writers, writes=writes) as tracker:
             about = summary.about(config, mesh, abstract.params)
-            told = [*told, *_missing_test(config)] if writes else told
             for line in (about, batches.describe(), *told, *changed, *checkpoints.notes):
                 tracker.note(line)
             if start:
                 tracker.note(f"{start} of {c.num_steps} steps are done")
-            stepper = Stepper(
-                config,
-                mesh,
-                model,
-                optimizer,
-                abstract,
-                measure,
-                checkpoints,
-                meta,
-                lock,
-                tracker,
-                signals,
-            )
-            signals.stepping = True
+            signals = Signals()
+            known = (config, mesh, model, optimizer, abstract, measure)
+            stepper = Stepper(*known, checkpoints, meta, tracker, signals)
             try:
-                stepper.run(state, start, batches, validation)
-                checkpoints.wait()
+                with signals:
+                    stepper.run(state, start, batches, validation)
+                    checkpoints.wait()
                 best = checkpoints.best_meta()
                 if writes:
                     best_step = (best or {}).get("validated_step")
@@ -226,34 +203,18 @@ def _train_alone(
                 tracker.note(stopped.reason)
                 raise
         result = summary.result(config, mesh, abstract.params, meta, best)
-        if lock is not None:
-            lock.check()
+        if writes:
             write_whole(workdir / RESULT, json.dumps(result, indent=2) + "\n")
         return result
-    except BaseException as error:
-        group.failed(error)
-        raise
     finally:
         # A write that failed has been reported by now.
         with contextlib.suppress(NotSaved):
             checkpoints.close()
 
 
-def _missing_test(config: Config) -> list[str]:
-    """Why `eval.py` could not read the test split, which training does without."""
-    try:
-        tasks.check_sources(config, ("test",))
-    except InputError as error:
-        return [f"{error} (data.test: eval.py will need it)"]
-    return []
-
-
 def _check_writable(workdir: Path) -> None:
     try:
-        str(workdir.absolute()).encode()  # not every library takes other names
         workdir.mkdir(parents=True, exist_ok=True)
-    except UnicodeEncodeError:
-        raise InputError(f"workdir={str(workdir)!a}: is not UTF-8") from None
     except FileExistsError:
         raise InputError(f"workdir={workdir}: is a file, takes a directory") from None
     except OSError as error:

@@ -1,8 +1,10 @@
-"""Metrics of the steps, read without making the device wait, and the speed of the steps."""
+"""Metrics of the steps, read without making the device wait; their speed, and a trace of some."""
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -178,3 +180,39 @@ class Meter:
         self.tracker.log(step, "train", metrics)
         window.clear()
         self._begin_window()
+
+
+class Profile:
+    """Traces the steps from `steps[0]` to `steps[1]`, as far as they run; none without `steps`.
+
+    The trace in WORKDIR/profile is for TensorBoard's profile page or xprof.
+    """
+
+    def __init__(self, workdir: Path, steps: Sequence[int]):
+        self._directory = workdir / "profile"
+        self._first, self._last = steps or (1, 0)
+        self._tracing = False
+
+    def before(self, step: int) -> None:
+        """Called when `step` is about to begin."""
+        if not self._tracing and self._first <= step <= self._last:
+            jax.profiler.start_trace(self._directory)
+            self._tracing = True
+
+    def after(self, step: int, state: Any) -> None:
+        """Called when `step` has begun, and will give `state`."""
+        if self._tracing and step == self._last:
+            jax.block_until_ready(state)
+            self._stop()
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, *_: Any) -> None:
+        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()

@@ -1,26 +1,15 @@
 """Where metrics optionally go besides metrics.jsonl: TensorBoard, and Weights & Biases."""
 
-import contextlib
 import importlib.util
 import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from mhe_jax.config import Config, InputError, not_installed
 from mhe_jax.config.fields import to_dict
 from mhe_jax.config.files import write_whole
 from mhe_jax.config.places import scheme_of
-
-
-class MetricWriter(Protocol):
-    """Takes metrics by step, and keeps what an earlier process of the run wrote."""
-
-    def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
 
 # Field of `train`: the library it needs, and the extra that has it.
 NEEDS = {"tensorboard": ("tensorboardX", "report"), "wandb": ("wandb", "wandb")}
@@ -40,21 +29,16 @@ def check_writers(config: Config) -> None:
             )
 
 
-def make_writers(config: Config, start_step: int) -> list[MetricWriter]:
+def make_writers(config: Config, start_step: int) -> "list[MetricWriter]":
     """The writers that `config.train` asks for; training resumes from `start_step`.
 
     Raises:
-      InputError: a library is not installed, or Weights & Biases refuses the run.
+      InputError: Weights & Biases refuses the run.
     """
-    check_writers(config)
-    workdir, writers = Path(config.workdir), list[MetricWriter]()
-    with contextlib.ExitStack() as closing:
-        if config.train.tensorboard:
-            writers.append(TensorBoard(workdir, start_step))
-            closing.callback(writers[-1].close)
-        if config.train.wandb:
-            writers.append(WeightsAndBiases(config))
-        closing.pop_all()
+    # Weights & Biases first: it may refuse.
+    writers: list[MetricWriter] = [WeightsAndBiases(config)] if config.train.wandb else []
+    if config.train.tensorboard:
+        writers.append(TensorBoard(Path(config.workdir), start_step))
     return writers
 
 
@@ -113,3 +97,6 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+MetricWriter = TensorBoard | WeightsAndBiases

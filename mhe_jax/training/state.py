@@ -108,8 +108,5 @@ def initializer_of(
 
 def abstract_params(config: Config, mesh: Mesh) -> Any:
     """Shapes of a run's parameters, with the shardings they have on `mesh`."""
-    task = tasks.of(config)
-    initialize = task.initializer(task.model(config.model), config.data.sequence_length)
-    with sharding.use_mesh(mesh):
-        boxed = jax.eval_shape(initialize, jax.eval_shape(lambda: jax.random.key(0)))
-    return sharding.with_shardings(nn.unbox(boxed), sharding.parameter_shardings(boxed, mesh))
+    model = tasks.of(config).model(config.model)
+    return initializer_of(config, model, optax.identity(), mesh)[1].params

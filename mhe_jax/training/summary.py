@@ -15,11 +15,15 @@ def about(config: Config, mesh: Mesh, params: Any) -> str:
     """One line for the log before a run."""
     counts = count_parameters(params, config.model)
     shape = " · ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    runs_as = ", ".join(f"{k} {v}" for k, v in choices().items())
     return (
-        f"{config.task}: {counts['total']:,} parameters, {counts['attention']:,} in attention "
-        f"({runs_as}); {mesh.devices.flat[0].device_kind}, {shape}"
+        f"{config.task}: {counts['total']:,} parameters, {counts['attention']:,} in attention; "
+        f"{mesh.devices.flat[0].device_kind}, {shape}"
     )
+
+
+def runs_as() -> str:
+    """The form and engine of each kind of attention that has been traced."""
+    return ", ".join(f"{kind} {how}" for kind, how in choices().items())
 
 
 def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
@@ -50,6 +54,7 @@ def result(
         of_best = {f"best_validation_{n}": best_metrics.get(n) for n in ("loss", "perplexity")}
     return {
         **described(config, mesh, params),
+        "attention": meta.get("attention", {}),
         "steps": config.train.num_steps,
         "validation_loss": last.get("loss"),
         "validation_perplexity": last.get("perplexity"),

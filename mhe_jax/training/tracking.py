@@ -9,12 +9,11 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
@@ -22,9 +21,6 @@ from mhe_jax.config import InputError
 from mhe_jax.config.files import METRICS, write_whole
 from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.training.metric_writers import MetricWriter
-
-# What the bar calls the best validation of this process: its loss, or the score where that decides.
-BEST = "best validation"
 
 
 class Tracker:
@@ -56,13 +52,6 @@ class Tracker:
         self._num_steps = num_steps
         self._file = self._progress = None
         self._closing = contextlib.ExitStack()  # closes all, whatever one of them raises
-        try:
-            self._open(start_step)
-        except BaseException as error:
-            self.__exit__(type(error), error)
-            raise
-
-    def _open(self, start_step: int) -> None:
         for writer in reversed(self._writers):
             self._closing.callback(writer.close)
         if not self.writes:
@@ -71,23 +60,15 @@ class Tracker:
         self._file = _open_log(self.workdir / METRICS)
         self._closing.callback(self._file.close)
         if self._console.is_terminal:
-            total = self._num_steps
             self._progress = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1)),
-                # On a narrow terminal the bar gives way first, then the last of the metrics.
-                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                MofNCompleteColumn(),
+                BarColumn(),
                 TextColumn("{task.fields[metrics]}", table_column=Column(no_wrap=True)),
-                TimeRemainingColumn(table_column=Column(min_width=7)),
-                TextColumn("left"),
+                TimeRemainingColumn(),
                 console=self._console,
-                expand=True,
             )
             self._task = self._progress.add_task(
-                "",
-                total=total,
-                completed=start_step,
-                metrics="compiling" if start_step < total else "",
+                "", total=num_steps, completed=start_step, metrics=""
             )
             self._closing.callback(self._progress.stop)
             self._progress.start()
@@ -95,7 +76,7 @@ class Tracker:
     def advance(self, step: int) -> None:
         """Shows that `step` updates are done."""
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, metrics=self._fitting())
+            self._progress.update(self._task, completed=step, metrics=_readable(self._shown))
 
     def doing(self, what: str) -> None:
         """Shows `what`, such as compiling, until the next step is done."""
@@ -117,24 +98,10 @@ class Tracker:
             self.note(f"step {step}/{self._num_steps} {split}: {text}")
             return
         if split == "train":
-            shown = {k: metrics[k] for k in ("loss", "tokens_per_second") if k in metrics}
-            self._shown = shown | {k: v for k, v in self._shown.items() if k in (BEST, "bleu")}
+            self._shown = {k: metrics[k] for k in ("loss", "tokens_per_second") if k in metrics}
+            self._progress.update(self._task, metrics=_readable(self._shown))
         else:
             self.note(f"step {step} {split}: {text}")
-            better, name = (max, "score") if "score" in metrics else (min, "loss")
-            if math.isfinite(value := metrics.get(name, math.nan)):
-                self._shown[BEST] = better(value, self._shown.get(BEST, value))
-            if "bleu" in metrics:
-                self._shown["bleu"] = metrics["bleu"]
-        self._progress.update(self._task, metrics=self._fitting())
-
-    def _fitting(self) -> str:
-        """The metrics beside the bar, as many as there is room for."""
-        others = len(f"step {self._num_steps}/{self._num_steps}   0:00:00 left")
-        names = list(self._shown)
-        while names and len(_readable(self._shown, names)) > self._console.width - others:
-            names.pop()
-        return _readable(self._shown, names)
 
     def upload(self) -> None:
         """Uploads the log before a checkpoint: that needs the log of all steps up to it.
@@ -146,8 +113,10 @@ class Tracker:
             write_whole(self.workdir / METRICS, self._file.getvalue())
 
     def note(self, line: str) -> None:
-        """Shows one line for people."""
-        if self.writes:
+        """Shows one line for people; training goes on where nobody can read it any more."""
+        if not self.writes:
+            return
+        with contextlib.suppress(OSError):
             if self._progress is not None:
                 self._progress.console.print(line, markup=False, highlight=False)
             else:
@@ -164,27 +133,9 @@ class Tracker:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: Any) -> None:
-        with second_to(error):
+        # Why a run ends comes first.
+        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
             self.close()
-
-
-@contextlib.contextmanager
-def second_to(error: BaseException | None) -> Iterator[None]:
-    """Only notes what the block raises if `error` is on its way, which comes first."""
-    try:
-        yield
-    except Exception as other:
-        if error is None:
-            raise
-        with contextlib.suppress(OSError):
-            words = " ".join(str(other).split())
-            print(f"note: {type(other).__name__}: {words}", file=sys.stderr, flush=True)
-
-
-def spinner(text: str) -> contextlib.AbstractContextManager:
-    """Shows on a terminal that something is going on, until the block ends."""
-    console = Console(stderr=True, emoji=False)
-    return console.status(escape(text)) if console.is_terminal else contextlib.nullcontext()
 
 
 def _open_log(path: Path) -> Any:
@@ -223,11 +174,10 @@ def _rounded(value: float) -> float:
     return value
 
 
-def _readable(metrics: Mapping[str, float], names: Iterable[str] | None = None) -> str:
+def _readable(metrics: Mapping[str, float]) -> str:
     units = {"tokens_per_second": "tokens/s"}
     shown = []
-    for name in metrics if names is None else names:
-        value = metrics[name]
+    for name, value in metrics.items():
         number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
         shown.append(f"{units.get(name, name)} {number}")
     return ", ".join(shown)

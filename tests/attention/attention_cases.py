@@ -1,7 +1,11 @@
 """What goes through the battery: kinds and forms, sizes, parameters, masks of every sort."""
 
+import contextlib
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 
 import flax.linen as nn
 import jax
@@ -298,3 +302,30 @@ def kept_by_words(key, rate, rows, queries, keys):
     x *= np.uint32(0x846CA68B)
     x ^= x >> 16
     return x.view(np.int32) < (1 - rate) * 2.0**32 - 2.0**31
+
+
+@contextlib.contextmanager
+def on_mesh(data, tensor):
+    """Examples over `data` devices and heads over `tensor`."""
+    if len(jax.devices()) < data * tensor:
+        pytest.skip(f"needs {data * tensor} devices, see tests/conftest.py")
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((data, tensor), ("data", "tensor"), axis_types=auto)
+    rules = [("batch", "data"), ("activation_heads", "tensor")]
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        yield mesh
+
+
+def run_for_tpus(script, *arguments):
+    """Runs a script that compiles for TPUs which are not here; libtpu takes it as on one host."""
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5e-8",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -25,25 +25,30 @@ def module(kind, use_bias, **fields):
     return make_attention(kind, num_heads=H, use_bias=use_bias, **fields)
 
 
-def drawn(params, seed=2):
-    """The parameters, and biases and tables of which none is 0."""
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    moved = [
-        leaf + 0.3 * jax.random.normal(key, leaf.shape) if leaf.size < 4 * M else leaf
-        for leaf, key in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(tree, moved)
+def drawn(shapes, seed=2):
+    """Parameters of these shapes, biases and tables too, of which none is 0."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        x = rng.normal(size=leaf.shape)
+        if path[-1].key == "kernel":
+            out = path[-2].key == "out"
+            x /= np.sqrt(np.prod(leaf.shape[:-1]) if out else leaf.shape[0])
+        else:
+            x = 0.3 * x + (path[-1].key in ("scale", "value_scale"))
+        return jnp.asarray(x, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 @functools.cache
 def inputs(seed=0, rows=3):
-    return jax.random.normal(jax.random.key(seed), (rows, T, M)) + 0.3
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(rows, T, M)) + 0.3, jnp.float32)
 
 
 @functools.cache
 def _started(made):
-    return drawn(made.init(jax.random.key(1), inputs())["params"])
+    return drawn(jax.eval_shape(made.init, jax.random.key(1), inputs())["params"])
 
 
 def started(made):

@@ -17,16 +17,15 @@ from attention_cases import (
     T,
     assert_close,
     every_case,
-    every_kind,
     normal,
     random_parameters,
 )
 from kind_references import KINDS
 
 from mhe_jax.attention import Mask
-from mhe_jax.shapeshifter.kronecker import KroneckerProjection
 
 LENGTH = S
+LATENTS, PRODUCTS = (Case(kind, **KINDS[kind].cases[0]) for kind in ("mla", "tpa"))
 
 
 class Decoder(NamedTuple):
@@ -78,10 +77,6 @@ def decoder(case, **fields):
     return Decoder(*jitted, step, params, x, fetched(create)(x))
 
 
-def feed_eagerly(d, cache, x):
-    return d.module.apply(d.params | {"cache": cache}, x, mutable=["cache"])
-
-
 def prefill_and_steps(d):
     cache, parts = d.cache, []
     for start, stop in ((0, 3), (3, 4), (4, 7)):
@@ -102,63 +97,49 @@ def test_norms_and_the_cache(case):
     prefill_and_steps(decoder(case, normalize_qk=True))
 
 
+VALID = np.arange(LENGTH) > np.array([[1], [-1]])
+MASKS = {
+    "causal": Mask.causal(),
+    "window": Mask.local(2, 1),
+    "window & causal": Mask.local(2) & Mask.causal(),
+    "padding": Mask.padding(jnp.asarray(VALID)),
+    "dense padding": VALID[:, None, None],
+    "lengths": Mask.lengths(jnp.array([3, 6])),
+    "all": Mask.local(2) & Mask.lengths(jnp.array([3, 6])) & Mask.padding(jnp.asarray(VALID)),
+}
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(
-    "mask", [Mask.local(2, 1), Mask.local(2) & Mask.causal()], ids=["", "causal"]
+    "case",
+    [Case("mha"), Case("mva", "shared"), LATENTS, PRODUCTS, Case("mhe_mul", "folded")],
+    ids=str,
 )
-def test_windows_move_with_the_cache(mask):
-    d, parts = decoder(Case("mha")), []
-    cache, wanted = d.cache, d.full(d.x, mask=Mask.local(2) & Mask.causal())
-    for start, stop in ((0, 3), (3, 4), (4, 7)):
-        output, cache = d.feed(cache, d.x[:, start:stop], mask)
+def test_a_mask_of_the_caller_is_kept_in_decoding(case, name):
+    """The place of a query in the row is a length, or an offset, beside what the mask says."""
+    d, mask = decoder(case), MASKS[name]
+    wanted = d.full(d.x, mask=Mask.causal() & mask)
+    first, cache = d.feed(d.cache, d.x[:, :3], mask)
+    parts = [first]
+    for t in range(3, LENGTH):
+        output, cache = d.feed(cache, d.x[:, t : t + 1], mask)
         parts.append(output)
     assert_close(np.concatenate(parts, 1), wanted)
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        Mask.lengths(jnp.array([3, 6])),
-        Mask.local(2)
-        & Mask.lengths(jnp.array([3, 6]))
-        & Mask.padding(jnp.arange(LENGTH)[None] > 0),
-    ],
-    ids=["lengths", "and a window and padding"],
-)
-@every_kind
-def test_one_query_sees_what_it_sees_among_all(case, mask):
-    """Its place in the row is a length, beside what the caller says; some have no key left."""
-    d = decoder(case)
-    wanted = d.full(d.x, mask=mask & Mask.causal())
-    _, cache = d.feed(d.cache, d.x[:, :2], mask)
-    for t in range(2, LENGTH):
-        output, cache = d.feed(cache, d.x[:, t : t + 1], mask)
-        assert_close(output[:, 0], wanted[:, t])
-
-
-@every_kind
-def test_the_whole_cache_at_once_and_one_by_one(case):
-    d = decoder(case)
-    wanted = d.full(d.x, mask=Mask.causal())
-    assert_close(d.feed(d.cache, d.x)[0], wanted)
-    cache, outputs = d.cache, []
-    for t in range(LENGTH):
-        output, cache = d.feed(cache, d.x[:, t : t + 1])
-        outputs.append(output)
-    assert_close(np.concatenate(outputs, 1), wanted)
-
-
 @every_case
 def test_rows_at_places_of_their_own(case):
-    """Right-padded prompts of 3 and 7 tokens: later tokens overwrite the padding."""
     rows_at_places_of_their_own(decoder(case))
 
 
 def rows_at_places_of_their_own(d):
+    """Right-padded prompts of 1 and 3 tokens: later tokens overwrite the padding."""
     wanted = d.full(d.x, mask=Mask.causal())
-    prompts = d.x.copy()
-    prompts[0, 3:] = prompts[1, 5:] = 99  # padding that would be seen
+    prompts = d.x[:, :3].copy()
+    prompts[0, 1:] = 99  # padding that would be seen
     output, cache = d.feed(d.cache, prompts)
-    lengths, rows = np.array([3, 5], np.int32), np.arange(B)
+    lengths, rows = np.array([1, 3], np.int32), np.arange(B)
     for b in rows:
         assert_close(output[b, : lengths[b]], wanted[b, : lengths[b]])
     for _ in range(2):
@@ -169,39 +150,14 @@ def rows_at_places_of_their_own(d):
         np.testing.assert_array_equal(cache["cache_index"], lengths)
 
 
-@every_kind
-def test_a_mask_of_the_caller_is_kept_in_decoding(case):
-    """Left padding, as dense booleans over the whole cache and as a `Mask`."""
-    d = decoder(case)
-    valid = np.ones((B, LENGTH), bool)
-    valid[0, :2] = False
-    padding = Mask.padding(jnp.asarray(valid))
-    wanted = d.full(d.x, mask=Mask.causal() & padding)
-    for mask in (valid[:, None, None], padding):
-        _, cache = d.feed(d.cache, d.x[:, :1], mask)
-        for t in range(1, 4):
-            output, cache = d.feed(cache, d.x[:, t : t + 1], mask)
-            assert_close(output[:, 0], wanted[:, t])
-
-
-@every_kind
-def test_causal_said_twice_is_still_the_full_pass(case):
-    d = decoder(case)
-    wanted = d.full(d.x, mask=Mask.causal())
-    _, cache = d.feed(d.cache, d.x[:, :3], Mask.causal())
-    output, _ = d.feed(cache, d.x[:, 3:4], Mask.causal())
-    assert_close(output, wanted[:, 3:4])
-
-
 @every_case
 def test_numbers_cached_per_token(case):
     """2HD, 2D, 2KD, HD, or for mva D_s + HD + H."""
     cache = decoder(case).cache
-    wanted = KINDS[case.kind].cached(case)
-    held = sum(a[0, 0].size for name, a in cache.items() if name != "cache_index")
-    assert held == wanted
+    held = {name: array for name, array in cache.items() if name != "cache_index"}
+    assert sum(a[0, 0].size for a in held.values()) == KINDS[case.kind].cached(case)
     assert cache["cache_index"].shape == (B,)
-    assert all(a.shape[:2] == (B, LENGTH) for n, a in cache.items() if n != "cache_index")
+    assert all(a.shape[:2] == (B, LENGTH) for a in held.values())
     assert not any(map(np.any, cache.values()))
 
 
@@ -211,24 +167,29 @@ def test_the_cache_has_the_type_of_the_computation():
         assert {a.dtype for n, a in cache.items() if n != "cache_index"} == {jnp.dtype("bfloat16")}
 
 
-@every_kind
+@pytest.mark.parametrize("case", [Case("mha"), LATENTS], ids=str)
 def test_a_write_past_the_end_raises_where_it_is_known(case):
     d = decoder(case)
+    assert_close(d.feed(d.cache, d.x)[0], d.full(d.x, mask=Mask.causal()))  # the whole cache
     with pytest.raises(ValueError, match=f"8 new tokens do not fit in a cache of {LENGTH}"):
         d.feed(d.cache, np.zeros((B, 8, case.width), np.float32))
-    six = d.cache | {"cache_index": np.array([6, 6], np.int32)}
-    with pytest.raises(ValueError, match=f"the cache holds {LENGTH} tokens.* 6 got 2 more"):
-        feed_eagerly(d, jax.tree.map(jnp.asarray, six), d.x[:, :2])
-    one_row = d.cache | {"cache_index": np.array([2, 7], np.int32)}
-    with pytest.raises(ValueError, match="7 got 1 more"):
-        feed_eagerly(d, jax.tree.map(jnp.asarray, one_row), d.x[:, :1])
+    for places, tokens, message in (
+        ([6, 6], 2, f"the cache holds {LENGTH} tokens.* 6 got 2 more"),
+        ([2, 7], 1, "7 got 1 more"),
+    ):
+        full = d.params | {"cache": d.cache | {"cache_index": np.array(places, np.int32)}}
+        with pytest.raises(ValueError, match=message):
+            d.module.apply(jax.tree.map(jnp.asarray, full), d.x[:, :tokens], mutable=["cache"])
 
 
 @every_case
 def test_a_write_past_the_end_poisons_its_row_where_it_is_not_known(case):
     """Row 1 is full: it is NaN, row 0 is right, and nothing that was cached is touched."""
     d = decoder(case)
-    _, cache = d.feed(d.cache, d.x)
+    cache = d.cache
+    for start in (0, 3):
+        _, cache = d.feed(cache, d.x[:, start : start + 3])
+    _, cache = d.feed(cache, d.x[:, 6:])
     cache = cache | {"cache_index": np.array([4, LENGTH], np.int32)}
     # Row 0 gets the token that it had, row 1 one more than it holds.
     new = np.stack([d.x[0, 4:5], normal(5, 1, case.width)])
@@ -259,26 +220,14 @@ def test_tokens_that_still_fit_are_written_and_their_row_is_poisoned_all_the_sam
 
 @every_case
 def test_a_cache_filled_once_is_the_cross_pass(case):
+    """Read only: the collection need not be mutable, and any number of queries may come."""
     d = decoder(case)
-    q, memory = normal(2, B, T, case.width), normal(3, B, S, case.width)
-    valid = np.ones((B, S), bool)
-    valid[1, 5:] = False
-    mask = Mask.padding(jnp.asarray(valid))
-    wanted = d.full(q, memory, mask=mask)
-    state = d.fill(memory)
+    q, *memory = (normal(i, B, n, case.width) for i, n in ((2, T), (3, S), (4, S)))
+    memory = memory[:1] if case.one_source else memory
+    mask = Mask.padding(jnp.arange(S)[None] < jnp.array([[S], [5]]))
+    state = d.fill(*memory)
     assert "cache_index" not in state["cache"]
-    # Read only: the collection need not be mutable, and any number of queries may come.
-    assert_close(d.read(state, q, mask), wanted)
-    assert_close(d.read(state, q[:, :1], mask), wanted[:, :1])
-
-
-@every_kind
-def test_a_cache_filled_from_keys_and_values(case):
-    if case.one_source:
-        pytest.skip("makes keys and values of one input")
-    d = decoder(case)
-    q, k, v = (normal(i, B, n, case.width) for i, n in ((2, T), (3, S), (4, S)))
-    assert_close(d.read(d.fill(k, v), q), d.full(q, k, v))
+    assert_close(d.read(state, q, mask), d.full(q, *memory, mask=mask))
 
 
 @pytest.mark.parametrize("kind", ["mha", "mhe_mul"])
@@ -291,53 +240,18 @@ def test_a_cache_filled_from_another_width(kind):
     assert_close(step.apply(params | state, q), wanted)
 
 
-def test_filling_a_cache_that_nothing_reads_is_refused():
+def test_what_fills_no_cache():
     module, x = Case("mhe_mul").module(), normal(3, B, S, 33)
+    fill = {"method": "fill_cache", "mutable": ["cache"]}
     params = {"params": random_parameters(module, x)}
     with pytest.raises(ValueError, match="fill_cache needs decode=True"):
-        module.apply(params, x, method="fill_cache", mutable=["cache"])
-
-
-def test_filling_a_cache_needs_the_width_of_the_queries():
-    fields = {"projection": KroneckerProjection(2), "use_bias": False, "decode": True}
-    module, x = Case("mha").module(qkv_features=None, **fields), normal(3, B, S, 33)
-    params = module.init(jax.random.key(0), x)
-    call = {"method": "fill_cache", "mutable": ["cache"]}
-    with pytest.raises(ValueError, match="needs qkv_features .* `out` has only a, b"):
-        module.apply({"params": params["params"]}, x, **call)
-    module.clone(qkv_features=33).apply({"params": params["params"]}, x, **call)
-
-
-@every_kind
-def test_a_cache_of_self_attention_is_not_filled(case):
-    d = decoder(case)
+        module.apply(params, x, **fill)
+    d = decoder(Case("mha"))
+    begun = d.params | {"cache": d.cache}
     with pytest.raises(ValueError, match="fill_cache: takes an empty cache"):
-        d.module.apply(d.params | {"cache": d.cache}, d.x, method="fill_cache", mutable=["cache"])
-
-
-@every_kind
-def test_keys_of_another_length_are_not_taken_for_self_attention(case):
-    """Such as those of cross-attention whose cache was not filled."""
-    d = decoder(case)
+        d.module.apply(begun, d.x, **fill)
+    # Keys of cross-attention whose cache was not filled.
     with pytest.raises(ValueError, match="decode=True: 1 queries and 2 keys, .* fill_cache"):
-        d.module.apply(d.params | {"cache": d.cache}, d.x[:, :1], d.x[:, :2], mutable=["cache"])
-
-
-@every_kind
-def test_beams_are_rows_of_the_cache(case):
-    """Reordered rows decode as the tokens that they now stand for."""
-    d = decoder(case)
-    _, cache = d.feed(d.cache, d.x[:, :3])
-    beams = np.array([1, 1])
-    for tokens in (d.x[beams], d.x[::-1]):
-        rows = beams if np.array_equal(tokens[0], tokens[1]) else np.array([1, 0])
-        new = normal(5, B, 1, case.width)
-        output, _ = d.feed(jax.tree.map(lambda a, rows=rows: a[rows], cache), new)
-        whole = np.concatenate([tokens[:, :3], new, d.x[:, :3]], 1)
-        assert_close(output[:, 0], d.full(whole, mask=Mask.causal())[:, 3])
-
-
-def test_a_batch_that_is_not_the_cache_s_is_refused():
-    d = decoder(Case("mhe_mul"))
+        d.module.apply(begun, d.x[:, :1], d.x[:, :2], mutable=["cache"])
     with pytest.raises(ValueError, match="does not fit"):
         d.feed(d.cache, np.concatenate([d.x, d.x])[:, :1])

@@ -1,4 +1,4 @@
-"""What is refused, and that the message says why and what is allowed."""
+"""What is refused, and that the line names the field or the array and what is allowed."""
 
 import dataclasses
 import functools
@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import BATTERY, MHE, B, Case, H, S, T, every_case, every_kind, normal
+from attention_cases import BATTERY, B, Case, H, S, T, every_case, every_kind, normal
 
 from mhe_jax.attention import KINDS, Mask, engines, make_attention
+from mhe_jax.config import FIELDS_OF_KINDS
 
 X = normal(1, B, T, 33)
 Y = normal(2, B, S, 33)
@@ -21,152 +22,126 @@ def start(module, *inputs, **more):
     return jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **more))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("attention_fn", nn.dot_product_attention),
-        ("qkv_dot_general", jax.lax.dot_general),
-        ("out_dot_general", jax.lax.dot_general),
-        ("qkv_dot_general_cls", object),
-        ("out_dot_general_cls", object),
-        ("qk_attn_weights_einsum_cls", object),
-        ("attn_weights_value_einsum_cls", object),
-    ],
-)
-def test_fields_of_flax_that_are_refused(kind, field, value):
-    with pytest.raises(ValueError, match=f"{KINDS[kind].__name__}: {field} is refused: .{{10}}"):
-        make_attention(kind, num_heads=H, **{field: value})
-
-
-def test_an_unknown_kind_names_the_known_ones():
-    with pytest.raises(ValueError, match="'mhx' is not one of mha, sha, .*mhe_mul"):
-        make_attention("mhx", num_heads=H)
+REFUSED = {
+    "attention_fn": nn.dot_product_attention,
+    "qkv_dot_general": jax.lax.dot_general,
+    "out_dot_general": jax.lax.dot_general,
+    "qkv_dot_general_cls": object,
+    "out_dot_general_cls": object,
+    "qk_attn_weights_einsum_cls": object,
+    "attn_weights_value_einsum_cls": object,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["head", "heads", "n_heads", "nheads", "num_head"])
-def test_a_field_by_another_name_is_found(kind, name):
-    with pytest.raises(ValueError, match=f"'{name}'.*did you mean .*num_heads"):
-        make_attention(kind, **{name: H})
-
-
-@pytest.mark.parametrize(
-    ("name", "near"), [("mhe", "mhe_add, mhe_mul"), ("MHE", "mhe_add, mhe_mul"), ("mul", "mhe_mul")]
-)
-def test_kinds_that_begin_alike_are_named_first(name, near):
-    with pytest.raises(ValueError, match=f"'{name}'.*did you mean {near}"):
-        make_attention(name, num_heads=H)
-
-
-def test_an_unknown_field_says_whose_it_is():
-    with pytest.raises(ValueError, match="mha has no field 'num_kv_heads'; it belongs to gqa, gta"):
-        make_attention("mha", num_heads=H, num_kv_heads=1)
-    with pytest.raises(ValueError, match="sha has no field 'form'; it belongs to mhe_add, mhe_mul"):
-        make_attention("sha", num_heads=H, form="folded")
-    with pytest.raises(ValueError, match="mhe_mul has no field 'heads'; no module has it"):
-        make_attention("mhe_mul", heads=H)
-
-
-@every_kind
-@pytest.mark.parametrize("value", ["all", "heads", 2, None])
-def test_broadcast_dropout_has_three_values(case, value):
-    with pytest.raises(ValueError, match="is not one of True, False, 'batch'"):
-        case.module(broadcast_dropout=value)
-
-
-@pytest.mark.parametrize("kind", MHE)
-def test_forms(kind):
-    with pytest.raises(ValueError, match="'flash' is not one of auto, .*folded, materialized"):
-        start(Case(kind, "flash").module(), X)
-    with pytest.raises(ValueError, match="'folded' cannot .*: normalize_qk.*'materialized'"):
-        start(Case(kind, "folded").module(normalize_qk=True), X)
+def test_fields_that_no_kind_takes(kind):
+    kv = {"num_kv_heads": 1} if kind in FIELDS_OF_KINDS["num_kv_heads"] else {}
+    make = functools.partial(make_attention, kind)
+    for field, value in REFUSED.items():
+        says = f"{KINDS[kind].__name__}: {field} is refused: .{{10}}"
+        with pytest.raises(ValueError, match=says):
+            make(num_heads=H, **{field: value})
+    for value in ("all", 2, None):
+        with pytest.raises(ValueError, match="broadcast_dropout.*True, False, 'batch'"):
+            make(num_heads=H, broadcast_dropout=value)
+    for value in (-0.1, 1, float("nan")):
+        with pytest.raises(ValueError, match=rf"dropout_rate={value} is not in \[0, 1\)"):
+            make(num_heads=H, dropout_rate=value)
+    for name in ("head", "n_heads", "num_head"):
+        with pytest.raises(ValueError, match=f"'{name}'.*did you mean .*num_heads"):
+            make(**{name: H})
+    # Widths, before a call, so that costs are refused too; None stands for a default alone.
+    numbers = "heads", "features", "groups", "rank"
+    fields = [f for f in dataclasses.fields(KINDS[kind]) if f.name.endswith(numbers)]
+    assert {"num_heads", "qkv_features", "out_features"} <= {f.name for f in fields}
+    for field in fields:
+        for value in (0, -4, 4.0, "4", True, *([] if field.default is None else [None])):
+            says = f"{field.name}={value!r} must be a whole number of 1 or more"
+            with pytest.raises(ValueError, match=says):
+                make(**{"num_heads": 4, **kv, field.name: value})
+        make(**{"num_heads": np.int64(4), **kv, field.name: np.int64(4)})
 
 
 @every_kind
-def test_engines(case):
+def test_calls_that_no_kind_takes(case):
+    x = normal(1, B, T, case.width)
+    with pytest.raises(ValueError, match="inputs_v is given without inputs_k"):
+        start(case.module(), x, None, x)
+    kv = {"num_kv_heads": 1} if case.kv_heads else {}
+    whose = "qkv_features=16, the width of the inputs, must be a multiple of num_heads=3"
+    with pytest.raises(ValueError, match=whose):
+        start(KINDS[case.kind](num_heads=3, **kv), normal(1, B, T, 16))
+    with pytest.raises(ValueError, match="qkv_features=20 must be a multiple of num_heads=3"):
+        start(KINDS[case.kind](num_heads=3, qkv_features=20, **kv), normal(1, B, T, 16))
     if case.form in engines.OF_FORMS:  # has engines of its own; 'auto' takes another form for these
         case = dataclasses.replace(case, form=None)
-    x = normal(1, B, T, case.width)
     with pytest.raises(ValueError, match="'flash' is not one of auto, cudnn, splash, xla, blocked"):
         start(case.module(engine="flash"), x)
     if jax.default_backend() == "cpu":
-        with pytest.raises(ValueError, match="cudnn: needs an NVIDIA GPU, this is cpu"):
-            start(case.module(engine="cudnn"), x)
-        with pytest.raises(ValueError, match="splash: needs a TPU, this is cpu"):
-            start(case.module(engine="splash"), x)
+        for engine, device in (("cudnn", "an NVIDIA GPU"), ("splash", "a TPU")):
+            with pytest.raises(ValueError, match=f"{engine}: needs {device}, this is cpu"):
+                start(case.module(engine=engine), x)
 
 
-@every_kind
-def test_heads_divide_the_width(case):
-    kv = {"num_kv_heads": 1} if case.kv_heads else {}
-    x = normal(1, B, T, 16)
-    with pytest.raises(
-        ValueError,
-        match="qkv_features=16, the width of the inputs, must be a multiple of num_heads=3",
-    ):
-        start(KINDS[case.kind](num_heads=3, **kv), x)
-    with pytest.raises(ValueError, match="qkv_features=20 must be a multiple of num_heads=3"):
-        start(KINDS[case.kind](num_heads=3, qkv_features=20, **kv), x)
+ONES = functools.partial(jnp.ones, dtype=bool)
+CALLS = [
+    (lambda: make_attention("mhx", num_heads=H), "'mhx' is not one of mha, sha, .*mhe_mul"),
+    (lambda: make_attention("MHE", num_heads=H), "'MHE'.*did you mean .*mhe_add"),
+    (lambda: make_attention("mul", num_heads=H), "'mul'.*did you mean .*mhe_mul"),
+    (lambda: make_attention("mha", num_heads=H, num_kv_heads=1), "'num_kv_heads'; .*gqa, gta"),
+    (lambda: make_attention("sha", num_heads=H, form="folded"), "'form'; it belongs to mhe_add"),
+    (lambda: make_attention("mhe_mul", heads=H), "mhe_mul has no field 'heads'; no module"),
+    (lambda: start(make_attention("gqa", num_heads=3), X), "num_kv_heads is not set.*num_heads=3"),
+    (lambda: start(Case("gqa", kv_heads=2).module(), X), "num_kv_heads=2 must divide num_heads=3"),
+    (lambda: start(Case("gqa", kv_heads=6).module(), X), "num_kv_heads=6 must divide num_heads=3"),
+    (lambda: start(Case("mhe_add", "flash").module(), X), "'flash' is not one of auto, .*folded"),
+    (
+        lambda: start(Case("mhe_mul", "folded").module(normalize_qk=True), X),
+        "'folded' cannot .*: normalize_qk.*'materialized'",
+    ),
+    (
+        # Any false is a dropout mask for each head, which the form `shared` refuses.
+        lambda: start(
+            Case("mhe_add", "shared").module(dropout_rate=0.1, broadcast_dropout=np.bool_(False)),
+            X,
+            deterministic=False,
+        ),
+        "dropout differs from head to head",
+    ),
+    (lambda: start(Case("mha").module(), X[0, 0]), r"inputs_q has shape .* array \[\.\.\."),
+    (lambda: start(Case("mha").module(), X, [[1.0] * 33]), "inputs_k is a list: it must be an"),
+    (lambda: start(Case("el").module(), X, Y[..., :21]), "width 21 must be qkv_features=33"),
+    (lambda: start(Case("el").module(), X, Y, Y[..., :7]), "width 7 must be qkv_features=33"),
+    (lambda: start(Case("skv").module(), X, Y, Y[..., :7]), "inputs_v is 7 wide .* inputs_k, 33"),
+    (lambda: start(Case("mha").module(), X, inputs_kv=Y), "inputs_kv is refused.*pass inputs_k"),
+    (lambda: start(Case("mha").module(), X, Y, ONES((B, 1, T, S))), r"inputs_v .* mask=\.\.\."),
+    (lambda: start(Case("mha").module(), normal(1, 2, 3, T, 33), normal(2, 3, 2, S, 33)), "batch"),
+    (lambda: start(Case("mha").module(), normal(1, 2, 3, T, 33), normal(2, 6, S, 33)), "batch"),
+    (lambda: start(Case("mha").module(), normal(1, 2, 3, T, 33), mask=ONES((4, 1, T, T))), "mask"),
+    (lambda: start(Case("sha").module(), X, Y, mask=ONES((B, H, T, S))), r"array .batch, heads, q"),
+    (
+        lambda: start(Case("mha").module(), X, mask=ONES((B, T))),
+        r"array \[batch, heads, queries, keys\] has shape \(1, 1, 2, 5\), .* to \(2, 3, 5, 5\)",
+    ),
+    (
+        lambda: start(Case("mha").module(), X, mask=Mask.causal(jnp.zeros((B, 1), int))),
+        r"mask: offset has shape \(2, 1\).* to \(2,\)",
+    ),
+    (
+        lambda: start(Case("mha").module(), X, mask=Mask.padding(ONES((B, T + 1)))),
+        r"mask: key_valid has shape \(2, 6\)",
+    ),
+    (
+        lambda: start(Case("mha").module(), X, mask=Mask.segments(jnp.ones(T, int))),
+        r"mask: segments of queries has shape \(5,\)",
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_heads_widths_ranks_and_groups_are_whole_numbers(kind):
-    """Before a call, so that costs are refused too; None stands for a default alone."""
-    kv = {"num_kv_heads": 1} if "num_kv_heads" in KINDS[kind].__dataclass_fields__ else {}
-    kinds_of_number = "heads", "features", "groups", "rank"
-    fields = [f for f in dataclasses.fields(KINDS[kind]) if f.name.endswith(kinds_of_number)]
-    assert {"num_heads", "qkv_features", "out_features"} <= {f.name for f in fields}
-    for field in fields:
-        never = [] if field.default is None else [None]
-        for value in (0, -4, 4.0, "4", True, *never):
-            says = f"{field.name}={value!r} must be a whole number of 1 or more"
-            with pytest.raises(ValueError, match=says):
-                make_attention(kind, **{"num_heads": 4, **kv, field.name: value})
-        make_attention(kind, **{"num_heads": np.int64(4), **kv, field.name: np.int64(4)})
-
-
-def test_inputs_are_arrays_of_two_axes_or_more():
-    module = Case("mha").module()
-    with pytest.raises(
-        ValueError, match=r"inputs_q has shape \(33,\): it must be an array \[\.\.\."
-    ):
-        start(module, X[0, 0])
-    with pytest.raises(ValueError, match="inputs_k is a list: it must be an array"):
-        start(module, X, [[1.0] * 33])
-
-
-def test_an_array_that_fits_no_call_is_told_by_its_axes():
-    said = r"array \[batch, heads, queries, keys\] has shape \(1, 1, 2, 5\), .* to \(2, 3, 5, 5\)"
-    with pytest.raises(ValueError, match=said):
-        start(Case("mha").module(), X, mask=jnp.ones((B, T)))
-
-
-def test_groups_that_are_not_set():
-    with pytest.raises(ValueError, match="num_kv_heads is not set: it must divide num_heads=3"):
-        start(make_attention("gqa", num_heads=3), X)
-
-
-@pytest.mark.parametrize("mask", ["causal", Mask.causal, {}, [[1], [1, 0]], [[None]], [["1"]]])
-def test_what_is_no_mask(mask):
-    call = functools.partial(make_attention("mha", num_heads=3).init, jax.random.key(0), X)
-    for make in (lambda: call(mask=mask), lambda: Mask.array(mask), lambda: Mask.padding(mask)):
-        with pytest.raises(ValueError, match=f"mask of type {type(mask).__name__} ") as caught:
-            make()
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kv_heads", [-1, 0, 2, 6])
-def test_groups(kv_heads):
-    says = f"num_kv_heads={kv_heads} must "
-    says += "divide num_heads=3" if kv_heads > 0 else "be a whole number of 1 or more"
-    with pytest.raises(ValueError, match=says):
-        start(make_attention("gqa", num_heads=3, num_kv_heads=kv_heads), X)
-
-
-def test_el_needs_hidden_states_as_wide_as_its_heads():
-    with pytest.raises(ValueError, match="width 21 must be qkv_features=33"):
-        start(Case("el").module(), X, normal(2, B, S, 21))
+@pytest.mark.parametrize(("call", "message"), CALLS, ids=[message for _, message in CALLS])
+def test_what_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("case", [c for c in BATTERY if c.one_source], ids=str)
@@ -179,37 +154,24 @@ def test_a_cache_of_one_array_takes_one_input(case):
         start(module, x, method="fill_cache", inputs_v=x)
 
 
-def test_one_matrix_needs_one_width():
-    with pytest.raises(ValueError, match="inputs_v is 7 wide and must be as wide as inputs_k, 33"):
-        start(Case("skv").module(), X, Y, Y[..., :7])
-    with pytest.raises(ValueError, match="width 7 must be qkv_features=33"):
-        start(Case("el").module(), X, Y, Y[..., :7])
-
-
-def test_what_flax_has_deprecated():
-    """Flax takes both with a warning; see also benchmarks/flax_tests.py."""
-    with pytest.raises(ValueError, match="inputs_kv is refused, deprecated in Flax: pass inputs_k"):
-        start(Case("mha").module(), X, inputs_kv=Y)
-    with pytest.raises(ValueError, match=r"inputs_v has shape .*; a mask is passed as mask=\.\.\."):
-        start(Case("mha").module(), X, Y, jnp.ones((B, 1, T, S)))
-
-
-@every_kind
-def test_values_without_keys(case):
-    x = normal(1, B, T, case.width)
-    with pytest.raises(ValueError, match="inputs_v is given without inputs_k"):
-        start(case.module(), x, None, x)
+@pytest.mark.parametrize("mask", ["causal", Mask.causal, {}, [[1], [1, 0]], [["1"]]])
+def test_what_is_no_mask(mask):
+    call = functools.partial(make_attention("mha", num_heads=3).init, jax.random.key(0), X)
+    for make in (lambda: call(mask=mask), lambda: Mask.array(mask), lambda: Mask.padding(mask)):
+        with pytest.raises(ValueError, match=f"mask of type {type(mask).__name__} ") as caught:
+            make()
+        assert "\n" not in str(caught.value)
 
 
 BAD_MASKS = {
-    "queries": jnp.ones((B, 1, T + 1, S), bool),
-    "keys": jnp.ones((B, 1, T, T), bool),
-    "batch": jnp.ones((B + 1, 1, T, S), bool),
-    "heads": jnp.ones((B, 2, T, S), bool),
-    "rank": jnp.ones((1, B, 1, T, S), bool),
-    "padding": Mask.padding(jnp.ones((B, S - 1), bool)),
-    "padding of another batch": Mask.padding(jnp.ones((B + 1, S), bool)),
-    "padding of rank 3": Mask.padding(jnp.ones((1, B, S), bool)),
+    "queries": ONES((B, 1, T + 1, S)),
+    "keys": ONES((B, 1, T, T)),
+    "batch": ONES((B + 1, 1, T, S)),
+    "heads": ONES((B, 2, T, S)),
+    "rank": ONES((1, B, 1, T, S)),
+    "padding": Mask.padding(ONES((B, S - 1))),
+    "padding of another batch": Mask.padding(ONES((B + 1, S))),
+    "padding of rank 3": Mask.padding(ONES((1, B, S))),
     "offset of another batch": Mask.causal(jnp.zeros(B + 1, int)),
     "segments of queries for keys": Mask.segments(jnp.ones((B, T), int)),
     "segments of another batch": Mask.segments(jnp.ones((3, T), int), jnp.ones((3, S), int)),
@@ -218,22 +180,11 @@ BAD_MASKS = {
 
 
 @every_case
-@pytest.mark.parametrize("name", BAD_MASKS)
-def test_masks_of_the_wrong_shape(case, name):
+def test_masks_of_the_wrong_shape(case):
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
-    with pytest.raises(ValueError, match=r"mask.*(broadcast to|differs from head)"):
-        start(case.module(), q, k, mask=BAD_MASKS[name])
-
-
-def test_parts_of_a_mask_are_named_with_their_own_shape():
-    for mask, message in (
-        (Mask.causal(jnp.zeros((B, 1), int)), rf"offset has shape \({B}, 1\).* to \({B},\)"),
-        (Mask.padding(jnp.ones((B, T + 1), bool)), rf"key_valid has shape \({B}, {T + 1}\)"),
-        (Mask.padding(jnp.ones((B, T - 1), bool)), rf"key_valid has shape \({B}, {T - 1}\)"),
-        (Mask.segments(jnp.ones(T, int)), rf"segments of queries has shape \({T},\)"),
-    ):
-        with pytest.raises(ValueError, match=f"mask: {message}"):
-            start(Case("mha").module(), X, mask=mask)
+    for mask in BAD_MASKS.values():
+        with pytest.raises(ValueError, match=r"mask.*(broadcast to|differs from head)"):
+            start(case.module(), q, k, mask=mask)
 
 
 @pytest.mark.parametrize("offset", [2, jnp.array(2), jnp.array([2])], ids=["int", "0-d", "1-d"])
@@ -248,37 +199,3 @@ def test_a_mask_and_an_array():
     for mask in (Mask() & tril, Mask.causal() & tril, Mask(allowed=tril) & Mask()):
         assert (mask.to_dense(T, T) == tril[None, None]).all()
     start(Case("mha").module(), X, mask=Mask(allowed=tril))
-
-
-@every_kind
-@pytest.mark.parametrize("rate", [-0.1, 1, 1.5, float("nan")])
-def test_dropout_rate(case, rate):
-    with pytest.raises(ValueError, match=rf"dropout_rate={rate} is not in \[0, 1\)"):
-        case.module(dropout_rate=rate)
-
-
-@pytest.mark.parametrize("no", [np.bool_(False), 0])
-def test_any_false_is_a_dropout_mask_for_each_head(no):
-    """The form `shared` refuses it."""
-    module = Case("mhe_add", "shared").module(dropout_rate=0.1, broadcast_dropout=no)
-    with pytest.raises(ValueError, match="dropout differs from head to head"):
-        start(module, X, deterministic=False)
-
-
-def test_leading_axes_of_a_mask_are_named():
-    x = normal(1, 2, 3, T, 33)
-    with pytest.raises(ValueError, match="mask"):
-        start(Case("mha").module(), x, mask=jnp.ones((4, 1, T, T), bool))
-
-
-@pytest.mark.parametrize("batch", [(3, 2), (6,), (1,)], ids=str)
-def test_leading_axes_of_queries_and_keys_agree(batch):
-    q = normal(1, 2, 3, T, 33)
-    with pytest.raises(ValueError, match="batch"):
-        start(Case("mha").module(), q, normal(2, *batch, S, 33))
-
-
-def test_a_single_head_has_no_mask_per_head():
-    with pytest.raises(ValueError, match="mask: the array .batch, heads, queries, keys. has"):
-        start(Case("sha").module(), X, Y, mask=jnp.ones((B, H, T, S), bool))
-    start(Case("sha").module(), X, Y, mask=jnp.ones((B, 1, T, S), bool))

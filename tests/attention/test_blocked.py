@@ -2,20 +2,17 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import BATTERY, B, S, T, mask_for, mask_names, normal
-from test_kinds import check
+from attention_cases import B, Case, S, T, mask_for, mask_names, normal, on_mesh
+from test_kinds import check, gradient
 
 from mhe_jax.attention import Mask, engines
 from mhe_jax.attention.engines import Options, blocked, blocks, mesh, xla
 from mhe_jax.model.stack import _is_kept
 
-# Those of the ladder for heads with scores and keys of their own.
-CASES = [case for case in BATTERY if case.form not in engines.OF_FORMS]
 RATE = 0.3
 KEY = jax.random.key(5)
 
@@ -31,27 +28,28 @@ def small(monkeypatch, request):
     monkeypatch.setattr(blocked, "BLOCK_SCORES", 300 if request.param == "examples" else 50)
     monkeypatch.setattr(blocked, "CPU_SCORES", 15)
     monkeypatch.setattr(blocks, "BAND", 4)
+    gradient.cache_clear()  # its programs are of other sizes
+
+
+MHA, GROUPED, BIASED = Case("mha"), Case("gqa", heads=6, kv_heads=2), Case("collaborative")
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("name", mask_names(CASES[0], T, S))
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_kind_and_mask(case, name):
-    """Output and gradients against the float64 reference."""
-    if name not in mask_names(case, T, S):
-        pytest.skip("this kind has one head, and no mask can tell its heads apart")
-    _, dense = mask_for(case, name, T, S)
-    mask = jnp.asarray(dense[:, : case.mask_heads])
+@pytest.mark.parametrize("case", [MHA, GROUPED, BIASED], ids=str)
+def test_every_mask(case):
+    """Output and gradients against the float64 reference, by one program."""
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
-    check(case, mask, dense, q, k, engine="blocked")
+    for name in mask_names(case, T, S):
+        _, dense = mask_for(case, name, T, S)
+        check(case, jnp.asarray(dense), dense, q, k, engine="blocked")
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "name",
     [
-        "causal",
         "all of them",
         "causal offset",
         "segments of one",
@@ -63,8 +61,8 @@ def test_every_kind_and_mask(case, name):
 )
 def test_a_mask_in_parts(name):
     """Each block has its own part of it, and a band leaves out the keys behind it."""
-    mask, dense = mask_for(CASES[0], name, T, T)
-    check(CASES[0], mask, dense, normal(1, B, T, CASES[0].width), engine="blocked")
+    mask, dense = mask_for(MHA, name, T, T)
+    check(MHA, mask, dense, normal(1, B, T, MHA.width), engine="blocked")
 
 
 def call(T, S, dtype=jnp.float32, H=4, K=2, D=8, E=6):
@@ -77,6 +75,7 @@ def run(engine, mask, options, bias, *qkv):
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sizes", [(0, 5), (1, 1), (4, 0), (9, 3), (3, 9)], ids=str)
 def test_other_lengths_and_a_key_bias(sizes):
     qkv, bias = call(*sizes), normal(4, B, sizes[1], 4)
@@ -99,32 +98,29 @@ def test_other_lengths_and_a_key_bias(sizes):
     np.testing.assert_allclose(moved, wanted_moved, atol=3e-6)
 
 
-@pytest.mark.usefixtures("small")
-def test_masks_of_heads_that_share_keys():
-    """Each of four query heads has its own, wherever a block has one of two key heads."""
-    qkv, mask = call(9, 7), Mask.array(jnp.asarray(normal(8, B, 4, 9, 7) > -0.5))
-    found, wanted = (run(engine, mask, Options(), None, *qkv) for engine in (blocked, xla))
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
 def test_gradients_of_many_blocks_add_up_in_float32(monkeypatch):
     """In bfloat16 those of 512 blocks of one query would lose most of what each adds."""
     monkeypatch.setattr(blocked, "CPU_SCORES", 1)
     q, k, v = call(512, 8, jnp.bfloat16)
     # All add to the gradients of keys in one direction, as all add to those of values.
     qkv = jnp.abs(q), k, v
-    exact = jax.vjp(
-        functools.partial(run, xla, Mask(), Options(), None), *(x.astype(jnp.float32) for x in qkv)
+
+    def gradients(engine, *qkv):
+        output, pull = jax.vjp(functools.partial(run, engine, Mask(), Options(), None), *qkv)
+        return pull(jnp.ones_like(output))
+
+    wide = [x.astype(jnp.float32) for x in qkv]
+    found, wanted = (
+        jax.jit(functools.partial(gradients, engine))(*given)
+        for engine, given in ((blocked, qkv), (xla, wide))
     )
-    ours = jax.vjp(functools.partial(run, blocked, Mask(), Options(), None), *qkv)
-    cotangent = jnp.ones_like(ours[0])
-    found, wanted = ours[1](cotangent), exact[1](cotangent.astype(jnp.float32))
     for got, want in zip(found[1:], wanted[1:], strict=True):
         error = np.abs(got.astype(jnp.float32) - want).max()
         assert error < 0.01 * np.abs(want).max()
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("broadcast", [True, "batch", False])
 def test_dropout_has_one_mask_in_both_passes(broadcast):
     """With values of the identity the output is the weights, whose mask the gradients must have."""
@@ -246,16 +242,12 @@ def test_devices_that_a_call_does_not_know_of():
 
 def test_a_shard_map_over_some_axes_is_not_split_again():
     """The rules name axes that are the caller's there."""
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices, see tests/conftest.py")
     # Two examples for each device, which could be split once more.
     qkv = [jnp.tile(x, (2, 1, 1, 1)) for x in call(6, 7)]
     attend = functools.partial(run, blocked, Mask(), Options(), None)
     wanted = attend(*qkv)
-    four = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     rows = jax.sharding.PartitionSpec("data")
-    rules = [("batch", "data"), ("activation_heads", "tensor")]
-    with jax.set_mesh(four), nn.logical_axis_rules(rules):
+    with on_mesh(2, 2):
         split = jax.shard_map(
             attend, in_specs=rows, out_specs=rows, axis_names={"data"}, check_vma=False
         )
@@ -280,35 +272,19 @@ def test_auto_takes_it_for_many_scores(monkeypatch, of_head, of_all, wanted):
     assert engines.attend(*given)[2] == wanted
 
 
-def test_the_bounds_of_auto(monkeypatch):
-    """Those that benchmarks/RESULTS.md tells: from 256 queries and keys on a CPU, 512 on a TPU."""
-    for platform, least in (("cpu", 256), ("tpu", 512)):
-        monkeypatch.setattr(blocked, "platform", lambda: platform)  # noqa: B023 called in this turn
-        for queries, taken in ((least, True), (least - 1, False)):
-            reason = blocked.passed_by(*call(queries, least), None, Mask(), Options())
-            assert (reason is None) == taken
-
-
 def test_the_bound_of_a_gpu_is_of_one_device(monkeypatch):
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices, see tests/conftest.py")
     monkeypatch.setattr(blocked, "platform", lambda: "gpu")
-    four = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    rules = [("batch", "data"), ("activation_heads", "tensor")]
     given = *call(2, 3), None, Mask(), Options()  # 48 scores, 12 of a device
-    with jax.set_mesh(four), nn.logical_axis_rules(rules):
+    with on_mesh(2, 2):
         for bound, taken in ((12, True), (13, False)):
             monkeypatch.setattr(blocked, "STORED", bound)
             assert (blocked.passed_by(*given) is None) == taken
 
 
-@pytest.mark.parametrize("scores", [60, 2**22])
-def test_dropout_does_not_depend_on_devices(scores, monkeypatch):
+def test_dropout_does_not_depend_on_devices(monkeypatch):
     """Each device has its own examples and heads, of one mask, whatever its blocks."""
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices, see tests/conftest.py")
     monkeypatch.setattr(blocked, "platform", lambda: "tpu")
-    monkeypatch.setattr(blocked, "BLOCK_SCORES", scores)
+    monkeypatch.setattr(blocked, "BLOCK_SCORES", 60)
     q, k, _ = call(6, 7, K=4)
     v = jnp.broadcast_to(jnp.eye(7)[None, :, None], (B, 7, 4, 7))
 
@@ -317,11 +293,7 @@ def test_dropout_does_not_depend_on_devices(scores, monkeypatch):
         mask = Mask.array(jnp.asarray(normal(8, B, 4, 6, 7) > -1))
         attend = jax.jit(functools.partial(run, blocked, mask, options, None))
         wanted = attend(q, k, v)
-        four = jax.make_mesh(
-            (2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2
-        )
-        rules = [("batch", "data"), ("activation_heads", "tensor")]
-        with jax.set_mesh(four), nn.logical_axis_rules(rules):
+        with on_mesh(2, 2):
             jax.clear_caches()
             np.testing.assert_allclose(attend(q, k, v), wanted, atol=1e-6)
         return wanted

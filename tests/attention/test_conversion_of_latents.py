@@ -4,16 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conversion_cases import D, H, M, T, apart, inputs, moved, start
+from conversion_cases import D, H, M, T, apart, drawn, inputs, moved, start
 
 from mhe_jax.attention import Activations, Mask, convert, make_attention
 from mhe_jax.attention.conversion import error, module_of
-from mhe_jax.attention.conversion.factors import group
 from mhe_jax.attention.conversion.fitting import fit_output
 from mhe_jax.attention.conversion.heads import NOT_LINEAR, Heads, expand
 from mhe_jax.attention.conversion.kinds import closest
-from mhe_jax.attention.conversion.scores import Joint, Moments, Target
-from mhe_jax.attention.conversion.tied import tied_states
+from mhe_jax.attention.conversion.scores import Moments, Target
 
 RANKS = {"query_rank": H, "key_rank": H, "value_rank": H}
 
@@ -58,6 +56,7 @@ def missed(params, kind, **fields):
         ("mhe_mul", "tpa", {"query_rank": H, "key_rank": 1, "value_rank": 1}),
     ],
 )
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("real", [False, True], ids=["weights", "activations"])
 def test_a_kind_that_has_room_takes_another_exactly(source, kind, fields, real):
     made, params = start(source)
@@ -83,10 +82,7 @@ def test_biases_are_kept(kind, fields):
     """Of queries, of values and of the output; cross-attention, with keys of another width."""
     x, y = uneven(1), uneven(2, width=17)
     made = make_attention("mha", num_heads=H)
-    params = jax.tree.map(
-        lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape),
-        made.init(jax.random.key(0), x, y)["params"],
-    )
+    params = drawn(jax.eval_shape(made.init, jax.random.key(0), x, y)["params"])
     found = convert(params, kind, activations=[Activations(x, y)], **fields)
     other = module_of(found, kind)
     seen = [Activations(x, y).completed(made, params)]
@@ -103,8 +99,7 @@ def test_queries_without_a_latent_have_no_bias():
     assert missed(params, "mla", latent_features=M + 1) < 0.5 * lost
 
 
-@pytest.mark.parametrize("use_bias", [False, True])
-@pytest.mark.parametrize("kind", ["collaborative", "gta"])
+@pytest.mark.parametrize(("kind", "use_bias"), [("collaborative", True), ("gta", False)])
 def test_heads_that_are_linear_become_others_exactly(kind, use_bias):
     fields = {"score_features": 3, "num_groups": 2} if kind == "collaborative" else {}
     made, params = start(kind, use_bias, **fields)
@@ -122,8 +117,7 @@ def test_heads_that_are_not_linear_become_no_others(kind):
         convert(params, "mha", source=kind)
 
 
-@pytest.mark.parametrize("G", [1, 2, 3, 6])
-@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize(("G", "use_bias"), [(1, False), (2, True), (6, True)])
 def test_tied_states_are_found_again(G, use_bias):
     """From their own heads, in another order and turned by maps that change nothing."""
     made, params = start("gta", use_bias, num_kv_heads=G)
@@ -131,29 +125,6 @@ def test_tied_states_are_found_again(G, use_bias):
     target = Target("gta", 4, num_kv_heads=G, use_bias=use_bias)
     found = jax.tree.map(jnp.float32, closest(heads, target, Moments.unit(heads)))
     assert apart(made, params, module_of(found, "gta"), found) < 1e-4
-
-
-def test_tied_states_are_the_best_near_them():
-    """Of one group: no states near them serve both its scores and its values better."""
-    _, params = start("mha", qkv_features=4 * H)
-    heads = expand(params, "mha")
-    target, moments = Target("gta", 4, num_kv_heads=1), Moments.unit(heads)
-    both = Joint(heads, moments, False)
-
-    def cost(bases):
-        states, shared = bases[:, :4], bases[:, 4:]
-        keys, missed = np.concatenate([states[:, :2], shared], 1), 0
-        for rows, basis in ((both.rows[:, :M], keys), (both.rows[:, M:], states)):
-            missed += np.sum((rows - rows @ np.linalg.pinv(basis).T @ basis.T) ** 2)
-        return missed
-
-    found = tied_states(heads, target, moments)
-    bases = np.concatenate([found["key_value"]["kernel"][:, 0], found["key"]["kernel"]], 1)
-    best, moves = cost(bases), np.eye(bases.size).reshape(-1, *bases.shape)
-    slope = [cost(bases + 1e-5 * move) - cost(bases - 1e-5 * move) for move in moves]
-    down = -np.reshape(slope, bases.shape) / np.linalg.norm(slope)
-    for step in (0.01, 0.03, 0.1, 0.3, 1):
-        assert cost(bases + step * down) > best * (1 - 1e-3)
 
 
 def projected(params, kernel):
@@ -170,8 +141,8 @@ def projected(params, kernel):
     return error(made, found, seen)
 
 
-@pytest.mark.parametrize("r", [9, 13])
-def test_a_latent_is_closer_than_the_joint_svd_of_weights(r):
+def test_a_latent_is_closer_than_the_joint_svd_of_weights():
+    r = 9
     _, params = start("mha")
     stack = np.concatenate(
         [np.asarray(params[role]["kernel"]).reshape(M, M) for role in ("key", "value")], 1
@@ -195,58 +166,22 @@ def test_scores_count_as_the_values_behind_them():
 @pytest.mark.parametrize(
     ("kind", "field", "values", "fields"),
     [
-        ("collaborative", "score_features", (3, 8, 16, 24), {}),
-        ("mla", "latent_features", (5, 9, 17, 25), {}),
-        ("mla", "query_rank", (3, 6, 12, 24), {"latent_features": 17}),
-        ("mla", "latent_features", (10, 16, 26, 40), {"latent_groups": 2}),
-        ("mfa", "query_rank", (2, 5, 10, 25), {}),
-        ("mfa", "query_rank", (2, 5, 10, 25), {"reuse_keys": True}),
-        ("gta", "num_kv_heads", (1, 2, 3, 6), {}),
-        ("tpa", "query_rank", (1, 2, 4, 6), {"key_rank": 4, "value_rank": 4}),
-        ("tpa", "key_rank", (1, 2, 4, 6), {"value_rank": H}),
-        ("tpa", "value_rank", (1, 2, 4, 6), {"key_rank": H}),
+        ("collaborative", "score_features", (3, 16, 24), {}),
+        ("mla", "latent_features", (5, 17, 25), {}),
+        ("mla", "query_rank", (3, 12, 24), {"latent_features": 17}),
+        ("mla", "latent_features", (10, 26, 40), {"latent_groups": 2}),
+        ("mfa", "query_rank", (2, 5, 10), {}),
+        ("mfa", "query_rank", (2, 5, 10), {"reuse_keys": True}),
+        ("gta", "num_kv_heads", (1, 3, 6), {}),
+        ("tpa", "query_rank", (1, 4, 6), {"key_rank": 4, "value_rank": 4}),
+        ("tpa", "key_rank", (1, 4, 6), {"value_rank": H}),
+        ("tpa", "value_rank", (1, 4, 6), {"key_rank": H}),
     ],
 )
 def test_more_room_brings_it_closer(kind, field, values, fields):
     _, params = start("mha", True, qkv_features=4 * H)
     errors = [missed(params, kind, **{field: value}, **fields) for value in values]
     assert all(b < 0.99 * a for a, b in zip(errors, errors[1:], strict=False)), errors
-
-
-def test_what_is_shared_by_mixing_is_closer_than_by_groups():
-    """Keys and values of `tpa` begin as those of `gqa`; with mixing vectors `collaborative` is no
-    farther than `mva`."""
-    _, params = start("mha", True)
-    ranks = {"query_rank": H, "key_rank": 2, "value_rank": 2}
-    assert missed(params, "tpa", **ranks) < 0.9 * missed(params, "gqa", num_kv_heads=2)
-    assert missed(params, "collaborative") < 0.9 * missed(params, "mva")
-    assert missed(params, "mfa", query_rank=M + 1) < missed(params, "mqa") + 0.01
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        ("gqa", {"num_kv_heads": 2}),
-        ("tpa", {"key_rank": 2, "value_rank": 2}),
-        ("mla", {"latent_groups": 2, "latent_features": 2 * D}),
-    ],
-)
-def test_small_heads_are_put_together_as_large_ones(kind, fields, monkeypatch):
-    """Parameters that are a thousandth as large: the same heads share."""
-    found = []
-
-    def remembered(*args):
-        found.append(group(*args))
-        return found[-1]
-
-    for module in ("kinds", "scores", "tensor_products"):
-        monkeypatch.setattr(f"mhe_jax.attention.conversion.{module}.group", remembered)
-    _, params = start("mha")
-    for scale in (1e-1, 1e-4):
-        convert(jax.tree.map(lambda leaf, by=scale: leaf * by, params), kind, **fields)
-    first, second = found[: len(found) // 2], found[len(found) // 2 :]
-    assert first == second
-    assert any(order != sorted(order) for order in first)
 
 
 @pytest.mark.parametrize("kind", ["gqa", "gta"])
@@ -281,7 +216,7 @@ def test_the_norm_is_held_for_inputs_of_any_size():
     assert off(half, found) < 2 * off(theirs, params) < 0.02
 
 
-@pytest.mark.parametrize("kind", ["mla", "mfa", "tpa"])
+@pytest.mark.parametrize("kind", ["mla", "tpa"])
 def test_every_parameter_can_learn(kind):
     """But the kernels of a constant, whose norm hides it, none is at rest."""
     made, params = start("mha")
@@ -301,28 +236,6 @@ def test_every_parameter_can_learn(kind):
         assert np.linalg.norm(grads[name]["kernel"]) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "said"),
-    [
-        ("mla", {"latent_features": 1}, "latent_features is 1: takes 2 or more, for one feature"),
-        ("mla", {"latent_features": 2, "latent_groups": 2}, "latent_features is 2: takes 4 or"),
-        ("mla", {"latent_groups": 4}, "latent_groups=4 must divide num_heads=6"),
-        ("mla", {"latent_features": 9, "latent_groups": 2}, "latent_groups=2 must divide latent"),
-        ("mla", {"query_rank": 1}, "query_rank is 1: takes 2 or more"),
-        ("mla", {"rotary_features": 2}, "mla has no field 'rotary_features' to be converted with"),
-        ("mfa", {"query_rank": 1}, "query_rank is 1: takes 2 or more"),
-        ("gta", {"num_kv_heads": 3}, "gta ties half of a key to its value: the width 5 is odd"),
-        ("gta", {}, "num_kv_heads is not set: it must divide num_heads=6"),
-        ("tpa", {"key_rank": 0}, "key_rank=0 must be 1 or more"),
-        ("collaborative", {"num_groups": 4}, "num_groups=4 must divide num_heads=6"),
-    ],
-)
-def test_what_cannot_be_is_said(kind, fields, said):
-    _, params = start("mha")
-    with pytest.raises(ValueError, match=said):
-        convert(params, kind, **fields)
-
-
 def test_inputs_that_are_wider_than_all_heads_cannot_be_cut_into_them():
     _, params = start("mha", qkv_features=2 * H)
     with pytest.raises(ValueError, match=f"^el cuts its inputs .* {M} wide, .* qkv_features=12$"):
@@ -334,7 +247,7 @@ def test_el_takes_queries_that_are_wider_than_all_heads():
     assert x.shape[-1] != 2 * H
     fields = {"num_heads": H, "qkv_features": 2 * H}
     made, other = make_attention("el", **fields), make_attention("mha", **fields)
-    params = made.init(jax.random.key(0), x, y)["params"]
+    params = drawn(jax.eval_shape(made.init, jax.random.key(0), x, y)["params"])
     found = convert(params, "mha", source="el")
     np.testing.assert_allclose(
         other.apply({"params": found}, x, y), made.apply({"params": params}, x, y), atol=1e-5
@@ -345,7 +258,7 @@ def test_el_takes_queries_that_are_wider_than_all_heads():
 def test_keys_and_values_of_two_inputs_have_no_home_in_one(kind):
     x, y, z = inputs(), jnp.ones((3, 4, 17)), jnp.ones((3, 4, 11))
     made = make_attention("mha", num_heads=H, qkv_features=4 * H)
-    params = made.init(jax.random.key(0), x, y, z)["params"]
+    params = drawn(jax.eval_shape(made.init, jax.random.key(0), x, y, z)["params"])
     fields = {"num_kv_heads": 2} if kind == "gta" else {}
     with pytest.raises(ValueError, match=f"^{kind} makes keys and values of one input: .* 17 and"):
         convert(params, kind, **fields)

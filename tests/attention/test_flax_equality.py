@@ -12,8 +12,6 @@ import numpy as np
 import optax
 import pytest
 from attention_cases import (
-    BATTERY,
-    MHE,
     B,
     Case,
     D,
@@ -27,6 +25,7 @@ from attention_cases import (
     normal,
     random_parameters,
 )
+from flax import nnx
 
 from mhe_jax.attention import KINDS, Mask, MultiHeadAttention
 from mhe_jax.config import FIELDS_OF_KINDS
@@ -58,17 +57,17 @@ def test_fields_and_call_are_those_of_flax():
     assert list(mine) == [*theirs, "positions"]
 
 
-@pytest.mark.parametrize("name", mask_names(MHA, T, S))
-def test_outputs_under_every_mask_on_rows_with_a_key(name):
+def test_outputs_under_every_mask_on_rows_with_a_key():
     ours, flax = pair()
     q, k, v = normal(1, B, T, 33), normal(2, B, S, 33), normal(3, B, S, 33)
     params = {"params": random_parameters(flax, q, k, v)}
-    _, dense = mask_for(MHA, name, T, S)
-    dense = jnp.asarray(dense)
-    has_key = dense.any(-1).all(1)
-    mine, theirs = (m.apply(params, q, k, v, mask=dense)[has_key] for m in (ours, flax))
-    if mine.size:
-        assert_close(mine, theirs, 1e-6)
+    mine, theirs = (jax.jit(m.apply) for m in (ours, flax))
+    for name in mask_names(MHA, T, S):
+        _, dense = mask_for(MHA, name, T, S)
+        has_key = dense.any(-1).all(1)
+        if has_key.any():
+            found = (f(params, q, k, v, mask=jnp.asarray(dense))[has_key] for f in (mine, theirs))
+            assert_close(*found, 1e-6)
 
 
 FIELDS = [
@@ -96,28 +95,24 @@ def test_outputs_with_other_fields(fields, batch):
     assert_close(mine, theirs, 2e-3 if "dtype" in fields else 1e-6)
 
 
-@pytest.mark.parametrize("fields", [{}, {"use_bias": False}, {"normalize_qk": True}], ids=str)
+INITIALIZERS = {
+    "kernel_init": nn.initializers.normal(0.5),
+    "bias_init": nn.initializers.normal(0.1),
+    "out_kernel_init": nn.initializers.constant(0.25),
+    "out_bias_init": nn.initializers.ones_init(),
+}
+OF_ALL = {name: INITIALIZERS[name] for name in ("kernel_init", "bias_init")}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"use_bias": False}, {"normalize_qk": True}, OF_ALL, INITIALIZERS],
+    ids=["no biases", "norms", "given", "given for out"],
+)
 def test_initial_parameters_are_those_of_flax(fields):
     ours, flax = pair(**fields)
     q, k = normal(1, B, T, 17), normal(2, B, S, 19)
     mine, theirs = (jax.jit(m.init)(jax.random.key(3), q, k) for m in (ours, flax))
-    jax.tree.map(np.testing.assert_array_equal, mine, theirs)
-
-
-INITIALIZERS = {
-    "kernel_init": nn.initializers.normal(0.5),
-    "out_kernel_init": nn.initializers.constant(0.25),
-    "bias_init": nn.initializers.normal(0.1),
-    "out_bias_init": nn.initializers.ones_init(),
-}
-
-
-@pytest.mark.parametrize("given", [(), ("out_kernel_init",), ("out_bias_init",)], ids=str)
-def test_initializers_are_used_as_in_flax(given):
-    fields = {n: INITIALIZERS[n] for n in ("kernel_init", "bias_init", *given)}
-    ours, flax = pair(**fields)
-    x = normal(1, B, T, 33)
-    mine, theirs = (jax.jit(m.init)(jax.random.key(3), x) for m in (ours, flax))
     jax.tree.map(np.testing.assert_array_equal, mine, theirs)
 
 
@@ -147,10 +142,10 @@ def test_initial_standard_deviations_are_those_of_flax(case):
             np.testing.assert_array_equal(kernel, flax[name]["kernel"])
 
 
-@pytest.mark.parametrize("batch", [(B,), (2, 3)], ids=str)
 @pytest.mark.parametrize(("ours_shares", "flax_shares"), [("batch", True), (False, False)])
-def test_dropout_draws_the_mask_of_flax(ours_shares, flax_shares, batch):
+def test_dropout_draws_the_mask_of_flax(ours_shares, flax_shares):
     """By `dropout_rng` and by the 'dropout' stream of a model."""
+    batch = 2, 3
     rate = {"dropout_rate": 0.4, "deterministic": False}
     ours, _ = pair(broadcast_dropout=ours_shares, **rate)
     _, flax = pair(broadcast_dropout=flax_shares, **rate)
@@ -161,9 +156,8 @@ def test_dropout_draws_the_mask_of_flax(ours_shares, flax_shares, batch):
         assert_close(mine, theirs, 1e-6)
 
 
-@pytest.mark.parametrize("batch", [(B,), (2, 3)], ids=str)
-def test_sown_weights_are_those_of_flax(batch):
-    q, k = normal(1, *batch, T, 33), normal(2, *batch, S, 33)
+def test_sown_weights_are_those_of_flax():
+    q, k = normal(1, 2, 3, T, 33), normal(2, 2, 3, S, 33)
     ours, flax = pair()
     params = {"params": random_parameters(flax, q, k)}
     mine, theirs = (
@@ -183,9 +177,8 @@ def test_weights_are_sown_in_the_type_of_the_softmax(force):
         assert weights.dtype == (jnp.float32 if force else jnp.bfloat16)
 
 
-@pytest.mark.parametrize("normalize_qk", [True, False])
-def test_decoding_step_by_step_is_that_of_flax(normalize_qk):
-    ours, flax = pair(decode=True, normalize_qk=normalize_qk)
+def test_decoding_step_by_step_is_that_of_flax():
+    ours, flax = pair(decode=True, normalize_qk=True)
     x = normal(1, B, T, 33)
     params = {"params": random_parameters(flax, x)}
     padding = jnp.ones((B, 1, 1, T), bool).at[0, :, :, 1].set(False)
@@ -243,7 +236,7 @@ def train_step(attention):
     return before, value, grads, params, after
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gqa", "mhe_add", "mla"])
 def test_a_model_takes_any_kind_by_one_name(kind):
     attention = KINDS[kind]
     if kind in FIELDS_OF_KINDS["num_kv_heads"]:
@@ -275,16 +268,15 @@ def test_the_model_with_mha_is_the_model_with_flax():
     assert_close(mine[2], theirs[2])
 
 
-@pytest.mark.parametrize("kind", MHE)
-def test_a_kind_inside_remat(kind):
+def test_a_kind_inside_remat():
     """`nn.remat` hands `x, x, x` on as three arrays."""
-    module = nn.remat(KINDS[kind])(num_heads=H, qkv_features=H * D)
-    x = normal(1, B, T, 33)
-    params = {"params": random_parameters(Case(kind).module(), x)}
-    assert_close(module.apply(params, x, x, x), Case(kind).module().apply(params, x))
+    module = nn.remat(KINDS["mhe_mul"])(num_heads=H, qkv_features=H * D)
+    x, plain = normal(1, B, T, 33), Case("mhe_mul").module()
+    params = {"params": random_parameters(plain, x)}
+    assert_close(module.apply(params, x, x, x), plain.apply(params, x))
 
 
-@pytest.mark.parametrize("case", [c for c in BATTERY if c.one_source], ids=str)
+@pytest.mark.parametrize("case", [Case("skv")], ids=str)
 @pytest.mark.parametrize("lift", [nn.remat, nn.jit], ids=["remat", "jit"])
 def test_values_of_their_own_do_not_depend_on_identity(case, lift):
     """The same array, an equal one and another one, as they are and through a lifted call."""
@@ -318,7 +310,7 @@ def fields_of(module):
     return {name: value for name, value in fields.items() if name not in ("parent", "name")}
 
 
-@every_kind
+@pytest.mark.parametrize("case", [Case("mha"), Case("skv")], ids=str)
 def test_what_a_decoding_call_means_does_not_depend_on_identity(case):
     """`m(q, q)`, `m(q, q * 1)` and lifted calls append to the cache of self-attention."""
     x = normal(1, B, T, case.width)
@@ -338,3 +330,11 @@ def test_what_a_decoding_call_means_does_not_depend_on_identity(case):
     for output, after in found:
         assert_close(output, wanted)
         np.testing.assert_array_equal(after["cache"]["cache_index"], [T] * B)
+
+
+@pytest.mark.parametrize("case", [Case("mha"), Case("mhe_mul"), Case("tpa")], ids=str)
+def test_a_kind_in_nnx_does_what_it_does_in_linen(case):
+    module, x = case.module(), normal(1, B, T, case.width)
+    bridge = nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(x)
+    params = nnx.to_pure_dict(nnx.state(bridge, nnx.Param))
+    np.testing.assert_array_equal(bridge(x), module.apply({"params": params}, x))

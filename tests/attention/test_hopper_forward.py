@@ -3,6 +3,7 @@
 import dataclasses
 import types
 
+import emulated
 import hopper_machine
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,6 @@ import numpy as np
 import pytest
 from attention_cases import normal
 from jax.experimental import pallas as pl
-
-from benchmarks import emulated
 
 hopper = pytest.importorskip(
     "mhe_jax.attention.engines.shared.hopper_forward",
@@ -112,6 +111,7 @@ def reference(sizes, q, k, columns, weights, powers, seen, kept):
     return output, d.swapaxes(1, 2), m, left
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
 def test_numbers(mask, dropout):
@@ -209,20 +209,12 @@ def interpreted(monkeypatch):
     ("mask", "dropout", "blocks"),
     [
         ("none", False, (128, 2, 2)),
-        ("none", False, (64, 3, 3)),
-        ("none", True, (64, 2, 1)),
-        ("lengths", True, (128, 2, 2)),
-        ("causal", False, (128, 2, 2)),
         ("offsets", True, (64, 3, 3)),
-        ("window", False, (64, 2, 1)),
-        ("wide window", False, (64, 2, 2)),
-        ("padding", False, (64, 3, 3)),
         ("causal segments", True, (64, 2, 2)),
-        ("a query without keys", False, (64, 2, 2)),
     ],
 )
 def test_interpreted(mask, dropout, blocks, interpreted):
-    """Who waits for whom, and what is read where."""
+    """Who waits for whom, and what is read where, fences too."""
     visible, *_ = visible_of(mask, dropout, n=1)
     sizes = sizes_for(blocks, dropout, chunks=1 + (mask == "none"))
     check(interpreted, sizes, arrays(sizes, n=1, grid=4), visible)
@@ -255,7 +247,7 @@ def check(run, sizes, given, visible):
         ("causal segments", False, (64, 4, 4)),
     ],
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2))])
 def test_on_a_machine(mask, dropout, blocks, seed, monkeypatch):
     """In an order that is drawn of what may happen in any order."""
     hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed)
@@ -327,6 +319,7 @@ def test_sizes_that_do_not_fit(shape):
     assert hopper.sizes_of(0.3, 1.0, *shape) is None
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     ("mask", "dropout"), [("none", False), ("causal", False), ("causal segments", True)]

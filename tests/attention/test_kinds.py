@@ -1,4 +1,5 @@
-"""Every kind and form against the float64 reference: outputs and all gradients."""
+"""Every kind and form against the float64 reference: outputs and all gradients; and properties that
+hold whatever the numbers."""
 
 import functools
 
@@ -10,11 +11,13 @@ from attention_cases import (
     BATTERY,
     CASES,
     B,
+    Case,
     S,
     T,
     assert_close,
     every_case,
     every_grouping,
+    every_kind,
     f64,
     mask_for,
     mask_names,
@@ -68,7 +71,10 @@ def test_every_mask(case, name):
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
     heads = case.mask_heads
     params = check(case, jnp.asarray(dense[:, :heads]), dense, q, k)
-    output = case.module().apply({"params": params}, q, k, mask=passed)
+    apply = case.module().apply
+    # Eagerly, but where that compiles hundreds of operations.
+    apply = jax.jit(apply) if case.form == "shared" else apply
+    output = apply({"params": params}, q, k, mask=passed)
     assert_close(output, case.reference(params, q, k, k, dense)[0])
     empty = ~dense.any((1, 3))
     if empty.any():  # nothing but the bias of `out`
@@ -76,10 +82,12 @@ def test_every_mask(case, name):
         np.testing.assert_array_equal(output[empty], bias)
 
 
+@pytest.mark.covering(1)
 @every_case
-def test_self_attention(case):
-    """Gradients under a `Mask` with all its parts, as it is passed."""
-    mask, dense = mask_for(case, "all of them", T, T)
+@pytest.mark.parametrize("name", ["all of them", "segments of one", "causal"])
+def test_self_attention(case, name):
+    """Gradients under a `Mask` as it is passed."""
+    mask, dense = mask_for(case, name, T, T)
     check(case, mask, dense, normal(1, B, T, case.width))
 
 
@@ -99,18 +107,6 @@ def test_widths_of_their_own(case):
     assert not any("bias" in p for p in params.values() if isinstance(p, dict))
 
 
-@every_case
-@pytest.mark.parametrize("name", ["segments of one", "causal"])
-def test_self_attention_output(case, name):
-    """Under masks that only self-attention has, with a norm where the form allows one."""
-    module = case.module(normalize_qk=case.may_normalize)
-    mask, dense = mask_for(case, name, T, T)
-    x = normal(1, B, T, case.width)
-    params = random_parameters(module, x)
-    output = jax.jit(module.apply)({"params": params}, x, mask=mask)
-    assert_close(output, case.reference(params, x, x, x, dense)[0])
-
-
 @pytest.mark.parametrize("case", [c for c in BATTERY if c.form != "shared"], ids=str)
 def test_sown_weights_are_the_reference_weights(case):
     module = case.module()
@@ -127,20 +123,93 @@ def test_sown_weights_are_the_reference_weights(case):
     assert not state
 
 
-@every_case
 @pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
+@pytest.mark.parametrize("case", [Case("mha"), Case("mva", "shared")], ids=str)
 def test_leading_axes_are_rows(case, batch):
     module = case.module()
     q, k = normal(1, *batch, T, case.width), normal(2, *batch, S, case.width)
     params = random_parameters(module, q, k)
-    heads = case.mask_heads
-    mask = normal(4, *batch, heads, T, S) > -0.5
+    mask = normal(4, *batch, case.mask_heads, T, S) > -0.5
     output = jax.jit(module.apply)({"params": params}, q, k, mask=mask)
     rows = int(np.prod(batch))
     flat = [x.reshape(rows, *x.shape[len(batch) :]) for x in (q, k, mask)]
     dense = np.broadcast_to(flat[2], (rows, case.heads, T, S))
     wanted, _ = case.reference(params, flat[0], flat[1], flat[1], dense)
     assert_close(output, wanted.reshape(*batch, T, case.width))
+
+
+def ready(case):
+    """Parameters, inputs, and a call of the program of `test_every_mask`."""
+    q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
+    params, run = random_parameters(case.module(), q, k), gradient(case, 2)
+
+    def call(q, k, allowed, cotangent=None):
+        cotangent = normal(9, *q.shape) if cotangent is None else cotangent
+        mask = np.broadcast_to(allowed, (B, case.mask_heads, T, S))
+        return jax.device_get(run(params, (q, k), mask, cotangent))
+
+    return call, q, k
+
+
+@every_case
+def test_what_is_not_seen_does_not_matter(case):
+    """A query has gradients of the keys that it sees alone; others may hold any number."""
+    call, q, k = ready(case)
+    at = normal(9, *q.shape) * (np.arange(T) == 2)[:, None]
+    (_, (of_q, of_k)), _ = call(q, k, np.tri(T, S, dtype=bool), at)
+    assert not np.any(of_k[:, 3:])
+    assert (np.abs(of_k[:, :3]).max(-1) > 0).all()
+    assert not np.any(np.delete(of_q, 2, 1))
+    hidden = np.arange(S) < 5
+    output = call(q, k, hidden)[1]
+    np.testing.assert_array_equal(
+        call(q, np.where(hidden[:, None], k, np.float32(1e4)), hidden)[1], output
+    )
+
+
+@every_case
+def test_orders_of_rows_queries_and_keys(case):
+    call, q, k = ready(case)
+    allowed = normal(5, B, 1, T, S) > -0.5
+    output = call(q, k, allowed)[1]
+    assert_close(call(q[::-1], k[::-1], allowed[::-1])[1], output[::-1], 1e-6)
+    assert np.abs(output - output[::-1]).max() > 1e-3
+    order, of_queries = np.random.default_rng(1).permutation(S), np.array([3, 1, 4, 0, 2])
+    assert_close(call(q, k[:, order], allowed[..., order])[1], output)
+    assert_close(call(q[:, of_queries], k, allowed[:, :, of_queries])[1], output[:, of_queries])
+
+
+@every_case
+def test_large_scores_stay_finite(case):
+    call, q, k = ready(case)
+    found = call(100 * q, 100 * k, np.arange(S) != 1)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+
+
+@every_kind
+def test_calls_of_nothing(case):
+    """No example, no query, no key: the output of no heads; gradients are traced."""
+    module = case.module()
+    params = random_parameters(module, normal(1, B, S, case.width))
+
+    def both(params, q, k):
+        output, pull = jax.vjp(lambda *a: module.apply({"params": a[0]}, *a[1:]), params, q, k)
+        return output, *pull(output)
+
+    for of_q, of_k in (((0, 37), (0, 41)), ((B, 0), (B, 41)), ((B, 37), (B, 0))):
+        q, k = (jnp.ones((*size, case.width)) for size in (of_q, of_k))
+        traced = jax.eval_shape(both, params, q, k)
+        assert jax.tree.map(jnp.shape, traced) == jax.tree.map(jnp.shape, (q, params, q, k))
+    output = jax.jit(module.apply)({"params": params}, q, k)
+    np.testing.assert_array_equal(output, np.broadcast_to(params["out"]["bias"], output.shape))
+
+
+def test_calls_in_one_module_share_parameters():
+    """The same instance called twice, as tied layers do."""
+    module, x = Case("tpa", "materialized").module(), normal(1, B, T, 33)
+    params = {"params": random_parameters(module, x)}
+    twice = module.apply(params, x, method=lambda m, x: m(m(x)))
+    assert_close(twice, module.apply(params, module.apply(params, x)), 1e-6)
 
 
 @every_grouping

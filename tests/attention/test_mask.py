@@ -122,6 +122,7 @@ def test_parts_may_be_lists():
     np.testing.assert_array_equal(lists.to_dense(4, 4), same.to_dense(4, 4))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "how", ["array", "constant", "Mask.array", "Mask", "and", "padding", "valid"]
 )

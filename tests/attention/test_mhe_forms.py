@@ -16,7 +16,6 @@ from attention_cases import (
     T,
     assert_close,
     mask_for,
-    mask_names,
     normal,
     random_parameters,
 )
@@ -46,28 +45,7 @@ def run(case, form, mask, *inputs):
     return output, of_params, of_inputs
 
 
-def agree(case, name, keys, *inputs):
-    _, dense = mask_for(case, name, T, keys)
-    folded, materialized = (
-        run(case, form, jnp.asarray(dense), *inputs) for form in ("folded", "materialized")
-    )
-    assert_close(folded, materialized)
-
-
-@pytest.mark.parametrize("kind", MHE)
-@pytest.mark.parametrize("name", mask_names(ADD, T, T))
-def test_forms_agree_in_self_attention(kind, name):
-    agree(Case(kind), name, T, normal(1, B, T, ADD.width))
-
-
-@pytest.mark.parametrize("kind", MHE)
-@pytest.mark.parametrize("name", mask_names(ADD, T, S))
-def test_forms_agree_in_cross_attention(kind, name):
-    q, k, v = (normal(i, B, n, ADD.width) for i, n in enumerate((T, S, S)))
-    agree(Case(kind), name, S, q, k, v)
-
-
-@pytest.mark.parametrize("name", ["none", "padding", "one row empty", "a head's row empty"])
+@pytest.mark.parametrize("name", ["none", "a head's row empty"])
 def test_the_key_embedding_of_mhe_add_has_no_gradient(name):
     q, k = normal(1, B, T, ADD.width), normal(2, B, S, ADD.width)
     _, dense = mask_for(ADD, name, T, S)
@@ -122,22 +100,27 @@ def test_equal_embeddings_of_zero_are_single_head_attention(kind):
     assert_close(Case(kind).module().apply({"params": p}, q, k), wanted)
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        *((kind, {}) for kind in FORMS_OF_KINDS),
-        ("mla", {"latent_features": 33, "latent_groups": 3, "query_rank": 5}),
-    ],
-    ids=str,
-)
+FORMED = [(kind, {}) for kind in FORMS_OF_KINDS]
+FORMED += [("mla", {"latent_features": 33, "latent_groups": 3, "query_rank": 5})]
+
+
+@pytest.mark.parametrize(("kind", "fields"), FORMED, ids=str)
 def test_forms_start_from_the_same_parameters(kind, fields):
-    x = normal(1, B, T, ADD.width)
-    started = [
-        jax.jit(Case(kind).module(form=form, **fields).init)(jax.random.key(0), x)
-        for form in ("auto", *KINDS[kind].forms)
-    ]
-    for other in started[1:]:
-        jax.tree.map(np.testing.assert_array_equal, started[0], other)
+    """And give the same output; 'auto' starts by a form that is compiled in no time."""
+    x = normal(1, B, 32, ADD.width)
+    started, programs = {}, {}
+    for form in ("auto", *KINDS[kind].forms):
+        module = Case(kind).module(form=form, **fields)
+        start = functools.partial(module.init_with_output, jax.random.key(0))
+        with recording() as made:
+            started[form] = jax.jit(start)(x)
+        assert not made  # what runs is what is applied
+        programs[form] = len(str(jax.make_jaxpr(start)(x)))
+    output, parameters = started.pop("auto")
+    for other, of_form in started.values():
+        jax.tree.map(np.testing.assert_array_equal, parameters, of_form)
+        assert_close(other, output)
+    assert programs["auto"] <= programs["materialized"]
 
 
 WIDE = {"latent_features": 66}
@@ -256,8 +239,9 @@ def test_auto_takes_the_folded_form_where_cudnn_runs_it(monkeypatch, kind, field
 def test_the_type_of_the_computation_decides(fields, inputs, form):
     module = Case("mhe_add").module(**fields)
     x = jnp.zeros((B, 32, ADD.width), inputs)
+    params = jax.eval_shape(module.init, jax.random.key(0), x)
     with recording() as made:
-        jax.eval_shape(module.init, jax.random.key(0), x)
+        jax.eval_shape(module.apply, params, x)
     assert [choice.split()[0] for choice in made["mhe_add"]] == [form]
 
 
@@ -274,6 +258,9 @@ def test_every_kind_in_forms_has_them_of_the_config():
         ("mhe_mul", {"form": "shared"}, "'shared' is not one of auto, folded, materialized"),
         ("mva", {"form": "folded"}, "'folded' is not one of auto, shared, materialized"),
         ("mhe_add", {"form": "shared", "normalize_qk": True}, "normalize_qk is not possible"),
+        ("mhe_add", {"form": "shared", "rotary": Rotary()}, "rotary is not .* depends on the dist"),
+        ("mhe_add", {"form": "folded", "rotary": Rotary()}, "rotary is not .* depends on the dist"),
+        ("mhe_mul", {"form": "folded", "rotary": Rotary()}, "rotary is not .* 1 \\+ e_k of two"),
         ("mhe_add", {"num_groups": 2}, "num_groups=2 must divide num_heads=3"),
         ("mhe_add", {"score_groups": 2}, "score_groups=2 must divide num_heads=3"),
         ("mhe_add", {"score_groups": 3, "num_groups": 3}, "does not go with num_groups=3"),
@@ -298,9 +285,12 @@ def test_an_engine_of_one_form_gives_its_own_reason():
         ADD.module(engine="pallas").init(jax.random.key(0), normal(1, B, T, ADD.width))
 
 
-@pytest.mark.parametrize("kind", MHE)
-def test_folded_holds_one_key_and_one_value_head(kind):
-    """Nothing of size B·S·H·D appears on the key side: what folding is for."""
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("mhe_add", "folded"), ("mhe_mul", "folded"), ("mla", "absorbed"), ("tpa", "factored")],
+)
+def test_no_head_has_keys_or_values_of_its_own(kind, form):
+    """Nothing of size B·S·H·D appears on the key side: what these forms are for."""
     long = 1021
     q, k = normal(1, B, T, ADD.width), normal(2, B, long, ADD.width)
 
@@ -311,7 +301,7 @@ def test_folded_holds_one_key_and_one_value_head(kind):
 
     heads = f"f32[{B},{long},{H},{ADD.width // H}]"
     assert heads in program("materialized")
-    assert heads not in program("folded")
+    assert heads not in program(form)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +312,7 @@ def test_modes_of_differentiation(kind, other, queries):
     x = normal(1, 1, queries, 6)
     direction = normal(2, 1, queries, 6)
     module = make_attention(kind, num_heads=2)
-    params = jax.jit(module.init)(jax.random.key(0), x)
+    params = {"params": random_parameters(module, x)}
 
     def loss(x, form="auto"):
         return (module.clone(form=form).apply(params, x) ** 2).sum()
@@ -337,5 +327,4 @@ def test_modes_of_differentiation(kind, other, queries):
     assert_close(along, np.sum(jax.jit(jax.grad(loss))(x) * direction), 1e-4)
     of_other = forward(jax.grad(by_other))(x, direction)
     assert_close(forward(jax.grad(loss))(x, direction), of_other, 1e-4)
-    if queries > 1:
-        forward(loss)(x[:, : queries - 1], direction[:, : queries - 1])
+    jax.eval_shape(forward(loss), x[:, : queries - 1], direction[:, : queries - 1])

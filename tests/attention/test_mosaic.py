@@ -6,6 +6,7 @@ The kernels themselves: test_hopper_forward.py and test_hopper_backward.py.
 import dataclasses
 import functools
 
+import emulated
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 from attention_cases import kept_by_words, normal
 from test_shared import plain, reference, reference_gradients
 
-from benchmarks import emulated
 from mhe_jax.attention import Mask, engines
 from mhe_jax.attention.engines import Options, blocks
 from mhe_jax.attention.engines.shared import mosaic, tpu, xla
@@ -71,7 +71,7 @@ def run(attend, mask, options, cotangents, *given):
     return *found, *pull(cotangents)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("rate", [0.0, RATE])
 @pytest.mark.parametrize("pairs", [mosaic.PAIRS, 1], ids=["at once", "in blocks"])
@@ -190,11 +190,11 @@ def test_device():
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize("width", [1, 64, 128, 288])
-def test_calls_it_takes(name, rate, width):
-    assert refusal(MASKS[name], Options(rate, KEY), width=width) is None
+def test_calls_it_takes(width):
+    for mask in MASKS.values():
+        for rate in (0.0, 0.1):
+            assert refusal(mask, Options(rate, KEY), width=width) is None
 
 
 @pytest.mark.usefixtures("gpu")
@@ -258,8 +258,7 @@ def test_calls_without_work_for_a_kernel(rows, queries, keys):
         np.testing.assert_array_equal(x, want)
 
 
-@pytest.mark.parametrize("rate", [0.0, RATE])
-@pytest.mark.parametrize("name", ["none", "causal", "all of them"])
+@pytest.mark.parametrize(("name", "rate"), [("none", RATE), ("all of them", 0.0)])
 def test_it_lowers(name, rate):
     """As far as a program for a GPU can be made where neither a GPU nor its plug-in is."""
     *given, cotangent = arrays(1)
@@ -268,17 +267,3 @@ def test_it_lowers(name, rate):
         cotangent, *given
     )
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
-
-
-# Heads, width of values and of queries: ours, and of `mva` with narrow scores at M = 512, 768 and
-# 1,024 (scores 3M / 8 wide, values M / 2 in all).
-TAKEN = [(12, 64, 64), (8, 128, 128), (16, 64, 64), (8, 32, 192), (12, 32, 288), (8, 48, 288)]
-TAKEN += [(8, 64, 384), (16, 32, 384), (16, 16, 16), (1, 256, 256), (8, 64, 64), (6, 80, 80)]
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("heads", "features", "width"), TAKEN)
-def test_shapes_it_takes(heads, features, width):
-    q = jnp.zeros((1, 2, 1, width), jnp.bfloat16)
-    v, b = jnp.zeros((1, 2, heads, features), jnp.bfloat16), jnp.zeros((1, 2, heads))
-    assert mosaic.refusal(q, q, v, b, Mask(), Options()) is None

@@ -15,8 +15,7 @@ def inputs(case):
     return normal(1, B, T, case.width), normal(2, B, S, case.width)
 
 
-@pytest.mark.parametrize("groups", [None, 2])
-@pytest.mark.parametrize("normalize_qk", [False, True])
+@pytest.mark.parametrize(("groups", "normalize_qk"), [(None, True), (2, False)])
 def test_equal_mixing_is_mva(groups, normalize_qk):
     case = Case("collaborative", heads=6, groups=groups, score_features=13)
     q, k = inputs(case)
@@ -26,9 +25,10 @@ def test_equal_mixing_is_mva(groups, normalize_qk):
     mva = Case("mva", heads=6, groups=groups, score_features=13).module(normalize_qk=normalize_qk)
     of_mva = {name: p for name, p in params.items() if name != "query_head_embedding"}
     mask, _ = mask_for(case, "padding", T, S)
-    wanted = mva.apply({"params": of_mva}, q, k, mask=mask)
-    assert_close(module.apply({"params": same}, q, k, mask=mask), wanted)
-    assert np.abs(module.apply({"params": params}, q, k, mask=mask) - wanted).max() > 0.1
+    wanted = jax.jit(mva.apply)({"params": of_mva}, q, k, mask=mask)
+    apply = jax.jit(module.apply)
+    assert_close(apply({"params": same}, q, k, mask=mask), wanted)
+    assert np.abs(apply({"params": params}, q, k, mask=mask) - wanted).max() > 0.1
 
 
 def test_gta_is_gqa_with_keys_that_are_half_values():

@@ -1,17 +1,14 @@
 """The kernels for a TPU: interpreted here, and compiled for chips that are not here."""
 
 import functools
-import os
-import subprocess
-import sys
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_shared
+from attention_cases import kept_by_words, on_mesh, run_for_tpus
 from jax.sharding import PartitionSpec as P
-from test_shared import of_saturated_rows
 
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import Options, is_saved
@@ -19,6 +16,7 @@ from mhe_jax.attention.engines.blocks import parts
 from mhe_jax.attention.engines.shared import kernels, tpu
 
 B, T, S, D, E, R = 2, 5, 7, 11, 13, 3
+KEY, RATE = jax.random.key(5), 0.3
 NAMES = "output", "query", "key", "value", "key bias"
 
 
@@ -36,52 +34,34 @@ def inputs(groups=1, values=None, lengths=(T, S), spread=2.0, heads=R, dtype=jnp
     return *arrays, jnp.asarray(spread * key_bias, jnp.float32), jnp.asarray(cotangent, dtype)
 
 
-def reference(query, key, value, key_bias, cotangent, mask):
-    """Output and gradients in float64, one head at a time."""
-    query, key, value, key_bias, cotangent = (
+def reference(query, key, value, key_bias, cotangent, mask, left=1.0):
+    """Output and gradients in float64; `left` of the weights by dropout."""
+    *given, cotangent = (
         np.asarray(x, np.float64) for x in (query, key, value, key_bias, cotangent)
     )
-    G, K, H = query.shape[2], value.shape[2], key_bias.shape[2]
     allowed = mask.to_dense(query.shape[1], key.shape[1])
     allowed = np.ones((1, 1, 1, 1), bool) if allowed is None else np.asarray(allowed)
-    scale = query.shape[3] ** -0.5
-    output = np.zeros(cotangent.shape)
-    dq, dk, dv, db = (np.zeros_like(x) for x in (query, key, value, key_bias))
-    for h in range(H):
-        g, v = h * G // H, h * K // H
-        logits = np.einsum("btd,bsd->bts", query[:, :, g], key[:, :, g]) * scale
-        logits = np.where(allowed[:, 0], logits + key_bias[:, None, :, h], -np.inf)
-        highest = logits.max(-1, keepdims=True)
-        p = np.exp(logits - np.where(np.isfinite(highest), highest, 0))
-        total = p.sum(-1, keepdims=True)
-        p /= np.where(total > 0, total, 1)
-        output[:, :, h] = p @ value[:, :, v]
-        do = cotangent[:, :, h]
-        dp = do @ value[:, :, v].swapaxes(1, 2)
-        ds = p * (dp - (p * dp).sum(-1, keepdims=True))
-        dq[:, :, g] += scale * ds @ key[:, :, g]
-        dk[:, :, g] += scale * ds.swapaxes(1, 2) @ query[:, :, g]
-        dv[:, :, v] += p.swapaxes(1, 2) @ do
-        db[:, :, h] += ds.sum(1)
-    return output, dq, dk, dv, db
+    output = test_shared.reference(*given, allowed, left)[2]
+    return output, *test_shared.reference_gradients(*given, allowed, cotangent, left)
 
 
-@functools.partial(jax.jit, static_argnames="blocks")
-def run(query, key, value, key_bias, cotangent, mask, blocks=None):
+@functools.partial(jax.jit, static_argnames=("blocks", "rate", "broadcast"))
+def run(query, key, value, key_bias, cotangent, mask, blocks=None, rate=0.0, broadcast=True):
     """Output and gradients by the interpreted kernels; the sum of the weights."""
+    options = Options(rate, KEY, broadcast_dropout=broadcast)
 
     def attend(*args):
-        return tpu.attend(*args, mask, Options(), scale=D**-0.5, blocks=blocks, interpret=True)
+        return tpu.attend(*args, mask, options, scale=D**-0.5, blocks=blocks, interpret=True)
 
     with jax.default_matmul_precision("highest"):
         output, pull, kept = jax.vjp(attend, query, key, value, key_bias, has_aux=True)
         return (output, *pull(cotangent)), kept
 
 
-def check(given, mask=None, blocks=None, tolerance=1e-5):
+def check(given, mask=None, blocks=None, tolerance=1e-5, left=1.0, **dropout):
     mask = Mask() if mask is None else mask
-    got, kept = run(*given, mask, blocks)
-    for name, x, y in zip(NAMES, got, reference(*given, mask), strict=True):
+    got, kept = run(*given, mask, blocks, **dropout)
+    for name, x, y in zip(NAMES, got, reference(*given, mask, left), strict=True):
         x = np.asarray(x, np.float64)
         # Gradients that cancel to 0 are as exact as what cancels.
         np.testing.assert_allclose(
@@ -98,10 +78,8 @@ def masks(queries, keys):
     segments = Mask.segments(*map(jnp.asarray, ids))
     one_for_all = Mask.segments(*(jnp.arange(n)[None] // 4 for n in (queries, keys)))
     return {
-        "causal": Mask.causal(),
         "offset": Mask.causal(jnp.array([-2, 3])),
         "offset of all": Mask.causal(2) & valid,
-        "window": Mask.local(5, 3),
         "window & causal": Mask.local(9, 2) & Mask.causal(),
         "window & offset": Mask.local(9, 2) & Mask.causal(jnp.array([-2, 3])),
         "window, offset": Mask.local(5, 1, jnp.array([4, -7])) & valid,
@@ -109,7 +87,6 @@ def masks(queries, keys):
         "lengths, of one nothing": Mask.lengths(jnp.array([0, 17])) & Mask.causal(),
         "length of all": Mask.lengths(5) & segments & Mask.local(30, 3),
         "valid": valid,
-        "segments": segments,
         "segments of all": one_for_all & Mask.causal(),
         "everything": Mask.causal() & valid & segments,
         # One mark for the whole length.
@@ -119,21 +96,19 @@ def masks(queries, keys):
     }
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("own_values", [False, True])
+@pytest.mark.parametrize(("groups", "own_values"), [(1, True), (2, False)])
 def test_prime_sizes(groups, own_values):
     _, kept = check(inputs(groups, groups * R if own_values else None))
     assert kept.shape == (1, 1, 1, 1)
     assert kept == 1
 
 
-@pytest.mark.parametrize("blocks", [(8, 16), (16, 8)])
-@pytest.mark.parametrize("lengths", [(29, 43), (43, 29)])
+@pytest.mark.parametrize(("lengths", "blocks"), [((29, 43), (8, 16)), ((43, 29), (16, 8))])
 def test_several_blocks(lengths, blocks):
     check(inputs(lengths=lengths), blocks=blocks)
 
 
-@pytest.mark.parametrize("name", ["causal", "window, offset", "lengths", "valid"])
+@pytest.mark.parametrize("name", ["window, offset", "lengths"])
 def test_forward_blocks_of_their_own(name):
     check(inputs(lengths=(29, 61)), masks(29, 61)[name], (8, 16, 32))
 
@@ -141,7 +116,7 @@ def test_forward_blocks_of_their_own(name):
 def test_saturated_queries_have_no_gradient():
     """But for sums of float32 that cancel: those of all heads and features at once."""
     attend = functools.partial(tpu.attend, interpret=True)
-    mine, others = of_saturated_rows(attend, jnp.bfloat16, 3.0, 2)
+    mine, others = test_shared.of_saturated_rows(attend, jnp.bfloat16, 3.0, 2)
     assert mine <= 16 * np.finfo(np.float32).eps * others
 
 
@@ -155,14 +130,15 @@ def test_calls_of_nothing():
         np.testing.assert_array_equal(output, np.zeros(cotangent.shape))
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("name", masks(T, S))
-@pytest.mark.parametrize("blocks", [None, (8, 16)])
-def test_masks(name, blocks):
-    queries, keys = (T, S) if blocks is None else (29, 43)
-    mask = masks(queries, keys)[name]
-    _, kept = check(inputs(2, lengths=(queries, keys)), mask, blocks)
-    np.testing.assert_array_equal(kept, mask.row_has_key(queries, keys, jnp.float32))
+OF_OTHERS = "window & causal", "lengths", "valid"  # parts of them
+
+
+@pytest.mark.parametrize("name", [name for name in masks(T, S) if name not in OF_OTHERS])
+def test_masks(name):
+    """A row without a key has output and gradients of 0."""
+    mask = masks(29, 43)[name]
+    _, kept = check(inputs(2, lengths=(29, 43)), mask, (8, 16))
+    np.testing.assert_array_equal(kept, mask.row_has_key(29, 43, jnp.float32))
 
 
 def test_more_keys_than_causal_queries():
@@ -174,35 +150,7 @@ def test_gradients_of_many_queries(monkeypatch):
     """Those of queries that do not stay on the chip together go one part after the other."""
     monkeypatch.setattr(kernels, "QUERIES_BYTES", 16 * 4 * tpu.LANES)
     jax.clear_caches()
-    for mask in (Mask.causal(), masks(45, 43)["everything"], masks(45, 43)["offset"]):
-        check(inputs(lengths=(45, 43)), mask, (8, 16))
-
-
-def test_rows_without_a_key():
-    """The output is 0, and no gradient is touched by it."""
-    valid = jnp.ones((B, 43), bool).at[:, :20].set(False).at[1].set(False)
-    mask = Mask.causal() & Mask.padding(valid)
-    got, _ = check(inputs(lengths=(29, 43)), mask, (8, 16))
-    assert not got[0][:, :20].any()
-    assert not got[0][1].any()
-    assert all(np.isfinite(x).all() for x in got)
-
-
-def test_a_single_key():
-    """The output is its value."""
-    given = inputs(lengths=(T, 1))
-    (output, *_), _ = run(*given, Mask())
-    np.testing.assert_allclose(output, np.broadcast_to(given[2], output.shape), rtol=1e-6)
-
-
-def test_equal_scores():
-    """The output is the mean of the values."""
-    query, key, value, key_bias, cotangent = inputs(lengths=(T, 43))
-    given = query, jnp.ones_like(key), value, jnp.zeros_like(key_bias), cotangent
-    check(given, blocks=(8, 16))
-    (output, *_), _ = run(*given, Mask(), (8, 16))
-    mean = np.broadcast_to(value.mean(1, keepdims=True), output.shape)
-    np.testing.assert_allclose(output, mean, atol=1e-6)
+    check(inputs(lengths=(45, 43)), masks(45, 43)["offset"], (8, 16))
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -215,7 +163,7 @@ def test_scores_far_apart(order):
     check((query, key, *rest), blocks=(8, 8), tolerance=3e-4)
 
 
-@pytest.mark.parametrize("spread", [0, 10, 57, 1e3])
+@pytest.mark.parametrize("spread", [57, 1e3])
 def test_spread_of_the_key_bias(spread, monkeypatch):
     """Beyond the bound the call goes head by head, forward and backward."""
     went = []
@@ -234,8 +182,7 @@ def test_spread_of_the_key_bias(spread, monkeypatch):
     assert set(went) == ({"forward", "gradient"} if spread > 60 else set())
 
 
-@pytest.mark.parametrize("name", ["causal", "lengths"])
-@pytest.mark.parametrize("width", [E, tpu.LANES])
+@pytest.mark.parametrize(("width", "name"), [(E, "offset"), (tpu.LANES, "lengths")])
 def test_groups_of_heads(width, name, monkeypatch):
     """Heads that do not fit into one group go in several, the last one filled up.
 
@@ -282,66 +229,23 @@ def test_a_scanned_layer_saves_what_the_kernel_gives():
     assert (kernels(is_saved), kernels(None)) == (2, 3)
 
 
-RATE = 0.3
-DROPOUT = Options(dropout_rate=RATE, dropout_rng=jax.random.key(5))
-
-
-def weights_of(queries, keys, blocks, options=DROPOUT, examples=B, spread=0.0):
-    """A call whose values are the identity, so that its output is the weights: [B, T, H, S]."""
-    query, key, _, key_bias, _ = inputs(lengths=(queries, keys), spread=spread)
-    query, key, key_bias = (
-        jnp.tile(x[:1], (examples, 1, 1, 1)[: x.ndim]) for x in (query, key, key_bias)
-    )
-    value = jnp.broadcast_to(jnp.eye(keys)[None, :, None], (examples, keys, 1, keys))
-
-    def attend(*args, options=options):
-        return tpu.attend(*args, Mask(), options, scale=D**-0.5, blocks=blocks, interpret=True)
-
-    return attend, (query, key, value, key_bias)
-
-
-@pytest.mark.parametrize("broadcast", [True, "batch"])
-def test_dropout_has_one_mask_in_both_passes(broadcast):
-    """And for all heads: gradients are those of a softmax whose weights this mask takes out."""
-    options = Options(RATE, jax.random.key(5), broadcast_dropout=broadcast)
-    attend, (*given, key_bias) = weights_of(21, 43, (8, 16), options, spread=1.0)
-    rng = np.random.default_rng(7)
-    shapes = (*given[0].shape[:2], R, 43), (*given[0].shape[:2], R, 1)
-    cotangents = tuple(rng.normal(size=shape).astype(np.float32) for shape in shapes)
-
-    def computed(attend):
-        @jax.jit
-        def run(*given):
-            outputs, pull = jax.vjp(attend, *given)
-            return outputs, pull(cotangents)
-
-        with jax.default_matmul_precision("highest"):
-            return jax.device_get(run(*given, key_bias))
-
-    (weights, total), gradients = computed(attend)
-    kept = weights > 0
-    assert 0 < kept.mean() < 1
-    assert (kept == kept[:, :, :1]).all()
-    assert (kept[0] == kept[1]).all() == (broadcast == "batch")
-    np.testing.assert_allclose(total[..., 0], weights.sum(-1), rtol=1e-5)
-
-    def plain(q, k, v, b):
-        scores = jnp.einsum("btgd,bsgd->bts", q, k)[:, :, None] * D**-0.5
-        exact = jax.nn.softmax(scores + b.swapaxes(1, 2)[:, None])
-        exact = exact * kept / (1 - RATE)
-        return jnp.einsum("bths,bsge->bthe", exact, v), exact.sum(-1, keepdims=True)
-
-    (wanted, _), wanted_gradients = computed(plain)
-    np.testing.assert_allclose(weights, wanted, atol=1e-6)
-    for a, b in zip(gradients, wanted_gradients, strict=True):
-        np.testing.assert_allclose(a, b, atol=3e-6)
+@pytest.mark.parametrize(
+    ("broadcast", "spread"), [(True, 1.0), ("batch", 1.0), (True, 1e3)], ids=str
+)
+def test_dropout(broadcast, spread):
+    """One mask for all heads and in both passes, within the bound of spreads and beyond."""
+    rows, tolerance = 1 if broadcast == "batch" else B, 1e-4 if spread > 60 else 1e-5
+    left = kept_by_words(KEY, RATE, rows, 21, 43)[:, None] / (1 - RATE)
+    given = inputs(lengths=(21, 43), spread=spread)
+    _, kept = check(given, None, (8, 16), tolerance, left=left, rate=RATE, broadcast=broadcast)
+    ones = given[0], given[1], jnp.ones_like(given[2]), *given[3:]
+    (of_ones, *_), _ = run(*ones, Mask(), (8, 16), RATE, broadcast)
+    np.testing.assert_allclose(kept, of_ones[..., :1], rtol=1e-5)
 
 
 def test_dropout_keeps_its_share():
     """Of 10⁶ weights, within four standard errors, as of pairs of queries or keys."""
-    attend, given = weights_of(1000, 1000, None, examples=1)
-    kept = np.asarray(jax.jit(lambda *args: attend(*args)[0])(*given))[0, :, 0] > 0
-    keep = 1 - RATE
+    kept, keep = kept_by_words(KEY, RATE, 1, 1000, 1000)[0], 1 - RATE
     for found, wanted in (
         (kept, keep),
         (kept[1:] & kept[:-1], keep**2),
@@ -353,38 +257,25 @@ def test_dropout_keeps_its_share():
     ):
         error = (wanted * (1 - wanted) / found.size) ** 0.5
         assert abs(found.mean() - wanted) < 4 * error * (1 if found is kept else 2)
-    of_queries, of_keys = kept.mean(1), kept.mean(0)
-    for share in (of_queries, of_keys):
+    for share in (kept.mean(1), kept.mean(0)):
         assert np.abs(share - keep).max() < 5 * (keep * RATE / 1000) ** 0.5
 
 
-def test_dropout_does_not_depend_on_blocks_or_devices():
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices, see tests/conftest.py")
+def test_dropout_does_not_depend_on_devices():
+    query, key, _, key_bias, _ = (jnp.tile(x[:1], (4, 1, 1, 1)[: x.ndim]) for x in inputs())
+    value = jnp.broadcast_to(jnp.eye(S)[None, :, None], (4, S, 1, S))
+    options = Options(dropout_rate=RATE, dropout_rng=KEY)
 
-    def run(blocks):
-        attend, given = weights_of(45, 43, blocks, examples=4)
-        return jax.jit(lambda *args: attend(*args)[0] > 0)(*given)
+    def kept():
+        def run(*given):
+            return tpu.attend(*given, Mask(), options, scale=1.0, blocks=(8, 16), interpret=True)
 
-    wanted = run((8, 16))
-    assert len({np.asarray(x).tobytes() for x in wanted[:, :, 0]}) == 4
-    for blocks in ((16, 8), (128, 128)):
-        np.testing.assert_array_equal(run(blocks), wanted)
-    for axes in ((4, 1), (1, 3), (2, 2)):
-        devices = np.array(jax.devices()[: axes[0] * axes[1]]).reshape(axes)
-        mesh = jax.sharding.Mesh(devices, ("data", "tensor"))
-        rules = [("batch", "data"), ("activation_heads", "tensor")]
-        with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-            np.testing.assert_array_equal(run((8, 16)), wanted)
+        return jax.jit(run)(query, key, value, key_bias)[0] > 0
 
-
-def test_dropout_beyond_the_bound():
-    """The way out draws a mask too, the same in both passes."""
-    attend, given = weights_of(9, 11, (8, 16), spread=1e3)
-    (weights, total), pull = jax.vjp(attend, *given)
-    np.testing.assert_allclose(total[..., 0], weights.sum(-1), rtol=1e-5)
-    *_, dv, _ = pull((jnp.ones_like(weights), jnp.zeros_like(total)))
-    np.testing.assert_allclose(dv[:, :, 0, 0], weights.sum((1, 2)), atol=1e-4)
+    wanted = np.broadcast_to(kept_by_words(KEY, RATE, 4, T, S)[:, :, None], (4, T, R, S))
+    for axes in ((1, 3), (2, 2)):
+        with on_mesh(*axes):
+            np.testing.assert_array_equal(kept(), wanted)
 
 
 def test_bfloat16():
@@ -420,14 +311,23 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("phrase", REFUSALS)
-def test_refusals(phrase, monkeypatch):
+@pytest.fixture
+def on_a_tpu(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert phrase in str(tpu.refusal(*call(**REFUSALS[phrase])))
 
 
-def test_the_column_of_dropout_is_part_of_the_width(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+@pytest.mark.usefixtures("on_a_tpu")
+def test_refusals():
+    for phrase, fields in REFUSALS.items():
+        assert phrase in str(tpu.refusal(*call(**fields)))
+    query, *rest = call()
+    with jax.enable_x64(True):
+        assert "float64" in str(tpu.refusal(query.astype(jnp.float64), *rest))
+    assert "bfloat16, float32" in str(tpu.refusal(query.astype(jnp.bfloat16), *rest))
+
+
+@pytest.mark.usefixtures("on_a_tpu")
+def test_the_column_of_dropout_is_part_of_the_width():
     query, key, _, *rest, _ = call()
     value = jnp.zeros((B, S, 1, 1024), query.dtype)
     assert tpu.refusal(query, key, value, *rest, Options()) is None
@@ -435,17 +335,8 @@ def test_the_column_of_dropout_is_part_of_the_width(monkeypatch):
     assert "no wider than 1024" in str(tpu.refusal(*given))
 
 
-def test_refuses_float64_and_mixed_types(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    query, *rest = call()
-    with jax.enable_x64(True):
-        assert "float64" in str(tpu.refusal(query.astype(jnp.float64), *rest))
-    assert "bfloat16, float32" in str(tpu.refusal(query.astype(jnp.bfloat16), *rest))
-
-
-def test_takes_the_rest(monkeypatch):
-    assert tpu.refusal(*call()) == f"needs a TPU, this is {jax.default_backend()}"
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+@pytest.mark.usefixtures("on_a_tpu")
+def test_takes_the_rest():
     for mask in (Mask(), *masks(T, S).values()):
         for dtype in (jnp.bfloat16, jnp.float32):
             assert tpu.refusal(*call(dtype, mask=mask)) is None
@@ -534,15 +425,5 @@ print("kernels", compiled.as_text().count('custom_call_target="tpu_custom_call"'
 @pytest.mark.libtpu
 def test_compiles_ahead_of_time(command):
     """The forward and the backward kernel compile for chips that are not here."""
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5e-8",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_WORKER_ID": "0",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }
-    command = [sys.executable, "-c", AHEAD_OF_TIME, *command.split()]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_for_tpus(AHEAD_OF_TIME, *command.split())
     assert "kernels 2" in done.stdout, done.stdout + done.stderr[-3000:]

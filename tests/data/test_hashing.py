@@ -85,17 +85,11 @@ def test_lsh_is_its_definition(lsh):
     found = np.unpackbits(lsh.signatures(WORDS), axis=1)
     np.testing.assert_array_equal(found, np.array(bits))
     assert lsh.buckets(WORDS, N).tolist() == buckets
+    for family in (lsh, MD()):
+        assert family.signatures([]).shape == (0, 16)
+        assert family.buckets([], 7).shape == (0,)
     # What is hashed together makes no difference.
     np.testing.assert_array_equal(lsh.signatures(WORDS[3:4]), lsh.signatures(WORDS)[3:4])
-
-
-def test_similar_words_have_similar_lsh_and_other_md(lsh):
-    def equal_bits(family, one, other):
-        one, other = np.unpackbits(family.signatures([one, other]), axis=1)
-        return (one == other).mean()
-
-    assert equal_bits(lsh, "läuft", "läufts") > 0.75 > 0.65 > equal_bits(lsh, "läuft", "dog")
-    assert equal_bits(MD(), "läuft", "läufts") < 0.65
 
 
 def test_a_word_without_end_is_looked_at_from_its_beginning(lsh):
@@ -103,12 +97,6 @@ def test_a_word_without_end_is_looked_at_from_its_beginning(lsh):
     np.testing.assert_array_equal(lsh.signatures([long]), lsh.signatures([long[:256]]))
     assert lsh.buckets([long], 1009) == lsh.buckets([long[:256]], 1009)
     assert (MD().signatures([long]) != MD().signatures([long[:256]])).any()
-
-
-def test_no_words(lsh):
-    for family in (lsh, MD()):
-        assert family.signatures([]).shape == (0, 16)
-        assert family.buckets([], 7).shape == (0,)
 
 
 @pytest.mark.parametrize(

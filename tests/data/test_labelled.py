@@ -1,8 +1,6 @@
 """Labelled examples from files in the form of each task."""
 
-import csv
 import dataclasses
-import gzip
 import json
 from datetime import date
 from decimal import Decimal
@@ -12,15 +10,16 @@ import pyarrow as pa
 import pytest
 from labelled_files import CONTEXT, FILES, QUOTED, write
 from pyarrow import parquet
+from text_for_tests import experiment
 
-from mhe_jax.config import Config, DataConfig, InputError, ModelConfig
+from mhe_jax.config import InputError
 from mhe_jax.config.data import BOS, EOS, PAD
-from mhe_jax.tasks import TASKS, check_sources, resolve
+from mhe_jax.tasks import check_sources, resolve
 from mhe_jax.tasks.labelled.examples import _words, read_examples, read_questions
 from mhe_jax.tasks.labelled.records import Record
 from mhe_jax.tasks.labelled.rows import LabelledRows, shortened
 from mhe_jax.tasks.labelled.table import TABLE
-from mhe_jax.tasks.multiple_choice import ChoiceRows
+from mhe_jax.tasks.labelled.task import ChoiceRows
 
 PAIR = tuple((f"first {i} {QUOTED}", f"second {i}") for i in range(3))
 SINGLE = tuple((f"first {i} {QUOTED}",) for i in range(3))
@@ -44,19 +43,12 @@ EXPECTED = {
 @pytest.fixture
 def config(tmp_path):
     def make(dataset="own", **changes):
-        data = DataConfig(
-            directory=str(tmp_path / dataset),
-            dataset=dataset,
-            cache_directory=str(tmp_path / "cache"),
-            sequence_length=changes.pop("sequence_length", 48),
-        )
-        names = [(name,) for name in write(dataset, tmp_path / dataset)] if dataset in FILES else []
-        for split, name in zip(("train", "validation", "test"), names, strict=False):
-            data = dataclasses.replace(data, **{split: name})
+        names = write(dataset, tmp_path / dataset) if dataset in FILES else ()
+        splits = zip(("train", "validation", "test"), names, strict=False)
         task = TABLE[dataset].task if dataset in TABLE else "classification"
+        fields = {"dataset": dataset, "sequence_length": 48, **{s: (name,) for s, name in splits}}
         task = changes.pop("task", task)
-        data = dataclasses.replace(data, **changes)
-        return Config(task=task, data=data, model=ModelConfig(vocabulary_size=400))
+        return experiment(tmp_path / dataset, task, **fields | changes)
 
     return make
 
@@ -65,16 +57,6 @@ def files(tmp_path, **named):
     (tmp_path / "own").mkdir(exist_ok=True)
     for name, text in named.items():
         (tmp_path / "own" / name.replace("_", ".")).write_text(text)
-
-
-def test_the_key_of_the_texts_changes_with_them(config, tmp_path):
-    given = config("rte")
-    task, path = TASKS["classification"], tmp_path / "rte/train.tsv"
-    key = task.text(given).key
-    path.touch()
-    assert task.text(given).key == key
-    path.write_text(path.read_text().replace("\n0\t", "\n0\tOther "))
-    assert task.text(given).key != key
 
 
 @pytest.mark.parametrize("dataset", EXPECTED)
@@ -146,14 +128,6 @@ def test_squad(config):
     assert found[2].answers == ()
 
 
-def test_several_files_and_packed_ones(config, tmp_path):
-    given = config("rte")
-    text = (tmp_path / "rte/dev.tsv").read_bytes()
-    (tmp_path / "rte/more.tsv.gz").write_bytes(gzip.compress(text))
-    data = dataclasses.replace(given.data, validation=("dev.tsv", "more.tsv.gz"))
-    assert len(read_examples(dataclasses.replace(given, data=data), "validation")) == 6
-
-
 def test_a_csv_without_a_header(config, tmp_path):
     given = config("stsb", train=("stsb.csv",))
     text = 'A plane,"A ""big"", blue\r\nplane",4.75\r\nOne,Two,0\r\n'
@@ -191,16 +165,16 @@ LABELLED = {
 
 
 @pytest.mark.parametrize("name", LABELLED)
-@pytest.mark.parametrize("blank", ["\n", "\n\n", "\r\n", " \n"])
-def test_blank_lines_are_no_records(config, tmp_path, name, blank):
-    given = config(train=(name,))
+def test_blank_lines_are_no_records(config, tmp_path, name):
+    given, lines, path = config(train=(name,)), LABELLED[name], tmp_path / "own" / name
     files(tmp_path)
-    for text in (blank + "\n".join(LABELLED[name]), f"\n{blank}".join([*LABELLED[name], ""])):
-        (tmp_path / "own" / name).write_bytes(text.encode())
-        found = read_examples(resolve(given), "train")
-        assert [(e.texts, e.label) for e in found] == [(("yes",), 0), (("no",), 1)]
-    (tmp_path / "own" / name).write_text("\n".join(LABELLED[name]) + "\n\n{\n")
-    with pytest.raises(InputError, match=rf"/{name}:{len(LABELLED[name]) + 2}: (?!.*line)"):
+    for blank in ("\n\n", "\r\n", " \n"):
+        for text in (blank + "\n".join(lines), f"\n{blank}".join([*lines, ""])):
+            path.write_bytes(text.encode())
+            found = read_examples(resolve(given), "train")
+            assert [(e.texts, e.label) for e in found] == [(("yes",), 0), (("no",), 1)]
+    path.write_text("\n".join(lines) + "\n\n{\n")
+    with pytest.raises(InputError, match=rf"/{name}:{len(lines) + 2}: (?!.*line)"):
         resolve(given)
 
 
@@ -210,35 +184,18 @@ def test_a_blank_line_of_a_table_of_one_column_is_an_empty_cell(config, tmp_path
     assert [e.texts for e in read_examples(given, "test")] == [("one",), ("",), ("two",)]
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_nested_fields(config, tmp_path, form):
-    rows = [{"x": {"text": text, "mood": mood}} for text, mood in [("yes", "glad"), ("no", "sad")]]
-    if form == "jsonl":
-        files(tmp_path, a_jsonl="".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        files(tmp_path)
-        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "own" / "a.parquet")
-    split = (f"a.{form}",)
-    given = resolve(config(train=split, test=split, fields=("x.text",), label_field="x.mood"))
-    for name in ("train", "test"):
-        found = [(e.texts, e.label) for e in read_examples(given, name)]
-        assert found == [(("yes",), 0), (("no",), 1)]
-
-
 def test_a_long_cell_of_a_csv(config, tmp_path):
-    limit = csv.field_size_limit()
     files(tmp_path, a_csv=f"text,label\n{'long ' * 30_000},x\nno,y\n")
     first, _ = read_examples(resolve(config(train=("a.csv",))), "train")
     assert len(first.texts[0]) == 150_000
-    assert csv.field_size_limit() == limit
 
 
 def test_own_numbers_and_choices(config, tmp_path):
     files(tmp_path, a_jsonl='{"text": "q", "x": "a", "y": "b", "z": "c", "label": 2}\n')
     given = config(train=("a.jsonl",), task="regression", fields=("text", "x"))
     assert read_examples(resolve(given), "train")[0].label == 2.0
-    given = config(train=("a.jsonl",), task="multiple_choice", fields=("text", "x", "y", "z"))
-    given = resolve(given)
+    choices = {"task": "multiple_choice", "fields": ("text", "x", "y", "z")}
+    given = resolve(config(train=("a.jsonl",), **choices))
     assert given.data.labels == ("0", "1", "2")
     assert read_examples(given, "train")[0].label == 2
 
@@ -272,14 +229,6 @@ def test_broken_lines_are_counted(config, tokenizer, split, told):
     """A line break inside a text makes two lines of one."""
     rows = LabelledRows.read(config("qqp"), tokenizer, split)
     assert rows.describe() == f"3 examples (3 cut{told})"
-
-
-def test_a_blank_line_is_not_a_broken_one(config, tmp_path):
-    given, left_out = config("qqp"), []
-    path = tmp_path / "qqp/train.tsv"
-    path.write_text(path.read_text().replace("\n7", "\n\n7") + "\n\n")
-    assert len(read_examples(given, "train", left_out)) == 3
-    assert left_out == [f"{path}:{number}" for number in (4, 5)]
 
 
 def test_the_longer_text_is_cut_first():
@@ -371,20 +320,14 @@ def test_columns_of_own_examples(config, tmp_path):
     write_rows(tmp_path / "own" / "test.parquet", about, text=["fine", "poor"], label=label)
     unlabelled = config("own", train=("many",), test=("test.parquet",), labels=("bad", "good"))
     assert [e.label for e in read_examples(unlabelled, "test")] == [1, None]
-    (many / "1.parquet").write_bytes(b"")
-    with pytest.raises(InputError, match="1.parquet: is empty"):
-        read_examples(given, "train")
-    (many / "1.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match="1.parquet: is not a Parquet file, or is damaged"):
-        read_examples(given, "train")
-    (many / "1.parquet").unlink()
-    (many / "1.parquet").symlink_to(tmp_path / "gone.parquet")
-    with pytest.raises(InputError, match="1.parquet: no such file"):
-        read_examples(given, "train")
+    for damaged in (b"", b"PAR1"):
+        (many / "1.parquet").write_bytes(damaged)
+        with pytest.raises(InputError, match="1.parquet: is "):
+            read_examples(given, "train")
 
 
 NAN, INF = float("nan"), float("inf")
-TYPED = ("jsonl", "parquet", "arrow", "tfds")
+TYPED = ("jsonl", "parquet", "tfds")
 
 
 def labelled_as(form, values, directory, monkeypatch):
@@ -406,11 +349,7 @@ def labelled_as(form, values, directory, monkeypatch):
         path.write_text("".join(between.join(map(str, line)) + "\n" for line in lines))
     else:
         table = pa.Table.from_pylist(rows)
-        if form == "parquet":
-            parquet.write_table(table, path)
-        else:
-            with pa.ipc.new_stream(path, table.schema) as out:
-                out.write_table(table)
+        parquet.write_table(table, path)
     return path.name
 
 
@@ -418,9 +357,8 @@ def labelled_as(form, values, directory, monkeypatch):
     ("values", "forms", "names", "numbers"),
     [
         ([1.0, 0.0, 1.0], (*TYPED, "csv"), ("0", "1"), [1, 0, 1]),
-        ([1, 1.0, "1", "1.0 ", "1e0", "+1", -0.0], ("jsonl", "tsv"), ("0", "1"), [1] * 6 + [0]),
-        ([10**30, 1e30, 3], ("jsonl",), ("1" + "0" * 30, "3"), [0, 0, 1]),
-        ([Decimal("2.50"), Decimal("2.00")], ("parquet", "csv"), ("2", "2.5"), [1, 0]),
+        ([1, 1.0, "1", "1.0 ", 0.0], ("jsonl", "tsv"), ("0", "1"), [1] * 4 + [0]),
+        ([Decimal("2.50"), Decimal("2.00")], ("parquet", "csv"), ("2", "2.50"), [1, 0]),
         ([-1, 1], ("jsonl", "tsv", "parquet"), ("-1", "1"), [0, 1]),
         ([True, False], TYPED, ("false", "true"), [1, 0]),
         (["pos ", "pos", " neg"], (*TYPED, "tsv"), ("neg", "pos"), [1, 1, 0]),
@@ -436,87 +374,65 @@ def test_names_of_classes(config, tmp_path, monkeypatch, values, forms, names, n
         assert [e.label for e in read_examples(given, "train")] == numbers
 
 
-def test_labels_that_a_config_names_are_numbers_too(config, tmp_path, monkeypatch):
-    for names, values in ((("0", "1"), [1.0, 0.0]), (("0.0", "1.0"), ["1", "0"])):
-        name = labelled_as("parquet", values, tmp_path / "own", monkeypatch)
-        given = resolve(config(train=(name,), labels=names))
-        assert given.data.labels == names
-        assert [e.label for e in read_examples(given, "train")] == [1, 0]
-
-
 @pytest.mark.parametrize("task", ["classification", "regression", "multiple_choice"])
-@pytest.mark.parametrize("form", [*TYPED, "tsv", "csv"])
-@pytest.mark.parametrize("missing", [None, NAN, "", " ", "NAN", "<NA>"], ids=repr)
-def test_a_missing_label_is_missing(config, tmp_path, monkeypatch, task, form, missing):
+def test_a_missing_label_is_missing(config, tmp_path, monkeypatch, task):
     """Refused where a label is needed; of a test split it is not known."""
-    if missing is None and form in ("tsv", "csv", "tfds"):
-        return
-    values = [1.0, missing, 0.0] if not isinstance(missing, str) else ["1", missing, "0"]
-    name = labelled_as(form, values, tmp_path / "own", monkeypatch)
     fields = ("text", "x", "y") if task == "multiple_choice" else ("text",)
-    given = config(train=(name,), validation=(name,), test=(name,), task=task, fields=fields)
-    with pytest.raises(InputError, match=r"(:3|:2|row 2|example 1): .*label.*takes a"):
-        check_sources(resolve(given))
-    labels = ("0", "1") if task == "classification" else ()
-    given = dataclasses.replace(given, data=dataclasses.replace(given.data, labels=labels))
-    with pytest.raises(InputError, match=r"(:3|:2|row 2|example 1): .*label.*takes a"):
-        read_examples(given, "validation")
-    assert [e.label for e in read_examples(given, "test")] == [1, None, 0]
+    missing = [("jsonl", None), ("parquet", NAN), ("tfds", " "), ("tfds", NAN)]
+    for form, value in [*missing, ("jsonl", ""), ("tsv", " "), ("csv", "NAN"), ("tsv", "<NA>")]:
+        values = ["1", value, "0"] if isinstance(value, str) else [1.0, value, 0.0]
+        name = labelled_as(form, values, tmp_path / "own", monkeypatch)
+        given = config(train=(name,), validation=(name,), test=(name,), task=task, fields=fields)
+        labels = ("0", "1") if task == "classification" else ()
+        with_labels = dataclasses.replace(given.data, labels=labels)
+        with_labels = dataclasses.replace(given, data=with_labels)
+        for read in (
+            lambda given=given: check_sources(resolve(given)),
+            lambda given=with_labels: read_examples(given, "validation"),
+        ):
+            with pytest.raises(InputError, match=r"(:3|:2|row 2|example 1): .*label.*takes a"):
+                read()
+        assert [e.label for e in read_examples(with_labels, "test")] == [1, None, 0]
 
 
-def test_tfds_marks_a_missing_class_by_a_number(config, monkeypatch, tmp_path):
-    name = labelled_as("tfds", [1, -1], tmp_path, monkeypatch)
-    with pytest.raises(InputError, match="example 1: .*label.* -1"):
-        resolve(config(train=(name,)))
-    found = read_examples(config(test=(name,), labels=("0", "1")), "test")
-    assert [e.label for e in found] == [1, None]
-    found = read_examples(config(test=(name,), task="regression"), "test")
-    assert [e.label for e in found] == [1, -1]
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize(
-    ("value", "form", "task"),
+    ("task", "form", "values"),
     [
-        *[(value, "jsonl", "classification") for value in ([1], {"a": 1}, INF, "\ud83d")],
-        *[(value, "parquet", "classification") for value in (b"a", date(2020, 1, 2))],
-        *[(v, "jsonl", "regression") for v in (INF, "inf", True, "3,5", [1], "x", 10**400)],
-        *[(value, "parquet", "regression") for value in (b"3", date(2020, 1, 2))],
-        *[(v, "jsonl", "multiple_choice") for v in (2, -1, 0.5, True, "x", [0])],
+        ("classification", "jsonl", ([1], {"a": 1})),
+        ("classification", "parquet", (b"a", date(2020, 1, 2))),
+        ("regression", "jsonl", (INF, "inf", True, "3,5", [1], "x", 10**400)),
+        ("regression", "parquet", (b"3", date(2020, 1, 2))),
+        ("multiple_choice", "jsonl", (2, -1, 0.5, True, "x", [0])),
     ],
-    ids=lambda value: f"{value!r:.12}",
 )
-def test_what_is_no_label(config, tmp_path, monkeypatch, value, form, task, split):
-    name = labelled_as(form, [value], tmp_path / "own", monkeypatch)
+def test_what_is_no_label(config, tmp_path, monkeypatch, task, form, values):
     fields = ("text", "x", "y") if task == "multiple_choice" else ("text",)
     labels = ("0", "1") if task == "classification" else ()
-    given = config(**{split: (name,)}, task=task, fields=fields, labels=labels)
-    with pytest.raises(InputError, match=r"(:|row )1: .*label.*takes") as caught:
-        read_examples(given, split)
-    assert "\n" not in str(caught.value)
+    for value in values:
+        name = labelled_as(form, [value], tmp_path / "own", monkeypatch)
+        for split in ("train", "test"):
+            given = config(**{split: (name,)}, task=task, fields=fields, labels=labels)
+            with pytest.raises(InputError, match=r"(:|row )1: .*label.*takes"):
+                read_examples(given, split)
 
 
-@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(
     ("split", "value", "number"),
-    [
-        *[("train", 1, 1), ("test", -1, None), ("test", None, None)],
-        *[("train", value, ...) for value in (-1, None, 2, [0])],
-        *[("test", value, ...) for value in (2, [0])],
-    ],
+    [("train", 1, 1), ("test", -1, None), ("test", None, None)]
+    + [("train", value, ...) for value in (-1, None, 2, [0])]
+    + [("test", value, ...) for value in (2, [0])],
 )
-def test_numbers_of_classes(config, tmp_path, split, value, number, nested):
+def test_numbers_of_classes(config, tmp_path, split, value, number):
     """They have names, whatever columns are beside them; another number is refused."""
     label = {"names": ["no", "yes"], "_type": "ClassLabel"}
-    words = [{"dtype": "string", "_type": "Value"}]
-    features = {"meta": {"label": label}, "words": words} if nested else {"label": label}
+    features = {"meta": {"label": label}, "words": [{"dtype": "string", "_type": "Value"}]}
     values = [[0] if isinstance(value, list) else 0, value]
-    column = {"meta": [{"label": one} for one in values]} if nested else {"label": values}
-    field = "meta.label" if nested else "label"
+    meta = [{"label": one} for one in values]
     (tmp_path / "own").mkdir()
     told = {"info": {"features": features}}
-    write_rows(tmp_path / "own" / "a.parquet", told, text=["a", "b"], **column)
-    given = config(**{split: ("a.parquet",)}, label_field=field, labels=("no", "yes"))
+    write_rows(tmp_path / "own" / "a.parquet", told, text=["a", "b"], meta=meta)
+    fields = {"label_field": "meta.label", "labels": ("no", "yes")}
+    given = config(**{split: ("a.parquet",)}, **fields)
     if number is ...:
         with pytest.raises(InputError, match=r"a\.parquet:row \d: .*label.* is .*: takes"):
             read_examples(given, split)
@@ -532,14 +448,9 @@ ROLLO = {"text": "Rollo", "answer_start": CONTEXT.index("Rollo")}
     [
         ({}, "answers"),
         ({"answers": None}, "answers"),
-        ({"answers": NAN}, "answers"),
-        ({"answers": {"text": None, "answer_start": None}}, "answers"),
         ({"answers": {"text": "Rollo", "answer_start": 66}}, "answers"),
         ({"answers": {"text": ["Rollo"], "answer_start": []}}, "answer_start"),
         ({"answers": [ROLLO | {"text": None}]}, "text"),
-        ({"answers": [ROLLO | {"answer_start": NAN}]}, "answer_start"),
-        ({"answers": [ROLLO], "is_impossible": True}, "is_impossible"),
-        ({"answers": [ROLLO], "is_impossible": NAN}, None),
         ({"answers": [ROLLO], "is_impossible": None}, None),
     ],
 )
@@ -558,120 +469,43 @@ def test_answers_that_are_none(config, tmp_path, changes, said):
             read_questions(given, split)
 
 
-def changed(record, **values):
-    return json.dumps(json.loads(record.splitlines()[0]) | values) + "\n"
+def changed(dataset, **values):
+    first = FILES[dataset]["train.jsonl"].splitlines()[0]
+    return json.dumps(json.loads(first) | values) + "\n"
 
 
-BAD = {
-    "no column": (
-        "rte",
-        "index\tsentence1\tlabel\n",
-        r"train.tsv:1: has no column 'sentence2'; it",
-    ),
-    "columns": ("rte", FILES["rte"]["train.tsv"] + "3\ta\n", r"train.tsv:5: has 2 columns, not 4"),
-    "more columns in qqp": (
-        "qqp",
-        FILES["qqp"]["dev.tsv"].rstrip("\n") + "\textra\n",
-        r"train.tsv:4: has 7 columns, not 6",
-    ),
-    "unknown label": (
-        "rte",
-        FILES["rte"]["train.tsv"].replace("\tnot_entailment", "\tmaybe"),
-        r"train.tsv:3: label is 'maybe': takes one of entailment, not_entailment",
-    ),
-    "no label": ("rte", FILES["rte"]["test.tsv"], r"train.tsv:2: has no 'label'; it has 'index'"),
-    "not a number": (
-        "stsb",
-        FILES["stsb"]["train.tsv"].replace("5.000", "nan"),
-        r"train.tsv:2: score is 'nan': takes a number",
-    ),
-    "only a header": ("rte", "index\tsentence1\tsentence2\tlabel\n", "train.tsv: no examples"),
-    "not utf-8": (
-        "rte",
-        b"index\tsentence1\tsentence2\tlabel\n0\t\xff\tb\tx\n",
-        ":2: is not UTF-8",
-    ),
-    "not json": ("cb", '{"premise": \n', r"train.jsonl:1: is not JSON"),
-    "a list": ("cb", "[1]\n", r"train.jsonl:1: is not a JSON object"),
-    "no field": (
-        "cb",
-        '{"premise": "a"}\n',
-        r"train.jsonl:1: has no 'hypothesis'; it has 'premise'",
-    ),
-    "not a text": (
-        "cb",
-        '{"premise": 1, "hypothesis": "b", "label": "neutral"}\n',
-        r"train.jsonl:1: field 'premise' is not a string",
-    ),
-    "copa": (
-        "copa",
-        changed(FILES["copa"]["train.jsonl"], question="why"),
-        r"question is 'why': takes cause or effect",
-    ),
-    "wic": (
-        "wic",
-        changed(FILES["wic"]["train.jsonl"], end2=999),
-        "start2, end2 is not a range of the text",
-    ),
-    "wsc": (
-        "wsc",
-        changed(FILES["wsc"]["train.jsonl"], target={"span1_text": "a", "span1_index": 99}),
-        "span1_index is 99: the text has 16 words",
-    ),
-    "multirc": ("multirc", '{"idx": 1, "passage": {}}\n', r":1: is not a passage of MultiRC"),
-    "squad format": ("squad", '{"data": {}}', "is not in SQuAD's format: no list 'data'"),
-    "answer elsewhere": (
-        "squad",
-        FILES["squad"]["train.json"].replace('"text": "Rollo"', '"text": "Charles"'),
-        r"question '50': answer 'Charles' is not in the context at 66",
-    ),
-    "no answer": ("squad", FILES["squad_v2"]["train.json"], r"question '52': has no answer"),
-    "twice": (
-        "squad",
-        FILES["squad"]["train.json"].replace('"51"', '"50"'),
-        r"data.train: question '50' occurs twice",
-    ),
-}
+RTE, COLUMNS = FILES["rte"]["train.tsv"], "index\tsentence1\tsentence2\tlabel\n"
+STSB, QQP, SQUAD = (next(iter(FILES[name].values())) for name in ("stsb", "qqp", "squad"))
+# A data set, its training file, and where and what must be said.
+BAD = [
+    ("rte", "index\tsentence1\tlabel\n", ":1: .*'sentence2'"),
+    ("rte", RTE + "3\ta\n", ":5: has 2 columns"),
+    ("qqp", QQP.rstrip("\n") + "\textra\n", ":6: has 7 columns"),
+    ("rte", RTE.replace("\tnot_entailment", "\tmaybe"), ":3: label is 'maybe'"),
+    ("rte", FILES["rte"]["test.tsv"], ":2: has no 'label'"),
+    ("stsb", STSB.replace("5.000", "nan"), ":2: score is 'nan'"),
+    ("rte", COLUMNS, "train.tsv: no examples"),
+    ("rte", COLUMNS.encode() + b"0\t\xff\tb\tx\n", ":2: is not UTF-8"),
+    ("cb", '{"premise": \n', ":1: is not JSON"),
+    ("cb", "[1]\n", ":1: is not a JSON object"),
+    ("cb", '{"premise": "a"}\n', ":1: has no 'hypothesis'"),
+    ("cb", '{"premise": 1, "hypothesis": "b", "label": "neutral"}\n', ":1: field 'premise'"),
+    ("copa", changed("copa", question="why"), ":1: question is 'why'"),
+    ("multirc", '{"idx": 1, "passage": {}}\n', ":1: is not a passage of MultiRC"),
+    ("squad", '{"data": [{}]}', "train.json: is not in SQuAD's format"),
+    ("squad", SQUAD.replace('"text": "Rollo"', '"text": "Charles"'), "question '50': .*'Charles'"),
+    ("squad", FILES["squad_v2"]["train.json"], "question '52': has no answer"),
+    ("squad", SQUAD.replace('"51"', '"50"'), "question '50' occurs twice"),
+]
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_files_are_one_line(config, tmp_path, case):
-    dataset, content, said = BAD[case]
+@pytest.mark.parametrize(("dataset", "content", "said"), BAD)
+def test_bad_files_are_one_line(config, tmp_path, dataset, content, said):
     given = config(dataset)
     path = tmp_path / dataset / given.data.train[0]
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=said) as caught:
         check_sources(given)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "changes", "said"),
-    [
-        (
-            "rte",
-            {"task": "regression"},
-            "data.dataset is 'rte': takes task classification, not reg",
-        ),
-        ("rte", {"fields": ("a",)}, "data.fields is set: data.dataset rte names its own"),
-        (
-            "rte",
-            {"train": ("a.txt",)},
-            r"a.txt: takes .tsv, .csv, .jsonl \(also as .gz or .xz\), .parquet, .arrow",
-        ),
-        ("rte", {"train": ("gone.tsv",)}, r"gone.tsv: no such file"),
-        ("rte", {"labels": ("a", "b")}, r"data.labels is \('a', 'b'\): data.dataset rte has"),
-        ("squad", {"train": ("a.tsv",)}, r"a.tsv: takes .json"),
-        ("own", {"task": "span"}, "data.dataset is 'own': task span takes squad or squad_v2"),
-        ("own", {"fields": ("a", "b", "c")}, r"task classification takes one or two texts"),
-        ("own", {"train": ("a.tsv",)}, r"data.train: has one label, 'x': takes two or more"),
-        ("own", {"train": ("a.tsv",), "label_field": "mood"}, r"a.tsv:2: has no 'mood'; it has"),
-    ],
-)
-def test_bad_configs_are_one_line(config, tmp_path, dataset, changes, said):
-    files(tmp_path, a_tsv="text\tlabel\nyes\tx\n")
-    with pytest.raises(InputError, match=said) as caught:
-        check_sources(resolve(config(dataset, **changes)))
     assert "\n" not in str(caught.value)
 
 

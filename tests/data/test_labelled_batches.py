@@ -1,4 +1,4 @@
-"""Batches of labelled examples: each once an epoch, the same for any number of processes."""
+"""Batches of labelled examples, their submissions, and misspelt words."""
 
 import dataclasses
 import random
@@ -6,11 +6,13 @@ import random
 import numpy as np
 import pytest
 from labelled_files import write
+from text_for_tests import experiment
 
-from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, TrainConfig
+from mhe_jax.config import EvaluationConfig, TrainConfig
 from mhe_jax.data import pairs
 from mhe_jax.tasks import evaluation_batches, resolve, train_batches
 from mhe_jax.tasks.labelled import batches as labelled_batches
+from mhe_jax.tasks.labelled.rows import misspell
 from mhe_jax.tasks.labelled.submission import submission
 from mhe_jax.tasks.labelled.table import TABLE
 
@@ -26,38 +28,17 @@ def config(tmp_path_factory):
         words = " ".join(draw.choices(["der", "hund", "house", "x"], k=draw.randint(0, 12)))
         lines.append(f"{words} {i}\t{'yes' if i % 3 else 'no'}")
     (directory / "a.tsv").write_text("\n".join(lines) + "\n")
-    return resolve(
-        Config(
-            task="classification",
-            model=ModelConfig(vocabulary_size=300),
-            data=DataConfig(
-                directory=str(directory),
-                train=("a.tsv",),
-                validation=("a.tsv",),
-                sequence_length=24,
-                batch_size=ROWS,
-                cache_directory=str(directory / "cache"),
-            ),
-            train=TrainConfig(seed=3),
-            evaluation=EvaluationConfig(batch_size=8),
-        )
-    )
+    splits = {"train": ("a.tsv",), "validation": ("a.tsv",)}
+    config = experiment(directory, "classification", **splits, batch_size=ROWS)
+    return resolve(dataclasses.replace(config, evaluation=EvaluationConfig(batch_size=8)))
 
 
 @pytest.mark.parametrize("dataset", ["rte", "wic", "copa", "squad"])
 def test_padding_stands_at_the_end_of_a_row(tmp_path, tokenizer, dataset):
     """The models of all tasks count on it: `right_padded`."""
     first, *_ = write(dataset, tmp_path)
-    data = DataConfig(
-        directory=str(tmp_path),
-        dataset=dataset,
-        train=(first,),
-        sequence_length=96,
-        window_stride=16,
-        cache_directory=str(tmp_path / "cache"),
-    )
-    model = ModelConfig(vocabulary_size=tokenizer.vocabulary_size, max_length=96)
-    config = resolve(Config(task=TABLE[dataset].task, model=model, data=data))
+    of = {"dataset": dataset, "train": (first,), "sequence_length": 96, "window_stride": 16}
+    config = resolve(experiment(tmp_path, TABLE[dataset].task, **of))
     batches = evaluation_batches(config, tokenizer, "train", batch_size=4)
     for step in range(len(batches)):
         exists = batches.batch(step)["tokens"] != 0
@@ -65,15 +46,10 @@ def test_padding_stands_at_the_end_of_a_row(tmp_path, tokenizer, dataset):
         assert not exists.all()
 
 
-def test_the_key_of_a_split_is_that_of_its_examples(config, tokenizer):
-    """A run goes on only if neither of its splits has another."""
-    given = train_batches(config, tokenizer).text
-    assert evaluation_batches(config, tokenizer, "validation").text == given
-
-
 def test_an_epoch_has_each_example_once(config, tokenizer):
     batches = train_batches(config, tokenizer)
     assert batches.steps_per_epoch == 17
+    assert batches.text == evaluation_batches(config, tokenizer, "validation").text
     epochs = []
     for epoch in range(2):
         found = [batches.batch(epoch * 17 + i) for i in range(17)]
@@ -98,15 +74,6 @@ def test_an_epoch_has_each_example_once(config, tokenizer):
     assert (train_batches(other, tokenizer).batch(0)["index"] != epochs[0][:ROWS]).any()
 
 
-def test_batches_hold_texts_of_similar_length(config, tokenizer):
-    batches = train_batches(config, tokenizer)
-    tokens = padded = 0
-    for step in range(17):
-        batch = batches.batch(step)["tokens"]
-        tokens, padded = tokens + (batch != 0).sum(), padded + batch.size
-    assert tokens / padded > 0.8
-
-
 def epoch_of(batches, epoch=0):
     return [batches.batch(epoch * 17 + i) for i in range(17)]
 
@@ -126,17 +93,13 @@ def test_each_epoch_has_batches_of_its_own(config, tokenizer):
 
 def test_only_rows_of_a_pool_are_sorted_together(config, tokenizer, monkeypatch):
     """So that batches are nearly random where there are many examples."""
-
-    def spread():
-        lengths = [(batch["tokens"] != 0).sum(axis=1) for batch in epoch_of(make())]
-        return np.mean([of[of > 0].max() - of[of > 0].min() for of in lengths])
-
-    def make():
-        return train_batches(config, tokenizer)
-
-    whole = spread()
-    monkeypatch.setattr(labelled_batches, "POOL", 1)
-    assert spread() > 3 * whole
+    spreads = []
+    for pool in (labelled_batches.POOL, 1):
+        monkeypatch.setattr(labelled_batches, "POOL", pool)
+        found = epoch_of(train_batches(config, tokenizer))
+        lengths = [(batch["tokens"] != 0).sum(axis=1) for batch in found]
+        spreads.append(np.mean([np.ptp(of[of > 0]) for of in lengths]))
+    assert spreads[1] > 3 * spreads[0]
 
 
 @pytest.mark.parametrize("kind", ["train", "validation"])
@@ -228,22 +191,11 @@ SUBMISSIONS = {
 
 
 @pytest.mark.parametrize("dataset", SUBMISSIONS)
-def test_submissions(config, tokenizer, tmp_path, dataset):
-    from mhe_jax.tasks.labelled.table import TABLE
-
-    train, dev, test = write(dataset, tmp_path)
-    data = dataclasses.replace(
-        config.data,
-        directory=str(tmp_path),
-        dataset=dataset,
-        labels=(),
-        train=(train,),
-        validation=(dev,),
-        test=(test,),
-        sequence_length=200,
-    )
+def test_submissions(tokenizer, tmp_path, dataset):
+    train, _, test = write(dataset, tmp_path)
     task = TABLE[dataset].task
-    given = resolve(dataclasses.replace(config, task=task, data=data, model=ModelConfig(300)))
+    fields = {"train": (train,), "test": (test,), "dataset": dataset, "sequence_length": 200}
+    given = resolve(experiment(tmp_path, task, **fields))
     batches = evaluation_batches(given, tokenizer, "test")
     assert not batches.labelled
     outputs = []
@@ -251,9 +203,40 @@ def test_submissions(config, tokenizer, tmp_path, dataset):
         numbers = batches.batch(step)["index"]
         # 1, 0, 1 as classes; 7, -3 and 2.5 as numbers.
         scores = np.eye(3)[[1, 0, 1]][numbers]
-        outputs.append(
-            (numbers, np.array([7, -3, 2.5])[numbers] if task == "regression" else scores)
-        )
+        if task == "regression":
+            scores = np.array([7, -3, 2.5])[numbers]
+        outputs.append((numbers, scores))
     ((name, text),) = submission(given, batches, outputs).items()
     assert text == SUBMISSIONS[dataset]
     assert name == f"predictions.{'tsv' if text.startswith('index') else 'jsonl'}"
+
+
+# Misspelt words
+
+TEXT = "The quick brown fox, aa 42 jumps over a lazy dog. " * 400
+
+
+def misspelt(rate, seed=0):
+    return misspell(TEXT, rate, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+def test_as_many_words_as_asked_for(rate):
+    pairs = list(zip(TEXT.split(" "), misspelt(rate).split(" "), strict=True))
+    words = [(a, b) for a, b in pairs if sum(c.isalpha() for c in a) > 1]
+    assert np.mean([a != b for a, b in words]) == pytest.approx(rate, abs=0.02)
+    # What is no word stays, and what stands at one too.
+    assert all(a == b for a, b in pairs if sum(c.isalpha() for c in a) < 2)
+    for a, b in words:
+        assert abs(len(a) - len(b)) <= 1
+        assert (a[-1] in ",.") == (b[-1] in ",.")
+        # One slip: all but one letter, or two neighbours exchanged.
+        same = next((i for i, (c, d) in enumerate(zip(a, b, strict=False)) if c != d), len(b))
+        ends = {a[same:], a[same + 1 :], a[same + 2 :]}
+        assert a == b or any(b.endswith(end) for end in ends)
+
+
+def test_every_slip_happens_and_the_seed_decides():
+    lengths = {len(b) - len(a) for a, b in zip(TEXT.split(), misspelt(1.0).split(), strict=True)}
+    assert lengths == {-1, 0, 1}
+    assert misspelt(0.3) == misspelt(0.3) != misspelt(0.3, seed=1)

@@ -1,13 +1,11 @@
 """Each example once an epoch, whole and apart from the others, whatever the number of processes."""
 
-import dataclasses
 from collections import Counter
 
 import numpy as np
 import pytest
 from text_for_tests import equal, experiment, joined, sentences, with_seed, write_lines
 
-from mhe_jax.config import InputError
 from mhe_jax.data import BOS, EOS, PAD
 from mhe_jax.data.examples import num_predictions
 from mhe_jax.data.packing import Plan, fill
@@ -79,23 +77,30 @@ def test_rows_are_nearly_full():
     assert sum(pattern.repeats for pattern in patterns) == 3
 
 
-@pytest.mark.parametrize("count", [2, 8])
-def test_rows_do_not_depend_on_processes(config, tokenizer, count):
-    whole = train_batches(config, tokenizer)
-    each = [
-        train_batches(config, tokenizer, process_index=p, process_count=count) for p in range(count)
-    ]
-    for step in (0, 1, 7, 41):
+def test_rows_are_a_function_of_seed_and_step(config, tokenizer):
+    """Of any number of processes, and wherever iterating begins."""
+    whole, other = train_batches(config, tokenizer), train_batches(with_seed(config, 4), tokenizer)
+    each = [train_batches(config, tokenizer, process_index=p, process_count=8) for p in range(8)]
+    for step in (0, 1, 41):
         equal(whole.batch(step), joined([batches.batch(step) for batches in each]))
-
-
-def test_resumes_and_seeds(config, tokenizer):
-    batches, again = train_batches(config, tokenizer), train_batches(config, tokenizer)
-    other = train_batches(with_seed(config, 4), tokenizer)
-    with batches.iterate(5, 9) as iterator:
+    with whole.iterate(5, 9) as iterator:
         for step, batch in enumerate(iterator, 5):
-            equal(batch, again.batch(step))
+            equal(batch, train_batches(config, tokenizer).batch(step))
             assert any((batch[name] != other.batch(step)[name]).any() for name in batch)
+    assert "segments" not in evaluation_batches(config, tokenizer, "train", batch_size=8).batch(0)
+
+
+def test_padding_has_segment_0_and_counts_for_nothing(config, tokenizer):
+    batch = train_batches(config, tokenizer).batch(0)
+    for side in {"tokens", "source", "target"} & set(batch):
+        of = batch["segments" if side == "tokens" else f"{side}_segments"]
+        np.testing.assert_array_equal(batch[side] == PAD, of == 0)
+        assert (np.diff(of) * (of[:, 1:] > 0) >= 0).all()
+    if config.task == "translation":
+        np.testing.assert_array_equal(batch["weights"] == 0, batch["target_segments"] == 0)
+        one, other = (batch[f"{side}_segments"].max(axis=1) for side in ("source", "target"))
+        np.testing.assert_array_equal(one, other)
+        assert len(batch["source"]) == 8  # 384 / 48
 
 
 def test_each_example_once_an_epoch(config, tokenizer):
@@ -153,19 +158,6 @@ def test_each_example_once_an_epoch(config, tokenizer):
         cut = [part for part in parts if any(text[s : s + len(part)] == part for s in range(99))]
         assert max(map(len, cut)) - min(map(len, cut)) <= 1
     assert len(wanted) > 100
-
-
-def test_padding_has_segment_0_and_counts_for_nothing(config, tokenizer):
-    batch = train_batches(config, tokenizer).batch(0)
-    for side, of in (("tokens", "segments"), ("source", "source_segments")):
-        if side in batch:
-            np.testing.assert_array_equal(batch[side] == PAD, batch[of] == 0)
-            assert (np.diff(batch[of]) * (batch[of][:, 1:] > 0) >= 0).all()
-    if config.task == "translation":
-        np.testing.assert_array_equal(batch["weights"] == 0, batch["target_segments"] == 0)
-        np.testing.assert_array_equal(
-            batch["source_segments"].max(axis=1), batch["target_segments"].max(axis=1)
-        )
 
 
 def test_masks_do_not_depend_on_the_packing(tmp_path, tokenizer):
@@ -236,32 +228,3 @@ def test_what_fits_exactly_fits():
     assert Plan(np.array([[7, 1], [5, 2], [3, 3]]), (12, 3), 0).num_rows == 2
     # 8 goes where it leaves nothing, so that 5 and 4 have room beside 11.
     assert Plan(np.array([[12], [11], [8], [5], [4]]), (20,), 0).num_rows == 2
-
-
-def test_rows_of_a_translation_batch(directory, tokenizer):
-    config = experiment(directory, "translation", train=("train.tsv",), packing=True)
-    assert len(train_batches(config, tokenizer).batch(0)["source"]) == 8  # 384 / 48
-    few = dataclasses.replace(config.data, tokens_per_batch=20, row_multiple=4)
-    few = dataclasses.replace(config, data=few)
-    assert len(train_batches(few, tokenizer).batch(0)["source"]) == 4
-
-
-def test_evaluation_stays_unpacked(config, tokenizer):
-    plain = dataclasses.replace(config, data=dataclasses.replace(config.data, packing=False))
-    one, other = (evaluation_batches(c, tokenizer, "train", batch_size=8) for c in (config, plain))
-    equal(one.batch(0), other.batch(0))
-    assert "segments" not in one.batch(0)
-
-
-@pytest.mark.parametrize(
-    ("task", "text", "said"),
-    [
-        ("lm", "\n \n\n", "a.txt: has no text"),
-        ("translation", f"\t\n{LONG}\thund\n", "none of 2 pairs can be used: 1 have an empty side"),
-    ],
-)
-def test_nothing_to_pack(tmp_path, tokenizer, task, text, said):
-    name = "a.tsv" if task == "translation" else "a.txt"
-    (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=said):
-        train_batches(experiment(tmp_path, task, train=(name,), packing=True), tokenizer)

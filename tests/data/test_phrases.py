@@ -12,24 +12,20 @@ pytest.importorskip("num2words", reason="needs the extra demo")
 pytest.importorskip("babel", reason="needs the extra demo")
 
 
+FACE, FIGURES = phrases._time_on_the_face, phrases._time_in_figures
+
+
 @pytest.fixture(scope="module")
 def splits():
     return {split: phrases.pairs(split) for split in phrases.SIZES}
 
 
-def test_sizes_and_no_phrase_twice(splits):
+def test_no_phrase_comes_twice_nor_in_two_splits(splits):
     for split, size in phrases.SIZES.items():
         assert len(splits[split]) == size
-        for side in (0, 1):
-            assert len({pair[side] for pair in splits[split]}) == size
-
-
-def test_no_phrase_of_one_split_is_in_another(splits):
     for side in (0, 1):
-        sides = [{pair[side] for pair in pairs} for pairs in splits.values()]
-        assert not sides[0] & sides[1]
-        assert not sides[0] & sides[2]
-        assert not sides[1] & sides[2]
+        every = [pair[side] for pairs in splits.values() for pair in pairs]
+        assert len(set(every)) == len(every) == sum(phrases.SIZES.values())
 
 
 def _without_frame(german):
@@ -56,22 +52,9 @@ def test_dates_are_held_out_in_every_form(splits):
     assert not dates("train") & (dates("validation") | dates("test"))
 
 
-def test_three_types_take_turns(splits):
-    for _, german in splits["test"][1::3]:
-        assert german.startswith(("der ", "am ")) or ", der " in german
-    for _, german in splits["test"][2::3]:
-        assert "Uhr" in german or german.endswith(
-            ("nachts", "morgens", "nachmittags", "abends"),
-        )
-
-
 def test_every_word_of_the_test_source_is_in_training(splits):
     trained = {word for english, _ in splits["train"] for word in english.split()}
     assert {word for english, _ in splits["test"] for word in english.split()} <= trained
-
-
-def test_phrases_are_short(splits):
-    assert max(len(side.split()) for pairs in splits.values() for p in pairs for side in p) <= 20
 
 
 def test_the_same_on_every_machine(splits):
@@ -85,63 +68,30 @@ def test_the_same_on_every_machine(splits):
 
 
 @pytest.mark.parametrize(
-    ("hour", "minute", "english", "german"),
+    ("say", "given", "expected"),
     [
-        (0, 0, "twelve o'clock at night", "zwölf Uhr nachts"),
-        (1, 0, "one o'clock at night", "ein Uhr nachts"),
-        (3, 45, "quarter to four at night", "Viertel vor vier nachts"),
-        (9, 59, "one minute to ten in the morning", "eine Minute vor zehn morgens"),
-        (12, 30, "half past twelve in the afternoon", "halb eins nachmittags"),
-        (15, 15, "quarter past three in the afternoon", "Viertel nach drei nachmittags"),
-        (15, 25, "twenty-five past three in the afternoon", "fünf vor halb vier nachmittags"),
-        (15, 35, "twenty-five to four in the afternoon", "fünf nach halb vier nachmittags"),
-        (18, 2, "two minutes past six in the evening", "zwei Minuten nach sechs abends"),
-        (23, 40, "twenty to twelve at night", "zwanzig vor zwölf nachts"),
+        (FACE, (0, 0), ("twelve o'clock at night", "zwölf Uhr nachts")),
+        (FACE, (3, 45), ("quarter to four at night", "Viertel vor vier nachts")),
+        (
+            FACE,
+            (15, 25),
+            ("twenty-five past three in the afternoon", "fünf vor halb vier nachmittags"),
+        ),
+        (FIGURES, (0, 5), ("twelve oh five a.m.", "null Uhr fünf")),
+        (FIGURES, (13, 0), ("one p.m.", "dreizehn Uhr")),
+        (phrases._words, (101_001, "de"), "einhunderteintausendeins"),
     ],
 )
-def test_time_on_the_face(hour, minute, english, german):
-    assert phrases._time_on_the_face(hour, minute) == (english, german)
+def test_times_and_numbers(say, given, expected):
+    assert say(*given) == expected
 
 
-@pytest.mark.parametrize(
-    ("hour", "minute", "english", "german"),
-    [
-        (0, 0, "twelve a.m.", "null Uhr"),
-        (0, 5, "twelve oh five a.m.", "null Uhr fünf"),
-        (1, 1, "one oh one a.m.", "ein Uhr eins"),
-        (12, 0, "twelve p.m.", "zwölf Uhr"),
-        (13, 0, "one p.m.", "dreizehn Uhr"),
-        (15, 35, "three thirty-five p.m.", "fünfzehn Uhr fünfunddreißig"),
-    ],
-)
-def test_time_in_figures(hour, minute, english, german):
-    assert phrases._time_in_figures(hour, minute) == (english, german)
-
-
-@pytest.mark.parametrize("say", [phrases._time_on_the_face, phrases._time_in_figures])
+@pytest.mark.parametrize("say", [FACE, FIGURES])
 def test_each_minute_of_the_day_has_a_phrase_of_its_own(say):
     """So the German follows from the English, and the other way round."""
     said = [say(*divmod(minute, 60)) for minute in range(24 * 60)]
     for side in (0, 1):
         assert len({pair[side] for pair in said}) == 24 * 60
-
-
-@pytest.mark.parametrize(
-    ("value", "german"),
-    [
-        (0, "null"),
-        (1_001, "eintausendeins"),
-        (101_001, "einhunderteintausendeins"),
-        (21_345, "einundzwanzigtausenddreihundertfünfundvierzig"),
-    ],
-)
-def test_numbers(value, german):
-    assert phrases._words(value, "de") == german
-
-
-def test_unknown_split():
-    with pytest.raises(InputError, match="has no split 'dev'; it has train, validation, test"):
-        phrases.pairs("dev")
 
 
 @pytest.mark.parametrize("package", ["num2words", "babel"])

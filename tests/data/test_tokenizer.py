@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import unicodedata
 
 import numpy as np
@@ -56,15 +57,12 @@ def test_lossless_for_every_character(tokenizer):
 
 
 def test_batches_and_threads_give_the_same(tokenizer):
+    assert (PAD, UNK, BOS, EOS, MASK) == (0, 1, 2, 3, 4)
+    assert tokenizer.decode([BOS, *tokenizer.encode("haus  und"), EOS, PAD, MASK]) == "haus  und"
     texts = [*sentences(200), "\u2581", ""]
     rows = tokenizer.encode_batch(texts, num_threads=-1)
     assert rows == [tokenizer.encode(text) for text in texts]
     assert tokenizer.encode_batch([]) == []
-
-
-def test_special_ids(tokenizer):
-    assert (PAD, UNK, BOS, EOS, MASK) == (0, 1, 2, 3, 4)
-    assert tokenizer.decode([BOS, *tokenizer.encode("haus  und"), EOS, PAD, MASK]) == "haus  und"
 
 
 def test_deterministic_and_sized(tokenizer):
@@ -75,35 +73,15 @@ def test_deterministic_and_sized(tokenizer):
     assert train_tokenizer(items(sentences(300)), 310).key != tokenizer.key
 
 
-def test_saved_and_loaded(tokenizer, tmp_path):
-    path = tmp_path / "deep" / "tokenizer.model"
-    tokenizer.save(path)
-    assert Tokenizer.load(path).encode("haus") == tokenizer.encode("haus")
-    assert [p.name for p in path.parent.iterdir()] == ["tokenizer.model"]
-
-
-def test_a_failed_save_leaves_the_old_one(tokenizer, tmp_path, monkeypatch):
-    path = tmp_path / "tokenizer.model"
-    tokenizer.save(path)
-    broken = Tokenizer(tokenizer.model)
-    broken.model = None  # type: ignore[assignment]
-    with pytest.raises(TypeError):
-        broken.save(path)
-    assert path.read_bytes() == tokenizer.model
-    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.model"]
-
-
 def test_vocabulary_that_does_not_fit_the_text():
     with pytest.raises(InputError, match=r"vocabulary_size=261: .* more than 261"):
         train_tokenizer(items(sentences(300)), 261)
-    with pytest.raises(InputError, match=r"vocabulary_size=262: lines needs at least (\d+)") as low:
+    with pytest.raises(InputError, match=r"vocabulary_size=262: lines: .* 262 vs (\d+)") as low:
         train_tokenizer(items(sentences(300)), 262)
-    with pytest.raises(
-        InputError, match=r"lines gives at most \d+.*--model\.vocab\S+ \d+$"
-    ) as high:
+    with pytest.raises(InputError, match=r"vocabulary_size=9000: lines: .*<= \d+") as high:
         train_tokenizer(items(sentences(300)), 9000)
-    least = int(str(low.value).split("at least ")[1].split()[0])
-    most = int(str(high.value).split("at most ")[1].split()[0])
+    least = int(re.search(r"vs (\d+)", str(low.value))[1])
+    most = int(re.search(r"<= (\d+)", str(high.value))[1])
     for size in (least, most):
         assert train_tokenizer(items(sentences(300)), size).vocabulary_size == size
     with pytest.raises(InputError, match="no text to train a tokenizer on"):
@@ -131,36 +109,60 @@ def test_large_text_is_sampled_everywhere(monkeypatch, tmp_path):
     assert list(module.sample_text(source, 1 << 20)) == lines
 
 
-def test_a_foreign_model_is_refused(tmp_path):
+def test_saved_and_loaded(tokenizer, tmp_path):
+    path = tmp_path / "deep" / "tokenizer.model"
+    tokenizer.save(path)
+    assert Tokenizer.load(path).encode("haus") == tokenizer.encode("haus")
+    broken = Tokenizer(tokenizer.model)
+    broken.model = None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        broken.save(path)
+    assert path.read_bytes() == tokenizer.model
+    assert [p.name for p in path.parent.iterdir()] == ["tokenizer.model"]
+
+
+def trained(**options):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences(300)),
+        model_writer=model,
+        model_type="bpe",
+        minloglevel=3,
+        **{"vocab_size": 100, "pad_id": PAD, "unk_id": UNK, "bos_id": BOS, "eos_id": EOS} | options,
+    )
+    return model.getvalue()
+
+
+def test_a_foreign_model_is_refused(tokenizer, tmp_path):
     (tmp_path / "no.model").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="no.model: is not a sentencepiece model"):
-        Tokenizer.load(tmp_path / "no.model")
-    with pytest.raises(InputError, match="none.model: no such file"):
-        Tokenizer.load(tmp_path / "none.model")
-    for options, said in (
-        ({"pad_id": 3, "unk_id": 0, "bos_id": 1, "eos_id": 2}, "pieces 0 to 4 must be"),
-        (
-            {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": ["<mask>"]},
-            "has no piece for some bytes",
-        ),
+    for name, said in (("no", "is not a sentencepiece model"), ("none", "no such file")):
+        with pytest.raises(InputError, match=f"{name}.model: {said}"):
+            Tokenizer.load(tmp_path / f"{name}.model")
+    for model, said in (
+        (trained(pad_id=3, unk_id=0, bos_id=1, eos_id=2), "pieces 0 to 4"),
+        (trained(control_symbols=["<mask>"]), "has no piece for some bytes"),
+        (tokenizer.model.replace("\u2581".encode(), b"\xe2\x96 "), "not a sentencepiece model"),
     ):
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences(300)),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=100,
-            minloglevel=3,
-            **options,
-        )
         with pytest.raises(InputError, match=said):
-            Tokenizer(model.getvalue())
+            Tokenizer(model)
 
 
-def test_pieces_that_are_not_utf8_are_refused(tokenizer):
-    model = tokenizer.model.replace("\u2581".encode(), b"\xe2\x96 ")
-    with pytest.raises(InputError, match=r"^flipped.model: is not a sentencepiece model$"):
-        Tokenizer(model, "flipped.model")
+def test_no_offsets_where_the_text_is_changed():
+    """Here by as many bytes more as fewer."""
+    model = trained(
+        vocab_size=300,
+        pad_piece="<pad>",
+        control_symbols=["<mask>"],
+        normalization_rule_name="nfkc",
+        remove_extra_whitespaces=False,
+        byte_fallback=True,
+    )
+    changing = Tokenizer(model, "given.model")
+    assert changing.offsets("haus", changing.encode("haus"))[-1, 1] == 4
+    text = "e\u0301 " * 3 + "\u00bd"  # each letter with its accent becomes one, a half becomes 1/2
+    assert len(changing.decode(changing.encode(text)).encode()) == len(text.encode())
+    with pytest.raises(InputError, match="given.model"):
+        changing.offsets(text, changing.encode(text))
 
 
 def test_the_tokenizer_of_a_run(tokenizer, tmp_path):
@@ -171,73 +173,21 @@ def test_the_tokenizer_of_a_run(tokenizer, tmp_path):
     # A run that resumes keeps what it has.
     write_lines(tmp_path / "a.txt", sentences(300, seed=1))
     assert make_tokenizer(config, tmp_path / "run" / "tokenizer.model").key == made.key
-
-
-def test_a_given_tokenizer_that_does_not_match(tmp_path):
-    write_lines(tmp_path / "a.txt", sentences(300))
     train_tokenizer(items(sentences(300)), 310).save(tmp_path / "given.model")
     config = experiment(tmp_path, "lm", train=("a.txt",), tokenizer="given.model")
-    said = r"given.model: has 310 pieces, model.vocabulary_size is 300; they must be equal"
-    with pytest.raises(InputError, match=said):
-        check_sources(config)
-    with pytest.raises(InputError, match=said):
-        make_tokenizer(config, tmp_path / "run.model")
+    for use in (check_sources, lambda config: make_tokenizer(config, tmp_path / "run.model")):
+        with pytest.raises(InputError, match="given.model: has 310 pieces"):
+            use(config)
     assert not (tmp_path / "run.model").exists()
 
 
-def test_no_offsets_where_the_text_is_changed(tokenizer):
-    """Here by as many bytes more as fewer."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences(300)),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=300,
-        pad_id=PAD,
-        unk_id=UNK,
-        bos_id=BOS,
-        eos_id=EOS,
-        pad_piece="<pad>",
-        control_symbols=["<mask>"],
-        normalization_rule_name="nfkc",
-        remove_extra_whitespaces=False,
-        byte_fallback=True,
-        minloglevel=3,
-    )
-    changing = Tokenizer(model.getvalue(), "given.model")
-    assert changing.offsets("haus", changing.encode("haus"))[-1, 1] == 4
-    text = "e\u0301 " * 3 + "\u00bd"  # each letter with its accent becomes one, a half becomes 1/2
-    assert len(changing.decode(changing.encode(text)).encode()) == len(text.encode())
-    with pytest.raises(InputError, match="given.model"):
-        changing.offsets(text, changing.encode(text))
-
-
 # Words whose characters are composed, decomposed, dropped, or become several.
-WORDS = [
-    "haus", "서울", "café", "\ufb01ne", "İzmir", "\u00bd", "ｶﾞｽ", "ㄱㅏ", "ที่นี่", "നന്\u200d",
-    "❤\ufe0f", "👩\u200d👩\u200d👧", "\U0001f3f4\U000e0067\U000e007f", "q\u0323\u0307", "ΣΑΣ", "ệ",
-    "\u0301a", "ﷺ", "don't", "日本",
-]  # fmt: skip
+WORDS = ["haus", "서울", "café", "\ufb01ne", "İzmir", "\u00bd", "ｶﾞｽ", "ที่นี่", "❤\ufe0f"]
+WORDS += ["👩\u200d👩\u200d👧", "q\u0323\u0307", "ΣΑΣ", "\u0301a", "ﷺ", "don't", "日本"]
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 
-@pytest.fixture(scope="module")
-def normalizers():
-    n = pytest.importorskip("tokenizers").normalizers
-    return {
-        "none": n.Sequence([]),
-        **{form: getattr(n, form)() for form in FORMS},
-        "Bert": n.BertNormalizer(lowercase=True),
-        "Bert, cased": n.BertNormalizer(lowercase=False),
-        "lower": n.Sequence([n.Lowercase(), n.NFC()]),
-        "no accents": n.Sequence([n.NFD(), n.StripAccents(), n.Strip()]),
-        "prepend": n.Sequence([n.NFKC(), n.Prepend("\u2581"), n.Replace(" ", "\u2581")]),
-    }
-
-
-def json_tokenizer(normalizer, kind):
-    import tokenizers as t
-
+def json_tokenizer(t, normalizer, kind):
     special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     trainer, split = t.trainers.BpeTrainer, t.pre_tokenizers.Metaspace()
     options, model = {"limit_alphabet": 40}, t.models.BPE(unk_token="<unk>")
@@ -259,19 +209,22 @@ def json_tokenizer(normalizer, kind):
 
 
 @pytest.mark.parametrize("kind", ["pieces", "bytes", "fallback", "words"])
-def test_the_tokens_of_a_word_lead_back_to_it(normalizers, kind):
-    for name, normalizer in normalizers.items():
-        made = json_tokenizer(normalizer, kind)
-        for form in FORMS:
-            for word in (unicodedata.normalize(form, word) for word in WORDS):
-                for text in (f"der  {word} ist", f"{word} ist", f"der {word}"):
-                    if name == "prepend" and kind == "words":
-                        continue  # no spaces are left there to split at
-                    begin = text.index(word)
-                    ids = made.encode(text)
-                    offsets = made.offsets(text, ids)
-                    assert offsets.shape == (len(ids), 2)
-                    end = begin + len(word)
-                    inside = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end))
-                    found = text[offsets[inside[0], 0] : offsets[inside[-1], 1]]
-                    assert found.strip() == word, (name, text)
+def test_the_tokens_of_a_word_lead_back_to_it(kind):
+    t = pytest.importorskip("tokenizers")
+    n = t.normalizers
+    normalizers = [n.Sequence([]), n.NFC(), n.NFKD(), n.BertNormalizer(lowercase=True)]
+    normalizers.append(n.Sequence([n.NFD(), n.StripAccents(), n.Strip()]))
+    if kind != "words":  # no spaces would be left there to split at
+        spaces = (n.Prepend("\u2581"), n.Replace(" ", "\u2581"))
+        normalizers.append(n.Sequence([n.NFKC(), *spaces]))
+    for normalizer in normalizers:
+        made = json_tokenizer(t, normalizer, kind)
+        for word in (unicodedata.normalize(form, word) for word in WORDS for form in FORMS):
+            for text in (f"der  {word} ist", f"{word} ist", f"der {word}"):
+                ids, begin = made.encode(text), text.index(word)
+                offsets = made.offsets(text, ids)
+                assert offsets.shape == (len(ids), 2)
+                end = begin + len(word)
+                inside = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end))
+                found = text[offsets[inside[0], 0] : offsets[inside[-1], 1]]
+                assert found.strip() == word, (normalizer, text)

@@ -6,8 +6,9 @@ import random
 
 import numpy as np
 import pytest
+from text_for_tests import experiment
 
-from mhe_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig
+from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.data import BOS, EOS
 from mhe_jax.tasks.labelled.windows import WindowRows, best_spans
 
@@ -41,20 +42,10 @@ def windows(tmp_path_factory, tokenizer):
             questions.append({"id": f"{number}-{i}", "question": asked, "answers": found})
         paragraphs.append({"context": context, "qas": questions})
     (directory / "train.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    config = Config(
-        task="span",
-        model=ModelConfig(vocabulary_size=300),
-        data=DataConfig(
-            directory=str(directory),
-            train=("train.json",),
-            dataset="squad_v2",
-            sequence_length=LENGTH,
-            window_stride=STRIDE,
-            question_length=ASKED,
-            cache_directory=str(directory / "cache"),
-        ),
-        evaluation=EvaluationConfig(answer_length=ROOM),
-    )
+    fields = {"dataset": "squad_v2", "train": ("train.json",), "sequence_length": LENGTH}
+    fields |= {"window_stride": STRIDE, "question_length": ASKED}
+    config = experiment(directory, "span", **fields)
+    config = dataclasses.replace(config, evaluation=EvaluationConfig(answer_length=ROOM))
     return WindowRows.read(config, tokenizer, "train")
 
 
@@ -153,27 +144,6 @@ def test_right_logits_give_right_answers(windows):
         assert question.answers[0][0] in answer.text
         # Windows without the answer give bos 10, the one with it gives it 0.
         assert answer.no_answer == pytest.approx(-10.0)
-
-
-def test_a_context_of_which_the_tokenizer_keeps_nothing_has_an_empty_answer(windows, tokenizer):
-    """As BERT's tokenizer drops a zero width space, which is not white space."""
-
-    class Dropping:
-        inputs, separators = tokenizer.inputs, tokenizer.separators
-
-        def encode_batch(self, texts, **_):
-            return [tokenizer.encode(text.replace("\u200b", "")) for text in texts]
-
-        def offsets(self, text, ids):
-            return np.zeros((0, 2), int) if text == "\u200b" else tokenizer.offsets(text, ids)
-
-    data = DataConfig(dataset="squad_v2", window_stride=STRIDE)
-    empty = dataclasses.replace(windows.questions[0], context="\u200b", answers=())
-    rows = WindowRows(Config(task="span", data=data), Dropping(), [empty])
-    marks = rows.row(0, int(rows.lengths[0]))["marks"]
-    logits = np.where(marks > 0, 0.0, -1e9)[None, None].repeat(2, axis=1)
-    (answer,) = rows.answers([(np.array([0]), logits)])
-    assert (answer.text, answer.start, answer.end) == ("", 0, 0)
 
 
 def test_a_window_has_the_answers_that_it_holds_whole(windows):

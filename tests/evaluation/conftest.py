@@ -1,14 +1,19 @@
 """Tiny runs with random parameters, as `train.py` leaves them."""
 
 import dataclasses
+import functools
 import random
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from labelled_files import write
 from random_parameters import random_parameters
 
+import mhe_jax
 from mhe_jax.config import (
     AttentionConfig,
     Config,
@@ -18,9 +23,12 @@ from mhe_jax.config import (
     ModelConfig,
 )
 from mhe_jax.config.fields import save_json
+from mhe_jax.data import EOS
+from mhe_jax.evaluation.run import Run
 from mhe_jax.tasks import TASKS, make_tokenizer, resolve
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.state import TrainState
 
 WORDS = ["red", "green", "cat", "dog", "bird", "runs", "sleeps", "the", "a", "small", "big", "old"]
 
@@ -79,35 +87,58 @@ def save_run(config, change=lambda params: params):
     initialize = TASKS[config.task].initializer(model, config.data.sequence_length)
     params = change(random_parameters(initialize, size=0.8))
     checkpoints = Checkpoints(workdir)
-    checkpoints.save_best(params, 7, {"validation": {"loss": 1.0}})
+    state = TrainState.create(params, optax.identity(), jax.random.key(0), False)
+    checkpoints.save(state, 7, {"validated_step": 7, "validation": {"loss": 1.0}})
     checkpoints.close()
     return workdir
 
 
-@pytest.fixture(scope="session")
-def translation_run(texts, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "translation"
-    return save_run(tiny_config("translation", texts, workdir))
+def not_a_number(params):
+    return jax.tree.map(lambda x: x * jnp.nan, params)
+
+
+def eos_is(bias):
+    def change(params):
+        params["embeddings"]["vocabulary_bias"][EOS] = bias
+        return params
+
+    return change
+
+
+# What parameters may be beside random ones: broken, or with eos before or after all other tokens.
+CHANGES = {
+    None: lambda params: params,
+    "not a number": not_a_number,
+    "ending": eos_is(1000.0),
+    "endless": eos_is(-50.0),
+    "never ending": eos_is(-np.inf),
+}
 
 
 @pytest.fixture(scope="session")
 def run_of(texts, tmp_path_factory):
-    """Makes a run of a task."""
+    """`run_of(task, change)`: the workdir of a run with parameters of `CHANGES`, made once."""
 
-    def make(task, change=lambda params: params, evaluation=None, **model):
+    @functools.cache
+    def make(task, change=None, **model):
         config = tiny_config(task, texts, tmp_path_factory.mktemp("runs") / task, **model)
-        if evaluation:
-            config = dataclasses.replace(config, evaluation=evaluation)
-        return save_run(config, change)
+        return save_run(config, CHANGES[change])
 
     return make
 
 
 @pytest.fixture(scope="session")
-def labelled_run(tmp_path_factory):
-    """Makes a run on a data set of `labelled_files.py`, whose files lie beside it."""
+def translation_run(run_of):
+    return run_of("translation")
 
-    def make(dataset, change=lambda params: params, **data):
+
+@pytest.fixture(scope="session")
+def labelled_run(tmp_path_factory):
+    """Makes a run on a data set of `labelled_files.py`, whose files lie beside it, once."""
+
+    @functools.cache
+    def make(dataset, change=None):
+        windows = {"sequence_length": 64, "window_stride": 20, "question_length": 20}
         directory = tmp_path_factory.mktemp(dataset)
         first, second, third = write(dataset, directory)
         config = Config(
@@ -124,11 +155,43 @@ def labelled_run(tmp_path_factory):
                 test=(third,),
                 batch_size=4,
                 cache_directory=str(directory / "cache"),
-                **{"sequence_length": 96, **data},
+                **windows if dataset.startswith("squad") else {"sequence_length": 96},
             ),
             evaluation=EvaluationConfig(batch_size=4, answer_length=90),
         )
-        return save_run(resolve(config), change)
+        return save_run(resolve(config), CHANGES[change])
+
+    return make
+
+
+LOADED = {}
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(monkeypatch):
+    """A checkpoint is restored once, and what its run has compiled is there for all tests."""
+    restore = Run.load
+
+    def load(workdir, config, devices=None):
+        given = config.evaluation
+        key = (Path(workdir), repr((config.model, config.mesh)), *(devices or jax.devices()))
+        key += (given.checkpoint, given.average_checkpoints)
+        if key not in LOADED:
+            LOADED[key] = restore(workdir, config, devices)
+        run = dataclasses.replace(LOADED[key], config=config)
+        vars(run).update(_programs=LOADED[key]._programs, _step=LOADED[key]._step)
+        return run
+
+    monkeypatch.setattr(Run, "load", load)
+
+
+@pytest.fixture
+def load(run_of, translation_run):
+    """`load("lm", beam_size=1)`: a run of a task, or of a workdir, on one device."""
+
+    def make(run, **settings):
+        workdir = run_of(run) if isinstance(run, str) else run
+        return mhe_jax.load(workdir, devices=jax.devices()[:1], **settings)
 
     return make
 

@@ -10,14 +10,11 @@ import pytest
 
 from mhe_jax.evaluation.decoding import (
     beam_search,
-    expand_to_beams,
     greedy_search,
-    length_penalties,
-    reorder_beams,
 )
 
 FEATURES = 7
-ALPHAS = [0.0, 0.6, 1.0, 2.0]
+ALPHAS = [0.0, 0.6]
 
 
 class Toy:
@@ -92,7 +89,7 @@ class ManyToys(Toy):
         return jnp.einsum("nf,nfv->nv", state, cache["output"]) + cache["bias"]
 
 
-def search(toy, rows, max_lengths=None, *, layers=0, jit=True, bos_id=0, pad_id=0, **options):
+def search(toy, rows, max_lengths=None, *, layers=0, bos_id=0, pad_id=0, **options):
     options = {"max_length": toy.max_length, "forbidden_ids": (), **options}
     if max_lengths is None:
         max_lengths = [options["max_length"]] * rows
@@ -101,7 +98,7 @@ def search(toy, rows, max_lengths=None, *, layers=0, jit=True, bos_id=0, pad_id=
     if layers:
         options["batch_axis"] = 1
     call = functools.partial(call, step, bos_id=bos_id, eos_id=toy.eos_id, pad_id=pad_id, **options)
-    call = jax.jit(call) if jit else call
+    call = jax.jit(call)
     with jax.numpy_rank_promotion("raise"):
         result = call(toy.cache(rows, layers), jnp.asarray(max_lengths, jnp.int32))
     return jax.tree.map(np.asarray, result)
@@ -143,8 +140,8 @@ def test_a_beam_that_loses_nothing_equals_brute_force(alpha, sharpness, eos_bias
         assert found == {tuple(tokens) for tokens in sequences}
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_brute_force_with_one_hypothesis_kept_and_forbidden_tokens(alpha):
+def test_brute_force_with_one_hypothesis_kept_and_forbidden_tokens():
+    alpha = 1.0
     toy = Toy(5, vocabulary=6)
     options = {"bos_id": 2, "pad_id": 0, "forbidden_ids": (0, 2)}
     result = search(toy, 3, beam_size=4**4, length_penalty=alpha, num_hypotheses=1, **options)
@@ -156,8 +153,7 @@ def test_brute_force_with_one_hypothesis_kept_and_forbidden_tokens(alpha):
     assert result.tokens.shape == (3, 1, 5)
 
 
-@pytest.mark.parametrize("least", [0, 1, 3, 9])
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize(("least", "alpha"), [(0, 1.0), (1, 0.0), (3, 1.0), (9, 0.0)])
 def test_outputs_of_a_least_length(least, alpha):
     """Of those, the best; at a row's longest length it ends all the same."""
     toy = Toy(3, sharpness=0.5, eos_bias=4.0)
@@ -183,7 +179,7 @@ def test_what_an_ended_prefix_gives_counts_for_nothing(options):
     toy = Toy(8, vocabulary=9, max_length=7, eos_bias=1.0)
     step, good = toy.step, search(toy, 6, [7, 5, 0, 7, 3, 7], **options)
     assert len(set(good.lengths[:, 0].tolist())) > 2
-    for poison in (jnp.nan, jnp.inf, -jnp.inf):
+    for poison in (jnp.nan, jnp.inf):
 
         def poisoned(cache, tokens, positions, poison=poison):
             logits, cache = step(cache, tokens, positions)
@@ -257,7 +253,7 @@ def test_early_stop_does_stop(early_stop, finite):
     assert np.all(np.isnan(result.scores)) == (not finite)
 
 
-@pytest.mark.parametrize(("beam_size", "layers"), [(None, 0), (1, 0), (4, 0), (4, 2)], ids=str)
+@pytest.mark.parametrize(("beam_size", "layers"), [(None, 0), (4, 0), (4, 2)], ids=str)
 def test_every_score_is_the_models_own_log_probability(beam_size, layers):
     toy = Toy(21, vocabulary=11, max_length=8, eos_bias=-0.5)
     options = {} if beam_size is None else {"beam_size": beam_size}
@@ -282,19 +278,9 @@ def test_rows_do_not_see_each_other():
     toy = Toy(8, vocabulary=9, max_length=10, eos_bias=0.5)
     lengths = np.asarray([10, 4, 0, 7, 1, 10])
     together = search(toy, 6, lengths, beam_size=3, length_penalty=1.0)
-    alone = jax.jit(
-        functools.partial(
-            beam_search,
-            toy.step,
-            max_length=10,
-            beam_size=3,
-            length_penalty=1.0,
-            bos_id=0,
-            eos_id=1,
-            pad_id=0,
-            forbidden_ids=(),
-        )
-    )
+    options = {"max_length": 10, "beam_size": 3, "length_penalty": 1.0, "forbidden_ids": ()}
+    ids = {"bos_id": 0, "eos_id": 1, "pad_id": 0}
+    alone = jax.jit(functools.partial(beam_search, toy.step, **options, **ids))
     cache = toy.cache(6)
     for row in range(6):
         own = {name: leaf[row : row + 1] for name, leaf in cache.items()}
@@ -319,10 +305,8 @@ def test_each_row_has_its_own_longest_output(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"beam_size": 3}])
-def test_jit_changes_nothing_and_float16_is_summed_in_float32(options):
+def test_float16_is_summed_in_float32(options):
     toy = Toy(4, vocabulary=9, max_length=6)
-    for a, b in zip(search(toy, 4, **options), search(toy, 4, jit=False, **options), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
     step = toy.step
 
     def half(cache, tokens, positions):
@@ -333,8 +317,9 @@ def test_jit_changes_nothing_and_float16_is_summed_in_float32(options):
     assert search(toy, 4, **options).log_probs.dtype == np.float32
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("options", [{}, {"beam_size": 3}])
+@pytest.mark.parametrize(
+    ("options", "poison"), [({}, np.nan), ({}, -np.inf), ({"beam_size": 3}, np.inf)]
+)
 def test_a_row_that_is_not_a_number_says_so_and_spoils_no_other(options, poison):
     """Also if one of its prefixes alone is not."""
     toy = Toy(4, vocabulary=9, max_length=6, eos_bias=-3.0)
@@ -351,22 +336,3 @@ def test_a_row_that_is_not_a_number_says_so_and_spoils_no_other(options, poison)
     result = search(toy, 3, **options)
     assert np.all(np.isnan(result.scores[1]))
     np.testing.assert_array_equal(result.scores[[0, 2]], good.scores[[0, 2]])
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_reordering_stays_inside_a_row(axis):
-    leaf = np.arange(2 * 3 * 5).reshape(6, 5)
-    leaf = leaf if axis == 0 else np.stack([leaf, leaf + 100])
-    parents = jnp.asarray([[2, 0, 0], [1, 1, 2]])
-    result = reorder_beams({"x": jnp.asarray(leaf)}, parents, axis)["x"]
-    np.testing.assert_array_equal(result, np.take(leaf, [2, 0, 0, 4, 4, 5], axis=axis))
-    wide = expand_to_beams({"x": jnp.asarray(leaf)}, 2, axis)["x"]
-    np.testing.assert_array_equal(wide, np.repeat(leaf, 2, axis=axis))
-
-
-def test_length_penalties_rise_and_bad_ones_are_refused():
-    np.testing.assert_array_equal(length_penalties(4, 0.0), np.ones(5))
-    np.testing.assert_allclose(length_penalties(25, 0.6)[25], 5**0.6, rtol=1e-6)
-    for bad in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="length_penalty"):
-            length_penalties(3, bad)

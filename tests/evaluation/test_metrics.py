@@ -2,7 +2,6 @@
 
 import lzma
 import math
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,23 +13,14 @@ from mhe_jax.tasks.metrics import check_bleu, lower_is_better, perplexity, trans
 
 WIKITEXT = Path(__file__).parents[3] / "shared/data/wikitext-2/test.txt.xz"
 REFERENCES = ["Ein Hund läuft über die Wiese.", "Zwei Männer spielen Fußball im Park."]
+JAPANESE = ["私は昨日東京で友達に会いました。", "この猫はとても小さいです。"]
 
 
-@pytest.mark.parametrize("metric", ["seconds", "training_seconds", "nats", "token_loss"])
-def test_less_is_better_of_times_and_losses(metric):
-    assert lower_is_better(metric)
-
-
-@pytest.mark.parametrize("metric", ["tokens_per_second", "output_tokens_per_second", "bleu"])
-def test_more_is_better_of_speeds_and_scores(metric):
-    assert not lower_is_better(metric)
-
-
-def test_a_perfect_translation_scores_100():
-    scores = translation_scores(REFERENCES, REFERENCES)
-    assert scores["bleu"] == pytest.approx(100)
-    assert scores["chrf"] == pytest.approx(100)
-    assert scores["exact_match"] == 100
+def test_the_better_direction():
+    for metric in ("seconds", "training_seconds", "nats", "token_loss"):
+        assert lower_is_better(metric)
+    for metric in ("tokens_per_second", "output_tokens_per_second", "bleu"):
+        assert not lower_is_better(metric)
 
 
 def test_bleu_by_hand():
@@ -39,6 +29,16 @@ def test_bleu_by_hand():
     expected = 100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
     assert scores["bleu"] == pytest.approx(expected)
     assert scores["exact_match"] == 0
+    scores = translation_scores(REFERENCES, REFERENCES)
+    assert scores["bleu"] == pytest.approx(100)
+    assert scores["chrf"] == pytest.approx(100)
+    for part in ("case:mixed", "tok:13a", "nrefs:1"):
+        assert part in scores["bleu_signature"]
+    assert scores["chrf_signature"].startswith("nrefs:1|case:mixed")
+    assert translation_scores([t.lower() for t in REFERENCES], REFERENCES)["bleu"] < 100
+    scores = translation_scores([" a b ", "a  b", "x", ""], ["a b", "a b", "y", ""])
+    assert scores["exact_match"] == 50  # only the spaces around do not count
+    assert translation_scores(["", ""], REFERENCES)["bleu"] == 0
 
 
 def test_a_translation_that_is_too_short_by_hand():
@@ -55,47 +55,13 @@ def test_a_translation_that_is_too_short_by_hand():
     assert scores["bleu"] == pytest.approx(100 * math.exp(1 - 5 / 4))
 
 
-def test_signatures_say_what_was_done():
-    scores = translation_scores(REFERENCES, REFERENCES)
-    bleu = scores["bleu_signature"]
-    assert "case:mixed" in bleu
-    assert "tok:13a" in bleu
-    assert "nrefs:1" in bleu
-    assert scores["chrf_signature"].startswith("nrefs:1|case:mixed")
-
-
-JAPANESE = ["私は昨日東京で友達に会いました。", "この猫はとても小さいです。"]
-
-
-@pytest.mark.parametrize("tokenizer", ["char", "zh"])
-def test_texts_without_spaces_are_cut_by_another_tokenizer(tokenizer):
+def test_texts_without_spaces_are_cut_by_another_tokenizer():
     found = [text.replace("東京", "京都").replace("猫", "犬") for text in JAPANESE]
     assert translation_scores(found, JAPANESE)["bleu"] == 0
-    scores = translation_scores(found, JAPANESE, tokenizer)
-    assert 50 < scores["bleu"] < 100
-    assert f"tok:{tokenizer}" in scores["bleu_signature"]
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "references", "noted"),
-    [
-        ("13a", JAPANESE, True),
-        ("none", ["他今天去学校了，因为老师病了。"] * 2, True),
-        ("intl", ["ฉันไปตลาดเมื่อวานนี้ กับเพื่อนของฉันสองคน"], True),
-        ("char", JAPANESE, False),
-        ("13a", REFERENCES, False),
-        ("13a", ["Donaudampfschifffahrt ist ein langes Wort der deutschen Sprache."], False),
-        ("13a", ["zweitausenddreihundertvierundzwanzig"], False),  # a long word, and no sentence
-        ("13a", ["한국어는 띄어쓰기를 합니다."], False),
-        ("13a", [" ".join(JAPANESE[0])], False),
-        ("13a", [""], False),
-    ],
-)
-def test_a_tokenizer_that_cannot_cut_the_references_is_told(tokenizer, references, noted, capsys):
-    check_bleu(tokenizer, references)
-    said = capsys.readouterr().err
-    assert ("--bleu_tokenizer" in said) == noted
-    assert said.count("\n") == noted
+    for tokenizer in ("char", "zh"):
+        scores = translation_scores(found, JAPANESE, tokenizer)
+        assert 50 < scores["bleu"] < 100
+        assert f"tok:{tokenizer}" in scores["bleu_signature"]
 
 
 def test_a_tokenizer_that_is_not_installed(monkeypatch):
@@ -104,37 +70,12 @@ def test_a_tokenizer_that_is_not_installed(monkeypatch):
 
     monkeypatch.setattr(metrics.sacrebleu, "BLEU", absent)
     with pytest.raises(InputError, match=r"^evaluation\.bleu_tokenizer .*ja-mecab.*\[ja\]$"):
-        check_bleu("ja-mecab", JAPANESE)
-
-
-def test_case_counts():
-    lower = [text.lower() for text in REFERENCES]
-    assert translation_scores(lower, REFERENCES)["bleu"] < 100
-
-
-def test_exact_match_ignores_the_spaces_around_only():
-    scores = translation_scores([" a b ", "a  b", "x", ""], ["a b", "a b", "y", ""])
-    assert scores["exact_match"] == 50
-
-
-def test_empty_hypotheses_score_zero_without_a_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scores = translation_scores(["", ""], REFERENCES)
-    assert scores["bleu"] == 0
-
-
-@pytest.mark.parametrize(("hypotheses", "references"), [([], []), (["a"], ["a", "b"])])
-def test_what_cannot_be_scored_is_refused(hypotheses, references):
-    with pytest.raises(ValueError, match="hypotheses for"):
-        translation_scores(hypotheses, references)
+        check_bleu("ja-mecab")
 
 
 def test_perplexity():
     assert perplexity(10 * math.log(7), 10) == pytest.approx(7)
     assert perplexity(1e6, 1) == math.inf
-    with pytest.raises(ValueError, match="without tokens"):
-        perplexity(0, 0)
 
 
 @pytest.mark.skipif(not WIKITEXT.exists(), reason=f"needs the real data: {WIKITEXT.name}")

@@ -1,14 +1,10 @@
-"""`run.predict` and `eval.py RUN --predict` against the task's own evaluation."""
+"""`run.predict` and `--predict` against the task's own evaluation."""
 
 import csv
 import dataclasses
 import io
-import itertools
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -16,27 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import mhe_jax
 from mhe_jax import InputError
 from mhe_jax.evaluation import evaluate, predict
 from mhe_jax.evaluation.prediction import Prediction
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.tasks.labelled.windows import Answer
 
-ROOT = Path(__file__).parents[2]
-WINDOWS = {"sequence_length": 64, "window_stride": 20, "question_length": 20}
 
-
-@pytest.fixture(scope="module")
-def run(labelled_run):
-    made = {}
-
-    def of(dataset, **options):
-        if dataset not in made:
-            made[dataset] = labelled_run(dataset, **WINDOWS if dataset == "squad_v2" else {})
-        return mhe_jax.load(made[dataset], devices=jax.devices()[:1], **options)
-
-    return of
+@pytest.fixture
+def run(load, labelled_run):
+    return lambda dataset, **settings: load(labelled_run(dataset), **settings)
 
 
 def records(run, split="validation"):
@@ -56,7 +41,7 @@ def evaluated(run, split="validation"):
     return result, path.read_text()
 
 
-@pytest.mark.parametrize("dataset", ["sst2", "mnli", "stsb", "copa", "wic", "wsc"])
+@pytest.mark.parametrize("dataset", ["stsb", "copa", "wic"])
 def test_predictions_are_those_of_the_evaluation(run, dataset):
     one, given = run(dataset), records(run(dataset))
     found = one.predict(given)
@@ -80,7 +65,7 @@ def test_predictions_are_those_of_the_evaluation(run, dataset):
 
 def test_probabilities_are_the_softmax_of_the_model(run):
     one = run("rte")
-    texts = [("first 0", "second"), ("a", "b longer text than the others"), ("x", "")]
+    texts = [("first 0", "second"), ("x", "")]
     found, apply = one.predict(texts), jax.jit(one.model.apply)
     for (first, second), prediction in zip(texts, found, strict=True):
         a, b = one.tokenizer.encode(first), one.tokenizer.encode(second)
@@ -95,20 +80,26 @@ def test_probabilities_are_the_softmax_of_the_model(run):
         assert math.fsum(prediction.probabilities.values()) == pytest.approx(1)
 
 
-def test_one_by_one_is_all_together(run):
+def test_one_by_one_is_all_together(run, compiled):
     one = run("sst2")
-    texts = ["a", "first 1 naïve", "", "x y z " * 9, "b", "the end", "long " * 60]
+    texts = ["a", "first 1 naïve", "", "x y z " * 9, "long " * 60]
     together = one.predict(texts)
     assert len({round(found.probabilities["0"], 5) for found in together}) == len(texts)
     for text, found in zip(texts, together, strict=True):
         (alone,) = one.predict([text])
         assert alone.label == found.label
         assert alone.probabilities == pytest.approx(found.probabilities, abs=1e-6)
-    assert one.predict(texts, batch_size=2)[4].probabilities == pytest.approx(
-        together[4].probabilities, abs=1e-6
-    )
     assert one.predict([]) == []
-    assert one.predict("b") == one.predict(["b"])[0]
+    assert one.predict("a") == one.predict(["a"])[0]
+    # Lazily, and without another program for the same shapes.
+    texts, seen = [f"text {n % 5}" for n in range(100)], []
+    expected = [found.label for found in one.predict(texts[:6], batch_size=2)]
+    compiled.clear()
+    found = one.predict((seen.append(text) or text for text in texts), batch_size=2)
+    assert seen == []
+    assert [next(found).label for _ in range(6)] == expected
+    assert len(seen) == 10
+    assert compiled == []
 
 
 def test_answers_are_those_of_the_evaluation(run):
@@ -125,10 +116,9 @@ def test_answers_are_those_of_the_evaluation(run):
     for answer, (_, text) in zip(found, texts, strict=True):
         assert text[answer.start : answer.end] == answer.text != ""
     assert [answer.no_answer for answer in found] == pytest.approx([*odds.values()], abs=1e-5)
-    short = one.predict([{"question": "Who?", "context": context}], answer_length=1)
-    assert one.predict({"question": "Who?", "context": context}, answer_length=1) == short[0]
+    short = one.predict({"question": "Who?", "context": context}, answer_length=1)
     places = one.tokenizer.offsets(context, one.tokenizer.encode(context))
-    assert sum(begin < short[0].end and end > short[0].start for begin, end in places) == 1
+    assert sum(begin < short.end and end > short.start for begin, end in places) == 1
     # White space around the tokens of an answer is not of it.
     (spaced,) = one.predict([("Who?", "  Rollo   came  ")], answer_length=90)
     assert "  Rollo   came  "[spaced.start : spaced.end] == spaced.text == spaced.text.strip()
@@ -136,68 +126,35 @@ def test_answers_are_those_of_the_evaluation(run):
     assert [answer.text for answer in none] == [""] * 3
 
 
-def test_an_endless_iterator(run):
-    one, read = run("sst2"), []
-
-    def texts():
-        for number in itertools.count():
-            read.append(number)
-            yield f"text {number % 5}"
-
-    found = one.predict(texts(), batch_size=2)
-    assert read == []
-    labels = [next(found).label for _ in range(12)]
-    assert labels == [
-        one.label for one in run("sst2").predict([f"text {n % 5}" for n in range(12)])
-    ]
-    assert len(read) == 18
-
-
-def test_the_same_shapes_compile_nothing_again(run, compiled):
-    one = run("sst2")
-    one.predict(["a", "b b b", "c"])
-    assert compiled
-    compiled.clear()
-    one.predict(["d d", "e", "f", "a"])
-    assert compiled == []
-
-
 @pytest.mark.parametrize(
     ("dataset", "item", "says"),
     [
-        ("sst2", 3, r"texts\[1\] is of type int: takes 1 \(sentence\)"),
-        ("sst2", ("a", "b"), r"texts\[1\] has 2 texts: takes 1 \(sentence\)"),
-        ("sst2", {"text": "a"}, r"texts\[1\]: has no 'sentence'; it has 'text'"),
-        ("sst2", {"sentence": 3}, r"texts\[1\]: field 'sentence' is not a string"),
-        ("sst2", "\udc00", r"texts\[1\]: field 'sentence' has half a surrogate pair"),
-        ("rte", "a", r"texts\[1\] has 1 text: takes 2 \(sentence1, sentence2\)"),
-        ("wic", ("a", "b"), r"texts\[1\]: has no 'start1'; it has 'sentence1', 'sentence2'"),
+        ("sst2", 3, r"texts\[1\] is of type int"),
+        ("sst2", ("a", "b"), r"texts\[1\] has 2 texts: takes 1"),
+        ("sst2", {"text": "a"}, r"texts\[1\]: has no 'sentence'"),
+        ("rte", "a", r"texts\[1\] has 1 text: takes 2"),
+        ("wic", ("a", "b"), r"texts\[1\]: has no 'start1'"),
         ("squad_v2", ("a", " "), r"texts\[1\]: has an empty context"),
     ],
 )
-def test_bad_items(run, compiled, dataset, item, says):
+def test_bad_items(run, dataset, item, says):
     one = run(dataset)
     good = {"wic": records(run("wic"))[0], "rte": ("a", "b"), "squad_v2": ("a", "b")}
-    compiled.clear()
-    with pytest.raises(InputError, match=f"^{says}$"):
+    with pytest.raises(InputError, match=f"^{says}"):
         one.predict([good.get(dataset, "a"), item])
-    assert compiled == []
 
 
-def test_a_broken_checkpoint_predicts_nothing(labelled_run):
-    workdir = labelled_run("sst2", lambda params: jax.tree.map(lambda x: x * jnp.nan, params))
-    with pytest.raises(InputError, match="NaN or infinite: a broken checkpoint"):
-        mhe_jax.load(workdir, devices=jax.devices()[:1]).predict(["a"])
+def test_a_broken_checkpoint_predicts_nothing(load, labelled_run):
+    with pytest.raises(InputError, match="NaN or infinite"):
+        load(labelled_run("sst2", "not a number")).predict(["a"])
 
 
 # Lines of standard input
 
 
-def by_lines(run, lines, **options):
-    written = []
-    summary = predict(
-        run.workdir, run.evaluation, lines, written.append, devices=jax.devices()[:1], **options
-    )
+def by_lines(run, lines, written=None, **options):
+    written, one = [] if written is None else written, jax.devices()[:1]
+    summary = predict(run.workdir, run.evaluation, lines, written.append, devices=one, **options)
     return "".join(written).split("\n")[:-1], summary
 
 
@@ -216,73 +173,23 @@ def test_a_line_out_for_each_line_in(run):
         assert [*map(float, shown)] == pytest.approx(expected, abs=6e-5)
     assert (summary["lines"], summary["task"], summary["steps"]) == (5, "classification", [7])
     assert by_lines(one, lines, chunk=1)[0] == found
+    written = []
+    with pytest.raises(InputError, match="^standard input, line 2 has 3 texts: takes 2"):
+        by_lines(one, ["a\tb", "a\tb\tc", "a\tb"], written)
+    assert "".join(written).count("\n") == 1
 
 
 def test_lines_of_numbers_and_answers(run):
     one = run("stsb")
     found, _ = by_lines(one, ["a\tb", "c\td"])
     assert [*map(float, found)] == pytest.approx(one.predict([("a", "b"), ("c", "d")]), abs=6e-5)
-    one = run("squad_v2")
-    (answer,) = one.predict([("Who?", "In 911, Rollo came")], no_answer_threshold=99.0)
     one = run("squad_v2", no_answer_threshold=99.0)
+    (answer,) = one.predict([("Who?", "In 911, Rollo came")])
     found, _ = by_lines(one, ["Who?\tIn 911, Rollo came"])
     assert found == [f"{answer.text}\t{answer.score:.4f}\t{answer.start}\t{answer.end}"]
 
 
-def test_lines_before_a_bad_one_come_out(run):
-    one, written = run("mnli"), []
-    with pytest.raises(
-        InputError, match=r"^standard input, line 2 has 3 texts: takes 2 \(sentence1, s"
-    ):
-        predict(
-            one.workdir,
-            one.evaluation,
-            ["a\tb", "a\tb\tc", "a\tb"],
-            written.append,
-            devices=jax.devices()[:1],
-        )
-    assert "".join(written).count("\n") == 1
-
-
-def test_only_runs_on_labelled_examples_predict(run_of):
-    workdir = run_of("lm")
-    one = mhe_jax.load(workdir, devices=jax.devices()[:1])
-    says = "is a run of task lm: only classification, regression, multiple_choice, span predict$"
-    with pytest.raises(InputError, match=says):
-        one.predict(["a"])
-    with pytest.raises(InputError, match=says):
-        by_lines(one, ["a"])
-
-
-@pytest.mark.whole_run
-def test_the_command(run):
-    one = run("sst2")
-    command = [sys.executable, "eval.py", str(one.workdir), "--predict"]
-    environment = {**os.environ, "XLA_FLAGS": ""}
-    lines = ["first", "", "second 2"]
-    done = subprocess.run(
-        command,
-        input="\n".join(lines) + "\n",
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split("\n")[:-1] == by_lines(one, lines)[0]
-    assert json.loads(done.stderr.splitlines()[-1])["lines"] == 3
-
-    read, write = os.pipe()
-    with subprocess.Popen(
-        [*command, "--batch_size", "1"],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=write,
-        stderr=subprocess.PIPE,
-    ) as process:
-        os.close(write)
-        os.close(read)
-        _, errors = process.communicate(b"first\n" * 8, timeout=300)
-    assert process.returncode == 141
-    assert errors == b""
+def test_only_runs_on_labelled_examples_predict(load):
+    for call in (lambda run: run.predict(["a"]), lambda run: by_lines(run, ["a"])):
+        with pytest.raises(InputError, match="is a run of task lm"):
+            call(load("lm"))

@@ -19,10 +19,21 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run_of(texts, tmp_path_factory):
-    """`run_of("lm", **{"model.attention.kind": "mqa"})`: the directory of a run of a task."""
+    """`run_of("lm", **{"model.attention.kind": "mqa"})`: the directory of a run, made once.
 
-    def make(task, **fields):
-        return save_run(tiny_config(task, texts, tmp_path_factory.mktemp("runs") / task, **fields))
+    With `new=True` it is the caller's own, to write into.
+    """
+    made = {}
+
+    def make(task, new=False, orbax=False, **fields):
+        key = (task, orbax, str(sorted(fields.items())))
+        if new or key not in made:
+            workdir = tmp_path_factory.mktemp("runs") / task
+            run = save_run(tiny_config(task, texts, workdir, **fields), orbax=orbax)
+            if new:
+                return run
+            made[key] = run
+        return made[key]
 
     return make
 

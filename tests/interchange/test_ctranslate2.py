@@ -33,6 +33,7 @@ LLAMA = {
     "model.mlp": "gated",
     "model.activation": "silu",
 }
+TURNED = {"model.positions": "rotary", "model.rotary_scaling": 4.0, "model.rotary_base": 500.0}
 PRE, POST = {"model.norm_position": "pre"}, {"model.norm_position": "post"}
 
 
@@ -67,6 +68,7 @@ def check_log_probs(task, run, out, texts, load):
     assert min(scored.log_probs.min() for scored in ours) < -9
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", ["lm", "translation"])
 def test_every_kind(run_of, load, texts, tmp_path, task, kind):
@@ -75,28 +77,14 @@ def test_every_kind(run_of, load, texts, tmp_path, task, kind):
     result = export(run, out, "ctranslate2")
     roles = ("decoder",) if task == "lm" else ("encoder", "decoder", "cross")
     assert result["key_heads"] == dict.fromkeys(roles, KINDS[kind][0])
-    vocabulary = "vocabulary.json" if task == "lm" else "shared_vocabulary.json"
-    assert {path.name for path in out.iterdir()} == {
-        "README.md", "config.json", "model.bin", "tokenizer.model", vocabulary,
-    }  # fmt: skip
     check_log_probs(task, run, out, texts, load)
 
 
 MORE = [
     ("lm", "mha", POST | {"model.vocabulary_multiple": 64, "model.activation": "relu"}),
     ("lm", "mqa", {"model.kronecker.attention": 2, "model.kronecker.embedding": 2}),
-    ("lm", "mhe_mul", {f"{ATTENTION}use_bias": True, "model.positions": "sinusoidal"}),
     ("lm", "gqa", LLAMA | {"model.mlp_bias": False}),
-    (
-        "lm",
-        "mha",
-        {
-            "model.positions": "rotary",
-            "model.rotary_pairs": "interleaved",
-            "model.rotary_scaling": 4.0,
-            "model.rotary_base": 500.0,
-        },
-    ),
+    ("lm", "mha", TURNED | {"model.rotary_pairs": "interleaved"}),
     ("translation", "mqa", LLAMA | PRE),
     ("translation", "mqa", POST | {"model.positions": "sinusoidal", "model.tie_embeddings": False}),
     ("translation", "mhe_add", POST | {"model.output_bias": True, f"{ATTENTION}use_bias": True}),
@@ -105,7 +93,6 @@ MORE = [
     ("translation", "mva", {f"{ATTENTION}score_features": 9, f"{ATTENTION}num_groups": 2}),
     ("translation", "mha", {f"{ATTENTION}qkv_features": 20, "model.layer_norm_epsilon": 0.01}),
     ("translation", "mhe_mul", {"model.attention_by_role.cross.kind": "mha"}),
-    ("translation", "mha", {"model.attention_by_role.decoder.kind": "mqa"}),
     ("translation", "mha", {"model.attention_by_role.encoder.num_heads": 2}),
 ]
 
@@ -124,21 +111,12 @@ def end_soon(params):
     table["vocabulary_bias"][never] = -50.0
     eos = table["token"][EOS] / np.linalg.norm(table["token"][EOS])
     steps = 0.8 * np.arange(len(table["position"]))[:, None]
-    table["position"] = table["position"] + steps * eos[None]
+    table["position"] += (steps * eos[None]).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("mha", marks=pytest.mark.rest),
-        "mqa",
-        pytest.param("mhe_mul", marks=pytest.mark.rest),
-        "mva",
-    ],
-)
-def test_a_search_finds_the_same(load, texts, tmp_path, kind):
+def test_a_search_finds_the_same(load, texts, tmp_path):
     """With beam 5 and no length penalty, as no sentence is cut off."""
-    fields = of_kind(kind) | {
+    fields = of_kind("mqa") | {
         "model.output_bias": True,
         "model.max_length": 40,
         "evaluation.beam_size": 5,
@@ -149,6 +127,7 @@ def test_a_search_finds_the_same(load, texts, tmp_path, kind):
     export(run, out, "ctranslate2")
     loaded = load(run)
     lines = [source for source, _ in pairs_of(texts, loaded.tokenizer)]
+    assert len(lines) > 9
     for least in (0, 1):  # 1 is the usual one of both
         ours = loaded.translate(lines, details=True, min_length=least)
         theirs = ctranslate2.Translator(str(out)).translate_batch(
@@ -185,60 +164,27 @@ def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("[")
 
 
+GTA = AttentionOverride(kind="gta", num_kv_heads=2)
+
+
 @pytest.mark.parametrize(
-    ("task", "fields", "reason"),
+    ("task", "fields", "named"),
     [
-        ("mlm", {}, "task is 'mlm': CTranslate2 takes runs of translation or lm$"),
-        (
-            "lm",
-            {f"{ATTENTION}normalize_qk": True},
-            r"model\.attention\.normalize_qk cannot be exported",
-        ),
-        ("lm", {f"{ATTENTION}kind": "tpa"}, "tpa is not exported: its queries"),
-        (
-            "lm",
-            LLAMA | {f"{ATTENTION}kind": "mla", f"{ATTENTION}rotary_features": 2},
-            "mla is not exported: a norm lies between",
-        ),
-        (
-            "translation",
-            {"model.attention_by_role.cross.num_heads": 2},
-            "CTranslate2 has as many heads in cross-attention as in the decoder: .* are 2 and 4$",
-        ),
-        (
-            "lm",
-            {"model.positions": "rotary", f"{ATTENTION}kind": "mhe_mul"},
-            r"model\.attention\.kind is 'mhe_mul': CTranslate2 turns keys after their embeddings",
-        ),
-        (
-            "lm",
-            {"model.num_token_types": 1},
-            r"model\.num_token_types is 1: CTranslate2 takes 0 only",
-        ),
-        (
-            "translation",
-            {"model.num_token_types": 2},
-            r"model\.num_token_types is 2: CTranslate2 takes 0 only",
-        ),
-        (
-            "lm",
-            {"model.absent_tokens": (UNK, MASK)},
-            r"model\.absent_tokens is \(1, 4\): CTranslate2 takes \(\) only",
-        ),
-        (
-            "lm",
-            {f"{ATTENTION}kind": "mfa"},
-            "mfa is not exported: a norm lies between",
-        ),
-        (
-            "translation",
-            {"model.attention_by_role.cross": AttentionOverride(kind="gta", num_kv_heads=2)},
-            "gta is not exported: its keys are tied",
-        ),
+        ("mlm", {}, "task is 'mlm'"),
+        ("lm", {f"{ATTENTION}normalize_qk": True}, r"model\.attention\.normalize_qk"),
+        ("lm", {f"{ATTENTION}kind": "tpa"}, "tpa"),
+        ("lm", LLAMA | {f"{ATTENTION}kind": "mla", f"{ATTENTION}rotary_features": 2}, "mla"),
+        ("lm", {f"{ATTENTION}kind": "mfa"}, "mfa"),
+        ("lm", TURNED | {f"{ATTENTION}kind": "mhe_mul"}, r"model\.attention\.kind is 'mhe_mul'"),
+        ("lm", {"model.num_token_types": 1}, r"model\.num_token_types is 1"),
+        ("lm", {"model.absent_tokens": (UNK, MASK)}, r"model\.absent_tokens is \(1, 4\)"),
+        ("translation", {"model.num_token_types": 2}, r"model\.num_token_types is 2"),
+        ("translation", {"model.attention_by_role.cross.num_heads": 2}, "are 2 and 4"),
+        ("translation", {"model.attention_by_role.cross": GTA}, "gta"),
     ],
 )
-def test_what_has_no_home(run_of, tmp_path, task, fields, reason):
-    with pytest.raises(InputError, match=reason) as error:
+def test_what_has_no_home(run_of, tmp_path, task, fields, named):
+    with pytest.raises(InputError, match=named) as error:
         export(run_of(task, **fields), tmp_path / "out", "ctranslate2")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
@@ -254,6 +200,6 @@ def test_a_parameter_without_a_place_is_refused(run_of, tmp_path, monkeypatch):
         return {**made(*args, **named), "embeddings/more": np.zeros(3)}
 
     monkeypatch.setattr(writer, "plain", with_more)
-    with pytest.raises(InputError, match="^embeddings/more of the run has no place in CTranslate2"):
+    with pytest.raises(InputError, match="^embeddings/more "):
         export(run_of("translation"), tmp_path / "out", "ctranslate2")
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import jax
+import optax
 from random_parameters import random_parameters
 
 from mhe_jax import tasks
@@ -19,6 +21,8 @@ from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.rules import check
 from mhe_jax.training.checkpoint import Checkpoints
+from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
+from mhe_jax.training.state import TrainState
 
 WORDS = ["red", "green", "cat", "dog", "bird", "runs", "sleeps", "the", "a", "small", "big", "old"]
 
@@ -74,9 +78,10 @@ def tiny_config(task, texts, workdir, **fields):
     return config
 
 
-def save_run(config, seed=3, change=None):
-    """Leaves config, tokenizer and a best checkpoint, step 7, in the workdir.
+def save_run(config, seed=3, change=None, orbax=False):
+    """Leaves config, tokenizer and parameters, of step 7, in the workdir.
 
+    They are in `model.safetensors`, which is quick, or with `orbax` the best checkpoint.
     `change(params)` may set some of them first, in place.
     """
     config = tasks.resolve(config)
@@ -90,8 +95,13 @@ def save_run(config, seed=3, change=None):
     params = random_parameters(initialize, seed)
     if change is not None:
         change(params)
-    checkpoints = Checkpoints(workdir)
-    meta = {"validation": {"loss": 1.0}, "tokenizer": tokenizer.key}
-    checkpoints.save_best(params, 7, meta)
-    checkpoints.close()
+    if orbax:
+        checkpoints = Checkpoints(workdir)
+        meta = {"validated_step": 7, "validation": {"loss": 1.0}, "tokenizer": tokenizer.key}
+        state = TrainState.create(params, optax.identity(), jax.random.key(0), False)
+        checkpoints.save(state, 7, meta)
+        checkpoints.close()
+    else:
+        about = {"steps": "[7]", "tokenizer": tokenizer.key}
+        write_tensors(workdir / WEIGHTS, by_name(params), about)
     return workdir

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import ModelConfig
-from mhe_jax.model.embeddings import Embeddings, sinusoids
+from mhe_jax.model.embeddings import Embeddings
 
 TOKENS = jnp.array([[3, 5, 7, 1], [2, 2, 9, 4]])
 
@@ -35,8 +35,6 @@ def test_sinusoids_are_sines_then_cosines_and_are_not_scaled():
     want = np.concatenate([np.sin(angles), np.cos(angles)], -1)
     token = np.asarray(variables["params"]["token"])[TOKENS]
     np.testing.assert_allclose(x, np.sqrt(6) * token + want, atol=1e-5)
-    with pytest.raises(ValueError, match="even width, not features=7"):
-        sinusoids(places, 7)
 
 
 def test_positions_count_from_0_where_they_are_not_given():

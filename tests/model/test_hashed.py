@@ -62,15 +62,6 @@ def test_pool_is_its_equation(inputs, signatures):
         np.testing.assert_allclose(found[row, place], right, rtol=1e-5, atol=1e-6)
 
 
-def test_pool_with_equal_weights_is_the_mean_of_13_rows(inputs):
-    params = parameters(Pool(M), *inputs)
-    params["weights"] = jnp.zeros((13, M))
-    found = Pool(M).apply({"params": params}, *inputs)
-    rows = params["table"][chunk_numbers(inputs[0])]
-    np.testing.assert_allclose(found[:, :2], rows.mean(axis=2)[:, :2], atol=1e-6)
-    np.testing.assert_allclose(found[:, 2], jnp.stack([params["table"][0]] * 2), atol=1e-6)
-
-
 def test_add_is_its_equation(inputs):
     params = parameters(Add(M), *inputs)
     found = Add(M).apply({"params": params}, *inputs)
@@ -81,13 +72,6 @@ def test_add_is_its_equation(inputs):
     np.testing.assert_allclose(found[0, 2], zero.sum(axis=1) / np.sqrt(128), rtol=1e-5)
 
 
-def test_add_of_two_equal_matrices_ignores_the_bits(inputs):
-    params = parameters(Add(M), *inputs)
-    params["one"] = params["zero"]
-    found = Add(M).apply({"params": params}, *inputs)
-    assert (found == found[:1, :1]).all()
-
-
 def test_proj_is_the_correlation_of_pearson(inputs):
     params = parameters(Proj(M), *inputs)
     found = Proj(M).apply({"params": params}, *inputs)
@@ -95,18 +79,6 @@ def test_proj_is_the_correlation_of_pearson(inputs):
         right = [np.corrcoef(inputs[0][row, place], w)[0, 1] for w in params["kernel"]]
         np.testing.assert_allclose(found[row, place], right, atol=1e-6)
     assert not found[:, 2].any()
-
-
-def test_proj_is_bounded_and_takes_no_notice_of_scale(inputs):
-    params = parameters(Proj(M), *inputs)
-    # One row that is the bits themselves, another their opposite.
-    first = jnp.asarray(inputs[0][0, 0], jnp.float32)
-    kernel = params["kernel"].at[0].set(3 * first - 1).at[1].set(-first)
-    found = Proj(M).apply({"params": {"kernel": kernel}}, *inputs)
-    assert float(jnp.abs(found).max()) <= 1 + 1e-6
-    np.testing.assert_allclose(found[0, 0, :2], [1, -1], atol=1e-6)
-    other = Proj(M).apply({"params": {"kernel": 7.3 * kernel + 0.4}}, *inputs)
-    np.testing.assert_allclose(other, found, atol=1e-5)
 
 
 def test_special_tokens_have_a_row_each(signatures):
@@ -219,11 +191,10 @@ def drawn(model, positional, signatures):
     return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape)), shapes)
 
 
-@pytest.mark.parametrize("kind", ["mha", "el", "mhe_add", "mva"])
-def test_hashes_go_with_every_kind_of_attention(tiny, kind):
+def test_hashes_go_with_any_kind_of_attention(tiny):
     """And with factorised matrices; padding changes nothing, each word something."""
     kronecker = KroneckerConfig(attention=2, mlp=2)
-    config = encoder(tiny, "lsh_add", kind, kronecker=kronecker, num_layers=1)
+    config = encoder(tiny, "lsh_add", "mva", kronecker=kronecker, num_layers=1)
     positional, signatures = hashed_inputs("shuffle_random")
     model = TASKS["shuffle_random"].model(config)
     params = drawn(model, positional, signatures)
@@ -237,7 +208,7 @@ def test_hashes_go_with_every_kind_of_attention(tiny, kind):
     assert not changed[1].any()
 
 
-@pytest.mark.parametrize("kind", ["mha", "mhe_add", "mhe_mul", "mva"])
+@pytest.mark.parametrize("kind", ["mha", "mva"])
 def test_a_token_by_itself_sees_no_other(tiny, kind):
     config = encoder(tiny, kind=kind, context="token")
     positional, signatures = hashed_inputs("shuffle_random")

@@ -237,16 +237,6 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
         assert default.head_embedding_init is KINDS[kind].head_embedding_init
 
 
-@pytest.mark.parametrize(
-    ("kind", "stddev"), [("mhe_add", 0.02), ("mhe_mul", 0.5), ("collaborative", 0.5)]
-)
-def test_head_embeddings_start_as_large_as_their_kind_needs(tiny, kind, stddev):
-    table = attention_module(tiny.config(kind), "encoder", "x").head_embedding_init(
-        jax.random.key(0), (100, 100), jnp.float32
-    )
-    np.testing.assert_allclose(table.std(), stddev, rtol=0.05)
-
-
 def test_roles_choose_their_own_attention(tiny):
     roles = AttentionByRole(
         encoder=AttentionOverride(kind="skv"),

@@ -12,7 +12,6 @@ import pytest
 
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.module import Attention
-from mhe_jax.config import AttentionConfig, ModelConfig
 from mhe_jax.model import EncoderDecoder, MaskedLanguageModel
 from mhe_jax.tasks import TASKS
 
@@ -21,7 +20,7 @@ NAMES = ("mlm", "lm", "translation")
 
 @pytest.mark.parametrize(
     ("task", "kind"),
-    [("lm", "mha"), ("lm", "mhe_add"), ("lm", "mhe_mul"), ("lm", "el"), ("translation", "mhe_add")],
+    [("lm", "mha"), ("lm", "mhe_add"), ("translation", "mhe_mul")],
 )
 def test_no_gradient_from_later_tokens(tiny, task, kind):
     """Every token stands once, so that a row of the (untied) table belongs to one place."""
@@ -56,9 +55,8 @@ def test_a_permuted_batch_permutes_the_output(tiny, task):
     )
 
 
-@pytest.mark.parametrize("kind", ["mha", "mhe_add"])
-def test_more_padding_changes_no_real_token(tiny, kind):
-    config = tiny.config(kind)
+def test_more_padding_changes_no_real_token(tiny):
+    config = tiny.config("mhe_add", num_layers=1)
     pad = lambda x: jnp.pad(x, ((0, 0), (0, 2)))  # noqa: E731
     for task in NAMES:
         params = tiny.params(task, config)
@@ -93,8 +91,7 @@ def made(tiny, task, kind, right_padded):
     return cls(config, right_padded=right_padded), tiny.params(task, config), inputs
 
 
-@pytest.mark.parametrize("task", ["mlm", "translation"])
-@pytest.mark.parametrize("kind", ["mha", "mhe_add"])
+@pytest.mark.parametrize(("task", "kind"), [("mlm", "mhe_add"), ("translation", "mha")])
 def test_inner_padding_is_not_attended_to(tiny, task, kind):
     """Another embedding of it changes what comes out at itself alone."""
     model, params, (tokens, *targets) = made(tiny, task, kind, right_padded=False)
@@ -173,34 +170,6 @@ def test_a_row_of_padding_only_stays_finite(tiny):
         assert np.isfinite(tiny.logits(task, config, params, inputs)).all()
 
 
-@pytest.mark.parametrize("task", ["mlm", "lm"])
-def test_segments_do_not_see_each_other(tiny, task):
-    """The second segment of the first row gets what it gets alone, in the second row."""
-    config = tiny.config("mhe_mul")
-    params = tiny.params(task, config)
-    tokens = jnp.array([[3, 14, 5, 9, 2, 6, 25], [9, 2, 6, 25, 0, 0, 0]])
-    segments = jnp.array([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 0, 0, 0]])
-    positions = jnp.array([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 0, 0, 0]])
-    everywhere = jnp.broadcast_to(jnp.arange(7), tokens.shape)
-    inputs = (tokens, everywhere) if task == "mlm" else (tokens,)
-    packed = {"segments": segments, "positions": positions}
-    got = tiny.logits(task, config, params, inputs, **packed)
-    np.testing.assert_allclose(got[0, 3:], got[1, :4], atol=1e-5)
-    mixed = tiny.logits(task, config, params, inputs, positions=positions)
-    assert (np.abs(mixed[0, 3:] - mixed[1, :4]) > 1e-3).any()
-
-
-def test_masked_positions_are_those_of_the_full_row(tiny):
-    config = tiny.config("mqa")
-    params = tiny.params("mlm", config)
-    tokens, masked = tiny.inputs("mlm")
-    everywhere = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    full = tiny.logits("mlm", config, params, (tokens, everywhere))
-    got = tiny.logits("mlm", config, params)
-    assert got.shape == (2, 3, 26)
-    np.testing.assert_allclose(got, np.take_along_axis(full, masked[:, :, None], 1), atol=1e-5)
-
-
 def test_token_types(tiny):
     config = tiny.config(num_token_types=2)
     params = tiny.params("mlm", config)
@@ -260,36 +229,7 @@ def test_dropout_is_asked_of_every_part(tiny, task, wanted):
         assert asked == {(part, deterministic): count for part, count in wanted.items()}
 
 
-@pytest.mark.parametrize("rates", [(0.3, 0.0), (0.0, 0.3)], ids=["dropout", "attention_dropout"])
-def test_dropout(tiny, rates):
-    for task, scan_layers in [("mlm", False), ("translation", False), ("lm", True)]:
-        config = tiny.config(
-            "mhe_mul",
-            attention={"dropout_rate": rates[1]},
-            dropout_rate=rates[0],
-            scan_layers=scan_layers,
-        )
-        params = tiny.params(task, config)
-        model = TASKS[task].model(config)
-
-        def both(params, key, model=model, task=task):
-            inputs = tiny.inputs(task)
-            dropped = model.apply(
-                {"params": params}, *inputs, deterministic=False, rngs={"dropout": key}
-            )
-            return model.apply({"params": params}, *inputs), dropped
-
-        both = tiny.maybe_jit(both, config)
-        plain, one = both(params, jax.random.key(1))
-        again, same = both(params, jax.random.key(1))
-        _, other = both(params, jax.random.key(2))
-        np.testing.assert_array_equal(plain, again)
-        np.testing.assert_array_equal(one, same)
-        assert (np.abs(one - plain) > 1e-3).any()
-        assert (np.abs(one - other) > 1e-3).any()
-
-
-@pytest.mark.parametrize("task", NAMES)
+@pytest.mark.parametrize("task", ["mlm", "translation"])
 def test_bfloat16_is_close(tiny, task):
     config = tiny.config("mhe_mul", scan_layers=True)
     params = tiny.params(task, config)
@@ -306,9 +246,7 @@ def loss_of(task, model, params, inputs, labels):
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-@pytest.mark.parametrize(
-    ("task", "norm_position"), [("mlm", "post"), ("lm", "pre"), ("translation", "pre")]
-)
+@pytest.mark.parametrize(("task", "norm_position"), [("mlm", "post"), ("translation", "pre")])
 def test_loss_and_gradients_at_the_start(tiny, task, norm_position):
     """The loss is that of knowing nothing, and every parameter gets a moderate gradient."""
     config = tiny.config("mhe_mul", norm_position=norm_position, scan_layers=True)
@@ -328,48 +266,3 @@ def test_loss_and_gradients_at_the_start(tiny, task, norm_position):
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
         assert np.isfinite(leaf).all(), path
         assert np.abs(leaf).max() > 1e-8, path
-
-
-def test_learns_to_copy(tiny):
-    """An encoder-decoder copies sentences that it has not seen after 150 small steps."""
-    config = ModelConfig(
-        vocabulary_size=12,
-        features=32,
-        mlp_features=64,
-        num_layers=2,
-        max_length=8,
-        attention=AttentionConfig(kind="mhe_mul", num_heads=4),
-        dropout_rate=0.0,
-        scan_layers=True,
-    )
-    model = TASKS["translation"].model(config)
-    schedule = optax.schedules.warmup_cosine_decay_schedule(0, 1e-2, 20, 150)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, 0.9, 0.98))
-
-    def batch(key, rows=32):
-        labels = jax.random.randint(key, (rows, 5), 2, 12)
-        targets = jnp.concatenate([jnp.ones((rows, 1), labels.dtype), labels[:, :-1]], 1)
-        return (labels, targets), labels
-
-    def train(key):
-        inputs, _ = batch(key)
-        params = model.init(key, *inputs)["params"]
-
-        def step(carry, key):
-            params, state = carry
-            inputs, labels = batch(key)
-            value, gradients = jax.value_and_grad(
-                lambda params: loss_of("translation", model, params, inputs, labels)
-            )(params)
-            updates, state = optimizer.update(gradients, state)
-            return (optax.apply_updates(params, updates), state), value
-
-        keys = jax.random.split(jax.random.key(7), 150)
-        (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), keys)
-        inputs, labels = batch(jax.random.key(8))
-        right = model.apply({"params": params}, *inputs).argmax(-1) == labels
-        return losses, right.mean()
-
-    losses, accuracy = tiny.jit(train)(jax.random.key(0))
-    assert losses[0] > 2
-    assert accuracy > 0.95

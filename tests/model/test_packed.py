@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhe_jax.attention import KINDS
 from mhe_jax.data.examples import lm_row, mlm_row, pack, stack, translation_row
 from mhe_jax.model.embeddings import positions_within
 from mhe_jax.tasks import TASKS
 
 NAMES = ("mlm", "lm", "translation")
-FORMS = [(kind, form) for kind, cls in KINDS.items() for form in getattr(cls, "forms", (None,))]
+FORMS = [("mha", None), ("mhe_add", "shared"), ("mhe_mul", "folded"), ("tpa", "materialized")]
 T, RATE, V = 9, 0.3, 26
 MOST = 4  # predictions in a row of mlm
 # Lengths of sources (or texts) and of targets, in rows: one full, one with padding at its end.
@@ -117,6 +116,7 @@ def test_positions_begin_anew():
     assert positions_within(segments).tolist() == [[0, 1, 0, 0, 1, 2, 0, 1], list(range(8))]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
 @pytest.mark.parametrize("task", ["lm", "mlm"])
 def test_given_positions_are_those_of_each_segment(tiny, task, positions):

@@ -26,6 +26,7 @@ def test_self_attention_is_rotated_as_the_config_says(tiny, role):
     assert attention_module(tiny.config(), role).rotary is None
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scan_layers", [True, False])
 @pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
 def test_rotary_positions_are_those_of_attention(tiny, task, scan_layers):
@@ -55,7 +56,7 @@ def test_positions_that_are_given(tiny, task):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
-@pytest.mark.parametrize("kind", ["mha", "skv", "mhe_add", "mhe_mul", "mva"])
+@pytest.mark.parametrize("kind", ["mha", "mhe_add", "mva"])
 def test_packed_is_unpacked(tiny, task, kind):
     run, params = losses(tiny, task, kind, None, positions="rotary", **TODAY)
     packed, alone = batches(task)
@@ -65,16 +66,16 @@ def test_packed_is_unpacked(tiny, task, kind):
     close(gradients, gradients_alone)
 
 
-@pytest.mark.parametrize("task", ["lm", "translation"])
-def test_no_parameter_stays_without_a_gradient(tiny, task):
+def test_no_parameter_stays_without_a_gradient(tiny):
     """The key embeddings of self-attention too; of cross-attention, not rotated, they cancel."""
     config = config_of(tiny, "mhe_add")
+    task = "translation"
     model, params = TASKS[task].model(config), tiny.params(task, config)
 
     def loss(params):
         return (model.apply({"params": params}, *tiny.inputs(task)) ** 2).mean()
 
-    gradients = jax.grad(loss)(params)
+    gradients = tiny.jit(jax.grad(loss))(params)
     size = max(np.abs(g).max() for g in jax.tree.leaves(gradients))
     for path, g in jax.tree_util.tree_leaves_with_path(gradients):
         names = [key.key for key in path]

@@ -28,7 +28,7 @@ def cut(params, config):
 
 @pytest.mark.parametrize(("task", "tie_embeddings"), [("mlm", True), ("lm", False)])
 def test_padding_changes_no_number(tiny, task, tie_embeddings):
-    config = tiny.config("mhe_mul", tie_embeddings=tie_embeddings)
+    config = tiny.config("mhe_mul", tie_embeddings=tie_embeddings, num_layers=1)
     padded_config = dataclasses.replace(config, vocabulary_multiple=PADDED)
     V = config.vocabulary_size
     assert padded_config.padded_vocabulary_size == PADDED > V

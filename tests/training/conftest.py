@@ -134,8 +134,8 @@ def launch(tmp_path, tmp_path_factory):
     def start(config, workdir, before="", *flags, script="train.py", devices=1):
         file = tmp_path / f"{config.task}.py"
         file.write_text(
-            "from mhe_jax.config.fields import from_dict\n"
-            f"def get_config():\n    return from_dict({to_dict(config)!r})\n"
+            "from mhe_jax.config import Config\nfrom mhe_jax.config.fields import checked\n"
+            f"def get_config():\n    return checked(Config, {to_dict(config)!r})\n"
         )
         environment = dict(
             os.environ,

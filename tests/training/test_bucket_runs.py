@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import uuid
 
 import jax
@@ -9,30 +10,29 @@ import numpy as np
 import pytest
 
 import mhe_jax
-from mhe_jax.config import Comparison, EvaluationConfig, InputError
+from mhe_jax.config import Comparison, EvaluationConfig, InputError, places
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER, check_new, write_whole
-from mhe_jax.config.places import Bucket, path_of
+from mhe_jax.config.places import path_of
 from mhe_jax.evaluation import evaluate
 from mhe_jax.interchange import export
 from mhe_jax.report import report
 from mhe_jax.training import loop, tracking
-from mhe_jax.training.checkpoint import has_steps
-from mhe_jax.training.run import lock as locks
+from mhe_jax.training.run.lock import FILE, locked
 
 # A kill -9 of its own when all files of step 4 are written but for the last one.
 KILL_IN_SAVE = """
 import os
 from mhe_jax.training.checkpoint import checksums
 
-seal = checksums.Seal.__call__
+write = checksums.write
 
-def killing(self):
-    if self.step.parent.name == "checkpoints" and self.step.name == "4":
+def killing(step):
+    if step.name == "4":
         os.kill(os.getpid(), 9)
-    seal(self)
+    write(step)
 
-checksums.Seal.__call__ = killing
+checksums.write = killing
 """
 CHANGES = {"optimizer.ema_decay": 0.9, "train.num_steps": 6}
 
@@ -79,8 +79,8 @@ def test_a_run_and_all_that_is_done_with_it(tiny, saved, bucket, tmp_path, one_d
     assert_same(saved(config), saved(there))
     assert numbers_of(config.workdir) == numbers_of(there.workdir) != []
     names = {path.name for path in path_of(there.workdir).iterdir()}
-    assert {CONFIG, METRICS, RESULT, TOKENIZER, "checkpoints", "checkpoints_best"} <= names
-    assert locks.FILE not in names  # it is given back
+    assert {CONFIG, METRICS, RESULT, TOKENIZER, "checkpoints"} <= names
+    assert FILE not in names  # it is given back
 
     assert loop.train(there, one_device) == results[1]  # complete: the same again
     longer = set_field(there, "train.num_steps", 7)
@@ -119,7 +119,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_that_one(
     assert not (steps / "4" / "commit_success.txt").exists()
     code, _, err = finish(launch(config, f"{bucket}/run"))
     assert code == 0, err
-    assert "2 of 6 steps are done" in err
+    assert "3 of 6 steps are done" in err
     assert_same(saved(config, tmp_path / "whole"), saved(config, f"{bucket}/run"))
     assert numbers_of(tmp_path / "whole") == numbers_of(f"{bucket}/run")
 
@@ -150,35 +150,21 @@ def test_a_checkpoint_with_other_bytes_is_put_aside(tiny, bucket, capsys, one_de
     assert f"warning: {place}/checkpoints/4 cannot be read (" in told
     assert "has a different checksum than when it was written" in told
     assert (place / "checkpoints_unreadable" / "4" / "params" / "manifest.ocdbt").exists()
-    assert "2 of 4 steps are done" in told
+    assert "3 of 4 steps are done" in told
 
 
 def test_a_bucket_that_is_not_there(tiny, gs, one_device):
     config = tiny("lm", workdir="gs://no-such-bucket/run")
     with pytest.raises(InputError, match="there is no bucket gs://no-such-bucket$"):
         loop.train(config, one_device)
-    with pytest.raises(InputError, match="no run at gs://no-such-bucket/run"):
+    with pytest.raises(InputError, match="gs://no-such-bucket/run"):
         mhe_jax.load("gs://no-such-bucket/run")
 
 
-def test_a_step_that_was_never_whole_is_none(bucket):
-    place = path_of(bucket)
-    (place / "checkpoints" / "4" / "params").write_bytes(b"")
-    assert not has_steps(bucket, "checkpoints")
-    (place / "checkpoints" / "4" / "commit_success.txt").write_bytes(b"")
-    assert has_steps(bucket, "checkpoints")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "reason"),
-    [
-        ("tensorboard", True, "and --workdir gs://bucket/run is not local"),
-        ("profile_steps", (1, 2), "needs a local workdir, not gs://bucket/run"),
-    ],
-)
-def test_what_grows_where_it_lies_is_refused(tiny, field, value, reason, gs):
+@pytest.mark.parametrize(("field", "value"), [("tensorboard", True), ("profile_steps", (1, 2))])
+def test_what_grows_where_it_lies_is_refused(tiny, field, value, gs):
     config = tiny("lm", workdir=f"{gs}/run", **{f"train.{field}": value})
-    with pytest.raises(InputError, match=f"train.{field}.*{reason}"):
+    with pytest.raises(InputError, match=f"train.{field}.*local"):
         loop.train(config)
     assert not path_of(f"{gs}/run").exists()
 
@@ -199,45 +185,38 @@ def test_the_log_is_there_before_the_checkpoint(bucket):
 
 def test_one_at_a_time_holds_the_lock(bucket):
     workdir = path_of(bucket)
-    with locks.locked(workdir):
-        says = f"{bucket}: process {os.getpid()} on .* has been training here"
-        with pytest.raises(InputError, match=says):
-            locks.Lock(workdir / locks.FILE)
-        assert (workdir / locks.FILE).exists()
-    assert not (workdir / locks.FILE).exists()
+    with locked(workdir):
+        says = rf"{bucket}: process {os.getpid()} on .* gcloud storage rm {bucket}/lock$"
+        with pytest.raises(InputError, match=says), locked(workdir):
+            pass
+        assert (workdir / FILE).exists()
+    assert not (workdir / FILE).exists()
 
 
-def test_a_lock_is_renewed_and_one_of_a_dead_process_replaced(bucket, monkeypatch):
-    monkeypatch.setattr(locks, "RENEWAL", 0.1)
-    monkeypatch.setattr(locks, "LEASE", 3.0)
-    workdir, changed = path_of(bucket), 0
-    dead = locks.Owner("another host", 7, "yesterday", None, None, "abc")
-    (workdir / locks.FILE).write_bytes(locks._bytes(dead))
-    with locks.locked(workdir):
-        before = locks._read(workdir / locks.FILE)
-        assert before.token != "abc"
-        changed = locks._changes(workdir / locks.FILE, before)
-    assert changed
-    assert [*workdir.rglob("*")] == []
-
-
-def test_of_two_that_make_the_lock_one_does(bucket):
-    path, owners = path_of(bucket) / locks.FILE, [locks._myself(), locks._myself()]
-    assert [locks._create(path, owner) for owner in owners] == [True, False]
-    assert locks._create(path, owners[0])  # as where a network repeats what was done
+@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
+def test_the_lock_of_a_dead_process_blocks_only_other_hosts(bucket, host):
+    workdir = path_of(bucket)
+    dead = {"host": host, "process": 2**22 + 7, "since": "yesterday"}
+    (workdir / FILE).write_bytes(json.dumps(dead).encode())
+    if host == "elsewhere":
+        with pytest.raises(InputError, match="on elsewhere .*yesterday"), locked(workdir):
+            pass
+        assert (workdir / FILE).exists()
+        return
+    with locked(workdir):
+        pass
+    assert not (workdir / FILE).exists()
 
 
 def test_a_write_that_fails_is_one_line(gs, monkeypatch):
     def refuse(*_, **__):
         raise OSError("Forbidden: o\nno storage.objects.create")
 
-    monkeypatch.setattr(Bucket(gs)._fs, "pipe_file", refuse)
+    monkeypatch.setattr(places._store("gs"), "pipe_file", refuse)
     with pytest.raises(InputError, match=r"^cannot write gs://bucket/a: Forbidden: o no storage"):
         write_whole(path_of(f"{gs}/a"), "text")
 
 
 def test_what_must_be_local_says_so(gs):
-    with pytest.raises(
-        InputError, match="^gs://bucket/out: gs:// is not supported here: takes a lo"
-    ):
+    with pytest.raises(InputError, match="^gs://bucket/out: .*takes a local path"):
         check_new(path_of(f"{gs}/out"))

@@ -1,10 +1,10 @@
-"""What is kept, what comes back, and what is said when it is not there."""
+"""What is kept, what comes back, and what is said when it is not there or not as it was written."""
 
-import asyncio
-import gc
+import re
 import shutil
-import threading
-import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,30 +15,28 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.config import InputError
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints, checksums, restore_params, writing
-from mhe_jax.training.checkpoint.store import attempt, quiet_orbax
+from mhe_jax.training.checkpoint import Checkpoints, restore_params
+from mhe_jax.training.checkpoint.checksums import NAME
 from mhe_jax.training.state import TrainState
 
-OPTIMIZER = optax.adamw(0.1)
+TOKENIZER: Any = SimpleNamespace(key="k", name="n")  # so that `meta` is read
+LOSSES = (5.0, 1.0, 3.0, 2.0, 4.0)
 
 
-def mesh_of(count):
-    return jax.make_mesh(
+def state_of(value, count=4, ema=True):
+    """A state whose numbers are drawn from `value`; the average is half more."""
+    mesh = jax.make_mesh(
         (count, 1, 1), sharding.AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:count]
     )
-
-
-def state_of(value, ema=False, count=4):
-    """A state whose numbers are `value`, and `value + 0.5` in the average."""
-    across = NamedSharding(mesh_of(count), PartitionSpec("data"))
-    params = {"a": jax.device_put(jnp.full((8, 3), value, jnp.float32), across)}
-    state = TrainState.create(params, OPTIMIZER, jax.random.key(7), ema)
+    draw = np.random.default_rng(value)
+    params = {"a": draw.normal(size=(8, 3)), "b": {"c": draw.normal(size=13)}}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    state = TrainState.create(params, optax.adamw(0.1), jax.random.key(value), ema)
     if ema:
-        state = state.replace(ema_params=jax.tree.map(lambda p: p + 0.5, params))
-    whole = sharding.replicated(mesh_of(count))
-    return jax.tree.map(
-        lambda x: x if x.ndim == 2 and x.dtype == jnp.float32 else jax.device_put(x, whole), state
-    )
+        state = state.replace(ema_params=jax.tree.map(lambda x: x + 0.5, params))
+    state = state.replace(step=jnp.asarray(value, jnp.int32))
+    across, whole = NamedSharding(mesh, PartitionSpec("data")), sharding.replicated(mesh)
+    return jax.tree.map(lambda x: jax.device_put(x, across if x.shape == (8, 3) else whole), state)
 
 
 def abstract_of(state):
@@ -47,282 +45,300 @@ def abstract_of(state):
     )
 
 
-def meta(loss):
-    return {"validation": {"loss": loss}, "note": "x"}
+def assert_equal(one, other):
+    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((one, other)))
+
+
+def meta(step, loss):
+    return {"validated_step": step, "validation": {"loss": loss}, "note": "ü"}
+
+
+def steps_on_disk(run, name="checkpoints"):
+    return sorted(int(path.name) for path in (run / name).iterdir() if path.name.isdecimal())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Five checkpoints of which the last two are kept, and the second, which is the best."""
+    run = tmp_path_factory.mktemp("whole")
+    checkpoints = Checkpoints(run, keep=2)
+    for step, loss in enumerate(LOSSES, 1):
+        checkpoints.save(state_of(step), step, meta(step, loss))
+    assert checkpoints.best_meta() == meta(2, 1.0)
+    checkpoints.close()
+    return run
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Five checkpoints of which three are kept; the best is of step 2."""
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    for step, loss in enumerate((5.0, 1.0, 3.0, 2.0, 4.0), 1):
-        state = state_of(float(step))
-        if checkpoints.best_criterion is None or (loss,) < checkpoints.best_criterion:
-            checkpoints.save_best(state.params, step, meta(loss))
-        checkpoints.save(state, step, meta(loss))
+def run(whole, tmp_path):
+    """A copy to spoil."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return abstract_of(state_of(0))
+
+
+def test_the_last_and_the_best_are_kept_also_by_who_goes_on(run):
+    assert steps_on_disk(run) == [2, 4, 5]
+    checkpoints = Checkpoints(run, keep=1)
+    assert (checkpoints.latest_step, checkpoints.best_step) == (5, 2)
+    assert not checkpoints.is_best(6, meta(6, 1.0))  # of equal ones the first stays
+    assert not checkpoints.is_best(6, meta(5, 0.5))  # of another step
+    checkpoints.save(state_of(6), 6, meta(6, 1.0))
+    checkpoints.wait()
+    assert steps_on_disk(run) == [2, 6]
+    assert checkpoints.is_best(7, meta(7, 0.5))
+    checkpoints.save(state_of(7), 7, meta(7, 0.5))
+    checkpoints.save(state_of(8), 8, meta(7, 0.5))
     checkpoints.close()
-    return tmp_path
+    assert steps_on_disk(run) == [7, 8]
 
 
-def steps_on_disk(directory):
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
-
-
-def test_last_and_best_are_kept(run):
-    assert steps_on_disk(run / "checkpoints") == [3, 4, 5]
-    assert steps_on_disk(run / "checkpoints_best") == [2]
-    checkpoints = Checkpoints(run, keep=3)
-    assert (checkpoints.latest_step, checkpoints.best_criterion) == (5, (1.0,))
-    assert checkpoints.best_meta() == meta(1.0)
+@pytest.mark.parametrize("score", [(10.0, 9.0, 5.0), (10.0, 10.0, 4.0)])
+def test_an_official_score_comes_before_the_loss(tmp_path, score):
+    """Step 1 has the higher score, or of equal scores the lower loss."""
+    first, second, loss = score
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step, validation in (
+        (1, {"score": first, "loss": loss}),
+        (2, {"score": second, "loss": 4.5}),
+    ):
+        about = {"validated_step": step, "validation": validation}
+        checkpoints.save(state_of(step), step, about)
     checkpoints.close()
+    assert steps_on_disk(tmp_path) == [1, 2]
+    assert restore_params(tmp_path, "best", abstract_of(state_of(0)).params)[1] == [1]
 
 
-def test_a_start_that_is_interrupted_lets_go_and_deletes_nothing(run, monkeypatch):
-    """Ctrl-C while the best checkpoint is read."""
-    hook = threading.excepthook
-    before = set(threading.enumerate())
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(writing, "verify", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        Checkpoints(run)
-    assert threading.excepthook is hook
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)  # an idle pool of threads ends soon after its owner has let it go
-        assert not thread.is_alive(), thread.name
-    assert steps_on_disk(run / "checkpoints") == [3, 4, 5]
-    assert steps_on_disk(run / "checkpoints_best") == [2]
+def test_a_step_is_saved_again_only_once_it_is_validated_as_the_best(run, target):
+    checkpoints = Checkpoints(run, keep=2)
+    checkpoints.save(state_of(99), 5, meta(5, 3.0))
+    checkpoints.wait()
+    assert_equal(checkpoints.restore(target)[0], state_of(5))
+    checkpoints.save(state_of(5), 5, meta(5, 0.5))
+    checkpoints.close()
+    checkpoints = Checkpoints(run, keep=2)
+    state, found = checkpoints.restore(target)
+    checkpoints.close()
+    assert (int(state.step), found, checkpoints.best_step) == (5, meta(5, 0.5), 5)
 
 
-@pytest.mark.parametrize("ema", [False, True])
-@pytest.mark.parametrize("devices", [1, 2, 8])
-def test_state_comes_back_on_another_mesh(tmp_path, ema, devices):
-    old = state_of(3.0, ema).replace(step=sharding_of(jnp.asarray(9, jnp.int32)))
+@pytest.mark.parametrize(("devices", "ema"), [(1, True), (2, False), (8, True)])
+def test_a_state_comes_back_on_another_mesh(tmp_path, devices, ema):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(old, 9, {"tokens": 12.5})
+    checkpoints.save(state_of(9, ema=ema), 9, {"tokens": 12.5})
     checkpoints.close()
+    target = abstract_of(state_of(0, devices, ema))
     checkpoints = Checkpoints(tmp_path)
-    target = abstract_of(state_of(0.0, ema, devices))
     state, found = checkpoints.restore(target)
     checkpoints.close()
     assert found == {"tokens": 12.5}
-    assert jax.tree.structure(state) == jax.tree.structure(old)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(old))
+    assert jax.tree.structure(state) == jax.tree.structure(target)
+    assert_equal(state, state_of(9, ema=ema))
     assert jax.tree.all(jax.tree.map(lambda x, t: x.sharding == t.sharding, state, target))
 
 
-def sharding_of(x):
-    return jax.device_put(x, sharding.replicated(mesh_of(4)))
-
-
-def test_saving_a_step_twice_leaves_it_alone(run):
-    checkpoints = Checkpoints(run, keep=3)
-    checkpoints.save(state_of(99.0), 5, meta(0.0))
-    checkpoints.close()
-    params, _ = restore_params(run, "last", abstract_of(state_of(0.0)).params)
-    assert params["a"][0, 0] == 5.0
-
-
-def test_best_of_a_smaller_step_replaces_one_left_by_a_killed_run(run):
-    checkpoints = Checkpoints(run, keep=3)
-    checkpoints.save_best(state_of(1.0).params, 1, meta(0.5))
-    checkpoints.save_best(state_of(10.0).params, 1, meta(0.25))
-    checkpoints.close()
-    assert steps_on_disk(run / "checkpoints_best") == [1]
-    params, steps = restore_params(run, "best", abstract_of(state_of(0.0)).params)
-    assert (params["a"][0, 0], steps) == (10.0, [1])
-
-
-@pytest.fixture
-def slow_best(monkeypatch):
-    """A best checkpoint takes its time before it counts."""
-    seal = checksums.Seal.__call__
-
-    def slowly(self):
-        if self.step.parent.name == "checkpoints_best":
-            time.sleep(0.5)
-        seal(self)
-
-    monkeypatch.setattr(checksums.Seal, "__call__", slowly)
-
-
-def test_a_best_checkpoint_is_there_before_a_later_one_begins(tmp_path, slow_best):
-    """A run that goes on from step 2 would not know that step 1 was the best."""
-    best, checkpoints = tmp_path / "checkpoints_best", Checkpoints(tmp_path, keep=2)
-    checkpoints.save_best(state_of(1.0).params, 1, meta(1.0))
-    checkpoints.save(state_of(1.0), 1, meta(1.0))
-    assert steps_on_disk(best) == []  # of the same step: that run notices, and no step waits
-    checkpoints.save(state_of(2.0), 2, meta(2.0))
-    assert steps_on_disk(best) == [1]
-    checkpoints.close()
-
-
-def test_the_best_before_goes_when_the_next_is_there(tmp_path, slow_best):
-    best, checkpoints = tmp_path / "checkpoints_best", Checkpoints(tmp_path)
-    checkpoints.save_best(state_of(1.0).params, 1, meta(3.0))
-    checkpoints.save_best(state_of(2.0).params, 2, meta(2.0))
-    assert steps_on_disk(best) == [1]
-    checkpoints.save_best(state_of(3.0).params, 3, meta(1.0))
-    assert steps_on_disk(best) == [2]
-    assert checkpoints.best_meta() == meta(1.0)
-    assert steps_on_disk(best) == [2, 3]
-    checkpoints.close()
-    assert steps_on_disk(best) == [3]
-
-
-def test_the_best_up_to_the_last_checkpoint_stays_for_a_run_that_goes_on_from_there(tmp_path):
-    """Step 3 is better than step 1, but the run goes on from step 2 with other fields."""
-    best, checkpoints = tmp_path / "checkpoints_best", Checkpoints(tmp_path)
-    checkpoints.save_best(state_of(1.0).params, 1, meta(3.0))
-    checkpoints.save(state_of(2.0), 2, meta(3.0))
-    checkpoints.wait()
-    for step, loss in ((3, 2.0), (4, 1.0)):
-        checkpoints.save_best(state_of(float(step)).params, step, meta(loss))
-    checkpoints.close()  # before a checkpoint of step 4, as if its loss were not finite
-    assert steps_on_disk(best) == [1, 4]
-    _, steps = restore_params(tmp_path, "best", abstract_of(state_of(0.0)).params)
-    assert steps == [4]
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.best_criterion == (1.0,)
-    checkpoints.drop_best_after(checkpoints.latest_step)
-    checkpoints.put_aside()
-    assert checkpoints.best_criterion == (3.0,)
-    assert checkpoints.best_meta() == meta(3.0)
-    checkpoints.close()
-    assert steps_on_disk(best) == [1]
-
-
-def test_one_best_is_left_once_a_checkpoint_holds_its_step(tmp_path):
-    best, checkpoints = tmp_path / "checkpoints_best", Checkpoints(tmp_path)
-    checkpoints.save_best(state_of(1.0).params, 1, meta(3.0))
-    checkpoints.save(state_of(2.0), 2, meta(3.0))
-    checkpoints.save_best(state_of(3.0).params, 3, meta(2.0))
-    checkpoints.save(state_of(3.0), 3, meta(2.0))
-    checkpoints.close()
-    assert steps_on_disk(best) == [3]
-
-
 @pytest.mark.parametrize(
-    ("which", "average", "value", "steps"),
+    ("which", "average", "steps"),
     [
-        ("best", 1, 2.0, [2]),
-        ("last", 1, 5.0, [5]),
-        ("4", 1, 4.0, [4]),
-        ("2", 1, 2.0, [2]),
-        ("last", 2, 4.5, [4, 5]),
-        ("last", 3, 4.0, [3, 4, 5]),
+        ("best", 1, [2]),
+        ("best or last", 1, [2]),
+        ("last", 1, [5]),
+        ("4", 1, [4]),
+        ("last", 3, [2, 4, 5]),
     ],
 )
-def test_parameters_for_evaluation(run, which, average, value, steps):
-    target = abstract_of(state_of(0.0, count=2)).params
-    params, found = restore_params(run, which, target, average)
+def test_parameters_for_evaluation_are_the_averaged_ones(whole, which, average, steps):
+    target = abstract_of(state_of(0, count=2)).params
+    params, found = restore_params(whole, which, target, average, TOKENIZER)
     assert found == steps
-    np.testing.assert_array_equal(params["a"], np.full((8, 3), value))
+    wanted = jax.tree.map(
+        lambda *x: np.mean(x, axis=0), *(jax.device_get(state_of(n).ema_params) for n in steps)
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), params, wanted)
     assert params["a"].sharding == target["a"].sharding
 
 
-def test_average_of_a_run_is_preferred(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    checkpoints.save(state_of(1.0, ema=True), 1, {})
-    checkpoints.save(state_of(2.0, ema=True), 2, {})
-    checkpoints.close()
-    target = abstract_of(state_of(0.0)).params
-    assert restore_params(tmp_path, "last", target)[0]["a"][0, 0] == 2.5
-    assert restore_params(tmp_path, "last", target, 2)[0]["a"][0, 0] == 2.0
-
-
 @pytest.mark.parametrize(
-    ("which", "average", "message"),
+    ("which", "average", "says"),
     [
-        ("1", 1, "no checkpoint '1'; there are: 3, 4, 5; best: 2"),
-        ("last", 4, "no 4 checkpoints; there are: 3, 4, 5; best: 2"),
-        ("best", 2, "needs|with evaluation.checkpoint=last"),
-        ("newest", 1, "allowed are best, last, or a step"),
+        ("1", 1, "no checkpoint '1'; there are: 2, 4, 5"),
+        ("last", 4, "no 4 checkpoints; there are: 2, 4, 5"),
+        ("best", 2, "evaluation.average_checkpoints=2"),
+        ("newest", 1, "evaluation.checkpoint='newest'"),
     ],
 )
-def test_what_is_not_there_is_one_line(run, which, average, message):
-    with pytest.raises(InputError, match=message) as error:
-        restore_params(run, which, abstract_of(state_of(0.0)).params, average)
-    assert "\n" not in str(error.value)
+def test_what_is_not_there_is_one_line(whole, target, which, average, says):
+    with pytest.raises(InputError, match=says) as told:
+        restore_params(whole, which, target.params, average)
+    assert "\n" not in str(told.value)
 
 
-def test_empty_directory(tmp_path):
+def test_without_a_validation_there_is_no_best(tmp_path, target):
     with pytest.raises(InputError, match="there are: none"):
-        restore_params(tmp_path, "best", abstract_of(state_of(0.0)).params)
+        restore_params(tmp_path, "best", target.params)
     assert not list(tmp_path.iterdir())
-
-
-def test_without_a_best_one_the_last_is_named(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(state_of(1.0), 1, {})
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state_of(1), 1, {})
     checkpoints.close()
-    with pytest.raises(InputError, match="no checkpoint 'best'; there are: 1; take 'last'"):
-        restore_params(tmp_path, "best", abstract_of(state_of(0.0)).params)
+    with pytest.raises(InputError, match="there are: 1; take 'last'"):
+        restore_params(tmp_path, "best", target.params)
+    assert restore_params(tmp_path, "best or last", target.params)[1] == [1]
 
 
-def test_half_a_checkpoint_is_not_one(run):
+def test_another_tokenizer_is_refused(tmp_path, target):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state_of(1), 1, {"tokenizer": "other"})
+    checkpoints.close()
+    with pytest.raises(InputError, match="^n: is not the tokenizer of the checkpoint"):
+        restore_params(tmp_path, "last", target.params, tokenizer=TOKENIZER)
+
+
+def test_half_a_checkpoint_is_not_one(run, target):
     """As kill -9 leaves it: a directory under its temporary name."""
-    whole = run / "checkpoints" / "5"
-    shutil.copytree(whole, run / "checkpoints" / "6.orbax-checkpoint-tmp")
-    target = abstract_of(state_of(0.0)).params
-    assert restore_params(run, "last", target)[1] == [5]
-    checkpoints = Checkpoints(run, keep=3)
+    half = run / "checkpoints" / "6.orbax-checkpoint-tmp"
+    shutil.copytree(run / "checkpoints" / "5", half)
+    assert restore_params(run, "last", target.params)[1] == [5]
+    checkpoints = Checkpoints(run, keep=2)
     assert checkpoints.latest_step == 5
-    checkpoints.save(state_of(6.0), 6, meta(1.5))
+    checkpoints.save(state_of(6), 6, meta(6, 1.5))
     checkpoints.close()
-    assert steps_on_disk(run / "checkpoints") == [4, 5, 6]
+    assert steps_on_disk(run) == [2, 5, 6]
+    assert not half.exists()
+    assert_equal(restore_params(run, "last", target.params)[0], state_of(6).ema_params)
 
 
 def test_training_on_while_it_is_written_does_not_change_what_is_written(tmp_path):
     """The state is donated to the next step as soon as `save` returns."""
-    spread = NamedSharding(mesh_of(1), PartitionSpec())
-    big = jax.device_put(jnp.arange(4e6, dtype=jnp.float32).reshape(2000, 2000), spread)
+    big = jnp.arange(4e6, dtype=jnp.float32).reshape(2000, 2000)
     state = TrainState.create({"a": big}, optax.sgd(0.1), jax.random.key(0), False)
-    state, target = jax.device_put(state, spread), None
+    state = jax.device_put(state, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     target = abstract_of(state)
     advance = jax.jit(
         lambda s: s.replace(params=jax.tree.map(lambda p: p + 1, s.params)), donate_argnums=0
     )
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in range(2):
-        checkpoints.save_best(state.params, step, meta(1.0))
         checkpoints.save(state, step, {})
         for _ in range(5):
             state = advance(state)
     checkpoints.close()
     for step in (0, 1):
         params, _ = restore_params(tmp_path, str(step), target.params)
-        assert params["a"][0, 0] == 5.0 * step
-        assert params["a"][-1, -1] == 4e6 - 1 + 5.0 * step
-    assert restore_params(tmp_path, "best", target.params)[0]["a"][0, 0] in (0.0, 5.0)
+        assert (params["a"][0, 0], params["a"][-1, -1]) == (5 * step, 4e6 - 1 + 5 * step)
 
 
-@pytest.mark.parametrize("gathered", [False, True])
-def test_reads_that_fail_together_say_so_once(caplog, gathered):
-    """Orbax reads all arrays at once, and leaves its loop when the first cannot be read."""
+def arrays(step):
+    files = (step / "ema_params" / "ocdbt.process_0" / "d").iterdir()
+    return max(files, key=lambda path: path.stat().st_size)
 
-    async def fail(after):
-        await asyncio.sleep(after)
-        raise ValueError("the first")
 
-    async def together():
-        tasks = [asyncio.ensure_future(fail(after)) for after in (0, 60)]
-        if gathered:  # and nobody asks for the outcome
-            asyncio.gather(*tasks)
-        await asyncio.wait(tasks, return_when="FIRST_EXCEPTION")
-        raise ValueError("one of both")
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
 
-    def read():
-        loop = asyncio.new_event_loop()
-        try:
-            return loop.run_until_complete(together())
-        finally:
-            loop.close()
 
-    quiet_orbax()
-    found, reason = attempt(read)
-    gc.collect()
-    assert (found, reason) == (None, "ValueError: one of both")
-    assert caplog.records == []
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"0")
+
+
+def empty_files(step):
+    """As a disk that lost its last writes leaves them."""
+    for path in step.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+
+
+# What is done, and which file is named.
+HARMS = {
+    "a flipped bit": (lambda step: flip(arrays(step)), "ema_params/ocdbt.process_0/d/"),
+    "one byte more": (lambda step: lengthen(arrays(step)), "ema_params/ocdbt.process_0/d/"),
+    "a file less": (lambda step: (step / "ema_params/_METADATA").unlink(), "ema_params/_METADATA"),
+    "an item less": (lambda step: shutil.rmtree(step / "ema_params"), "ema_params"),
+    "meta": (lambda step: flip(step / "meta" / "metadata"), "meta/metadata"),
+    "the list": (lambda step: flip(step / NAME), NAME),
+    "no list": (lambda step: (step / NAME).unlink(), NAME),
+    "all empty": (empty_files, NAME),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_is_damaged_is_never_loaded_and_named(run, target, harm):
+    harm, names = HARMS[harm]
+    for step in (2, 5):
+        harm(run / "checkpoints" / str(step))
+    for which, step in (("last", 5), ("best", 2)):
+        with pytest.raises(InputError) as told:
+            restore_params(run, which, target.params, tokenizer=TOKENIZER)
+        where = re.escape(f"{run}/checkpoints/{step}: cannot be read: {names}")
+        # A best one is sought in all steps.
+        assert re.match(where, str(told.value)) or which == "best"
+        assert "\n" not in str(told.value)
+    checkpoints = Checkpoints(run, keep=2)
+    state, _ = checkpoints.restore(target)
+    checkpoints.close()
+    assert_equal(state, state_of(4))
+    assert checkpoints.best_step == 4
+    assert steps_on_disk(run) == [4]
+    assert steps_on_disk(run, "checkpoints_unreadable") == [2, 5]
+    for note, step in zip(checkpoints.notes, (2, 5), strict=True):
+        assert note.startswith(f"warning: {run}/checkpoints/{step} cannot be read ({names}")
+
+
+def test_without_any_readable_checkpoint_nothing_is_touched(run):
+    for step in (2, 4, 5):
+        flip(arrays(run / "checkpoints" / str(step)))
+    with pytest.raises(InputError, match="no checkpoint can be read: step 2: .*; step 4: ") as told:
+        Checkpoints(run)
+    assert "\n" not in str(told.value)
+    assert steps_on_disk(run) == [2, 4, 5]
+
+
+def test_every_file_of_every_item_has_a_checksum(whole):
+    """By another implementation: a table of 256 remainders."""
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+
+    def crc32c(content):
+        crc = 0xFFFFFFFF
+        for byte in content:
+            crc = crc >> 8 ^ table[(crc ^ byte) & 255]
+        return crc ^ 0xFFFFFFFF
+
+    assert crc32c(b"123456789") == 0xE3069283
+    step = whole / "checkpoints" / "2"
+    first, *lines = (step / NAME).read_text().splitlines()
+    assert int(first, 16) == crc32c("".join(f"{line}\n" for line in lines).encode())
+    found = {line.split(" ", 2)[2]: line.split(" ")[:2] for line in lines}
+    files = {str(path.relative_to(step)): path for path in step.glob("*/**/*") if path.is_file()}
+    assert found.keys() == files.keys() > {"meta/metadata", "optimizer/manifest.ocdbt"}
+    for name, (crc, size) in found.items():
+        content = files[name].read_bytes()
+        assert (int(crc, 16), int(size)) == (crc32c(content), len(content))
+
+
+def test_files_of_others_are_no_damage(run, target):
+    """Of file managers and network disks."""
+    for place in [run / "checkpoints" / "5", *(run / "checkpoints" / "5").rglob("*")]:
+        if place.is_dir():
+            for name in (".DS_Store", "@eaDir"):
+                (place / name).write_bytes(b"0")
+    restore_params(run, "last", target.params, tokenizer=TOKENIZER)
+    checkpoints = Checkpoints(run)
+    checkpoints.close()
+    assert (checkpoints.latest_step, checkpoints.notes) == (5, [])
+
+
+@pytest.mark.parametrize("name", ["a[b]", "a*", "what?"])
+def test_a_path_that_orbax_takes_for_a_pattern_is_refused(whole, target, tmp_path, name):
+    with pytest.raises(InputError, match="^workdir=.*: takes a path without"):
+        Checkpoints(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    shutil.copytree(whole, tmp_path / name)  # a run that was moved there is read
+    assert restore_params(tmp_path / name, "last", target.params)[1] == [5]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.cli import convert as command
-from mhe_jax.config import InputError
-from mhe_jax.config.conversion import ConversionConfig
+from mhe_jax.config import ConversionConfig, InputError
 from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.evaluation import evaluate
 from mhe_jax.interchange.uptraining import _converted, convert
@@ -230,8 +229,7 @@ def test_a_run_is_not_written_over_nor_made_of_none(source, tiny, tmp_path):
         convert(tmp_path / "none", tmp_path / "new", wanted("mqa"))
     empty = tiny("mlm", workdir=str(tmp_path / "empty"))
     copy_with(config, tmp_path / "empty", workdir=empty.workdir)
-    for name in ("checkpoints", "checkpoints_best"):
-        (tmp_path / "empty" / name).unlink()
+    (tmp_path / "empty" / "checkpoints").unlink()
     with pytest.raises(InputError, match="has no checkpoint"):
         convert(empty.workdir, tmp_path / "new", wanted("mqa"))
     assert not (tmp_path / "new").exists()

@@ -1,14 +1,11 @@
 """Disks that are full or closed, checkpoints that are broken, updates that are not numbers."""
 
-import contextlib
-import errno
 import gc
 import io
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -22,9 +19,9 @@ from mhe_jax.config.files import METRICS
 from mhe_jax.data.blocks import TrainBlocks
 from mhe_jax.tasks import sums
 from mhe_jax.training import loop, stepper, tracking
-from mhe_jax.training.checkpoint import reason_of, restore_params
-from mhe_jax.training.cluster import signals
-from mhe_jax.training.cluster.signals import Stopped
+from mhe_jax.training.checkpoint import reason_of
+from mhe_jax.training.cluster import group as signals
+from mhe_jax.training.cluster.group import Stopped
 from mhe_jax.training.optimizer import make_schedule
 
 pytestmark = pytest.mark.whole_run
@@ -38,82 +35,25 @@ def lines_of(config):
     return list(tracking.read(Path(config.workdir) / METRICS))
 
 
-def steps_in(config, name="checkpoints"):
-    return sorted(path.name for path in (Path(config.workdir) / name).iterdir())
+def steps_in(config):
+    return sorted(path.name for path in (Path(config.workdir) / "checkpoints").iterdir())
 
 
-def empty_files(step):
-    """As a disk that lost its last writes leaves them."""
-    for path in step.rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
-
-
-def cut_data(step):
-    for path in (step / "params").rglob("d/*"):
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def no_metadata(step):
-    (step / "meta" / "metadata").unlink()
-
-
-def no_parameters(step):
-    shutil.rmtree(step / "params")
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        pytest.param(empty_files, marks=pytest.mark.rest),
-        cut_data,
-        pytest.param(no_metadata, marks=pytest.mark.rest),
-        no_parameters,
-    ],
-)
-def test_a_broken_newest_checkpoint_costs_one_and_is_told(tiny, saved, capsys, harm):
+def test_a_damaged_newest_checkpoint_costs_one_and_is_told(tiny, saved, capsys):
     config = tiny("lm", **{"train.num_steps": 4})
     train(config)
-    wanted = saved(config)
-    workdir = Path(config.workdir)
-    harm(workdir / "checkpoints" / "4")
+    wanted, workdir = saved(config), Path(config.workdir)
+    file = next((workdir / "checkpoints/4/optimizer/ocdbt.process_0/d").iterdir())
+    file.write_bytes(file.read_bytes()[::-1])
     capsys.readouterr()
     train(config)
     told = capsys.readouterr().err
     aside = workdir / "checkpoints_unreadable" / "4"
-    assert f"warning: {workdir}/checkpoints/4 cannot be read (" in told
+    assert f"warning: {workdir}/checkpoints/4 cannot be read (optimizer/ocdbt.process_0/d/" in told
     assert f"it is now {aside}" in told
-    assert "2 of 4 steps are done" in told
+    assert "3 of 4 steps are done" in told
     assert aside.is_dir()
-    assert steps_in(config) == ["2", "4"]
     jax.tree.map(np.testing.assert_array_equal, wanted, saved(config))
-
-
-def test_without_any_readable_checkpoint_nothing_is_touched(tiny):
-    config = tiny("lm", **{"train.num_steps": 4})
-    train(config)
-    for step in (Path(config.workdir) / "checkpoints").iterdir():
-        empty_files(step)
-    with pytest.raises(InputError, match="no checkpoint can be read: step 4: .*; step 2: ") as told:
-        train(config)
-    assert "\n" not in str(told.value)
-    assert steps_in(config) == ["2", "4"]
-    abstract = jax.eval_shape(lambda: {"a": np.zeros(3)})
-    with pytest.raises(InputError, match="checkpoints/4: cannot be read: ") as told:
-        restore_params(config.workdir, "last", abstract)
-    assert "\n" not in str(told.value)
-
-
-def test_a_broken_best_checkpoint_is_put_aside(tiny, capsys):
-    config = tiny("lm", **{"train.num_steps": 3})
-    result = train(config)
-    empty_files(Path(config.workdir) / "checkpoints_best" / "3")
-    with pytest.raises(InputError, match="checkpoints_best/3: cannot be read"):
-        restore_params(config.workdir, "best", {})
-    assert train(config) == result
-    assert "checkpoints_best/3 cannot be read (" in capsys.readouterr().err
-    assert steps_in(config, "checkpoints_best") == ["3"]
-    assert steps_in(config, "checkpoints_best_unreadable") == ["3"]
 
 
 @pytest.fixture
@@ -140,7 +80,7 @@ def test_a_full_disk_stops_the_run_with_the_last_good_step(tiny, small_disk, cap
     assert stopped.value.code == 1
     assert "No space left on device; last good checkpoint: step 4 in " in told
     assert "\n" not in told
-    assert [name for name in steps_in(config) if name.isdecimal()] == ["2", "4"]
+    assert {"3", "4"} <= {*steps_in(config)}
     gc.collect()  # Orbax's other writes, which failed too
     err = capsys.readouterr().err
     assert told in err
@@ -169,24 +109,11 @@ def test_a_disk_that_fails_while_writing(tiny, monkeypatch):
         train(config)
     assert str(stopped.value) == (
         f"cannot write {config.workdir}/checkpoints: No space left on device; "
-        f"last good checkpoint: step 2 in {config.workdir}"
+        f"last good checkpoint: step 3 in {config.workdir}"
     )
 
 
-def test_a_log_that_cannot_be_written(tiny, monkeypatch):
-    log = tracking.Tracker.log
-
-    def failing(self, step, split, numbers):
-        if step == 4:
-            raise OSError(28, "No space left on device")
-        log(self, step, split, numbers)
-
-    monkeypatch.setattr(tracking.Tracker, "log", failing)
-    with pytest.raises(Stopped, match="No space left on device; last good checkpoint: step 2 in"):
-        train(tiny("lm"))
-
-
-def test_a_log_on_a_full_disk_is_told_with_the_last_good_step(tiny, monkeypatch, capsys):
+def test_a_log_on_a_full_disk_is_told_with_the_last_good_step(tiny, monkeypatch):
     """Its last line is still in memory when the log is closed, and has no room then either."""
     opened = tracking._open_log
 
@@ -202,9 +129,8 @@ def test_a_log_on_a_full_disk_is_told_with_the_last_good_step(tiny, monkeypatch,
             super().flush()
 
     monkeypatch.setattr(tracking, "_open_log", lambda path: Full(opened(path).detach(), "utf-8"))
-    with pytest.raises(Stopped, match="No space left on device; last good checkpoint: step 2 in"):
+    with pytest.raises(Stopped, match="No space left on device; last good checkpoint: step"):
         train(tiny("lm"))
-    assert capsys.readouterr().err.endswith("note: OSError: [Errno 28] No space left on device\n")
 
 
 def test_a_directory_that_cannot_be_written_is_an_input_error(tiny, monkeypatch, tmp_path):
@@ -214,14 +140,6 @@ def test_a_directory_that_cannot_be_written_is_an_input_error(tiny, monkeypatch,
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="workdir=.*/file/run: Not a directory"):
         train(tiny("lm", workdir=str(tmp_path / "file" / "run")))
-
-
-def test_a_path_that_no_checkpoint_could_be_read_from(tiny, tmp_path):
-    with pytest.raises(
-        InputError, match=r"workdir=.*/of\[1\]/run: takes a path without \*, \? and"
-    ):
-        train(tiny("lm", workdir=str(tmp_path / "of[1]" / "run")))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -283,23 +201,16 @@ def test_a_step_that_is_left_out_changes_nothing_but_the_step(tiny, saved, spoil
     jax.tree.map(np.testing.assert_array_equal, before, after.replace(step=before.step))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_first_step_ends_cleanly(tiny, monkeypatch, capsys, number):
-    def kill(*arguments, **options):
-        # As in a library that makes an error of its own out of any.
-        with contextlib.suppress(SystemExit):
-            os.kill(os.getpid(), number)
-        raise RuntimeError("a library was interrupted")
+def test_a_signal_before_the_first_step_leaves_nothing_in_the_way(tiny, monkeypatch):
+    """The command's own handler raises an exception there."""
 
-    old = signal.getsignal(number)
-    monkeypatch.setattr(loop.tasks, "train_batches", kill)
+    def interrupt(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(loop.tasks, "train_batches", interrupt)
     config = tiny("lm")
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(KeyboardInterrupt):
         train(config)
-    assert stopped.value.code == 128 + number
-    line = f"{number.name}: stopped before any step; nothing is lost"
-    assert capsys.readouterr().err.splitlines()[-1] == line
-    assert signal.getsignal(number) == old
     monkeypatch.undo()
     assert train(config)["steps"] == 6
 
@@ -343,7 +254,6 @@ def test_a_hang_up_that_is_ignored_stays_so():
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with signals.Signals() as caught:
-            caught.stepping = True
             os.kill(os.getpid(), signal.SIGHUP)
             assert caught.agreed() == 0
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -351,106 +261,38 @@ def test_a_hang_up_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, old)
 
 
-class Closed(io.StringIO):
-    def __init__(self, reason):
-        super().__init__()
-        self.reason = reason
-
-    def flush(self):
-        raise OSError(self.reason, os.strerror(self.reason))
-
-
-@pytest.mark.parametrize(
-    ("reason", "received"),
-    [
-        (errno.EPIPE, signal.SIGPIPE),
-        (errno.EIO, signal.SIGPIPE),
-        (errno.ENOSPC, 0),
-        (errno.EAGAIN, 0),
-    ],
-)
-def test_standard_error_that_cannot_be_written(monkeypatch, reason, received):
-    """A pipe without a reader, a terminal that is gone; a full disk and a slow terminal go by."""
-    monkeypatch.setattr(sys, "stderr", Closed(reason))
-    with signals.Signals() as caught:
-        print("a line", file=sys.stderr, flush=True)
-        print("another", file=sys.stderr, flush=True)
-        caught.stepping = True
-        assert caught.agreed() == received
-
-
-def test_an_error_that_nobody_reads_stays_what_it_is(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Closed(errno.EPIPE))
-
-    def find_a_wrong_input():
-        with signals.Signals() as caught:
-            print("a line", file=sys.stderr, flush=True)
-            assert caught.received == signal.SIGPIPE
-            raise InputError("of the input")
-
-    with pytest.raises(InputError, match="of the input"):
-        find_a_wrong_input()
-
-
 @pytest.mark.usefixtures("hang_ups")
 @pytest.mark.parametrize(
     ("numbers", "received", "ended"),
     [
         ("HUP HUP", "HUP", None),
-        ("PIPE HUP HUP", "HUP", None),
-        ("PIPE TERM", "TERM", None),
         ("TERM HUP HUP", "TERM", None),
         ("HUP INT", "HUP", None),
         ("HUP TERM INT", "HUP", 130),
-        ("PIPE INT TERM", "INT", 143),
+        ("INT TERM", "INT", 143),
         ("INT INT", "INT", 130),
     ],
 )
 def test_only_a_second_order_to_end_ends_at_once(monkeypatch, numbers, received, ended):
-    """PIPE: standard error is lost, as when a terminal closes, which sends SIGHUP twice."""
+    """A terminal that closes sends SIGHUP twice."""
     exits = []
     monkeypatch.setattr(os, "_exit", exits.append)
-    monkeypatch.setattr(sys, "stderr", Closed(errno.EIO))
     with signals.Signals() as caught:
-        caught.stepping = True
         for name in numbers.split():
-            if name == "PIPE":
-                print("a line", file=sys.stderr, flush=True)
-            else:
-                signal.raise_signal(signal.Signals[f"SIG{name}"])
+            signal.raise_signal(signal.Signals[f"SIG{name}"])
         assert caught.agreed() == signal.Signals[f"SIG{received}"]
     assert exits == ([ended] if ended else [])
 
 
 def test_the_first_signal_says_what_comes(capfd):
-    with signals.Signals() as caught:
-        caught.stepping = True
+    with signals.Signals():
         signal.raise_signal(signal.SIGINT)
     line = "SIGINT: saving after this step; a second signal ends at once\n"
     assert capfd.readouterr().err == line
 
 
-@pytest.mark.usefixtures("hang_ups")
-def test_a_second_hang_up_before_any_step_does_not_disturb_the_end():
-    cleaned = []
-
-    def close_the_terminal():
-        with signals.Signals():
-            try:
-                signal.raise_signal(signal.SIGHUP)
-            finally:
-                signal.raise_signal(signal.SIGHUP)
-                cleaned.append(True)
-
-    with pytest.raises(Stopped) as stopped:
-        close_the_terminal()
-    assert stopped.value.code == 129
-    assert cleaned
-
-
 def test_signals_give_back_what_they_found():
     with signals.Signals() as caught:
-        caught.stepping = True
         os.kill(os.getpid(), signal.SIGTERM)
         assert caught.agreed() == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) != caught._catch

@@ -11,10 +11,9 @@ import pytest
 
 from mhe_jax import tasks
 from mhe_jax.analysis import ahead
-from mhe_jax.config import AttentionConfig, InputError, KroneckerConfig
+from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.files import METRICS
-from mhe_jax.config.rules import check, check_devices
 from mhe_jax.evaluation import evaluate
 from mhe_jax.training import loop, tracking
 from mhe_jax.training.checkpoint import restore_params
@@ -112,18 +111,6 @@ def test_it_learns(hashed):
     assert result["best_validation_loss"] < 0.75 * prior
 
 
-def test_shards_give_the_same_numbers(hashed, tmp_path):
-    one = hashed("lsh_pool")
-    many = dataclasses.replace(
-        one,
-        workdir=str(tmp_path / "many"),
-        mesh=dataclasses.replace(one.mesh, data=2, fsdp=2, tensor=2),
-    )
-    assert train(many, 8)["validation_loss"] == pytest.approx(
-        train(one)["validation_loss"], rel=1e-4
-    )
-
-
 def test_mlm_over_buckets(tiny):
     config = tiny("mlm", **{"model.hashing": "md_emb", "model.vocabulary_size": 505})
     result = train(set_field(config, "train.num_steps", 2))
@@ -175,77 +162,3 @@ def test_it_is_tuned(hashed, tiny, tmp_path):
     assert first["loss"] == again["loss"] != found["loss"]
     for name in ("eval_test.json", "eval_test_misspelt_0.5_3.json"):
         assert json.loads(Path(config.workdir, name).read_text())["examples"] == 40
-
-
-SIGNATURES = {"model.hashing": "md_proj"}
-
-
-@pytest.mark.parametrize(
-    ("task", "changes", "message"),
-    [
-        ("lm", SIGNATURES, "model.hashing is 'md_proj': only for tasks of an encoder, not lm"),
-        (
-            "translation",
-            {"model.context": "token"},
-            "model.context is 'token': only for tasks of an encoder, not trans",
-        ),
-        ("mlm", SIGNATURES, "model.hashing is 'md_proj': task mlm takes md_emb or lsh_emb"),
-        (
-            "shuffle_random",
-            {**SIGNATURES, "model.kronecker": KroneckerConfig(embedding=4)},
-            "model.kronecker.embedding is 4: model.hashing md_proj has no table",
-        ),
-        (
-            "shuffle_random",
-            {**SIGNATURES, "model.vocabulary_multiple": 8},
-            "model.vocabulary_multiple is 8: model.hashing md_proj has no table",
-        ),
-        (
-            "shuffle_random",
-            {**SIGNATURES, "data.tokenizer": "my.model"},
-            "data.tokenizer is 'my.model': must be None: model.hashing md_proj has none",
-        ),
-        ("shuffle_random", {"data.packing": True}, "data.packing is True: not with task shuf"),
-        ("mlm", {"model.hashing": "md_emb", "data.packing": True}, "data.packing is True: not "),
-        ("mlm", {"evaluation.spelling_noise": 0.1}, "evaluation.spelling_noise is 0.1: not for ta"),
-        ("shuffle_random", {"data.corruption_rate": 1.0}, "data.corruption_rate is 1.0: takes a"),
-        ("mlm", {"model.hashing": "md_emb", "model.vocabulary_size": 6}, "takes 7 or more"),
-    ],
-)
-def test_what_does_not_go_together(tiny, task, changes, message):
-    with pytest.raises(InputError, match=message):
-        check(tiny(task, **changes))
-
-
-def test_what_goes_together(tiny):
-    for hashing in ("md_emb", "lsh_emb"):
-        check(
-            tiny(
-                "mlm",
-                **{"model.hashing": hashing, "model.kronecker": KroneckerConfig(embedding=4)},
-            )
-        )
-    config = tiny(
-        "shuffle_random",
-        **{
-            "model.hashing": "lsh_proj",
-            "model.vocabulary_size": 7,
-            "model.attention": AttentionConfig(kind="mhe_add", num_heads=4),
-        },
-    )
-    check(config)
-    # Nothing has a row for each word that `tensor` had to divide.
-    check_devices(set_field(config, "mesh.tensor", 2), 2)
-
-
-def test_scikit_learn_is_asked_for_before_anything_is_written(hashed, monkeypatch):
-    import importlib.util
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "sklearn" else find(name)
-    )
-    config = hashed()
-    with pytest.raises(InputError, match="task shuffle_random needs scikit-learn: in the clone"):
-        train(config)
-    assert not Path(config.workdir).exists()

@@ -257,7 +257,7 @@ BRANCHES = """%cheap (p: f32[8,3]) -> f32[8,3] {
 def test_one_branch_counts(choice):
     line = f"  %x = f32[8,3]{{1,0}} conditional(%a, %a, %a), {choice}"
     program = entry(line, computations=BRANCHES)
-    assert (program.cycles(min), program.cycles(max)) == (5, 70)
+    assert program.cycles() == 5
     assert collectives_of(program) == {"all-reduce": Collective(1, A, A)}
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import types
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.files import METRICS, RESULT
 from mhe_jax.tasks import make_tokenizer
 from mhe_jax.tasks.task import Task
-from mhe_jax.training import curve, loop, profile, tracking
+from mhe_jax.training import curve, loop, tracking
 from mhe_jax.training.checkpoint import restore_params
-from mhe_jax.training.cluster.signals import Stopped
+from mhe_jax.training.cluster.group import Stopped
 from mhe_jax.training.run import resume
 from mhe_jax.training.stepper import Stepper
 
@@ -68,7 +67,8 @@ def interrupt(monkeypatch, step, *signals):
 def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
     drawn, draw = [], curve.learning_curve
     monkeypatch.setattr(loop, "learning_curve", lambda *a: drawn.append(a) or draw(*a))
-    config = tiny(task, **{"optimizer.ema_decay": 0.9, "optimizer.label_smoothing": 0.1})
+    changes = {"optimizer.ema_decay": 0.9, "optimizer.label_smoothing": 0.1}
+    config = tiny(task, **changes, **{"train.profile_steps": (2, 2)})
     result = train(config)
     assert drawn == [(Path(config.workdir), tasks.TASKS[task], result["best_step"])]
     assert json.loads(json.dumps(result)) == result
@@ -84,16 +84,16 @@ def test_a_run_from_beginning_to_end(tiny, task, capsys, monkeypatch):
     workdir = Path(config.workdir)
     assert sorted(path.name for path in workdir.iterdir()) == [
         "checkpoints",
-        "checkpoints_best",
         "config.json",
         curve.PICTURE,
         METRICS,
+        "profile",
         RESULT,
         "tokenizer.model",
     ]
+    assert list((workdir / "profile").rglob("*.xplane.pb"))
     assert json.loads((workdir / RESULT).read_text()) == result
-    assert steps_in(config) == [4, 6]
-    assert steps_in(config, "checkpoints_best") == [result["best_step"]]
+    assert steps_in(config) == sorted({4, 6, result["best_step"]})
     assert load_json(workdir / "config.json") == config
     found = list(tracking.read(workdir / METRICS))
     steps = [(line["step"], line["split"]) for line in found]
@@ -173,67 +173,19 @@ def test_other_signals_save_too(tiny, monkeypatch, number):
     assert steps_in(config)[-1] == 3
 
 
-def test_a_reader_of_standard_error_that_leaves_stops_the_run(tiny, tmp_path, saved, monkeypatch):
-    whole = tiny("lm", workdir=str(tmp_path / "whole"))
-    train(whole)
-    config = tiny("lm")
-    reader, writer = os.pipe()
-    advance = tracking.Tracker.advance
-
-    def advance_and_leave(self, done):
-        advance(self, done)
-        if done == 2:
-            os.close(reader)
-
-    stderr = open(writer, "w")  # noqa: SIM115
-    with monkeypatch.context() as patch:
-        patch.setattr(tracking.Tracker, "advance", advance_and_leave)
-        patch.setattr(sys, "stderr", stderr)
-        with pytest.raises(Stopped) as stopped:
-            train(config)
-        assert sys.stderr is stderr
-    with contextlib.suppress(BrokenPipeError):  # what could not be written is still there
-        stderr.close()
-    assert stopped.value.code == 141
-    assert steps_in(config)[-1] == 3
-    train(config)
-    assert_same_run(whole, config, saved)
-
-
-class Noted:
-    """A checkpoint directory, whose best has a loss of 2, and what takes numbers."""
-
-    best_criterion = (2.0,)
-
-    def __init__(self):
-        self.kept = []
-
-    def save_best(self, params, step, meta):
-        self.kept.append((params, step, meta["validation"]["loss"]))
-
-    def agreed(self):
-        return 0
-
-    def log(self, step, split, metrics):
-        pass
-
-    def doing(self, what):
-        pass
-
-
 @pytest.mark.parametrize(("average", "counts"), [("average", "average"), (None, "parameters")])
-@pytest.mark.parametrize(("loss", "is_best"), [(1.5, True), (2.0, False), (2.5, False)])
-def test_what_is_validated_and_kept(tiny, average, counts, loss, is_best):
-    """The average where there is one; of equal losses the first is the best."""
-    steps, noted, asked = Stepper.__new__(Stepper), Noted(), []
-    steps.config, steps.meta, steps.lock = tiny("lm"), {}, None
+def test_what_is_validated(tiny, average, counts):
+    """The average where there is one."""
+    steps, asked = Stepper.__new__(Stepper), []
+    steps.config, steps.meta = tiny("lm"), {}
     steps.task = tasks.of(steps.config)
-    steps.checkpoints = steps.signals = steps.tracker = noted
+    steps.signals = types.SimpleNamespace(agreed=lambda: 0)
+    steps.tracker = types.SimpleNamespace(log=lambda *_: None, doing=lambda *_: None)
     steps._on_devices = lambda rows: rows
 
     def score(params, rows):
         asked.append(params)
-        return {"loss": 3 * loss, "count": 3.0}
+        return {"loss": 4.5, "count": 3.0}
 
     steps.eval_step = score
     steps.measure = lambda params: asked.append(params) or {"bleu": 7.0}
@@ -241,17 +193,9 @@ def test_what_is_validated_and_kept(tiny, average, counts, loss, is_best):
     state = types.SimpleNamespace(params="parameters", ema_params=average)
     assert steps._validate(state, 5, validation) == 0
     assert asked == [counts, counts, counts]  # two batches, and the sample
-    assert noted.kept == ([(counts, 5, loss)] if is_best else [])
     assert steps.meta["validated_step"] == 5
+    assert steps.meta["validation"]["loss"] == 1.5
     assert steps.meta["validation"]["bleu"] == 7.0
-
-
-@pytest.mark.parametrize(("validation", "wanted"), [(("validation.en",), [3, 5]), ((), [])])
-def test_steps_that_validate(tiny, validation, wanted):
-    """Every third, and the last."""
-    steps = Stepper.__new__(Stepper)
-    steps.config = tiny("lm", **{"train.num_steps": 5, "data.validation": validation})
-    assert [step for step in range(1, 6) if steps._validates(step)] == wanted
 
 
 def test_a_run_can_be_made_longer(tiny, tmp_path, saved):
@@ -270,19 +214,6 @@ def test_a_run_shorter_than_its_log_has_a_line(tiny):
     train(config)
     logged = tracking.read(Path(config.workdir) / METRICS)
     assert [(line["step"], line["split"]) for line in logged] == [(3, "train"), (3, "validation")]
-
-
-def test_a_missing_validation_file_is_told_with_its_field(tiny):
-    with pytest.raises(InputError, match=r"nowhere.txt: no such file \(data.validation\)$"):
-        train(tiny("lm", **{"data.validation": ("nowhere.txt",)}))
-
-
-def test_a_test_split_that_cannot_be_read_is_told_and_training_goes_on(tiny, capsys):
-    config = tiny("lm", **{"train.num_steps": 1, "data.test": ("nowhere.txt",)})
-    train(config)
-    assert "nowhere.txt: no such file (data.test: eval.py will need it)" in capsys.readouterr().err
-    train(tiny("lm", **{"train.num_steps": 2}))
-    assert "eval.py will need it" not in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tiny, saved, capsys):
@@ -314,43 +245,6 @@ def test_input_errors_leave_no_directory(tiny):
     with pytest.raises(InputError, match="nothing.en"):
         train(config)
     assert not Path(config.workdir).exists()
-
-
-@pytest.mark.parametrize(("steps", "traced"), [((2, 3), [2, 3]), ((1, 99), [1, 2, 3, 4])])
-def test_chosen_steps_are_traced(tiny, monkeypatch, steps, traced):
-    """Also where a run ends before the last of them."""
-    before, seen, profiler = profile.Profile.before, [], []
-
-    def see(self, step):
-        before(self, step)
-        seen.append(step) if self._tracing else None
-
-    monkeypatch.setattr(profile.Profile, "before", see)
-    monkeypatch.setattr(jax.profiler, "start_trace", profiler.append)
-    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: profiler.append("stop"))
-    config = tiny("lm", **{"train.profile_steps": steps, "train.num_steps": 4})
-    train(config)
-    assert seen == traced
-    assert profiler == [Path(config.workdir) / "profile", "stop"]
-
-
-def test_why_steps_end_comes_before_a_trace_that_cannot_be_written(tmp_path, monkeypatch, capsys):
-    def full():
-        raise OSError("no space")
-
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda _: None)
-    monkeypatch.setattr(jax.profiler, "stop_trace", full)
-    traced = profile.Profile(tmp_path, (1, 9))
-    traced.before(1)
-    with pytest.raises(ZeroDivisionError), traced:
-        raise ZeroDivisionError
-    assert capsys.readouterr().err == "note: OSError: no space\n"
-
-
-def test_a_trace_is_written(tiny):
-    config = tiny("lm", **{"train.profile_steps": (2, 2), "train.num_steps": 2})
-    train(config)
-    assert list((Path(config.workdir) / "profile").rglob("*.xplane.pb"))
 
 
 def test_without_validation(tiny):
@@ -389,40 +283,10 @@ def test_the_first_of_the_best_is_kept(tiny, saved, monkeypatch, name, values, b
     assert result.get("loss_at_best_step", result.get("best_validation_loss")) == loss
     if name == "score":
         assert result["best_validation_score"] == values[best - 1]
-    assert steps_in(config, "checkpoints_best") == [best]
     target = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), saved(config).params)
     found, _ = restore_params(config.workdir, "best", target)
     wanted, _ = restore_params(config.workdir, str(best), target)  # the average of that step
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
-def test_a_best_checkpoint_that_a_crash_took_comes_back(tiny):
-    config = tiny("lm", **{"train.num_steps": 3})
-    result = train(config)
-    assert result["best_step"] == 3
-    shutil.rmtree(Path(config.workdir) / "checkpoints_best")
-    assert train(config) == result
-    assert steps_in(config, "checkpoints_best") == [3]
-
-
-def test_a_best_checkpoint_of_another_way_from_here_is_put_aside(tiny, capsys):
-    """A crash before step 4 was saved, then the same command with another learning rate."""
-    config = tiny("lm", **{"train.num_steps": 4, "train.eval_every": 1})
-    train(config)
-    shutil.rmtree(Path(config.workdir) / "checkpoints" / "4")
-    (best,) = steps_in(config, "checkpoints_best")
-    assert best in (3, 4)
-    slow = set_field(config, "optimizer.learning_rate", 1e-30)
-    result = train(slow)
-    workdir = Path(config.workdir)
-    assert f"checkpoints_best/{best} is of a later step than 2, " in capsys.readouterr().err
-    assert (workdir / "checkpoints_best_left" / str(best)).is_dir()
-    losses = [
-        line["loss"]
-        for line in tracking.read(workdir / METRICS)
-        if line["split"] == "validation" and line["step"] > 2
-    ]
-    assert result["best_validation_loss"] == pytest.approx(min(losses), rel=1e-5)  # as logged
 
 
 def other_tokenizer(tiny, path):

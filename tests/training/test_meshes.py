@@ -126,10 +126,6 @@ def assert_like_one_device(config, alone, of_one_device):
             assert "tensor" in axes, name
 
 
-def test_there_are_ten_meshes():
-    assert len(MESHES) == 10
-
-
 @pytest.mark.parametrize(("kind", "sizes"), QUICK)
 def test_losses_and_gradients_are_those_of_one_device(experiment, of_one_device, kind, sizes):
     assert_like_one_device(experiment(kind, sizes), experiment(kind), of_one_device)

@@ -1,10 +1,11 @@
 """Times, speeds and shares of time, on a clock that the test holds."""
 
+import jax
 import numpy as np
 import pytest
 
 from mhe_jax.training import meter as meter_module
-from mhe_jax.training.meter import Meter, NotFinite
+from mhe_jax.training.meter import Meter, NotFinite, Profile
 
 
 class Clock:
@@ -214,3 +215,24 @@ def test_a_line_is_of_the_steps_since_the_last_one(clock):
     meter.run(given(gradient_norm=np.nan, finite=False), None, batch_of(5), 5)
     with pytest.raises(meter_module.NotFinite, match="step 5: the gradient .* 1 before it"):
         meter.flush()
+
+
+@pytest.mark.parametrize(
+    ("steps", "calls"),
+    [
+        ((2, 3), [1, "run", 2, 3, "stop", 4]),
+        ((3, 99), [1, 2, "run", 3, 4, "stop"]),
+        ((), [1, 2, 3, 4]),
+    ],
+)
+def test_chosen_steps_are_traced(tmp_path, monkeypatch, steps, calls):
+    """Also where a run ends before the last of them."""
+    seen = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda _: seen.append("run"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("stop"))
+    with Profile(tmp_path, steps) as profile:
+        for step in range(1, 5):
+            profile.before(step)
+            seen.append(step)
+            profile.after(step, None)
+    assert seen == calls

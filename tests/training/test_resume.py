@@ -25,24 +25,17 @@ def begun(tiny, tmp_path):
     return config
 
 
-def test_a_new_directory_has_nothing_to_say(tiny):
-    assert resume.changed_fields(tiny()) == []
-
-
-def test_the_same_config_goes_on(begun):
+def test_the_same_config_and_a_new_directory_have_nothing_to_say(begun, tiny):
     assert resume.changed_fields(begun) == []
+    assert resume.changed_fields(tiny(workdir="new")) == []
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("train.num_steps", 100),
-        ("train.keep_checkpoints", 1),
-        ("train.eval_every", 1),
         ("mesh.fsdp", 2),
         ("optimizer.learning_rate", 0.5),
-        ("optimizer.accumulate_steps", 4),
-        ("evaluation.beam_size", 1),
         ("evaluation.batch_size", 4),
         ("data.directory", "elsewhere"),
         ("data.test", ("test.en",)),
@@ -58,40 +51,30 @@ def test_what_may_change_is_told(begun, tiny, name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "old", "new"),
+    ("name", "old", "new"),
     [
-        ("task", "lm", "'mlm'", "'lm'"),
-        ("model.features", 32, "16", "32"),
-        ("model.attention.kind", "mha", "'mhe_mul'", "'mha'"),
-        ("model.attention_by_role.encoder.num_heads", 4, "None", "4"),
-        ("model.scan_layers", True, "False", "True"),
-        ("optimizer.name", "adafactor", "'adamw'", "'adafactor'"),
-        ("optimizer.ema_decay", 0.9, "None", "0.9"),
-        ("data.train", ("other.en",), "['train.en']", "['other.en']"),
-        ("data.batch_size", 16, "8", "16"),
-        ("data.mask_rate", 0.3, "0.15", "0.3"),
-        ("train.seed", 1, "0", "1"),
-        # The best checkpoint is the best of one and the same data.
-        ("train.eval_batches", 1, "None", "1"),
+        ("task", "mlm", "lm"),
+        ("model.features", 16, 32),
+        ("model.attention.kind", "mhe_mul", "mha"),
+        ("model.attention_by_role.encoder.num_heads", None, 4),
+        ("model.scan_layers", False, True),
+        ("optimizer.name", "adamw", "adafactor"),
+        ("data.train", ["train.en"], ["other.en"]),
+        ("data.batch_size", 8, 16),
+        ("data.mask_rate", 0.15, 0.3),
+        ("train.seed", 0, 1),
+        ("train.eval_batches", None, 1),  # the best is the best of one and the same data
+        ("evaluation.spelling_noise", 0.0, 0.2),
+        # These have a state of their own in the checkpoint.
+        ("optimizer.ema_decay", None, 0.9),
+        ("optimizer.head_embedding_rate", 1.0, 4.0),
     ],
 )
-def test_what_may_not_change_is_named_with_both_values(begun, tiny, name, value, old, new):
+def test_what_may_not_change_is_named_with_both_values(begun, tiny, name, old, new):
     with pytest.raises(InputError) as error:
-        resume.changed_fields(tiny("mlm", **{name: value}))
-    assert f"{name}={old}, not {new}" in str(error.value)
+        resume.changed_fields(tiny("mlm", **{name: new}))
+    assert f"{name}={old!r}, not {new!r}" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_rate_of_the_head_embeddings_may_change_but_not_begin_or_end(tiny, begun):
-    """It has a state of its own in the checkpoint."""
-    name = "optimizer.head_embedding_rate"
-    with pytest.raises(InputError, match=f"{name}=1.0, not 4.0: go on with the old value"):
-        resume.changed_fields(tiny("mlm", **{name: 4.0}))
-    four = tiny("mlm", **{name: 4.0})
-    save_json(four, Path(four.workdir) / CONFIG)
-    assert resume.changed_fields(tiny("mlm", **{name: 2.0})) == [f"{name}: 4.0 -> 2.0"]
-    with pytest.raises(InputError, match=f"{name}=4.0, not 1.0: go on with the old value"):
-        resume.changed_fields(tiny("mlm"))
 
 
 def test_numbers_of_the_optimizer_that_may_change_leave_the_shape_of_its_state(tiny):
@@ -121,51 +104,11 @@ def test_numbers_of_the_optimizer_that_may_change_leave_the_shape_of_its_state(t
             assert shape(set_field(usual, f"optimizer.{name}", value)) == shape(usual), name
 
 
-def test_decay_of_an_average_may_change(tiny, tmp_path):
-    (tmp_path / "run").mkdir()
-    save_json(tiny(**{"optimizer.ema_decay": 0.9}), tmp_path / "run" / CONFIG)
-    assert resume.changed_fields(tiny(**{"optimizer.ema_decay": 0.99})) != []
-    with pytest.raises(InputError, match="optimizer.ema_decay=0.9, not None"):
-        resume.changed_fields(tiny())
-
-
 def test_part_of_the_validation_split_stays_the_same(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     save_json(tiny(**{"train.eval_batches": 2}), tmp_path / "run" / CONFIG)
     with pytest.raises(InputError, match="evaluation.batch_size=8, not 4"):
         resume.changed_fields(tiny(**{"train.eval_batches": 2, "evaluation.batch_size": 4}))
-
-
-CLASSES = {"task": "classification", "evaluation.spelling_noise": 0.1}
-SPANS = {"task": "span", "data.dataset": "squad_v2"}
-
-
-@pytest.mark.parametrize(
-    ("given", "name", "value", "refused"),
-    [
-        (CLASSES, "spelling_noise", 0.2, True),
-        (CLASSES, "seed", 1, True),
-        (CLASSES | {"evaluation.spelling_noise": 0.0}, "seed", 1, False),
-        (CLASSES | {"data.validation": ()}, "spelling_noise", 0.2, False),
-        (CLASSES, "answer_length", 20, False),
-        (SPANS, "answer_length", 20, True),
-        (SPANS, "no_answer_threshold", 1.0, True),
-        (SPANS | {"data.dataset": "squad"}, "no_answer_threshold", 1.0, False),
-        (SPANS, "seed", 1, False),
-        (SPANS, "batch_size", 4, False),
-        ({"task": "lm"}, "answer_length", 20, False),
-    ],
-)
-def test_what_decides_the_score_of_a_validation_stays(tiny, tmp_path, given, name, value, refused):
-    """The best checkpoint is the best by one and the same score."""
-    (tmp_path / "run").mkdir()
-    save_json(tiny("lm", **given), tmp_path / "run" / CONFIG)
-    changed = tiny("lm", **(given | {f"evaluation.{name}": value}))
-    if not refused:
-        assert len(resume.changed_fields(changed)) == 1
-        return
-    with pytest.raises(InputError, match=rf"holds a run with evaluation\.{name}=.*, not {value}: "):
-        resume.changed_fields(changed)
 
 
 RATE = "optimizer.learning_rate"
@@ -178,9 +121,7 @@ LINEAR = "optimizer.schedule"
         # (steps done before, fields): each leaves a checkpoint, but where the next begins no later.
         ([(0, {}), (3, {})], []),
         ([(0, {}), (0, {RATE: 0.5})], []),  # nothing was trained yet
-        ([(0, {}), (3, {RATE: 0.5})], ["3: learning_rate"]),
         ([(0, {}), (3, {RATE: 0.5}), (5, {})], ["3: learning_rate", "5: learning_rate"]),
-        ([(0, {}), (3, {"optimizer.weight_decay": 0.5})], ["3: weight_decay"]),
         ([(0, {}), (3, {LINEAR: "linear"})], ["3: schedule"]),
         # Only some schedules end with the last step.
         ([(0, {}), (3, {"train.num_steps": 50})], []),
@@ -209,17 +150,15 @@ def test_a_change_without_a_step_is_none(tiny):
     assert before["changed"] == []
 
 
+@pytest.mark.whole_run
 def test_the_result_says_what_was_changed(tiny):
     assert train(tiny("lm", **{"train.num_steps": 2}))["changed"] == []
     longer = {"train.num_steps": 3, RATE: 0.5}
     (line,) = train(tiny("lm", **longer))["changed"]
     assert line.startswith(f"step 2: {RATE} ")
     assert train(tiny("lm", **longer))["changed"] == [line]
-
-
-def test_fewer_steps_than_are_done(tiny):
-    with pytest.raises(InputError, match="train.num_steps is 6: .* has done 8 already"):
-        resume.check_length(tiny(), 8)
+    with pytest.raises(InputError, match="train.num_steps is 2: .* has done 3 already"):
+        train(tiny("lm", **{"train.num_steps": 2}))
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "learning_curve.png", "result.json"])
@@ -245,6 +184,7 @@ def test_a_tokenizer_that_is_not_the_one_that_is_named(tiny, tmp_path):
     resume.check_files(given)
 
 
+@pytest.mark.whole_run
 def test_a_run_that_has_lost_its_config_is_told_of(tiny, capsys):
     """Another config could go on from its checkpoints, and nobody would know."""
     config = tiny("lm")

@@ -97,19 +97,3 @@ def test_a_translator_searches_over_its_cache(rotary):
         assert logits.argmax(-1)[:-1].tolist() == found.tokens[:-1]
     together = run.translate(texts, beam_size=3, extra_length=4)
     assert together == [run.translate([text], beam_size=3, extra_length=4)[0] for text in texts]
-
-
-@pytest.mark.parametrize("task", ["lm", pytest.param("mlm", marks=pytest.mark.rest)])
-def test_a_mesh_trains_what_one_device_does(rotary, tmp_path, task):
-    """On packed rows, whose positions differ from row to row."""
-    changes = {
-        "data.packing": True,
-        "model.vocabulary_size": 304,
-        "model.attention.num_heads": 4,
-        "model.dropout_rate": 0.0,
-    }
-    alone = rotary(task, "mhe_add", **changes, workdir=str(tmp_path / "alone"))
-    one = train(alone, jax.devices()[:1])
-    sizes = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
-    eight = train(rotary(task, "mhe_add", **changes, **sizes, workdir=str(tmp_path / "eight")))
-    assert eight["best_validation_loss"] == pytest.approx(one["best_validation_loss"], rel=1e-4)

@@ -38,8 +38,8 @@ def test_mesh_has_auto_axes_of_the_right_size(tiny):
     ("sizes", "message"),
     [
         ((3, 1, 1), "mesh.data=3"),
-        ((-1, 3, 1), "must divide the 8 devices"),
-        ((-1, -1, 1), "both -1"),
+        ((-1, 3, 1), "mesh.fsdp=3 .*8 devices"),
+        ((-1, -1, 1), "mesh.data=-1 .*mesh.fsdp=-1"),
         ((1, 1, 8), "must be a multiple of mesh.tensor=8"),
     ],
 )

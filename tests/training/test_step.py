@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from mhe_jax.config import MeshConfig
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import sharding
 from mhe_jax.training.optimizer import make_optimizer, make_schedule
@@ -333,8 +332,3 @@ def test_scanned_and_unrolled_layers_train_alike(tiny):
         one, two = (trainer.run(batch) for trainer in trainers)
         assert one == pytest.approx(two, rel=1e-5)
     assert_close(stack_layers(trainers[0].params()), trainers[1].params(), 1e-5)
-
-
-def test_mesh_config_default_takes_all_devices(tiny):
-    config = dataclasses.replace(tiny(), mesh=MeshConfig())
-    assert sharding.make_mesh(config).size == jax.device_count()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.config.files import METRICS
-from mhe_jax.evaluation.sample import TranslatedSample
+from mhe_jax.evaluation import TranslatedSample
 from mhe_jax.training import loop, tracking
 
 pytestmark = pytest.mark.whole_run
@@ -75,9 +76,9 @@ def test_processes_compute_what_one_does(tiny, job, saved, tmp_path, count):
     assert json.loads(found[0][1].splitlines()[-1])["num_devices"] == count
     assert all("num_devices" not in out for _, out, _ in found[1:])
     assert_alike(numbers_of(config.workdir), numbers_of(together))
-    # Each kept the checksums of what it wrote.
-    summed = [path.name for path in (together / "checkpoints/8/optimizer").glob("checksums.*")]
-    assert sorted(summed) == [f"checksums.{p}" for p in range(count)]
+    # The checksums are of what each wrote.
+    summed = (together / "checkpoints/8/checksums").read_text()
+    assert all(f" optimizer/ocdbt.process_{p}/d/" in summed for p in range(count))
     for one, other in zip(
         jax.tree.leaves(saved(config).params),
         jax.tree.leaves(saved(config, together).params),
@@ -127,17 +128,15 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tiny, job, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_process_is_named_and_nothing_is_lost(tiny, job, saved, tmp_path, killed):
+def test_a_killed_process_ends_the_others_and_nothing_is_lost(tiny, job, saved, tmp_path, killed):
     config = tiny("mlm", **CHANGES)
     assert_ended(job(config, tmp_path / "whole", 2))
-    # The other waits as long until it gives up.
+    begin = time.monotonic()
     found = job(config, tmp_path / "killed", 2, before={killed: KILL.format(5, 9)}, timeout=60)
+    assert time.monotonic() - begin < 240  # 60 of them without a sign of life
     other = 1 - killed
     assert found[killed][0] == -9
     assert found[other][0] != 0
-    if killed == 1:  # without process 0 only jax itself has a word
-        assert found[other][0] == 1
-        assert "error: lost process 1 of 2" in found[other][2].splitlines()[-1]
     assert not (tmp_path / "killed" / "checkpoints" / "8").exists()
     assert_ended(job(config, tmp_path / "killed", 2))
     whole, killed_one = saved(config, tmp_path / "whole"), saved(config, tmp_path / "killed")
@@ -145,37 +144,28 @@ def test_a_killed_process_is_named_and_nothing_is_lost(tiny, job, saved, tmp_pat
     assert numbers_of(tmp_path / "whole") == numbers_of(tmp_path / "killed")
 
 
-@pytest.mark.slow
-def test_what_is_wrong_with_one_ends_all(tiny, job, tmp_path):
-    config = tiny("lm")
-    found = job(config, tmp_path / "run", 2, flags={1: ["--data.directory", "nowhere"]})
-    assert_ended(found, 2)
-    lines = [err.strip().splitlines()[-1] for _, _, err in found]
-    assert lines[0].startswith("error: process 1: ")
-    assert all("nowhere" in line for line in lines)
-
-
 @pytest.mark.parametrize(
-    ("flag", "before", "message"),
+    ("flag", "before", "wrong"),
     [
-        ("--train.seed", "", "train.seed is 3, and 0 in process 0: give all processes the same"),
-        ("--workdir", "from mhe_jax.training.run import lock; lock.LEASE = 4", "not the directory"),
+        ("--train.seed", "", "train.seed is 3"),
+        ("--workdir", "from mhe_jax.training.run import lock; lock.LEASE = 4", "not the dir"),
         ("--data.directory", "", "data.train: is not the text of process 0"),
-        ("--data.directory", "", "data.validation: is not the text of process 0"),
+        pytest.param("--data.tokenizer", "", "nowhere", marks=pytest.mark.slow),
     ],
 )
-def test_processes_that_do_not_agree_are_told(tiny, job, tmp_path, flag, before, message):
+def test_processes_that_do_not_agree_are_told(tiny, job, tmp_path, flag, before, wrong):
     """Else they train a mixture of two runs, or wait for each other at the first checkpoint."""
     config = tiny("lm")
     other = tmp_path / "other"
     if flag == "--data.directory":
         shutil.copytree(config.data.directory, other)
-        text = other / getattr(config.data, message.partition(":")[0].removeprefix("data."))[0]
+        text = other / config.data.train[0]
         text.write_text(text.read_text(encoding="utf-8").swapcase(), encoding="utf-8")
-    value = "3" if flag == "--train.seed" else str(other)
+    value = {"--train.seed": "3", "--data.tokenizer": "nowhere"}.get(flag, str(other))
     found = job(config, tmp_path / "run", 2, flags={1: [flag, value]}, before={1: before})
     assert_ended(found, 2)
-    assert all(message in err.strip().splitlines()[-1] for _, _, err in found)
+    for (_, _, err), line in zip(found, ("see its error", wrong), strict=True):
+        assert line in err.strip().splitlines()[-1]
     assert not (tmp_path / "run" / "config.json").exists()
 
 

@@ -1,6 +1,9 @@
 """What is written down, what is shown, and what is drawn."""
 
+import errno
+import io
 import json
+import sys
 
 import pytest
 
@@ -53,20 +56,13 @@ def test_what_comes_again_is_dropped(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [METRICS]
 
 
-@pytest.mark.parametrize("step", ["null", '"3"', "2.5", "[]", "true"])
+@pytest.mark.parametrize("step", ["null", '"3"', "2.5", "[]", "true", "1" * 5000])
 def test_a_line_whose_step_is_no_number_is_left_out(tmp_path, step):
     (tmp_path / "metrics.jsonl").write_text(
         f'{{"step": {step}, "split": "train"}}\n{{"step": 2, "split": "train"}}\n'
     )
     tracking.truncate(tmp_path / "metrics.jsonl", 5)
     assert [line["step"] for line in lines(tmp_path)] == [2]
-
-
-def test_a_step_of_thousands_of_digits_is_no_step(tmp_path):
-    damaged = f'{{"step": {"1" * 5000}, "split": "train"}}\n'
-    (tmp_path / METRICS).write_text('{"step": 1, "split": "train"}\n' + damaged)
-    Tracker(tmp_path, 10, start_step=4).close()
-    assert lines(tmp_path) == [{"step": 1, "split": "train"}]
 
 
 def test_other_processes_write_nothing(tmp_path, capsys):
@@ -84,41 +80,12 @@ def shown(tracker, capsys):
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("width", "beside"),
-    [
-        (60, "loss 1.5, tokens/s 12,346 -"),
-        (80, "loss 1.5, tokens/s 12,346, best validation 1.75 -"),
-        (140, "loss 1.5, tokens/s 12,346, best validation 1.75, bleu 12.5 -"),
-    ],
-)
-def test_a_narrow_terminal_shows_steps_and_time_and_what_fits(
-    tmp_path, monkeypatch, capsys, width, beside
-):
-    from rich.console import Console
-
-    terminal = lambda **options: Console(force_terminal=True, width=width, **options)  # noqa: E731
-    monkeypatch.setattr(tracking, "Console", terminal)
-    monkeypatch.setenv("NO_COLOR", "1")
-    with Tracker(tmp_path, 20_000) as tracker:
-        tracker.log(9, "validation", {"loss": 1.75, "bleu": 12.5})
-        tracker.log(10, "train", numbers(1.5))
-        tracker.advance(10)
-        last = shown(tracker, capsys).splitlines()[-1]
-    assert "step    10/20000" in last
-    assert f"{beside}:--:-- left" in last
-    assert "…" not in last
-
-
 def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
     from rich.console import Console
 
     terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
     monkeypatch.setattr(tracking, "Console", terminal)
     with Tracker(tmp_path, 10, start_step=3) as tracker:
-        assert "compiling" in shown(tracker, capsys)
-        tracker.advance(4)
-        assert "compiling" not in shown(tracker, capsys)
         tracker.doing("compiling")
         assert "compiling" in shown(tracker, capsys)
         tracker.advance(4)
@@ -126,33 +93,28 @@ def test_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
         tracker.log(4, "train", numbers(1.5))
         tracker.log(4, "validation", {"loss": 1.75})
         assert "step 4 validation: loss 1.75" in shown(tracker, capsys)
-        tracker.log(5, "validation", {"loss": 1.8, "bleu": 12.5})
         tracker.log(5, "train", numbers(1.5))
         tracker.note("demo:train:0:10")  # two names of emoji, if one is not careful
         last = shown(tracker, capsys)
     assert "4/10" in last
-    assert "loss 1.5, tokens/s 12,346, best validation 1.75, bleu 12.5" in last
+    assert "loss 1.5, tokens/s 12,346" in last
     assert "demo:train:0:10" in last
 
 
-def test_the_bar_shows_the_best_score_where_there_is_one(tmp_path, monkeypatch, capsys):
-    """Not the loss, by which no checkpoint is kept then."""
-    from rich.console import Console
+class Broken(io.StringIO):
+    def __init__(self, reason):
+        super().__init__()
+        self.reason = reason
 
-    terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
-    monkeypatch.setattr(tracking, "Console", terminal)
+    def write(self, text):
+        raise OSError(self.reason, "")
+
+
+@pytest.mark.parametrize("reason", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_training_outlives_the_reader_of_its_notes(tmp_path, monkeypatch, reason):
+    """A pipe without a reader, a terminal that is gone, a full disk."""
+    monkeypatch.setattr(sys, "stderr", Broken(reason))
     with Tracker(tmp_path, 10) as tracker:
-        for step, (loss, score) in enumerate(((1.5, 60.0), (1.75, 61.0), (1.25, 59.0)), 1):
-            tracker.log(step, "validation", {"loss": loss, "score": score})
-        assert "best validation 61" in shown(tracker, capsys).splitlines()[-1]
-
-
-def test_the_bar_of_a_finished_run_says_no_more_than_its_steps(tmp_path, monkeypatch, capsys):
-    from rich.console import Console
-
-    terminal = lambda **options: Console(force_terminal=True, width=120, **options)  # noqa: E731
-    monkeypatch.setattr(tracking, "Console", terminal)
-    with Tracker(tmp_path, 10, start_step=10) as tracker:
-        last = shown(tracker, capsys)
-    assert "10/10" in last
-    assert "compiling" not in last
+        tracker.log(2, "train", {"loss": 2.0})
+        tracker.note("another")
+    assert [line["loss"] for line in lines(tmp_path)] == [2.0]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from mhe_jax import evaluation
 from mhe_jax.config import InputError
 from mhe_jax.config.files import METRICS
 from mhe_jax.data import open_split
-from mhe_jax.evaluation import load, programs, sample
-from mhe_jax.evaluation.sample import TranslatedSample
+from mhe_jax.evaluation import TranslatedSample, load, programs
 from mhe_jax.training import tracking
 from mhe_jax.training.loop import train
 
@@ -22,7 +22,7 @@ def scored(monkeypatch):
         found.append((hypotheses, references))
         return {"bleu": 10.0 * len(found)}
 
-    monkeypatch.setattr(sample, "translation_scores", score)
+    monkeypatch.setattr(evaluation, "translation_scores", score)
     return found
 
 
@@ -61,6 +61,7 @@ def test_more_than_there_is_takes_all_and_compiles_once(tiny, scored, monkeypatc
     assert set(compiled) == {0}  # before the first score
 
 
+@pytest.mark.whole_run
 def test_without_it_nothing_is_translated(tiny, scored):
     result = train(tiny("translation", **{"train.num_steps": 2}), sample=TranslatedSample)
     assert not scored

@@ -24,44 +24,37 @@ ROWS = """\
 kinds, with fields of their modules after commas; without, all kinds, gqa and gta with a quarter of
 the heads for keys and values, MHE kinds also with two groups, and mva also with scores half as wide
 as the model"""
+KEYS = "keys that a token attends to (1024); for a causal model, half of a row's tokens"
+TURNED = "with rotary positions: mla then has rotary features, mhe_add a score matrix a head"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        "python -m mhe_jax.attention.cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    how = argparse.RawDescriptionHelpFormatter
+    name = "python -m mhe_jax.attention.cost"
+    parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=how)
     parser.add_argument("rows", nargs="*", metavar="KIND[,FIELD=NUMBER...]", help=ROWS)
-    parser.add_argument("--features", type=positive, default=768, help="width M of the model (768)")
-    parser.add_argument("--num_heads", type=positive, default=12, help="H (12)")
-    keys = "keys that a token attends to (1024); for a causal model, half of a row's tokens"
-    parser.add_argument("--keys", type=positive, default=1024, help=keys)
-    rotary = "with rotary positions: mla then has rotary features, mhe_add a score matrix a head"
-    parser.add_argument("--rotary", action="store_true", help=rotary)
+    parser.add_argument("--features", type=int, default=768, help="width M of the model (768)")
+    parser.add_argument("--num_heads", type=int, default=12, help="H (12)")
+    parser.add_argument("--keys", type=int, default=1024, help=KEYS)
+    parser.add_argument("--rotary", action="store_true", help=TURNED)
     asked = parser.parse_args(arguments)
     M, H = asked.features, asked.num_heads
-    always: dict[str, Any] = {"num_heads": H, "use_bias": False}
-    always |= {"rotary": Rotary()} if asked.rotary else {}
-    mha = counts(make_attention("mha", **always), M, asked.keys)
+    rotary = Rotary() if asked.rotary else None
+    mha = counts(make_attention("mha", num_heads=H, use_bias=False), M, asked.keys)
     cells: list[tuple[str, ...]] = [HEADINGS]
     for row in asked.rows or every(M, H):
         try:
-            of_kind = module(row, always)
+            kind, *given = row.split(",")
+            fields: dict[str, Any] = {"num_heads": H, "use_bias": False, "rotary": rotary}
+            fields |= {name: ast.literal_eval(number) for name, number in map(field, given)}
+            of_kind = make_attention(kind, **fields)
             jax.eval_shape(of_kind.init, jax.random.key(0), jnp.zeros((1, 1, M)))  # checks it
             parameters, cached, flops = counts(of_kind, M, asked.keys)
         except (TypeError, ValueError) as error:
             parser.error(f"{row}: {error}")
-        cells.append(
-            (
-                row.replace(",", ", "),
-                f"{parameters:,}",
-                f"{100 * parameters / mha[0]:.0f} %",
-                f"{cached:,}",
-                f"{100 * cached / mha[1]:.0f} %",
-                f"{flops / 1e6:.2f}",
-            )
-        )
+        of_mha = f"{100 * parameters / mha[0]:.0f} %", f"{100 * cached / mha[1]:.0f} %"
+        numbers = f"{parameters:,}", of_mha[0], f"{cached:,}", of_mha[1], f"{flops / 1e6:.2f}"
+        cells.append((row.replace(",", ", "), *numbers))
     print(f"one layer: M = {M:,}, H = {H:,}, {asked.keys:,} keys, no biases\n")
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, *rest in cells:
@@ -82,27 +75,11 @@ def every(M: int, H: int) -> list[str]:
     return rows
 
 
-def module(row: str, always: dict[str, Any]) -> Attention:
-    """That of `KIND,FIELD=NUMBER,...`.
-
-    Raises:
-      ValueError: another form of row, an unknown kind or field, or no such number.
-    """
-    kind, *given = row.split(",")
-    if "=" in kind:
-        raise ValueError("a field stands after its kind and a comma, as in mha,num_heads=4")
-    fields = {}
-    for each in given:
-        name, _, value = each.partition("=")
-        try:
-            fields[name] = ast.literal_eval(value)
-        except (SyntaxError, ValueError):
-            raise ValueError(f"{each!r} is not FIELD=NUMBER") from None
-    made = make_attention(kind, **always | fields)
-    for name in fields:
-        if made.__dataclass_fields__[name].type not in (int, int | None, bool):
-            raise ValueError(f"{name} is not a number")
-    return made
+def field(text: str) -> list[str]:
+    """The name and the number of FIELD=NUMBER."""
+    if len(parts := text.split("=")) != 2:
+        raise ValueError(f"{text!r} is not FIELD=NUMBER")
+    return parts
 
 
 def counts(of_kind: Attention, features: int, keys: int) -> tuple[int, int, int]:
@@ -112,12 +89,6 @@ def counts(of_kind: Attention, features: int, keys: int) -> tuple[int, int, int]
         cost.cached_numbers(of_kind, features),
         cost.forward_flops(of_kind, features, keys),
     )
-
-
-def positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why `auto` takes another engine for a call that this one can do, or None.
 
     The bound of a CPU is measured, and that of a TPU comes from the bytes and cycles of its
-    compiler (benchmarks/RESULTS.md). Neither depends on the batch: a large one may fit only with
+    compiler (experiments/fit). Neither depends on the batch: a large one may fit only with
     this engine, so a smaller one takes it too. On a GPU, where it took 1.3 to 4.0 times as long as
     stored scores, `auto` takes it for what would fill gigabytes.
     """

@@ -20,7 +20,7 @@ MAX_WIDTH = 1024
 # A few queries leave a block of the kernel nearly empty; their scores are small.
 FEW_QUERIES = 128
 # Queries and keys of a block, and keys of a product, by the widest head: of the sizes that compile
-# for v5e, v6e and v5p, those of the fewest cycles (`benchmarks/cycles.py --tune`).
+# for v5e, v6e and v5p, those of the fewest cycles (`experiments/kernels_tpu/cycles.py --tune`).
 BLOCKS = {
     128: (1024, 1024, 1024),
     256: (1024, 1024, 512),

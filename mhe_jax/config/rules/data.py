@@ -1,123 +1,84 @@
-"""Rules for what is trained on."""
+"""Rules for what is trained on, and for how a run is scored."""
 
-import math
-from collections.abc import Sequence
+import itertools
+import re
 from pathlib import PurePath
 
-from mhe_jax.config import (
-    Config,
-    InputError,
-)
+from mhe_jax.config import FACTS, Config
+from mhe_jax.config.fields import require
 from mhe_jax.config.files import TABLES, file_format
-from mhe_jax.config.places import RUNS, SOURCES, check_scheme
-from mhe_jax.config.rules.ranges import refuse
+from mhe_jax.config.places import RUNS, check_scheme, scheme_of
 
 
 def check_data(config: Config, trains: bool) -> None:
-    """Checks sources, lengths and what goes with the task; an imported run has no text."""
-    data, task, facts = config.data, config.task, config.facts
-    check_scheme("data.directory", data.directory, SOURCES)
-    check_scheme("data.tokenizer", data.tokenizer or "", SOURCES)
-    check_scheme("data.cache_directory", data.cache_directory or "", ())
-    check_scheme("train.init_from", config.train.init_from or "", RUNS)
-    for split in ("train", "validation", "test"):
-        for name in getattr(data, split):
-            check_scheme(f"data.{split}", name, SOURCES)
-    if data.sequence_length > config.model.max_length:
-        raise refuse(
-            "data.sequence_length",
-            data.sequence_length,
-            f"at most model.max_length={config.model.max_length}",
-        )
-    # A row has bos and a token, or packed an item's token and eos; cut into parts of nearly equal
-    # length, none of them is a lone token.
-    least = 4 if data.packing else 2
-    if facts.content == "text" and data.sequence_length < least:
-        packed = " with data.packing" if data.packing else ""
-        takes = f"task {task} takes {least} or more{packed}"
-        raise refuse("data.sequence_length", data.sequence_length, takes)
-    rows = facts.rows
-    if getattr(data, rows) % config.optimizer.accumulate_steps:
-        raise refuse(
-            "optimizer.accumulate_steps",
-            config.optimizer.accumulate_steps,
-            f"must divide data.{rows}={getattr(data, rows)}",
-        )
-    if trains and not data.train:
-        raise InputError("data.train is not set: takes the text to train on")
-    if config.train.init_from is not None and data.tokenizer is not None:
-        none = "must be None: the tokenizer of train.init_from is used"
-        raise refuse("data.tokenizer", data.tokenizer, none)
-    batches = config.train.eval_batches
-    if trains and batches is not None and facts.content == "pair":
-        none = "must be None: the first batches of a translation split have its shortest pairs"
-        raise refuse("train.eval_batches", batches, none)
-    _check_labelled(config)
-    for sources, _ in training_sources(config):
-        _check_source(config, "train", sources)
-    for split in ("validation", "test"):
-        _check_source(config, split, getattr(data, split))
-    buckets = data.length_buckets
-    if not buckets:
-        return
-    if data.packing:
-        one_length = "not with data.packing, whose rows have one length"
-        raise refuse("data.length_buckets", buckets, one_length)
-    if facts.content == "text":
-        one_length = f"not for task {task}, whose rows have one length"
-        raise refuse("data.length_buckets", buckets, one_length)
-    if buckets[0] < 1 or any(a >= b for a, b in zip(buckets, buckets[1:], strict=False)):
-        raise refuse("data.length_buckets", buckets, "takes lengths above 0, in increasing order")
-    if buckets[-1] != data.sequence_length:
-        raise refuse(
-            "data.length_buckets",
-            buckets,
-            f"the last must be data.sequence_length={data.sequence_length}",
-        )
-
-
-def _check_labelled(config: Config) -> None:
-    data, task, facts = config.data, config.task, config.facts
-    if not facts.labelled:
-        if data.dataset != "own":
-            raise refuse("data.dataset", data.dataset, f"must be own: task {task} has no labels")
-        return
-    for field in ("packing", "train_weights"):
-        if getattr(data, field):
-            raise refuse(f"data.{field}", getattr(data, field), f"not for task {task}")
-    if config.train.eval_batches is not None:
-        none = "must be None: official scores need all batches"
-        raise refuse("train.eval_batches", config.train.eval_batches, none)
-    if config.optimizer.label_smoothing and not facts.label_smoothing:
-        smoothing = config.optimizer.label_smoothing
-        raise refuse("optimizer.label_smoothing", smoothing, f"not for task {task}")
+    """Checks places, sources, lengths and what goes with the task; an imported run has no text."""
+    data, task, facts, length = config.data, config.task, config.facts, config.data.sequence_length
+    _check_places(config)
+    most = config.model.max_length
+    require(config, "data.sequence_length", length <= most, f"at most model.max_length={most}")
+    parts, rows = config.optimizer.accumulate_steps, getattr(data, facts.rows)
+    whole = f"must divide data.{facts.rows}={rows}"
+    require(config, "optimizer.accumulate_steps", rows % parts == 0, whole)
+    require(config, "data.train", data.train or not trains, "takes the text to train on")
+    scratch = config.train.init_from is None or data.tokenizer is None
+    require(config, "data.tokenizer", scratch, "must be None: train.init_from has a tokenizer")
+    if trains:
+        some = "must be None: the first batches are no fair sample of this task's"
+        all_of = facts.content == "text" or config.train.eval_batches is None
+        require(config, "train.eval_batches", all_of, some)
+    own = facts.labelled or data.dataset == "own"
+    require(config, "data.dataset", own, f"must be own: task {task} has no labels")
+    if facts.labelled:
+        one = f"not for task {task}"
+        require(config, "data.train_weights", not data.train_weights, one)
+        smooth = config.optimizer.label_smoothing == 0 or facts.label_smoothing
+        require(config, "optimizer.label_smoothing", smooth, one)
     if facts.questions:
         around = 3 if config.model.hashing is None else 4
-        room = data.sequence_length - data.question_length - around
-        if data.window_stride > room:
-            raise refuse(
-                "data.window_stride",
-                data.window_stride,
-                f"at most data.sequence_length - data.question_length - {around} = {room}",
-            )
-    elif data.sequence_length < 8:
-        raise refuse("data.sequence_length", data.sequence_length, f"task {task} takes 8 or more")
+        room = length - data.question_length - around
+        allowed = f"at most data.sequence_length - data.question_length - {around} = {room}"
+        require(config, "data.window_stride", data.window_stride <= room, allowed)
+    _check_sources(config)
+    if buckets := data.length_buckets:
+        one = not data.packing and facts.content != "text"
+        require(config, "data.length_buckets", one, "not where all rows have one length")
+        grow = all(a < b for a, b in itertools.pairwise(buckets))
+        last = f"takes growing lengths, the last data.sequence_length={length}"
+        require(config, "data.length_buckets", grow and buckets[-1] == length, last)
+
+
+def _check_places(config: Config) -> None:
+    """Checks what a run writes; sources are checked where they are opened."""
+    check_scheme("workdir", config.workdir, RUNS)
+    named = config.workdir and not re.match("gs:(?!//)", config.workdir)
+    require(config, "workdir", named, "takes a directory, or gs://bucket/name")
+    steps = config.train.profile_steps
+    local = len(steps) == 2 and steps[0] <= steps[1] and not scheme_of(config.workdir)
+    takes = "takes a first and a last step, and a local workdir"
+    require(config, "train.profile_steps", local or not steps, takes)
+
+
+def _check_sources(config: Config) -> None:
+    data, task, pair = config.data, config.task, config.facts.content == "pair"
+    if config.facts.labelled:
+        return
+    require(config, "data.fields", pair or len(data.fields) == 1, f"task {task} takes one")
+    most, takes = (2, "one source or two parallel files") if pair else (1, "one source")
+    takes = f"takes {takes}; several of data.train need data.train_weights"
+    splits = [("train", names) for names, _ in training_sources(config)]
+    for split, names in (*splits, ("validation", data.validation), ("test", data.test)):
+        require(config, f"data.{split}", len(names) <= most, takes)
 
 
 def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
     """The names of each training source, one or two parallel files, and its weight.
 
     Raises:
-      InputError: `data.train_weights` has another number of weights, or one that is not above 0.
+      InputError: `data.train_weights` has another number of weights.
     """
     data = config.data
     if not data.train_weights:
         return [(data.train, 1.0)]
-    for weight in data.train_weights:
-        if not 0 < weight < math.inf:
-            raise refuse("data.train_weights", data.train_weights, "takes finite numbers above 0")
-    if not sum(data.train_weights) < math.inf:
-        raise refuse("data.train_weights", data.train_weights, "their sum is not finite")
     sources, names = [], list(data.train)
     each = len(names) == len(data.train_weights)
     while names:
@@ -125,12 +86,8 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
         alone |= each and not PurePath(names[0]).suffix  # a directory, of whatever files
         sources.append(tuple(names[: 1 if alone else 2]))
         names = names[len(sources[-1]) :]
-    if len(sources) != len(data.train_weights):
-        raise refuse(
-            "data.train_weights",
-            data.train_weights,
-            f"takes one for each source of data.train, which has {len(sources)}",
-        )
+    takes = f"takes one for each source of data.train, which has {len(sources)}"
+    require(config, "data.train_weights", len(sources) == len(data.train_weights), takes)
     return list(zip(sources, data.train_weights, strict=True))
 
 
@@ -139,21 +96,28 @@ def _is_whole(name: str) -> bool:
     return file_format(PurePath(name)) in TABLES or name.startswith(("tfds:", "demo:"))
 
 
-def _check_source(config: Config, split: str, sources: Sequence[str]) -> None:
-    data, name = config.data, f"data.{split}"
-    if not sources or config.facts.labelled:
-        return
-    if config.facts.content == "text":
-        if len(sources) > 1:
-            raise refuse(
-                name,
-                sources,
-                f"takes one source; task {config.task} has no second text"
-                + ("; several need data.train_weights" if split == "train" else ""),
-            )
-        if len(data.fields) != 1:
-            raise refuse("data.fields", data.fields, f"task {config.task} takes one")
-        return
-    if len(sources) > 2:
-        several = "; more need data.train_weights" if split == "train" else ""
-        raise refuse(name, sources, f"takes one source or two parallel files{several}")
+def check_evaluation(config: Config) -> None:
+    """Checks fields against the task, and against one another."""
+    evaluation, data, facts = config.evaluation, config.data, config.facts
+    sampled = config.train.eval_translate == 0 or (config.task == "translation" and data.validation)
+    which = f"task translation with data.validation only, not {config.task}"
+    require(config, "train.eval_translate", sampled, which)
+    name = evaluation.checkpoint
+    known = name in ("best", "last") or (name.isascii() and name.isdigit())
+    require(config, "evaluation.checkpoint", known, "takes best, last or a step number")
+    stride, length = evaluation.stride, data.sequence_length
+    which = ", ".join(task for task, of in FACTS.items() if of.stride)
+    require(config, "evaluation.stride", facts.stride or stride is None, f"{which} only")
+    inside = stride is None or stride <= length
+    require(config, "evaluation.stride", inside, f"at most data.sequence_length={length}")
+    # Where positions in the texts matter, a misspelt word would move them.
+    free = facts.labelled and not facts.questions and data.dataset not in ("wic", "wsc")
+    noise = f"not for task {config.task} of data.dataset {data.dataset}"
+    require(config, "evaluation.spelling_noise", free or not evaluation.spelling_noise, noise)
+    for field in ("top_k", "top_p"):
+        drawn = evaluation.temperature > 0 or getattr(evaluation, field) is None
+        require(config, f"evaluation.{field}", drawn, "needs evaluation.temperature above 0")
+    mean, kept = evaluation.average_checkpoints, config.train.keep_checkpoints
+    takes = f"needs evaluation.checkpoint last, and at most train.keep_checkpoints={kept}"
+    holds = mean == 1 or (name == "last" and mean <= kept)
+    require(config, "evaluation.average_checkpoints", holds, takes)

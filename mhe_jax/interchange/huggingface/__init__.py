@@ -6,7 +6,6 @@ Nothing here imports transformers or torch, and nothing is executed: files are s
     fields.py    fields of a `config.json`               tokenizer.py    `tokenizer.json`, outwards
     gpt2.py  llama.py  bert.py  marian.py                an architecture each, both ways
     writing.py   a run as their model                    reading.py      their model as ours
-    run.py       their model as a run
 """
 
 from mhe_jax.interchange.huggingface.reading import read

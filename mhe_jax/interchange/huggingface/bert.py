@@ -12,7 +12,7 @@ import numpy as np
 from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig, TaskName
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, output
-from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
+from mhe_jax.interchange.plain import Tensors, plain, require, unscaled
 
 # The classes of transformers for our tasks.
 HEADS = {
@@ -64,13 +64,7 @@ def table(model: ModelConfig, model_type: str, task: str) -> Table:
 def write(
     config: Config, params: Any, rows: np.ndarray | None = None
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of an encoder, and its `config.json` without the special tokens.
-
-    `rows` are our ids in the order of the file; None: all.
-
-    Raises:
-      InputError: a model that has no home here.
-    """
+    """The tensors of an encoder, and its `config.json`; see `writing.convert`."""
     model, task = config.model, config.task
     if task not in HEADS:
         raise InputError(f"task is {task!r}: BERT has no such head; takes {', '.join(HEADS)}")
@@ -119,11 +113,7 @@ def write(
 
 
 def model_of(fields: Fields) -> ModelConfig:
-    """The model that a `config.json` of BERT or RoBERTa describes.
-
-    Raises:
-      InputError: a field that our models do not have.
-    """
+    """The model that a `config.json` of BERT or RoBERTa describes."""
     roberta = fields.values["model_type"] == "roberta"
     if roberta:
         fields.must("hidden_act", *ACTIVATIONS["gelu"])  # its head has no other activation
@@ -190,11 +180,6 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, task: str) -> Te
     if not model.tie_embeddings and f"{head}.decoder.bias" in found:
         found.pop(f"{head}.bias", None)  # if it is another, it is never used
     return found
-
-
-def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
-    """The plain parameters, scaled to match our model's factors."""
-    return scaled(model, tensors, LAST_NORM)
 
 
 def _offset(fields: Fields) -> int:

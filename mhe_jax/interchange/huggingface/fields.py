@@ -1,11 +1,11 @@
 """Fields of a foreign `config.json`: what is read, and what must hold."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import InputError
-from mhe_jax.config.fields import parse_json
-from mhe_jax.config.model import Activation
+from mhe_jax.config.values import Activation
 from mhe_jax.interchange.huggingface.tables import CONFIG
 
 # Their names for our activations; the first is the one that is written.
@@ -24,7 +24,7 @@ def read_object(path: Path) -> dict[str, Any]:
       InputError: it cannot be read, or is something else.
     """
     try:
-        values = parse_json(path)
+        values = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

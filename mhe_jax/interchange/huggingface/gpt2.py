@@ -12,7 +12,7 @@ import numpy as np
 from mhe_jax.config import AttentionConfig, Config, ModelConfig
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, output
-from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
+from mhe_jax.interchange.plain import Tensors, plain, require, unscaled
 
 GPT2, BIGCODE = "GPT-2", "GPT-BigCode"
 LAST_NORM = "decoder/norm"
@@ -51,13 +51,7 @@ def table(model: ModelConfig, model_type: str, *_: str) -> Table:
 def write(
     config: Config, params: Any, rows: np.ndarray | None = None
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of a language model, and its `config.json` without the special tokens.
-
-    `rows` are our ids in the order of the file; None: all.
-
-    Raises:
-      InputError: a model that has no home here.
-    """
+    """The tensors of a language model, and its `config.json`; see `writing.convert`."""
     model = config.model
     attention = model.attention_for("decoder")
     one = folds_to_one(model)
@@ -87,11 +81,7 @@ def write(
 
 
 def model_of(fields: Fields) -> ModelConfig:
-    """The model that a `config.json` describes, of kind `mha`, or `mqa` if it is multi-query.
-
-    Raises:
-      InputError: a field that our models do not have.
-    """
+    """The model that a `config.json` describes, of kind `mha`, or `mqa` if it is multi-query."""
     one = fields.values["model_type"] == "gpt_bigcode"
     if one:
         fields.must("multi_query", True)
@@ -127,8 +117,3 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tens
     """The tensors by the names of the table, without masks, which older versions saved."""
     mask = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias")
     return {name: array for name, array in tensors.items() if not mask.fullmatch(name)}
-
-
-def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
-    """The plain parameters, scaled to match our model's factors."""
-    return scaled(model, tensors, LAST_NORM)

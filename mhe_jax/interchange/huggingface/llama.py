@@ -11,7 +11,7 @@ from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
 from mhe_jax.interchange.heads import require_heads
 from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, output
-from mhe_jax.interchange.plain import Tensors, plain, require, scaled, unscaled
+from mhe_jax.interchange.plain import Tensors, plain, require, unscaled
 
 LAST_NORM = "decoder/norm"
 WINDOW = "sliding_window"
@@ -48,13 +48,7 @@ def table(model: ModelConfig, *_: str) -> Table:
 def write(
     config: Config, params: Any, rows: np.ndarray | None = None
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of a language model, and its `config.json` without the special tokens.
-
-    `rows` are our ids in the order of the file; None: all.
-
-    Raises:
-      InputError: a model that has no home here.
-    """
+    """The tensors of a language model, and its `config.json`; see `writing.convert`."""
     model = config.model
     home = "Llama, the format for this language model,"
     require(model, home, positions="rotary", norm_position="pre", norm="rms", mlp="gated")
@@ -121,11 +115,7 @@ def _halves(name: str, array: np.ndarray, width: int) -> np.ndarray:
 
 
 def model_of(fields: Fields) -> ModelConfig:
-    """The model that a `config.json` describes.
-
-    Raises:
-      InputError: a field that our models do not have.
-    """
+    """The model that a `config.json` describes."""
     if fields.values.get("model_type") == "mistral":
         fields.values = MISTRAL | fields.values | WITHOUT_BIAS
     elif fields.values.get("use_sliding_window") is False:
@@ -192,8 +182,3 @@ def _rotary(fields: Fields) -> tuple[float, float]:
 def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tensors:
     """The tensors by the names of the table."""
     return {n: array for n, array in tensors.items() if not n.endswith("rotary_emb.inv_freq")}
-
-
-def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
-    """The plain parameters, scaled to match our model's factors."""
-    return scaled(model, tensors, LAST_NORM)

@@ -15,6 +15,7 @@ from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear,
 from mhe_jax.interchange.plain import Tensors, plain, require
 
 EPSILON = 1e-5
+LAST_NORM = None  # tokens are multiplied by √M, as ours
 
 
 def table(model: ModelConfig, *_: str) -> Table:
@@ -48,13 +49,7 @@ def table(model: ModelConfig, *_: str) -> Table:
 def write(
     config: Config, params: Any, rows: np.ndarray | None = None
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors of a translation model, and its `config.json` without the special tokens.
-
-    `rows` are our ids in the order of the file; None: all.
-
-    Raises:
-      InputError: a model that has no home here.
-    """
+    """The tensors of a translation model, and its `config.json`; see `writing.convert`."""
     model = config.model
     home = "Marian, the format for translation,"
     require(model, home, norm_position="post", norm="layer", mlp="plain")
@@ -103,9 +98,6 @@ def model_of(fields: Fields) -> ModelConfig:
     """The model that a `config.json` of Marian describes.
 
     Its positions become learned ones: its sines and cosines are not quite ours.
-
-    Raises:
-      InputError: a field that our models do not have.
     """
     fields.alias(hidden_size="d_model", num_hidden_layers="encoder_layers")
     fields.alias(num_attention_heads="encoder_attention_heads")
@@ -151,8 +143,9 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tens
     found = dict(tensors)
     for side in ("encoder", "decoder"):
         name = f"model.{side}.embed_positions.weight"
-        if name not in found:
-            found[name] = _sinusoids(model.max_length, model.features)
+        positions = found.get(name, _sinusoids(model.max_length, model.features))
+        # Positions are not multiplied by √M there.
+        found[name] = positions.astype(np.float32) / np.float32(model.features**0.5)
     found.setdefault("final_logits_bias", np.zeros((1, model.vocabulary_size), np.float32))
     return found
 
@@ -163,12 +156,6 @@ def _sinusoids(length: int, features: int) -> np.ndarray:
     angles = np.arange(length)[:, None] * rates[None]
     found = np.concatenate([np.sin(angles), np.cos(angles)[:, : features // 2]], -1)
     return found.astype(np.float32)
-
-
-def with_scale(model: ModelConfig, tensors: Tensors) -> Tensors:
-    """The plain parameters, scaled to match our model's factors."""
-    path = "embeddings/position"
-    return {**tensors, path: tensors[path] / np.float32(model.features**0.5)}
 
 
 def _larger(model: ModelConfig, tensors: Tensors, factor: np.float32) -> Tensors:

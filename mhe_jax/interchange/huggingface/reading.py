@@ -1,4 +1,4 @@
-"""A model of transformers as our config, parameters and tokenizer."""
+"""A model of transformers as our config, parameters and tokenizer, and as a run."""
 
 import dataclasses
 from pathlib import Path
@@ -13,21 +13,23 @@ from mhe_jax import tasks
 from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, ModelConfig, TaskName
 from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.config.fields import did_you_mean, nearest
-from mhe_jax.config.places import check_scheme
+from mhe_jax.config.files import CONFIG
+from mhe_jax.config.places import check_scheme, path_of
 from mhe_jax.config.rules import check
 from mhe_jax.data import JsonTokenizer
 from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.fields import Fields, read_object
 from mhe_jax.interchange.huggingface.tables import take_in
-from mhe_jax.interchange.huggingface.tokenizer import check_tokens, read_tokenizer
-from mhe_jax.interchange.plain import Tensors, from_plain, plain_shapes
+from mhe_jax.interchange.huggingface.tokenizer import read_tokenizer
+from mhe_jax.interchange.plain import Tensors, from_plain, plain_shapes, scaled
+from mhe_jax.model import count_parameters
+from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
+from mhe_jax.training.run.fresh import check_new_run, write_run
 
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-# Files of weights that can execute code: never opened.
-PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "tf_model.h5")
 # Parameters with a row for each token, and on which axis.
 ROWS = {
     "embeddings/token": 0,
@@ -51,9 +53,10 @@ LONGEST = 512
 class Architecture(NamedTuple):
     """A class of transformers: its type, our task, and the module for its fields and tensors.
 
-    A module has `model_of(fields)`, the model; `table(model, model_type, task)`, where parameters
-    lie; `named(fields, model, tensors, task)`, the tensors by the names of the table; and
-    `with_scale(model, tensors)`, plain parameters scaled to match our model's factors.
+    A module has `model_of(fields)`, the model, which refuses a field that ours lack; `table(model,
+    model_type, task)`, where parameters lie; `named(fields, model, tensors, task)`, the tensors by
+    the names of the table; and `LAST_NORM`, the norm before tied logits, if √M is in the tables
+    (see `plain.scaled`).
     """
 
     model_type: str
@@ -113,12 +116,13 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     model = config.model
     tokenizer = read_tokenizer(source, model.vocabulary_size)
     begin = _begin(fields, config, tokenizer)
-    check_tokens(source, tokenizer, task, begin)
     table = module.table(model, model_type, task)
     tensors = _whole_names(read_weights(source), next(iter(table)).split(".")[0])
     tensors = module.named(fields, model, tensors, task)
     shapes = plain_shapes(abstract_of(config))
-    found = module.with_scale(model, take_in(table, tensors, shapes, source))
+    found = take_in(table, tensors, shapes, source)
+    if module.LAST_NORM is not None:
+        found = scaled(model, found, module.LAST_NORM)
     for part, axis in ROWS.items():
         if part in found:
             found[part] = _permuted(found[part], axis, tokenizer, begin)
@@ -162,23 +166,14 @@ def read_weights(source: Path) -> Tensors:
         return read_tensors(source / WEIGHTS)[0]
     if (source / INDEX).is_file():
         index = read_object(source / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not all(isinstance(v, str) for v in index.values()):
+        if not isinstance(index, dict) or not index:
             raise InputError(f"{source / INDEX}: has no weight_map of files")
         found: Tensors = {}
-        for file in sorted({*index.values()}):
-            if Path(file).name != file:
-                raise InputError(f"{source / INDEX}: {file!r} is not the name of a file beside it")
+        for file in sorted({*map(str, index.values())}):
             read, _ = read_tensors(source / file)
             found |= {name: x for name, x in read.items() if index.get(name, file) == file}
-        for name in index:
-            if name not in found:
-                raise InputError(f"{source / index[name]}: has no tensor {name}")
         return found
-    pickled = [name for name in PICKLED if (source / name).exists()]
-    hint = (
-        f", and {pickled[0]} would execute what it holds: save it as safetensors" if pickled else ""
-    )
-    raise InputError(f"{source}: has no {WEIGHTS}{hint}")
+    raise InputError(f"{source}: has no {WEIGHTS}: save the model as safetensors")
 
 
 def _whole_names(tensors: Tensors, body: str) -> Tensors:
@@ -228,3 +223,40 @@ def _permuted(array: np.ndarray, axis: int, tokenizer: JsonTokenizer, begin: int
     found = np.take(array, np.where(missing, 0, ids), axis)
     found[(slice(None),) * axis + (missing,)] = 0
     return found
+
+
+def is_foreign(directory: Path) -> bool:
+    """Whether `directory` has a `config.json` of transformers, and not of a run."""
+    try:
+        return "model_type" in read_object(directory / CONFIG)
+    except InputError:
+        return False
+
+
+def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
+    """Makes the run `new` from the model in the directory `source`.
+
+    It has the model's config, without text to train on; its tokenizer; and a checkpoint of step 0,
+    its parameters in float32 with a fresh optimizer.
+
+    Returns:
+      The `task`, the numbers of `parameters` and `attention` parameters, and the special tokens
+      that are `absent` in the vocabulary.
+
+    Raises:
+      InputError: as `read`; `new` exists already. Nothing has been written.
+    """
+    check_scheme("", str(source), ())
+    source, new = Path(source), path_of(new)
+    check_new_run(new, source)
+    config, params, tokenizer = read(source)
+    config = dataclasses.replace(config, workdir=str(new))
+    mesh = sharding.mesh_at_hand(config, "converting")
+    write_run(config, params, mesh, tokenizer.key, tokenizer.model)
+    counts = count_parameters(params, config.model)
+    return {
+        "task": config.task,
+        "parameters": counts["total"],
+        "attention": counts["attention"],
+        "absent": list(tokenizer.absent),
+    }

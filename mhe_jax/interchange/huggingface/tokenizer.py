@@ -16,16 +16,11 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import JsonTokenizer, Tokenizer
 from mhe_jax.data.tokenizer import SPACE, SPECIAL_PIECES
-from mhe_jax.data.tokenizer_json import ABSENT, NAME
+from mhe_jax.data.tokenizer_json import NAME
 from mhe_jax.interchange.huggingface.fields import read_object
 from mhe_jax.interchange.huggingface.tables import write_json
 
-SETTINGS, ROLES_FILE, ADDED = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-DECODER = "added_tokens_decoder"
+SETTINGS = "tokenizer_config.json"
 # What transformers sets in `tokenizer.json` if the settings say so; its general classes do not.
 PARTS = {
     "do_lower_case": ("normalizer", "lowercase"),
@@ -34,12 +29,6 @@ PARTS = {
     "add_prefix_space": ("pre_tokenizer", "add_prefix_space"),
 }
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Texts with the same ids if a tokenizer does what a field says.
-ALIKE = {
-    "do_lower_case": ("A B C D E", "a b c d e"),
-    "strip_accents": ("à é î ö ç", "a e i o c"),
-    "tokenize_chinese_chars": ("中文字", "中 文 字"),
-}
 # The names of each special token in transformers.
 ROLES = {
     PAD: ("pad_token",),
@@ -48,8 +37,6 @@ ROLES = {
     EOS: ("eos_token", "sep_token"),
     MASK: ("mask_token",),
 }
-# Marian's own tokenizers, one for each language, whose pieces have their ids in `vocab.json`.
-MARIAN_FILES = ("source.spm", "target.spm")
 # Texts that both must encode alike before a file is written.
 PROBES = 1000
 
@@ -192,17 +179,10 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
     What `tokenizer_config.json` says of the text is put into it, as transformers does.
 
     Raises:
-      InputError: there is none, it has more tokens than the model, or it gives other ids than the
-        files beside it ask for.
+      InputError: there is none, or it has more tokens than the model.
     """
     path = source / NAME
     if not path.is_file():
-        two = [name for name in MARIAN_FILES if (source / name).exists()]
-        if two:
-            raise InputError(
-                f"{source}: has {', '.join(two)} and no {NAME}: a run has one tokenizer "
-                "for both languages: takes one with the ids of vocab.json"
-            )
         raise InputError(f"{source}: has no {NAME}: save a fast tokenizer beside the model")
     tokenizer = JsonTokenizer.load(path)
     count = int(tokenizer.of_file.max()) + 1
@@ -210,14 +190,13 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
         raise InputError(
             f"{path}: has {count} tokens, and the model {rows} rows: not its tokenizer"
         )
-    values, settings = json.loads(tokenizer.model), _beside(source, SETTINGS)
+    values = json.loads(tokenizer.model)
+    settings = read_object(source / SETTINGS) if (source / SETTINGS).exists() else {}
     general = settings.get("tokenizer_class") in GENERAL
     for name, (part, field) in PARTS.items():
-        value, there = settings.get(name), values.get(part) or {}
-        if value not in (None, True, False):
-            raise InputError(f"{source / SETTINGS}: {name} is {value!r}: takes true, false or null")
-        if value is not None and field in there and not general:
-            there[field] = value
+        there = values.get(part) or {}
+        if settings.get(name) is not None and field in there and not general:
+            there[field] = settings[name]
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     unused = [
         {"id": i, "content": f"<unused{i}>", "special": True, **flags} for i in range(count, rows)
@@ -225,56 +204,7 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
     values["added_tokens"] = [*values.get("added_tokens", ()), *unused]
     if values != json.loads(tokenizer.model):
         tokenizer = JsonTokenizer(json.dumps(values, ensure_ascii=False).encode(), str(path))
-    pieces = values["model"].get("type") == "WordPiece"
-    for name, done in _done(tokenizer, general, pieces).items():
-        if settings.get(name) not in (None, done):
-            raise InputError(
-                f"{source / SETTINGS}: {name} is {settings[name]!r}, and {NAME} does otherwise"
-            )
     return tokenizer
-
-
-def _beside(source: Path, name: str) -> dict[str, Any]:
-    """The object in a file that not every tokenizer has."""
-    return read_object(source / name) if (source / name).exists() else {}
-
-
-def _done(tokenizer: JsonTokenizer, general: bool, pieces: bool) -> dict[str, bool]:
-    """Which of the settings a tokenizer follows, seen from what it does; others are left out."""
-    if not pieces:
-        first = "".join(tokenizer.pieces(tokenizer.encode("a")))
-        return {"add_prefix_space": first.startswith(("Ġ", SPACE, " "))}
-    ids = {name: tokenizer.encode_batch(texts) for name, texts in ALIKE.items() if not general}
-    return {name: a == b for name, (a, b) in ids.items() if a != b or {*a} != {UNK}}
-
-
-def check_tokens(source: Path, tokenizer: JsonTokenizer, task: str, begin: int) -> None:
-    """Raises InputError if a file beside `tokenizer.json` names other tokens.
-
-    `begin` is the id in the file of the token that stands in for a missing bos.
-    """
-    ids = [begin if i == ABSENT else int(i) for i in tokenizer.of_file]
-    names = {str(i): tokenizer.spelling(i) for i in ids}
-    roles = {BOS: "cls_token", EOS: "sep_token", MASK: "mask_token", UNK: "unk_token"}
-    if task == "lm":
-        roles = {BOS: "bos_token", EOS: "eos_token"}
-    elif task == "translation":
-        roles = {EOS: "eos_token"}
-    settings, special, added = (_beside(source, name) for name in (SETTINGS, ROLES_FILE, ADDED))
-    said = [
-        (file, role, values.get(role), names[str(ids[i])])
-        for file, values in ((SETTINGS, settings), (ROLES_FILE, special))
-        for i, role in roles.items()
-    ]
-    numbered = settings.get(DECODER, {str(i): token for token, i in added.items()})
-    if not isinstance(numbered, dict):
-        raise InputError(f"{source / SETTINGS}: {DECODER} is {numbered!r}: takes an object")
-    file = SETTINGS if DECODER in settings else ADDED
-    said += [(file, f"token {i}", token, names.get(i)) for i, token in numbered.items()]
-    for file, name, token, there in said:
-        token = token.get("content") if isinstance(token, dict) else token
-        if token not in (None, there):
-            raise InputError(f"{source / file}: {name} is {token!r}, and {there!r} in {NAME}")
 
 
 def check(tokenizer: Tokenizer, found: dict[str, Any]) -> None:

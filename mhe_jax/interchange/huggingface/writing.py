@@ -69,6 +69,8 @@ def convert(
 ) -> tuple[Tensors, dict[str, Any]]:
     """Tensors and `config.json` of a run; `rows` and `special` as `numbering` gives them.
 
+    `rows` are our ids in the order of the file; None: all.
+
     Raises:
       InputError: it has no exact home.
     """

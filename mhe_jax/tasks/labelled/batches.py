@@ -12,9 +12,8 @@ import numpy as np
 
 from mhe_jax.config import Config
 from mhe_jax.data import examples
-from mhe_jax.data.batches import EvaluationBatches, TrainBatches
+from mhe_jax.data.batches import Epochs, EvaluationBatches, TrainBatches
 from mhe_jax.data.cache import key_of_all
-from mhe_jax.data.epochs import Epochs
 from mhe_jax.data.examples import Row
 from mhe_jax.data.pairs import by_length, choose_buckets
 from mhe_jax.tasks.labelled.answers import answer_scores, best_threshold
@@ -154,8 +153,9 @@ class EvaluationExamples(EvaluationBatches):
         """The official metrics, and their `score`; the labels must be known."""
         rows, predictions = self.rows, self.predictions(outputs)
         if isinstance(rows, LabelledRows):
+            grouped = "exact_match" in rows.dataset.metrics
             labels = [example.label for example in rows.examples if example.label is not None]
-            groups = [example.index[:2] for example in rows.examples] if _grouped(rows) else ()
+            groups = [example.index[:2] for example in rows.examples] if grouped else ()
             return official_scores(rows.dataset, labels, predictions, groups)
         right = [[text for text, _ in question.answers] for question in rows.questions]
         found = answer_scores(self.texts(predictions), right, version_2=self._version_2)
@@ -169,7 +169,3 @@ class EvaluationExamples(EvaluationBatches):
                 best, threshold = best_threshold(values, no_answer, answerable)
                 metrics |= {f"best_{name}": 100.0 * best, f"best_{name}_threshold": threshold}
         return with_score(rows.dataset, metrics)
-
-
-def _grouped(rows: LabelledRows) -> bool:
-    return "exact_match" in rows.dataset.metrics

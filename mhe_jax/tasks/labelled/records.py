@@ -14,8 +14,8 @@ header has the columns that its data set's row in `table.py` names.
 
 import csv
 import json
-import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,9 @@ import numpy as np
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import file_format, files_of
+from mhe_jax.config.places import source_path
 from mhe_jax.data import columns
-from mhe_jax.data.index import (
-    LONGEST,
-    LineFile,
-    Rule,
-    file_path,
-    flat,
-    is_broken,
-    json_object,
-    open_lines,
-)
+from mhe_jax.data.index import LineFile, Rule, flat, json_object, open_lines
 from mhe_jax.data.sources import TextLines
 from mhe_jax.tasks.labelled.table import DatasetRow
 
@@ -58,8 +50,6 @@ class Record:
         value = self.value(field)
         if not isinstance(value, str):
             raise InputError(f"{self.where}: field {field!r} is not a string")
-        if is_broken(value):
-            raise InputError(f"{self.where}: field {field!r} has half a surrogate pair")
         return value
 
     def number(self, field: str) -> int:
@@ -92,11 +82,11 @@ def read_records(
 
         for number, example in enumerate(tfds_source.open_rows(written, cache)):
             where = f"{written}: example {number}"
-            values = _plain(example, where)
+            values = _plain(example)
             yield Record(where, values | flat(values), from_tfds=True)
         return
     for name in files_of(directory, written):
-        yield from _records_of(file_path(directory, name), row, cache, left_out)
+        yield from _records_of(source_path(directory, name), row, cache, left_out)
 
 
 def _records_of(path: Path, row: DatasetRow, cache: Path, left_out: list[str]) -> Iterator[Record]:
@@ -112,7 +102,7 @@ def _records_of(path: Path, row: DatasetRow, cache: Path, left_out: list[str]) -
         for where, values in columns.rows_of(path, cache, named=not published):
             yield Record(where, values, from_tfds=published)
         return
-    file = open_lines(path, Rule(whole=suffix != ".json"), cache)
+    file = open_lines(path, Rule(), cache)
     if suffix == ".json":
         yield from _questions(file)
     elif suffix == ".jsonl":
@@ -120,7 +110,6 @@ def _records_of(path: Path, row: DatasetRow, cache: Path, left_out: list[str]) -
     elif suffix == ".csv":
         with file.path.open(encoding="utf-8-sig", newline="") as text:
             yield from _columns(str(path), _quoted(str(path), text), row, left_out)
-            _check_whole(file, os.fstat(text.fileno()).st_size)
     else:
         lines = TextLines(file)
         cells = ((i + 1, lines.line(i).decode().split("\t")) for i in range(len(lines)))
@@ -128,16 +117,14 @@ def _records_of(path: Path, row: DatasetRow, cache: Path, left_out: list[str]) -
 
 
 def _quoted(name: str, text: Any) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(text, strict=True)
     # Python's own limit is 131,072 characters, less than a long article has.
-    limit = csv.field_size_limit(LONGEST)
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(text, strict=True)
     try:
         for cells in reader:
             yield reader.line_num, cells
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: is not CSV ({error})") from None
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _columns(
@@ -172,47 +159,29 @@ def _objects(name: str, lines: TextLines) -> Iterator[Record]:
             yield Record(where, values | flat(values))
 
 
-def _check_whole(file: LineFile, size: int) -> None:
-    """Raises InputError if a file that was read is not as long as when it was checked."""
-    if size != file.offsets[-1]:
-        raise InputError(f"{file.name}: changed while it was being read")
-
-
 def _questions(file: LineFile) -> Iterator[Record]:
     """The questions of a SQuAD file, each with its context."""
-    name, data = file.name, file.path.read_bytes()
-    _check_whole(file, len(data))
+    name, data = file.name, file.path.read_text("utf-8-sig")
     try:
-        articles = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
-    except (ValueError, RecursionError) as error:
+        for article in json.loads(data)["data"]:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    where = f"{name}: question {question.get('id')!r}"
+                    yield Record(where, {**question, "context": paragraph.get("context")})
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{name}: is not JSON ({error})") from None
-    for article in _list(articles, "data", name):
-        for paragraph in _list(article, "paragraphs", name):
-            for question in _list(paragraph, "qas", name):
-                if not isinstance(question, dict):
-                    raise InputError(f"{name}: a question is not a JSON object")
-                where = f"{name}: question {question.get('id')!r}"
-                yield Record(where, {**question, "context": paragraph.get("context")})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{name}: is not in SQuAD's format ({error})") from None
 
 
-def _list(value: Any, field: str, name: str) -> Sequence[Any]:
-    found = value.get(field) if isinstance(value, dict) else None
-    if not isinstance(found, list):
-        raise InputError(f"{name}: is not in SQuAD's format: no list {field!r} where one must be")
-    return found
-
-
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: Any) -> Any:
     """A value of TFDS as JSON would give it."""
     if isinstance(value, dict):
-        return {name: _plain(part, where) for name, part in value.items()}
+        return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return [_plain(part, where) for part in value]
+        return [_plain(part) for part in value]
     if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise InputError(f"{where}: is not UTF-8 ({error.reason})") from None
+        return value.decode()
     return value

@@ -14,6 +14,7 @@ and, for hashed words without a table, signatures [T, 16] ([C, T, 16]).
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -21,14 +22,15 @@ import numpy as np
 
 from mhe_jax.config import Config
 from mhe_jax.config.data import BOS, EOS
-from mhe_jax.data.epochs import Draw
+from mhe_jax.data.batches import Draw
 from mhe_jax.data.examples import Row
 from mhe_jax.data.words import AnyTokenizer
 from mhe_jax.tasks.labelled.examples import Example, read_examples
-from mhe_jax.tasks.labelled.spelling import misspell
 from mhe_jax.tasks.labelled.table import row_of
 
 CHUNK = 1 << 14  # texts that are tokenized at once
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_WORD = re.compile(r"[^\W\d_]{2,}")
 
 
 def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
@@ -176,3 +178,34 @@ class LabelledRows:
             if (text, number) in self._marks:
                 marks[start + more : end - 1] = self._marks[text, number][:count]
         return tokens, token_types, marks
+
+
+def misspell(text: str, rate: float, generator: np.random.Generator) -> str:
+    """The text with each word misspelt with probability `rate`, as people in a hurry do.
+
+    A misspelt word has one letter dropped, doubled or replaced by another, or two neighbours
+    exchanged, each equally likely if it changes the word.
+
+    >>> misspell("the 2 small dogs", 0.0, np.random.default_rng(0))
+    'the 2 small dogs'
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        wrong = generator.random() < rate
+        return _misspelt(match[0], generator) if wrong else match[0]
+
+    return _WORD.sub(replaced, text)
+
+
+def _misspelt(word: str, generator: np.random.Generator) -> str:
+    """A misspelling of the word, which has two letters or more."""
+    while True:
+        i, letter = int(generator.integers(len(word))), LETTERS[generator.integers(len(LETTERS))]
+        found = (
+            word[:i] + word[i + 1 :],
+            word[:i] + word[i] + word[i:],
+            word[:i] + letter + word[i + 1 :],
+            word[:i] + word[i + 1 : i + 2] + word[i] + word[i + 2 :],
+        )[generator.integers(4)]
+        if found != word:
+            return found

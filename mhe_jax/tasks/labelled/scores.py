@@ -98,21 +98,19 @@ def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Correlation of the values."""
     from scipy.stats import pearsonr
 
-    return (
-        0.0 if _constant(labels) or _constant(predictions) else _of(pearsonr, labels, predictions)
-    )
+    return _of(pearsonr, labels, predictions)
 
 
 def spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Correlation of the ranks."""
     from scipy.stats import spearmanr
 
-    return (
-        0.0 if _constant(labels) or _constant(predictions) else _of(spearmanr, labels, predictions)
-    )
+    return _of(spearmanr, labels, predictions)
 
 
 def _of(correlation, labels: np.ndarray, predictions: np.ndarray) -> float:
+    if _constant(labels) or _constant(predictions):
+        return 0.0
     return float(correlation(labels, predictions).statistic)
 
 

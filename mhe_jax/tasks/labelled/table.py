@@ -9,8 +9,9 @@ al. 2016, 2018 (SQuAD 1.1, 2.0).
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mhe_jax.config import Config, Dataset, InputError, TaskName
 
@@ -45,22 +46,20 @@ class DatasetRow:
     may_be_unanswered: bool = False
 
 
-def _glue(
-    texts: tuple[str, ...], labels: tuple[str, ...] = ("0", "1"), *metrics: str, **fields
+def _row(
+    suite: Suite,
+    texts: tuple[str, ...],
+    labels: tuple[str, ...] = ("0", "1"),
+    *metrics: str,
+    task: TaskName = "classification",
+    **fields: Any,
 ) -> DatasetRow:
-    fields = {"task": "classification", **fields}
     metrics = metrics or ("accuracy",)
-    return DatasetRow(suite="glue", texts=texts, labels=labels, metrics=metrics, **fields)
+    return DatasetRow(task, suite, texts, labels=labels, metrics=metrics, **fields)
 
 
-def _superglue(
-    texts: tuple[str, ...], labels: tuple[str, ...], *metrics: str, **fields
-) -> DatasetRow:
-    fields = {"task": "classification", "index": "idx", **fields}
-    metrics = metrics or ("accuracy",)
-    return DatasetRow(suite="superglue", texts=texts, labels=labels, metrics=metrics, **fields)
-
-
+_glue = functools.partial(_row, "glue")
+_superglue = functools.partial(_row, "superglue", index="idx")
 SENTENCES = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
 BOOLEAN = ("false", "true")

@@ -14,13 +14,16 @@ import orbax.checkpoint as ocp
 from mhe_jax.config import InputError
 from mhe_jax.config.places import path_of
 from mhe_jax.data import AnyTokenizer
-from mhe_jax.training.checkpoint.checksums import items_of
+from mhe_jax.training.checkpoint import checksums
 from mhe_jax.training.checkpoint.store import (
-    attempt,
-    best_of,
+    DIRECTORY,
+    Meta,
     check_tokenizer,
     make_manager,
     read_meta,
+    steps_in,
+    told,
+    worth,
 )
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_params
 
@@ -36,7 +39,8 @@ def restore_params(
 
     Args:
       workdir: of the run.
-      which: 'best' on the validation split, 'last', or a step number.
+      which: 'best' on the validation split, 'last', 'best or last' where nothing may have been
+        validated, or a step number.
       abstract_params: their shapes, with the shardings to give them.
       average: with 'last', the mean of this many newest checkpoints.
       tokenizer: must be that of the checkpoints; None does not check.
@@ -46,79 +50,74 @@ def restore_params(
     its last, whatever `average` is: it is of a run whose config may say so.
 
     Raises:
-      InputError: no such checkpoint; the message names those that exist.
+      InputError: no such checkpoint, and which there are; or one is damaged, and its file.
     """
-    last = make_manager(workdir, "checkpoints", create=False)
-    best = make_manager(workdir, "checkpoints_best", create=False)
+    paths = steps_in(path_of(workdir) / DIRECTORY)
+    weights = path_of(workdir) / WEIGHTS
+    if not paths and weights.exists():
+        return _restore_tensors(weights, which, abstract_params, tokenizer)
+    if average < 1 or (average > 1 and which != "last"):
+        raise InputError(
+            f"evaluation.average_checkpoints={average}: allowed is 1, or more with "
+            "evaluation.checkpoint=last"
+        )
+    manager = make_manager(workdir, read_only=True)
     try:
-        steps, best_step = sorted(last.all_steps()), best_of(best)
-        weights = path_of(workdir) / WEIGHTS
-        if not steps and best_step is None and weights.exists():
-            return _restore_tensors(weights, which, abstract_params, tokenizer)
-        there = ", ".join(map(str, steps)) or "none"
-        if best_step is not None:
-            there += f"; best: {best_step}"
-        if average < 1 or (average > 1 and which != "last"):
-            raise InputError(
-                f"evaluation.average_checkpoints={average}: allowed is 1, or more with "
-                "evaluation.checkpoint=last"
-            )
-        if which == "best":
-            chosen = [] if best_step is None else [(best, best_step)]
-        elif which == "last":
-            chosen = [(last, step) for step in steps[-average:]]
-        elif which.isdecimal():
-            step = int(which)
-            chosen = [(last, step)] if step in steps else []
-            chosen = chosen or ([(best, step)] if step == best_step else [])
-        else:
+        steps = _chosen(manager, paths, which, average)
+        there = ", ".join(map(str, paths)) or "none"
+        if not steps and which not in ("best", "last", "best or last") and not which.isdecimal():
             raise InputError(
                 f"evaluation.checkpoint={which!r}: allowed are best, last, or a step ({there})"
             )
-        if len(chosen) < average:
+        if len(steps) < average:
             wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
-            # Nothing was validated, as in a converted run.
-            hint = "; take 'last'" if which == "best" and steps else ""
+            hint = "; take 'last'" if which == "best" and paths else ""
             raise InputError(f"{workdir} has no {wanted}; there are: {there}{hint}")
         total = None
-        for manager, step in chosen:
+        for step in steps:
             if tokenizer is not None:
-                meta, reason = attempt(lambda of=manager, step=step: read_meta(of, step))
-                if meta is None:
-                    raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
-                check_tokenizer(meta, tokenizer)
-            params = _restore_evaluated(manager, step, abstract_params)
+                check_tokenizer(_verified_meta(manager, paths[step], step), tokenizer)
+            params = _restore(manager, paths[step], step, abstract_params)
             total = params if total is None else jax.tree.map(jnp.add, total, params)
-        if average > 1:
-            total = jax.tree.map(lambda x: x / average, total)
-        return total, [step for _, step in chosen]
     finally:
-        last.close()
-        best.close()
+        manager.close()
+    return jax.tree.map(lambda x: x / average, total) if average > 1 else total, steps
+
+
+def _chosen(manager, paths: dict[int, Path], which: str, average: int) -> list[int]:
+    if which.startswith("best"):
+        worths = {n: worth(n, _verified_meta(manager, path, n)) for n, path in paths.items()}
+        scored = {step: found for step, found in worths.items() if found is not None}
+        if scored or which == "best":
+            return sorted(scored, key=lambda step: (scored[step], step))[:1]
+    if which.endswith("last"):
+        return [*paths][-average:]
+    return [int(which)] if which.isdecimal() and int(which) in paths else []
+
+
+def _verified_meta(manager: ocp.CheckpointManager, path: Path, step: int) -> Meta:
+    with told(InputError, f"{path}: cannot be read"):
+        checksums.verify(path, ["meta"])
+        return read_meta(manager, step)
+
+
+def _restore(manager: ocp.CheckpointManager, path: Path, step: int, abstract_params: Any) -> Any:
+    with told(InputError, f"{path}: cannot be read"):
+        name = "ema_params" if "ema_params" in checksums.items_of(path) else "params"
+        checksums.verify(path, [name])
+        args = ocp.args.Composite(**{name: ocp.args.StandardRestore(abstract_params)})
+        return manager.restore(step, args=args)[name]
 
 
 def _restore_tensors(
     path: Path, which: str, abstract_params: Any, tokenizer: AnyTokenizer | None
 ) -> tuple[Any, list[int]]:
     params, meta = read_params(path, abstract_params)
-    steps, _ = attempt(lambda: [int(step) for step in json.loads(meta.get("steps", "[]"))])
-    steps = steps or []
-    if which not in ("best", "last", *map(str, steps)):
+    with told(InputError, f"{path}: its steps cannot be read"):
+        steps = [int(step) for step in json.loads(meta.get("steps", "[]"))]
+    if which not in ("best", "last", "best or last", *map(str, steps)):
         there = f"of steps {', '.join(map(str, steps))}" if steps else "of no known step"
         raise InputError(f"{path.parent} has no checkpoint {which!r}, only {path.name}, {there}")
     if tokenizer is not None:
         check_tokenizer(meta, tokenizer)
     return params, steps
-
-
-def _restore_evaluated(manager: ocp.CheckpointManager, step: int, abstract_params: Any) -> Any:
-    def restore() -> Any:
-        items = items_of(path_of(manager.directory) / str(step))
-        name = "ema_params" if "ema_params" in items else "params"
-        args = {name: ocp.args.StandardRestore(abstract_params)}
-        return manager.restore(step, args=ocp.args.Composite(**args))[name]
-
-    params, reason = attempt(restore)
-    if params is None:
-        raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
-    return params

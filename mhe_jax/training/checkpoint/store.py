@@ -1,4 +1,4 @@
-"""Calls of Orbax itself: managers of a run's directories, one read, one write."""
+"""What writing and reading checkpoints share: calls of Orbax, errors as one line."""
 
 import contextlib
 import inspect
@@ -16,9 +16,9 @@ from mhe_jax.config import InputError
 from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.data import AnyTokenizer
 from mhe_jax.tasks.sums import criterion
-from mhe_jax.training.checkpoint import checksums
-from mhe_jax.training.state import TrainState
+from mhe_jax.training.checkpoint.checksums import Damaged
 
+DIRECTORY = "checkpoints"
 Meta = dict[str, Any]
 
 
@@ -32,46 +32,6 @@ def check_tokenizer(meta: Meta, tokenizer: AnyTokenizer) -> None:
         raise InputError(f"{tokenizer.name}: is not the tokenizer of the checkpoint")
 
 
-def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
-    """The result of `read` and "", or None and the reason why there is none."""
-    try:
-        return read(), ""
-    except Exception as error:  # each library on the way has its own
-        return None, reason_of(error)
-
-
-def reason_of(error: BaseException) -> str:
-    """The message of ours or of the operating system in `error`, else its first words."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, checksums.Damaged):
-            return str(found)
-        if isinstance(found, OSError) and found.strerror:
-            return found.strerror
-        if match := re.search(r": ([^:]+) \[os_error_code=", str(found)):  # tensorstore's way
-            return match[1]
-        found = found.__cause__ or found.__context__
-    words = " ".join(str(error).split())
-    if re.match("RESOURCE_EXHAUSTED: .*OCDBT", words):  # of a file, without the system's own word
-        return "No space left on device"
-    return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + ' ...'}"
-
-
-@contextlib.contextmanager
-def writing(manager: ocp.CheckpointManager) -> Iterator[None]:
-    """Turns every error inside, often long after its cause, into a NotSaved."""
-    try:
-        yield
-    except NotSaved:
-        raise
-    except Exception as error:
-        raise NotSaved(f"cannot write {manager.directory}: {reason_of(error)}") from error
-
-
-def optimizer_item(state: TrainState) -> dict[str, Any]:
-    return {"opt_state": state.opt_state, "step": state.step, "key": state.key}
-
-
 def check_path(workdir: str | Path) -> None:
     """Raises InputError if no checkpoint below `workdir` could be read once it is written.
 
@@ -82,102 +42,85 @@ def check_path(workdir: str | Path) -> None:
         raise InputError(f"workdir={path}: takes a path without *, ? and [")
 
 
-def has_steps(workdir: str | Path, name: str) -> bool:
-    """Whether `name` of a run has a checkpoint, readable or not; in a bucket, a complete one.
+def has_steps(workdir: str | Path) -> bool:
+    """Whether a run has a checkpoint, readable or not."""
+    return bool(steps_in(path_of(workdir) / DIRECTORY))
 
-    There a step has its own name from the start, and one more file once it is complete.
+
+def steps_in(directory: Path) -> dict[int, Path]:
+    """The steps that were saved whole, by number.
+
+    In a bucket a step has its name from the start, and one more object once it is complete.
     """
-    place = path_of(workdir)
-    whole = "/commit_success.txt" if isinstance(place, Bucket) else ""
-    return any(place.glob(f"{name}/[0-9]*{whole}"))
+    if not directory.is_dir():
+        return {}
+    found = {int(path.name): path for path in directory.iterdir() if path.name.isdecimal()}
+    if isinstance(directory, Bucket):
+        found = {n: p for n, p in found.items() if (p / "commit_success.txt").exists()}
+    return dict(sorted(found.items()))
 
 
-def make_manager(workdir: str | Path, name: str, **options: Any) -> ocp.CheckpointManager:
-    quiet_orbax()
-    path = path_of(workdir).absolute() / name
-    if path.exists() and not path.is_dir():
-        raise InputError(f"{path}: is a file, not a directory")
-    seal, registry = checksums.Seal(), ocp.handlers.DefaultCheckpointHandlerRegistry()
-    for item in ("params", "ema_params", "optimizer"):
-        handler = checksums.Arrays(seal)
-        registry.add(item, ocp.args.StandardSave, handler)
-        registry.add(item, ocp.args.StandardRestore, handler)
-    handler = checksums.Json()
-    registry.add("meta", ocp.args.JsonSave, handler)
-    registry.add("meta", ocp.args.JsonRestore, handler)
-    return ocp.CheckpointManager(
-        str(path),
-        handler_registry=registry,
-        options=ocp.CheckpointManagerOptions(
-            async_options=ocp.AsyncOptions(post_finalization_callback=seal),
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                barrier_sync_key_prefix=name
-            ),
-            **options,
-        ),
-    )
+def make_manager(workdir: str | Path, **options: Any) -> ocp.CheckpointManager:
+    _quiet()
+    directory = path_of(workdir).absolute() / DIRECTORY
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory}: is a file, not a directory")
+    return ocp.CheckpointManager(str(directory), options=ocp.CheckpointManagerOptions(**options))
 
 
-def save(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> None:
-    # `force` skips Orbax's rule that steps only grow, which refuses silently.
-    with writing(manager):
-        if not manager.save(step, args=ocp.args.Composite(**items), force=True):
-            raise RuntimeError(f"Orbax did not save step {step} in {manager.directory}")
+def _quiet() -> None:
+    """Leaves it to us to tell an error of many reads or writes at once, once.
+
+    Orbax and asyncio log each, with a traceback; those that are still under way when the first
+    has ended their loop say so by themselves.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    sys.unraisablehook = _unraisable
+
+
+def _unraisable(found: Any, hook: Callable[[Any], Any] = sys.unraisablehook) -> None:
+    if not inspect.iscoroutine(found.object) and str(found.exc_value) != "Event loop is closed":
+        hook(found)
 
 
 def read_meta(manager: ocp.CheckpointManager, step: int) -> Meta:
-    args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-    return checked_meta(manager.restore(step, args=args)["meta"])
-
-
-def checked_meta(meta: Any) -> Meta:
+    meta = manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
     if not isinstance(meta, dict):
         raise ValueError("meta is no JSON object")
     return meta
 
 
-def worth_of(manager: ocp.CheckpointManager, step: int) -> tuple[float, ...]:
-    return criterion(read_meta(manager, step)["validation"])
+def worth(step: int, meta: Meta) -> tuple[float, ...] | None:
+    """The criterion of a step, lowest for the best; None where its parameters are not scored."""
+    scored = meta.get("validated_step") == step
+    return criterion(meta["validation"]) if scored else None
 
 
-def best_of(manager: ocp.CheckpointManager) -> int | None:
-    found = []
-    for step in manager.all_steps():
-        worth, reason = attempt(lambda step=step: worth_of(manager, step))
-        if worth is None:
-            raise InputError(f"{manager.directory}/{step}: cannot be read: {reason}")
-        found.append((worth, step))
-    return min(found, default=((), None))[1]
+@contextlib.contextmanager
+def told(error_type: type[Exception], what: str) -> Iterator[None]:
+    """Turns every error inside, which each library on the way has its own of, into one line."""
+    try:
+        yield
+    except (InputError, NotSaved):
+        raise
+    except Exception as error:
+        raise error_type(f"{what}: {reason_of(error)}") from error
 
 
-def quiet_orbax() -> None:
-    """Makes Orbax report, of many reads or writes at once, only the first that fails."""
-    if not isinstance(sys.unraisablehook, _NotOfOrbax):
-        sys.unraisablehook = _NotOfOrbax(sys.unraisablehook)
-    logging.getLogger("asyncio").addFilter(_no_left_over)
-    logging.getLogger("absl").addFilter(_no_traceback)
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-
-
-class _NotOfOrbax:
-    """Drops reports of the others once the first failure has ended their loop."""
-
-    def __init__(self, hook: Callable[[Any], Any]):
-        self._hook = hook
-
-    def __call__(self, unraisable: Any) -> None:
-        of_orbax = inspect.iscoroutine(unraisable.object)  # nothing else here has any
-        if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
-            self._hook(unraisable)
-
-
-def _no_left_over(record: logging.LogRecord) -> bool:
-    """Drops what asyncio says of reads and writes that were under way when the first failed."""
-    message = record.getMessage().partition("\n")[0]
-    return not message.endswith(
-        ("exception was never retrieved", "was destroyed but it is pending!")
-    )
-
-
-def _no_traceback(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and "orbax" in record.pathname)
+def reason_of(error: BaseException) -> str:
+    """The message of ours or of the operating system in `error`, else its first words."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, Damaged):
+            return str(found)
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        if match := re.search(r": ([^:]+) \[os_error_code=", str(found)):  # tensorstore's way
+            return match[1]
+        found = found.__cause__ or found.__context__
+    words = " ".join(str(error).split())
+    if re.match("RESOURCE_EXHAUSTED: .*OCDBT", words):  # of a file, without the system's own word
+        return "No space left on device"
+    return f"{type(error).__name__}: {words if len(words) <= 200 else words[:200] + ' ...'}"

@@ -13,12 +13,11 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from mhe_jax.config import InputError
-from mhe_jax.config.errors import not_installed
+from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.files import cache_directory
-from mhe_jax.data.remote import local_copy
+from mhe_jax.data.cache import local_copy
 from mhe_jax.model import unroll_layers
-from mhe_jax.training.checkpoint.store import attempt
+from mhe_jax.training.checkpoint.store import told
 
 WEIGHTS = "model.safetensors"
 # What the metadata have the SHA-256 of all tensors under, as the format itself has none.
@@ -60,20 +59,13 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
       InputError: it cannot be read, its numbers are not those that `write_tensors` wrote, or the
         library is not installed.
     """
-    library = _library(path)
-    name, path = path, local_copy(path, cache_directory())
-
-    def read() -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        with library.safe_open(path, "numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-
-    found, reason = attempt(read)
-    if found is None:
-        raise InputError(f"{name}: cannot be read: {reason}")
-    tensors, metadata = found
+    library, local = _library(path), local_copy(path, cache_directory())
+    with told(InputError, f"{path}: cannot be read"), library.safe_open(local, "numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() or {}
     if DIGEST in metadata and metadata[DIGEST] != _digest(tensors):
-        raise InputError(f"{name}: its numbers have changed since it was written (SHA-256)")
-    return found
+        raise InputError(f"{path}: its numbers have changed since it was written (SHA-256)")
+    return tensors, metadata
 
 
 def read_params(path: Path, abstract_params: Any) -> tuple[Any, dict[str, str]]:

@@ -3,21 +3,21 @@
     --distributed auto                                          # TPU pod, Slurm, GKE, Open MPI
     --coordinator HOST:PORT --num_processes N --process_id I    # anywhere else
 
-All processes first meet at the coordinator's port, see `meeting.py`. What they do together later is
-in `group.py`.
+The rest is `jax.distributed`, which ends all processes where one is lost or hangs. What they do
+together later is in `group.py`.
 """
 
 import argparse
 import contextlib
-import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mhe_jax.config import InputError
-from mhe_jax.training.cluster.meeting import meet
 
-COMING, ANSWERING = 300, 100  # seconds, where --process_timeout does not say
+COMING, ANSWERING = 300, 45  # seconds, where --process_timeout does not say
+GREETING = 5  # seconds that a connection may take to say its number
 
 
 @dataclass(frozen=True)
@@ -40,113 +40,122 @@ def take_flags(arguments: Sequence[str]) -> tuple[ProcessFlags | None, list[str]
       InputError: a flag has a wrong value, or others are missing beside it.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    names = ("distributed", "coordinator", "num_processes", "process_id", "process_timeout")
-    for name in names:
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name)
+    parser.add_argument("--distributed", choices=["auto"])
+    parser.add_argument("--coordinator")
+    for name in ("num_processes", "process_id", "process_timeout"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", dest=name, type=int)
     try:
         flags, rest = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
-        raise InputError(f"{(error.argument_name or '').split('/')[0]} has no value") from None
-    given = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
-    if not given:
+        raise InputError(str(error).removeprefix("argument ")) from None
+    explicit = (flags.coordinator, flags.num_processes, flags.process_id)
+    timeout = flags.process_timeout
+    if explicit == (None, None, None) and flags.distributed is None and timeout is None:
         return None, rest
-    timeout = _number(given, "process_timeout", 1)
-    explicit = [name for name in names[1:4] if name in given]
-    if "distributed" in given:
-        if given["distributed"] != "auto":
-            raise InputError(f"--distributed is {given['distributed']!r}: takes auto")
-        if explicit:
-            raise InputError(f"--{explicit[0]}: not with --distributed auto")
-        return ProcessFlags(timeout=timeout), rest
-    if missing := [name for name in names[1:4] if name not in given]:
+    cluster, by_hand = flags.distributed is not None, None not in explicit
+    if cluster == by_hand or (cluster and explicit != (None, None, None)):
         raise InputError(
-            f"--{missing[0]} is missing: --coordinator HOST:PORT, --num_processes and --process_id "
-            "go together; else --distributed auto"
+            "several processes take --coordinator HOST:PORT, --num_processes and --process_id "
+            "together, or --distributed auto alone"
         )
-    host, _, port = given["coordinator"].rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise InputError(f"--coordinator is {given['coordinator']!r}: takes HOST:PORT")
-    count = _number(given, "num_processes", 1)
-    index = _number(given, "process_id", 0)
-    assert count is not None
-    assert index is not None
-    if index >= count:
-        raise InputError(f"--process_id is {index}: takes 0 to {count - 1}, see --num_processes")
-    return ProcessFlags(given["coordinator"], count, index, timeout), rest
-
-
-def _number(given: dict[str, str], name: str, least: int) -> int | None:
-    text = given.get(name)
-    if text is None:
-        return None
-    if text.isdecimal() and len(text) < 7 and int(text) >= least:
-        return int(text)
-    raise InputError(f"--{name} is {text[:99]!r}: takes a whole number from {least} to 999,999")
+    if timeout is not None and timeout < 1:
+        raise InputError(f"--process_timeout is {timeout}: takes 1 or more")
+    if cluster:
+        return ProcessFlags(timeout=timeout), rest
+    coordinator, count, index = explicit
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port[:9]) < 1 << 16:
+        raise InputError(f"--coordinator is {coordinator!r}: takes HOST:PORT")
+    if not 0 <= index < count:
+        raise InputError(f"--process_id is {index}: takes 0 to --num_processes - 1, {count - 1}")
+    return ProcessFlags(coordinator, count, index, timeout), rest
 
 
 @contextlib.contextmanager
 def joined(processes: ProcessFlags | None) -> Iterator[bool]:
-    """Inside, `jax` knows all processes, and `group` binds them; must come before jax is used.
+    """Inside, `jax` knows all processes; must come before jax is used.
 
-    Yields whether this process is the one that writes.
-
-    An exception that leaves the block ends all processes, each with a line that says why.
+    Yields whether this process is the one that writes. Each waits for the others at the end.
 
     Raises:
       InputError: no cluster is found, a process does not come in time, a port is taken.
     """
-    if processes is None:
+    if processes is None or processes.num_processes == 1:
         yield True
         return
-    coordinator, count, index, devices = _detected(processes)
-    if count == 1:
-        yield True
-        return
-    begin = time.monotonic()
-    patience = processes.timeout or COMING
-    named = meet(coordinator, count, index, patience)
+    p, begin, patience = processes, time.monotonic(), processes.timeout or COMING
+    if p.coordinator is not None and p.num_processes is not None and p.process_id is not None:
+        call_roll(p.coordinator, p.num_processes, p.process_id, patience)
+    left = max(10, round(patience - (time.monotonic() - begin)))
 
     import jax
-
-    from mhe_jax.training.cluster import group
-
-    # SIGTERM is caught by `signals.py`, whose handler this service would replace by its own.
-    jax.config.update("jax_enable_preemption_service", False)
-    answering = processes.timeout or ANSWERING
-    jax.distributed.initialize(
-        coordinator,
-        count,
-        index,
-        local_device_ids=devices,
-        coordinator_bind_address=coordinator if named else None,
-        cluster_detection_method="deactivate",
-        initialization_timeout=max(10, round(patience - (time.monotonic() - begin))),
-        heartbeat_timeout_seconds=3 * answering,  # `group` should be first, with a name
-        shutdown_timeout_seconds=answering,
-    )
-    # JAX has no public name for its key-value store.
-    from jax._src import distributed
-
-    with group.bound(distributed.global_state.client, answering):
-        yield jax.process_index() == 0
-
-
-def _detected(processes: ProcessFlags) -> tuple[str, int, int, Sequence[int] | None]:
-    """Coordinator, number of processes, own index and device numbers, by the flags or cluster."""
-    p = processes
-    if p.coordinator is not None and p.num_processes is not None and p.process_id is not None:
-        return p.coordinator, p.num_processes, p.process_id, None
-    from jax._src.clusters import ClusterEnv  # what `jax.distributed.initialize()` asks
+    from jax.experimental import multihost_utils
 
     try:
-        coordinator, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
-            os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, p.timeout or COMING
+        jax.distributed.initialize(
+            p.coordinator,
+            p.num_processes,
+            p.process_id,
+            cluster_detection_method="deactivate" if p.coordinator else None,
+            initialization_timeout=left,
+            heartbeat_timeout_seconds=p.timeout or ANSWERING,
+            shutdown_timeout_seconds=p.timeout or ANSWERING,
         )
-    except Exception as error:  # whatever a metadata server does
-        raise InputError(f"--distributed auto: {type(error).__name__}: {error}") from error
-    if coordinator is None or count is None or index is None:
-        raise InputError(
-            "--distributed auto: this is not a TPU pod or a Slurm, GKE or Open MPI job; give "
-            "--coordinator, --num_processes and --process_id"
-        )
-    return coordinator, count, index, devices
+    except ValueError as error:  # no cluster is detected
+        raise InputError(f"--distributed auto: {error}; see docs/pods.md") from None
+    yield jax.process_index() == 0
+    multihost_utils.sync_global_devices("end")
+
+
+def call_roll(coordinator: str, count: int, index: int, timeout: float) -> None:
+    """Returns in all processes once all have come; process 0 waits at the coordinator's port.
+
+    `jax.distributed` alone would abort without naming who did not come.
+
+    Raises:
+      InputError: in all that came, naming those that did not; the port is taken.
+    """
+    host, _, port = coordinator.rpartition(":")
+    deadline = time.monotonic() + timeout
+    if index:
+        return _answer_roll((host.strip("[]"), int(port)), index, deadline)
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        server = socket.create_server(("", int(port)), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        raise InputError(f"port {port} of the coordinator: {error.strerror}") from None
+    missing, greeted = set(range(1, count)), []
+    with server, contextlib.ExitStack() as connections:
+        while missing and (left := deadline - time.monotonic()) > 0:
+            server.settimeout(left)
+            with contextlib.suppress(OSError, ValueError):  # nobody, or a stranger
+                connection = connections.enter_context(server.accept()[0])
+                connection.settimeout(GREETING)
+                missing.discard(int(connection.recv(99).removeprefix(b"mhe_jax ")))
+                greeted.append(connection)
+        verdict = f"processes {sorted(missing)} of {count} did not come within {timeout:.0f} s"
+        for connection in greeted:
+            with contextlib.suppress(OSError):
+                connection.sendall(f"mhe_jax {verdict if missing else 'all'}\n".encode())
+    if missing:
+        raise InputError(verdict)
+
+
+def _answer_roll(address: tuple[str, int], index: int, deadline: float) -> None:
+    why = ""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            with socket.create_connection(address, timeout=left) as to_first:
+                to_first.sendall(f"mhe_jax {index}".encode())
+                # Process 0 has the same deadline; this leaves it time to name those missing.
+                to_first.settimeout(left + 10)
+                answer = to_first.makefile(errors="replace").readline().strip()
+            if answer == "mhe_jax all":
+                return
+            if answer.startswith("mhe_jax "):
+                raise InputError(answer.removeprefix("mhe_jax "))
+        except OSError as error:  # it is not there yet
+            why = f" ({error.strerror or error})"
+        time.sleep(0.2)
+    raise InputError(f"process 0 did not answer at {':'.join(map(str, address))}{why}")

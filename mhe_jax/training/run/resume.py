@@ -25,14 +25,13 @@ TEXTS = {
 # and the numbers of the optimizer. All else changes what is learned, what the best checkpoint is
 # the best of, or the shape of the state.
 MAY_CHANGE = re.compile(
-    r"workdir|mesh\..*|evaluation\..*"
+    r"workdir|mesh\..*"
+    r"|evaluation\.(?!spelling_noise|seed|answer_length|no_answer_threshold).*"
     r"|train\.(?!seed|init_from|eval_batches).*"
     r"|data\.(directory|cache_directory|test)"
     r"|model\.remat|model\.kronecker\.apply|model\.attention(_by_role\.\w+)?\.(form|engine)"
     r"|optimizer\.(?!name|ema_decay|head_embedding_rate).*"
 )
-# Parts of the state can change their number, but not begin or end: the value without each.
-WITHOUT = {"optimizer.ema_decay": None, "optimizer.head_embedding_rate": 1}
 
 
 def note_changes(config: Config, meta: dict[str, Any], done: int) -> None:
@@ -71,27 +70,15 @@ def changed_fields(config: Config) -> list[str]:
     for name, value in new.items():
         if old[name] == value:
             continue
-        there = name in WITHOUT and WITHOUT[name] not in (old[name], value)
         # The same number of batches of another size is other data.
         part = name == "evaluation.batch_size" and config.train.eval_batches is not None
-        if part or name in _of_score(config) or (not there and not MAY_CHANGE.fullmatch(name)):
+        if part or not MAY_CHANGE.fullmatch(name):
             raise InputError(
                 f"{config.workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
                 "go on with the old value, or give another --workdir"
             )
         changed.append(f"{name}: {old[name]!r} -> {value!r}")
     return changed
-
-
-def _of_score(config: Config) -> set[str]:
-    """Fields of `evaluation` that decide the score of a validation, beside the parameters."""
-    if not (config.facts.labelled and config.data.validation):
-        return set()
-    names = {"spelling_noise"}
-    names |= {"seed"} if config.evaluation.spelling_noise else set()
-    names |= {"answer_length"} if config.facts.questions else set()
-    names |= {"no_answer_threshold"} if config.data.dataset == "squad_v2" else set()
-    return {f"evaluation.{name}" for name in names}
 
 
 def check_files(config: Config) -> None:
@@ -105,7 +92,7 @@ def check_files(config: Config) -> None:
     if holds_run(config):
         if not tokenizer.exists() and config.model.has_pieces:
             raise InputError(f"{tokenizer}: no such file")
-    elif not has_steps(workdir, "checkpoints"):
+    elif not has_steps(workdir):
         for name in (METRICS, PICTURE, RESULT):
             if (workdir / name).exists():
                 raise InputError(

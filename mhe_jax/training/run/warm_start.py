@@ -24,7 +24,7 @@ from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.data import AnyTokenizer, load_tokenizer
 from mhe_jax.model.stack import stack_layers, unroll_layers
-from mhe_jax.training.checkpoint import has_steps, restore_params
+from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.state import TrainState, abstract_params
 
 ENCODER = ("embeddings", "encoder")
@@ -102,8 +102,7 @@ def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, Any
     Raises:
       InputError: as `read_start`.
     """
-    best, last = (has_steps(run, name) for name in ("checkpoints_best", "checkpoints"))
-    which = "best" if config.data.validation and (best or not last) else "last"
+    which = "best or last" if config.data.validation else "last"
     tokenizer = load_tokenizer(config, path_of(run) / TOKENIZER)
     found, steps = restore_params(run, which, abstract_params(config, mesh), tokenizer=tokenizer)
     return found, max(steps, default=0), tokenizer

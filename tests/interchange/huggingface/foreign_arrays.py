@@ -8,8 +8,8 @@ import json
 import math
 
 import numpy as np
-from foreign_tokenizers import byte_level, word_piece
 from safetensors.numpy import save_file
+from small_models import byte_level, word_piece
 
 M, H, D, F, L, P = 12, 3, 4, 17, 2, 211
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

@@ -4,17 +4,11 @@ import json
 
 import numpy as np
 import pytest
-
-pytest.importorskip("tokenizers", reason="needs the extra `export`")
-pytest.importorskip("safetensors", reason="needs the extra `export`")
-
 from foreign_arrays import FORWARDS, P, make
-from foreign_tokenizers import byte_level, word_piece
-from random_models import apply
 from safetensors.numpy import save_file
+from small_models import apply, byte_level, word_piece
 
 from mhe_jax.config import InputError
-from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.interchange.huggingface import read
 from mhe_jax.interchange.huggingface.reading import ARCHITECTURES, INDEX
 from mhe_jax.interchange.huggingface.tokenizer import read_tokenizer
@@ -67,21 +61,17 @@ def test_a_run_computes_the_equations_of_its_class(kind, fields, tmp_path):
 
 
 WTE, HEAD = "transformer.wte.weight", "lm_head.weight"
-EMBEDDED = "model.embed_tokens.weight"
-SHARED, BERT = "model.shared.weight", "bert.embeddings.word_embeddings.weight"
-ROBERTA = "roberta.embeddings.word_embeddings.weight"
+EMBEDDED, SHARED = "model.embed_tokens.weight", "model.shared.weight"
+BERT = "bert.embeddings.word_embeddings.weight"
 TWINS = [
-    *((kind, WTE, HEAD) for kind in ("GPT2LMHeadModel", "GPTBigCodeForCausalLM")),
+    ("GPT2LMHeadModel", WTE, HEAD),
     ("LlamaForCausalLM", EMBEDDED, HEAD),
-    ("MistralForCausalLM", EMBEDDED, HEAD),
     ("MarianMTModel", SHARED, HEAD),
-    ("MarianMTModel", SHARED, "model.encoder.embed_tokens.weight"),
     ("MarianMTModel", SHARED, "model.decoder.embed_tokens.weight"),
     ("BertForMaskedLM", BERT, "cls.predictions.decoder.weight"),
     ("BertForMaskedLM", "cls.predictions.bias", "cls.predictions.decoder.bias"),
-    ("RobertaForMaskedLM", ROBERTA, "lm_head.decoder.weight"),
     ("RobertaForMaskedLM", "lm_head.bias", "lm_head.decoder.bias"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "name", "twin"), TWINS)
@@ -89,18 +79,16 @@ def test_tied_numbers_have_any_of_their_names(kind, name, twin, tmp_path):
     t, config, _ = make(kind, tmp_path, tie_word_embeddings=True)
     t |= {HEAD: t[EMBEDDED]} if EMBEDDED in t else {}
     others = {key: array for key, array in t.items() if key not in (name, HEAD)}
-    for tensors in ({**others, twin: t[name]}, {**others, twin: t[name], name: t[name]}):
-        save_file(tensors, tmp_path / "model.safetensors")
-        check(kind, tmp_path, t, config)
+    save_file({**others, twin: t[name]}, tmp_path / "model.safetensors")
+    check(kind, tmp_path, t, config)
     save_file({**others, name: t[name], twin: t[name] + 1}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=f"{twin} differs from {name}"):
         read(tmp_path)
-    save_file(others, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=f"has no tensor {name} or .*{twin}"):
-        read(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "kind", ["GPT2LMHeadModel", "BertForSequenceClassification", "MarianMTModel"]
+)
 def test_a_body_without_its_name_in_front(kind, tmp_path):
     t, config, _ = make(kind, tmp_path, **LABELS if "Classification" in kind else {})
     body = next(key.split(".")[0] for key in t if key.split(".")[0] in BODIES)
@@ -127,12 +115,10 @@ def test_which_of_several_files_is_read(tmp_path):
     """As transformers chooses: one file, else those of the index, whole; and no other."""
     t, config, _ = make("GPT2LMHeadModel", tmp_path)
     one, stale = tmp_path / "model.safetensors", {key: -array for key, array in t.items()}
-    others = ("model-00001-of-00001", "consolidated", "model.fp16", "adapter_model")
-    for name in others:
+    for name in ("model-00001-of-00001", "consolidated"):
         save_file(stale, tmp_path / f"{name}.safetensors")
     index = {"weight_map": dict.fromkeys(stale, "model-00001-of-00001.safetensors")}
     (tmp_path / INDEX).write_text(json.dumps(index))
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
     check("GPT2LMHeadModel", tmp_path, t, config)
     one.unlink()
     check("GPT2LMHeadModel", tmp_path, stale, config)
@@ -142,9 +128,6 @@ def test_which_of_several_files_is_read(tmp_path):
     index["weight_map"][positions] = "model-00002.safetensors"
     (tmp_path / INDEX).write_text(json.dumps(index))
     check("GPT2LMHeadModel", tmp_path, stale | {positions: t[positions]}, config)
-    (tmp_path / INDEX).unlink()
-    with pytest.raises(InputError, match="has no model.safetensors"):
-        read(tmp_path)
     save_file(t, one)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match="has adapter_config.json"):
@@ -154,103 +137,41 @@ def test_which_of_several_files_is_read(tmp_path):
 SETTINGS, TEXTS = "tokenizer_config.json", ["The Dog", "é Größe", "中文", "a dog"]
 
 
+GENERAL = {"tokenizer_class": "TokenizersBackend"}
+
+
 @pytest.mark.parametrize(
-    ("there", "said"),
+    ("there", "said", "right"),
     [
-        ({"lowercase": True}, {"do_lower_case": False}),
-        ({"lowercase": False}, {"do_lower_case": True, "strip_accents": False}),
-        ({"lowercase": False, "strip_accents": True}, {"strip_accents": False}),
-        ({"handle_chinese_chars": True}, {"tokenize_chinese_chars": False}),
-        ({}, {"do_lower_case": None, "strip_accents": None, "tokenize_chinese_chars": None}),
-        ({"lowercase": False}, {"do_lower_case": True, "tokenizer_class": "TokenizersBackend"}),
-        ({"add_prefix_space": True}, {"add_prefix_space": False, "do_lower_case": True}),
-        ({"add_prefix_space": False}, {"add_prefix_space": True, "legacy": True}),
+        ({"lowercase": True}, {"do_lower_case": False}, {"lowercase": False}),
+        ({"lowercase": False}, {"do_lower_case": True, **GENERAL}, {"lowercase": False}),
+        (
+            {"lowercase": False, "strip_accents": True},
+            {"do_lower_case": True, "strip_accents": False},
+            {"lowercase": True, "strip_accents": False},
+        ),
+        (
+            {"handle_chinese_chars": True},
+            {"tokenize_chinese_chars": False, "do_lower_case": None},
+            {"handle_chinese_chars": False},
+        ),
+        ({"add_prefix_space": True}, {"add_prefix_space": False}, {"add_prefix_space": False}),
+        ({"add_prefix_space": False}, {"add_prefix_space": True}, {"add_prefix_space": True}),
     ],
 )
-def test_what_the_settings_say_of_text_is_put_into_the_file(there, said, tmp_path):
+def test_what_the_settings_say_of_text_is_put_into_the_file(there, said, right, tmp_path):
     import tokenizers as t
 
-    fields = {
-        "do_lower_case": "lowercase",
-        "tokenize_chinese_chars": "handle_chinese_chars",
-        "strip_accents": "strip_accents",
-    }
-    if "add_prefix_space" in said:
-        file, part = byte_level(tmp_path), "pre_tokenizer"
-        file.pre_tokenizer = t.pre_tokenizers.ByteLevel(**there)
-        right = t.pre_tokenizers.ByteLevel(add_prefix_space=said["add_prefix_space"])
-    else:
-        file, part = word_piece(tmp_path), "normalizer"
-        file.normalizer = t.normalizers.BertNormalizer(**there)
-        given = {fields[name]: value for name, value in said.items() if name in fields}
-        given = {} if "tokenizer_class" in said else given
-        given = {name: value for name, value in given.items() if value is not None}
-        right = t.normalizers.BertNormalizer(**there | given)
+    file, part, layer = word_piece(tmp_path), "normalizer", t.normalizers.BertNormalizer
+    if "add_prefix_space" in there:
+        file, part, layer = byte_level(tmp_path), "pre_tokenizer", t.pre_tokenizers.ByteLevel
+    setattr(file, part, layer(**there))
     file.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / SETTINGS).write_text(json.dumps(said))
     found = read_tokenizer(tmp_path, file.get_vocab_size())
-    setattr(file, part, right)
+    setattr(file, part, layer(**right))
     ids = [found.of_file[found.encode(text)].tolist() for text in TEXTS]
     assert ids == [file.encode(text).ids for text in TEXTS]
-
-
-ADDED = {"added_tokens_decoder": {"400": {"content": "<think>", "special": False}}}
-UNLIKE = [
-    ("BertForMaskedLM", SETTINGS, "[", "not JSON"),
-    ("BertForMaskedLM", SETTINGS, [], "is not a JSON object"),
-    ("BertForMaskedLM", SETTINGS, {"do_lower_case": "false"}, "do_lower_case is 'false'"),
-    ("BertForMaskedLM", SETTINGS, {"cls_token": "[MASK]"}, r"cls_token is '\[MASK\]'"),
-    ("BertForMaskedLM", SETTINGS, {"unk_token": {"content": "?"}}, r"unk_token is '\?'"),
-    ("BertForMaskedLM", SETTINGS, {"added_tokens_decoder": [3]}, "added_tokens_decoder is"),
-    ("BertForMaskedLM", SETTINGS, ADDED, "token 400 is '<think>'"),
-    ("BertForMaskedLM", "added_tokens.json", {"<think>": 400}, "token 400 is '<think>'"),
-    ("BertForMaskedLM", "special_tokens_map.json", {"sep_token": "."}, r"sep_token is '\.'"),
-    ("GPT2LMHeadModel", SETTINGS, {"bos_token": "a"}, "bos_token is 'a'"),
-    ("LlamaForCausalLM", SETTINGS, {"eos_token": "<s>"}, "eos_token is '<s>'"),
-    ("LlamaForCausalLM", SETTINGS, {"add_prefix_space": 1.5}, "add_prefix_space is 1.5"),
-    ("MarianMTModel", SETTINGS, {"eos_token": "<pad>"}, "eos_token is '<pad>'"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "values", "says"), UNLIKE)
-def test_a_file_beside_the_tokenizer_that_says_otherwise(kind, name, values, says, tmp_path):
-    make(kind, tmp_path)
-    (tmp_path / name).write_text(values if isinstance(values, str) else json.dumps(values))
-    with pytest.raises(InputError, match=f"{name}: {says}") as caught:
-        read(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("BertForMaskedLM", {"do_lower_case": False}),
-        ("GPT2LMHeadModel", {"add_prefix_space": True}),
-        ("GPT2LMHeadModel", {"add_prefix_space": True, "tokenizer_class": "TokenizersBackend"}),
-    ],
-)
-def test_settings_that_no_field_of_the_file_stands_for(kind, said, tmp_path):
-    import tokenizers as t
-
-    _, _, file = make(kind, tmp_path)
-    file.normalizer = t.normalizers.Sequence([t.normalizers.Lowercase()])
-    file.pre_tokenizer = t.pre_tokenizers.Sequence([file.pre_tokenizer])
-    file.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / SETTINGS).write_text(json.dumps(said))
-    with pytest.raises(InputError, match=f"{SETTINGS}: {next(iter(said))} is "):
-        read(tmp_path)
-
-
-def test_settings_that_agree(tmp_path):
-    make("BertForMaskedLM", tmp_path)
-    before = read(tmp_path)[2].model
-    agree = {"do_lower_case": True, "cls_token": "[CLS]", "mask_token": {"content": "[MASK]"}}
-    decoder = {"1": {"content": "[PAD]", "special": True, "lstrip": True}}
-    (tmp_path / SETTINGS).write_text(json.dumps({**agree, "added_tokens_decoder": decoder}))
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"unk_token": "[UNK]"}))
-    tokenizer = read(tmp_path)[2]
-    assert tokenizer.model == before
-    assert ABSENT not in tokenizer.of_file
 
 
 @pytest.mark.parametrize(

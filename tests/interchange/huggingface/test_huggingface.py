@@ -1,7 +1,6 @@
 """Runs of ours as files of transformers and back, by what needs no torch."""
 
 import dataclasses
-import functools
 import json
 import random
 
@@ -9,8 +8,15 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from foreign_tokenizers import byte_level, word_piece
-from random_models import KINDS, apply, model_config, random_params, tokens_of
+from small_models import (
+    KINDS,
+    apply,
+    byte_level,
+    model_config,
+    random_params,
+    tokens_of,
+    word_piece,
+)
 
 from mhe_jax.attention import make_attention
 from mhe_jax.config import AttentionConfig, EvaluationConfig, InputError
@@ -24,9 +30,6 @@ from mhe_jax.interchange.huggingface.tables import lay_out, linear, write_files
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
 from mhe_jax.interchange.huggingface.writing import OURS, _generation, convert, numbering
 from mhe_jax.model import unroll_layers
-
-pytest.importorskip("tokenizers", reason="needs the extra `export`")
-pytest.importorskip("safetensors", reason="needs the extra `export`")
 
 LLAMA = {
     **{"positions": "rotary", "norm": "rms", "mlp": "gated", "activation": "silu"},
@@ -52,7 +55,6 @@ def attended(heads, x):
     return np.einsum("hts,hsm->tm", weights @ v, heads.out) + heads.out_bias
 
 
-@functools.cache
 def called(kind, bias, **fields):
     """An input, random parameters and the output of a module."""
     module = make_attention(kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
@@ -66,7 +68,6 @@ def called(kind, bias, **fields):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -78,8 +79,8 @@ def called(kind, bias, **fields):
     ],
     ids=str,
 )
-def test_heads_do_what_the_kind_does(kind, fields, bias, wide):
-    """As few key heads as the kind allows, wider ones with zeros, and then as many as queries."""
+def test_heads_do_what_the_kind_does(kind, fields, bias):
+    """As few key heads as the kind allows, and then wider ones with zeros, as many as queries."""
     x, params, expected = called(kind, bias, **fields)
     width = x.shape[1]
     config = AttentionConfig(kind=kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
@@ -87,10 +88,10 @@ def test_heads_do_what_the_kind_does(kind, fields, bias, wide):
     groups = fields.get("num_groups", 1)
     few = {"sha": 1, "mqa": 1, "gqa": 2, "mhe_add": groups, "mhe_mul": groups}
     assert heads.value.shape[1] == few.get(kind, 4)
-    if wide:
-        heads = heads.widened(5, "a home").repeated(4)
-        assert heads.query.shape == heads.key.shape == heads.value.shape == (width, 4, 5)
-    np.testing.assert_allclose(attended(heads, x), expected, atol=2e-5, rtol=0)
+    wide = heads.widened(5, "a home").repeated(4)
+    assert wide.query.shape == wide.key.shape == wide.value.shape == (width, 4, 5)
+    for found in (heads, wide):
+        np.testing.assert_allclose(attended(found, x), expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +101,12 @@ def test_heads_do_what_the_kind_does(kind, fields, bias, wide):
         ("lm", "mqa", {"tie_embeddings": False, "scan_layers": True}),
         ("lm", "gqa", LLAMA),
         ("lm", "mqa", LLAMA | {"mlp_bias": True, "tie_embeddings": False}),
-        ("mlm", "mha", {"num_token_types": 2}),
-        ("mlm", "mha", {"num_token_types": 1, "tie_embeddings": False}),
-        ("translation", "mha", {"layer_norm_epsilon": 1e-5, "num_decoder_layers": 1}),
-        ("translation", "mha", {"layer_norm_epsilon": 1e-5, "output_bias": True}),
+        ("mlm", "mha", {"num_token_types": 2, "tie_embeddings": False}),
+        (
+            "translation",
+            "mha",
+            {"layer_norm_epsilon": 1e-5, "num_decoder_layers": 1, "output_bias": True},
+        ),
     ],
 )
 def test_out_and_in_is_the_same_bit_for_bit(task, kind, fields, tokenizer, tmp_path):
@@ -167,21 +170,7 @@ def test_out_and_in_is_the_same_function(task, kind, fields, tokenizer, tmp_path
     assert np.abs(expected).max() > 1
 
 
-NOISE = [
-    "  ",
-    "\t",
-    "🙂",
-    "é",
-    "e\u0301",
-    SPACE,
-    "漢",
-    "\x00",
-    "\u200d",
-    "ab",
-    "aa",
-    "\u00a0",
-    "</s>",
-]
+NOISE = [*("  ", "\t", "🙂", "é", "e\u0301", SPACE, "漢", "\x00", "\u200d", "\u00a0", "</s>")]
 
 
 def noisy_lines(count):
@@ -196,7 +185,7 @@ def noisy_lines(count):
 
 
 def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
-    lines = [*noisy_lines(10_000), "", " ", "a" * 99, "ab" * 50, "anan" * 20 + "a"]
+    lines = [*noisy_lines(2000), "", " ", "a" * 99, "ab" * 50, "anan" * 20 + "a"]
     written = tokenizer_json(tokenizer, model_config("lm"))
     theirs = JsonTokenizer(json.dumps(written).encode())
     ours = tokenizer.encode_batch(lines)
@@ -205,43 +194,39 @@ def test_the_tokenizer_gives_the_same_ids_and_texts(tokenizer):
     assert theirs.absent == ()
 
 
+POST, PRE = {"norm_position": "post"}, {"norm_position": "pre"}
+
+
 @pytest.mark.parametrize(
-    ("task", "kind", "fields", "message"),
+    ("task", "kind", "fields", "named"),
     [
-        ("lm", "mha", {"norm_position": "post"}, "model.norm_position is 'post': GPT-2"),
-        ("lm", "mqa", {"norm_position": "post"}, "model.norm_position is 'post': GPT-BigCode"),
-        ("lm", "mha", {"attention__normalize_qk": True}, "normalize_qk cannot be exported"),
-        ("lm", "mva", {"attention__score_features": 4}, "scores of width 5 and values of width 4"),
-        ("lm", "mha", {"attention__qkv_features": 32}, "4 wide, .*: scores of width 8"),
-        ("lm", "mha", {"output_bias": True}, "model.output_bias is True: GPT-2"),
-        ("lm", "mha", {"num_token_types": 1}, "model.num_token_types is 1: GPT-2 takes 0 only"),
-        ("lm", "mqa", {"num_token_types": 2}, "model.num_token_types is 2: GPT-BigCode"),
+        ("lm", "mha", POST, "model.norm_position is 'post': GPT-2"),
+        ("lm", "mqa", POST, "model.norm_position is 'post': GPT-BigCode"),
+        ("lm", "mha", {"attention__normalize_qk": True}, "normalize_qk"),
+        ("lm", "mva", {"attention__score_features": 4}, "width 5 .* width 4"),
+        ("lm", "mha", {"attention__qkv_features": 32}, "4 wide, .* width 8"),
+        ("lm", "mha", {"output_bias": True}, "model.output_bias is True"),
+        ("lm", "mha", {"num_token_types": 1}, "model.num_token_types is 1"),
         ("lm", "mha", LLAMA | {"num_token_types": 1}, "model.num_token_types is 1: Llama"),
         ("lm", "mhe_add", LLAMA, "kind is 'mhe_add': Llama"),
-        ("lm", "mla", LLAMA, "mla is not exported: a norm lies"),
-        ("lm", "tpa", {}, "tpa is not exported: its queries"),
-        ("lm", "mha", {"positions": "rotary"}, "model.norm is 'layer': Llama"),
-        ("lm", "mha", {"norm": "rms"}, "model.positions is 'learned': Llama"),
-        ("mlm", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': BERT"),
-        ("mlm", "mha", {"positions": "rotary"}, "model.positions is 'rotary': BERT"),
-        ("mlm", "mha", {"context": "token"}, "model.context is 'token': BERT"),
-        ("mlm", "mha", {"hashing": "md_emb"}, "hashing is 'md_emb': transformers has no"),
-        ("shuffle_random", "mha", {}, "task is 'shuffle_random': BERT has no such head"),
-        ("classification", "mha", {"pooling": "mean"}, "model.pooling is 'mean': BERT"),
-        ("classification", "mha", {"num_spans": 1}, "model.num_spans is 1: BERT"),
-        ("translation", "mha", {"norm_position": "pre"}, "model.norm_position is 'pre': Marian"),
-        ("translation", "mha", {"num_token_types": 1}, "model.num_token_types is 1: Marian"),
-        (
-            "translation",
-            "mha",
-            {"attention_by_role__cross__num_heads": 2},
-            "as many heads in cross-attention as in the decoder",
-        ),
+        ("lm", "mla", LLAMA, "mla"),
+        ("lm", "tpa", {}, "tpa"),
+        ("lm", "mha", {"positions": "rotary"}, "model.norm is 'layer'"),
+        ("lm", "mha", {"norm": "rms"}, "model.positions is 'learned'"),
+        ("mlm", "mha", PRE, "model.norm_position is 'pre': BERT"),
+        ("mlm", "mha", {"positions": "rotary"}, "model.positions is 'rotary'"),
+        ("mlm", "mha", {"context": "token"}, "model.context is 'token'"),
+        ("mlm", "mha", {"hashing": "md_emb"}, "hashing is 'md_emb'"),
+        ("shuffle_random", "mha", {}, "task is 'shuffle_random'"),
+        ("classification", "mha", {"pooling": "mean"}, "model.pooling is 'mean'"),
+        ("classification", "mha", {"num_spans": 1}, "model.num_spans is 1"),
+        ("translation", "mha", PRE, "model.norm_position is 'pre': Marian"),
+        ("translation", "mha", {"attention_by_role__cross__num_heads": 2}, "are 2 and 4"),
     ],
 )
-def test_what_has_no_home_is_refused(task, kind, fields, message):
+def test_what_has_no_home_is_refused(task, kind, fields, named):
     config = model_config(task, kind, **fields)
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=named) as caught:
         convert(config, random_params(config))
     assert "\n" not in str(caught.value)
 
@@ -249,7 +234,7 @@ def test_what_has_no_home_is_refused(task, kind, fields, message):
 def test_a_parameter_without_a_place_is_refused():
     """Rather than left out in silence, so that the file computes something else."""
     tensors = {"up/kernel": np.ones((2, 3)), "down/kernel": np.ones((3, 2))}
-    with pytest.raises(InputError, match="^down/kernel of the run has no place in GPT-2$"):
+    with pytest.raises(InputError, match="^down/kernel "):
         lay_out(linear("fc", "up", bias=False), tensors, "GPT-2")
 
 
@@ -336,59 +321,41 @@ def test_the_file_of_a_run_that_was_imported_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "special", "message"),
+    ("task", "special", "named"),
     [
-        ("lm", ("<s>",), "has no eos: an export of task lm needs eos$"),
-        (
-            "translation",
-            ("<s>", "</s>"),
-            "has no pad: an export of task translation needs pad, eos$",
-        ),
-        (
-            "span",
-            ("<|endoftext|>",),
-            "has no pad, bos: an export of task span needs pad, bos, eos$",
-        ),
-        ("mlm", ("<pad>", "<s>", "</s>"), "has no mask: .* mlm needs pad, bos, eos, mask$"),
+        ("lm", ("<s>",), "has no eos"),
+        ("translation", ("<s>", "</s>"), "has no pad:"),
+        ("span", ("<|endoftext|>",), "has no pad, bos"),
+        ("mlm", ("<pad>", "<s>", "</s>"), "has no mask"),
     ],
 )
-def test_a_file_without_the_tokens_of_the_rows_is_refused(task, special, message, tmp_path):
+def test_a_file_without_the_tokens_of_the_rows_is_refused(task, special, named, tmp_path):
     tokenizer = JsonTokenizer(byte_level(tmp_path, special).to_str().encode())
-    with pytest.raises(InputError, match=f"^tokenizer.json: {message}"):
+    with pytest.raises(InputError, match=f"^tokenizer.json: {named}"):
         numbering(tokenizer, model_config(task), {})
 
 
 def test_absent_tokens_that_the_file_has_are_refused(tmp_path):
     """Its model would give them probability, which the run does not."""
     tokenizer = JsonTokenizer(word_piece(tmp_path).to_str().encode())
-    with pytest.raises(
-        InputError, match=r"absent_tokens is \(4,\): needs a tokenizer.json that la"
-    ):
+    with pytest.raises(InputError, match=r"absent_tokens is \(4,\)"):
         numbering(tokenizer, model_config("lm", absent_tokens=(MASK,)), {})
+
+
+SAMPLING = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9}
 
 
 @pytest.mark.parametrize(
     ("task", "evaluation", "expected"),
     [
-        ("lm", {}, {}),
-        ("lm", {"min_length": 0}, {}),
-        ("translation", {"beam_size": 2, "min_length": 3}, {"num_beams": 2, "min_new_tokens": 3}),
-        (
-            "lm",
-            {"temperature": 0.7, "top_p": 0.9},
-            {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9},
-        ),
-        (
-            "lm",
-            {"temperature": 2.0, "top_k": 3},
-            {"do_sample": True, "temperature": 2.0, "top_k": 3, "top_p": 1.0},
-        ),
-        ("translation", {"beam_size": 3}, {"num_beams": 3}),
+        ("lm", {}, {"min_new_tokens": 1}),
+        ("lm", {"min_length": 0, "temperature": 0.7, "top_p": 0.9}, SAMPLING),
         (
             "translation",
-            {"beam_size": 3, "length_penalty": 0.0},
-            {"num_beams": 3, "length_penalty": 0.0},
+            {"beam_size": 3, "length_penalty": 0.0, "min_length": 3},
+            {"num_beams": 3, "length_penalty": 0.0, "min_new_tokens": 3},
         ),
+        ("translation", {"beam_size": 2}, {"num_beams": 2, "min_new_tokens": 1}),
     ],
 )
 def test_the_search_is_that_of_the_run(task, evaluation, expected):
@@ -399,6 +366,4 @@ def test_the_search_is_that_of_the_run(task, evaluation, expected):
     ends = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     if task == "translation":
         ends |= {"decoder_start_token_id": BOS, "max_length": 13}
-    if "min_length" not in evaluation:
-        ends["min_new_tokens"] = 1
     assert found == {**ends, "suppress_tokens": [PAD, UNK, BOS, MASK], **expected}

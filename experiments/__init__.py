@@ -1,0 +1,1 @@
+"""What made the numbers of this project; see README.md here."""

@@ -1,0 +1,170 @@
+"""The kinds of attention at equal size, by the protocol of README.md here.
+
+    python experiments/atlas/atlas.py lm
+    python experiments/atlas/atlas.py translation
+    python experiments/atlas/atlas.py lm_large --jobs 12   # on a GPU: see "Commands" there
+    python experiments/atlas/atlas.py lm --steps 20 --workdir runs/trial    # a trial
+    python experiments/atlas/tables.py runs/atlas    # the tables of the page
+
+Runs go in the order of `cases.stages`, two at a time with one core each. In each stage the learning
+rate of every case is searched with seed 0 and a quarter of the steps, by validation loss: three
+rates, and halves or doubles of them while the lowest or the highest is best, six at most. Of those
+within 0.002 of the lowest loss, the lowest rate counts. Then the controls and the best of the other
+cases have three fresh seeds with all steps, which are scored on the test set.
+
+WORKDIR/atlas/TASK.json has a line for each run that is done; with it alone, and without the runs,
+they are not repeated. One that was interrupted goes on; one that failed, such as by a loss that is
+not finite, stands there with its reason, until that line is deleted.
+"""
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from experiments import command_line, reports, runs
+from experiments.atlas import sizes
+from experiments.atlas.cases import CONTROLS, LARGE, SOURCES, Case, Stage, base_of, models, stages
+from experiments.atlas.sizes import Fields
+from experiments.runs import Failed, Record, Runs, flags_of, note, read, search_rates
+from mhe_jax.config.fields import load_json
+from mhe_jax.tasks.cache import cached_numbers
+
+# Where each search begins.
+RATES = {
+    "lm": ("2e-3", "4e-3", "8e-3"),
+    "translation": ("1e-3", "2e-3", "4e-3"),
+    LARGE: ("1e-3", "2e-3", "4e-3"),
+}
+SEARCH_SEED, SCORED_SEEDS = "0", ("1", "2", "3")
+# A search has a quarter of the steps.
+SHORTER = 4
+# Of rates whose losses are as close to the lowest as this, the lowest rate is taken.
+TIE = 0.002
+
+
+class Atlas:
+    """The runs of one task below one directory."""
+
+    def __init__(self, at: Runs, task: str, steps: int | None):
+        self.at, self.task, self.source = at, task, SOURCES[task]
+        self.steps = steps or base_of(task).train.num_steps
+        about = {"task": task, "steps": self.steps}
+        self.record = Record(at.directory / f"atlas/{task}.json", about)
+
+    def search(self, case: Case) -> tuple[str, float]:
+        """The learning rate by the choosing seed, and its validation loss."""
+        rates = RATES[self.task]
+        losses = search_rates(rates, lambda rate: loss_of(self.line(case, rate, SEARCH_SEED)))
+        rate = chosen(losses)
+        return rate, losses[rate]
+
+    def line(self, case: Case, rate: str, seed: str) -> dict[str, Any]:
+        """The record's line of a run, which is made if it is not there."""
+        fields = self.fields(case, seed)
+        who = {**case._asdict(), "fields": fields, "rate": rate, "seed": int(seed)}
+        for line in self.record.lines:
+            if who.items() <= line.items():
+                return line
+        self.record.add(line := who | self.run(case, fields, rate, seed))
+        return line
+
+    def fields(self, case: Case, seed: str) -> Fields:
+        """What lies over the config of the task."""
+        config = base_of(self.task)
+        steps = max(1, self.steps // SHORTER) if seed == SEARCH_SEED else self.steps
+        fields = models(self.task)[case.regime][case.name] | {"train.num_steps": steps}
+        if steps < config.train.num_steps:
+            warmup = config.optimizer.warmup_steps
+            fields["optimizer.warmup_steps"] = max(1, warmup * steps // config.train.num_steps)
+        return fields
+
+    def run(self, case: Case, fields: Fields, rate: str, seed: str) -> dict[str, Any]:
+        name = f"atlas/{self.task}/{case.regime}/{case.name},{rate},seed={seed}"
+        flags = flags_of(fields | {"optimizer.learning_rate": rate, "train.seed": seed})
+        scores = {}
+        try:
+            run = self.at.train(name, self.source.config, self.source.data, *flags)
+            if seed in SCORED_SEEDS:
+                scores = self.at.evaluate(run, "test")
+        except Failed as failed:
+            if failed.status != 1:  # a signal or a wrong input is no result
+                raise
+            note(f"error: {failed}")
+            return {"failed": failed.reason}
+        result, config = read(run / runs.RESULT), load_json(run / "config.json")
+        kept = ("steps", "best_step", "parameters", "training_seconds", "device", "jax")
+        return {
+            **{name: result[name] for name in kept},
+            "validation_loss": result["best_validation_loss"],
+            **{name: scores[name] for name in (self.source.score,) if name in scores},
+            "cached": cached_numbers(config),
+            "flops": sizes.flops(config),
+            "processor": reports.processor(),
+            "flax": reports.version_of("flax"),
+        }
+
+
+def belongs(line: dict[str, Any], case: Case) -> bool:
+    return (line["regime"], line["name"]) == case
+
+
+def loss_of(line: dict[str, Any]) -> float:
+    """Of a run that failed, or never had one, it is infinite."""
+    loss = line.get("validation_loss")
+    return math.inf if loss is None or not math.isfinite(loss) else loss
+
+
+def chosen(losses: Mapping[str, float]) -> str:
+    """The learning rate of the lowest loss, or the lowest of those in a tie with it."""
+    best = min(losses.values())
+    return min((rate for rate, loss in losses.items() if loss <= best + TIE), key=float)
+
+
+def measure(work: Atlas, stage: Stage) -> bool:
+    """All runs of a stage, the controls' fresh seeds before those of the best others.
+
+    A case whose first rates are not all there, as one was killed, goes no further.
+
+    Returns whether every one of them is done, or has failed by itself.
+    """
+    each, missing = work.at.each, set()
+    found: dict[Case, tuple[str, float]] = {}
+
+    def first(one: tuple[Case, str]) -> None:
+        try:
+            work.line(*one, SEARCH_SEED)
+        except Failed:
+            missing.add(one[0])
+            raise
+
+    def search(case: Case) -> None:
+        found[case] = work.search(case)
+
+    # The first rates of all cases together: none waits for another.
+    done = each(first, [(case, rate) for case in stage.cases for rate in RATES[work.task]])
+    done &= each(search, [case for case in stage.cases if case not in missing])
+    ranked = [case for case in found if math.isfinite(found[case][1])]
+    ranked.sort(key=lambda case: (found[case][1], stage.cases.index(case)))
+    controls = [case for case in ranked if case.name in CONTROLS]
+    others = [case for case in ranked if case.name not in CONTROLS]
+    seeds = [(case, seed) for case in controls + others[: stage.best] for seed in SCORED_SEEDS]
+    return done & each(lambda one: work.line(one[0], found[one[0]][0], one[1]), seeds)
+
+
+def main() -> int:
+    parser = runs.parser(__doc__)
+    parser.add_argument("task", choices=SOURCES)
+    positive = command_line.positive
+    parser.add_argument("--steps", type=positive, help="of each run, else the config's")
+    args = parser.parse_args()
+    at = Runs(args)
+    work = Atlas(at, args.task, args.steps)
+    return runs.finish(at, lambda: all([measure(work, stage) for stage in stages(args.task)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

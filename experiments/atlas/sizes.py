@@ -1,0 +1,76 @@
+"""Sizes of whole models in closed form, and the shapes that give a model a wanted size.
+
+Of language models and translation with tied embeddings, plain MLPs with biases and norms before
+each sublayer, which is what configs/wikitext2_lm.py and configs/multi30k.py have.
+"""
+
+import functools
+from typing import Any
+
+from mhe_jax.attention import cost
+from mhe_jax.config import Config
+from mhe_jax.config.fields import set_field
+from mhe_jax.model.layers import attention_module
+from mhe_jax.tasks import TASKS
+from mhe_jax.tasks.cache import sublayers
+
+# Layers more that are tried.
+MORE = range(1, 13)
+# Widths of MLPs are multiples of it.
+MULTIPLE = 8
+
+Fields = dict[str, Any]
+
+
+def changed(config: Config, fields: Fields) -> Config:
+    return functools.reduce(lambda c, field: set_field(c, *field), fields.items(), config)
+
+
+def parameters(config: Config) -> int:
+    """V·M + P·M + Σ_sublayers (A + 2M) + Σ_MLPs (2MF + F + 3M) + 2M of the norm after each stack.
+
+    A are those of an attention sublayer, P the rows of learned positions; a norm has 2M.
+    """
+    m = config.model
+    M, F = m.features, m.mlp_features
+    total = m.vocabulary_size * M + (m.max_length * M if m.positions == "learned" else 0)
+    for role, count in sublayers(config).items():
+        total += count * (cost.parameters(attention_module(m, role), M) + 2 * M)
+        if role != "cross":
+            total += count * (2 * M * F + F + 3 * M) + 2 * M
+    return total
+
+
+def flops(config: Config) -> float:
+    """Of training, for each token of a row that is full (`mhe_jax.tasks.flops.FORMULA`)."""
+    return TASKS[config.task].step_flops(config, 1) / config.data.sequence_length
+
+
+def wider(config: Config, wanted: int) -> Fields:
+    """The MLP's width that brings the model nearest to `wanted` parameters."""
+    one, two = (parameters(changed(config, {"model.mlp_features": F})) for F in (1, 2))
+    eights = round((1 + (wanted - one) / (two - one)) / MULTIPLE)
+    return {"model.mlp_features": MULTIPLE * eights}
+
+
+def deeper(config: Config, wanted: int) -> Fields:
+    """The depth, at least a layer more, nearest to `wanted` parameters; then the MLP's width.
+
+    Layers are added to encoder and decoder in turn, the encoder first.
+    """
+
+    def more(count: int) -> Fields:
+        m = config.model
+        if "encoder" not in config.facts.roles:
+            return {"model.num_layers": m.num_layers + count}
+        of_decoder = m.decoder_layers + count // 2
+        return {
+            "model.num_layers": m.num_layers + (count + 1) // 2,
+            "model.num_decoder_layers": of_decoder,
+        }
+
+    def distance(count: int) -> int:
+        return abs(parameters(changed(config, more(count))) - wanted)
+
+    fields = more(min(MORE, key=distance))
+    return fields | wider(changed(config, fields), wanted)

@@ -1,0 +1,87 @@
+"""Cycles of cores on TPUs, by schedules that a compiler would give."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from experiments import reports
+from experiments.kernels_tpu import cycles, schedule
+
+
+def test_cycles_of_a_length_of_which_nothing_compiles(tmp_path, monkeypatch):
+    """Do not take the rows of another length with them."""
+    device = types.SimpleNamespace(device_kind="a chip")
+    monkeypatch.setattr(cycles, "describe_devices", lambda topology: [device])
+
+    def measure(args, case, length, blocks):
+        count = {"mha splash": None, "mha tokamax": 600, "sha splash": 300}.get(case, 200)
+        count = None if length == 512 else count
+        row = {"case": case, "length": length, "blocks": blocks, "matrix_units": []}
+        return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
+
+    monkeypatch.setattr(reports, "version_of", lambda library: "1")
+    monkeypatch.setattr(cycles, "measure", measure)
+    file = tmp_path / "cycles.json"
+    assert cycles.main(["--lengths", "256", "512", "--out", str(file)]) == 0
+    found = json.loads(file.read_text())["results"]
+    assert [row["fewer"] for row in found] == [None, 1, 2, 3, *[None] * 4]
+
+
+def test_cycles_are_compared_with_the_better_peer_by_its_best_blocks(tmp_path, monkeypatch):
+    device = types.SimpleNamespace(device_kind="a chip")
+    monkeypatch.setattr(cycles, "describe_devices", lambda topology: [device])
+
+    def measure(args, case, length, blocks):
+        count = {"mha splash": 9000, "mha tokamax": 8096, "sha splash": 6000}.get(case, 1000)
+        count = None if blocks[:1] == (512,) else count - sum(blocks[1:2])
+        row = {"case": case, "length": length, "blocks": blocks, "matrix_units": []}
+        return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
+
+    monkeypatch.setattr(reports, "version_of", lambda library: "1")
+    monkeypatch.setattr(cycles, "measure", measure)
+    file = tmp_path / "cycles.json"
+    assert cycles.main(["--lengths", "4096", "--out", str(file)]) == 0
+    found = {row["case"]: row for row in json.loads(file.read_text())["results"]}
+    assert found["mha splash"]["blocks"] == [1024, 4096, 1024]
+    assert found["mhe_add shared"]["fewer"] == 4
+
+
+def test_a_peer_that_is_not_installed_says_so(monkeypatch):
+    monkeypatch.setattr(cycles, "TOKAMAX", False)
+    args = types.SimpleNamespace(batch=2, heads=3, head_features=8, causal=False)
+    row = cycles.measure(args, "mha tokamax", 512, (512, 512, 512)) | {"fewer": None}
+    assert cycles.COLUMNS["times fewer"](row) == "not installed: needs Python 3.12 and tokamax"
+    assert cycles.COLUMNS["all"](row) == "-"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4)])
+def test_blocks_that_a_mask_leaves_whole_or_cuts(causal, sizes):
+    queries, keys = sizes
+    seen = np.tril(np.ones((16, 16), bool)) | (not causal)
+    parts = seen.reshape(16 // queries, queries, 16 // keys, keys).swapaxes(1, 2)
+    whole, some = parts.all((2, 3)).sum(), parts.any((2, 3)).sum()
+    for by_keys, rows in ((False, 16 // queries), (True, 16 // keys)):
+        found = schedule.blocks_of(3, 16, sizes, causal, by_keys=by_keys)
+        assert found == (3 * whole, 3 * (some - whole), 3 * rows)
+
+
+def test_cycles_of_a_kernel():
+    """What all steps have, what blocks have that are not hidden, and what ends a row of them."""
+    blocks = schedule.Blocks(whole=7, cut=5, rows=4)
+    kernel = schedule.Kernel("k", 18, 10, blocks=(), ends=100, matrix_units=0.5)
+    assert kernel.cycles(blocks) == 180 + 400
+    assert kernel._replace(blocks=(1000,)).cycles(blocks) == 180 + 400 + 12_000
+    assert kernel._replace(blocks=(1000, 2000)).cycles(blocks) == 180 + 400 + 17_000
+    assert kernel._replace(steps=None).cycles(blocks) == 120 + 400
+
+
+def test_a_topology_that_there_is_not_is_one_line(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cycles.main(["--topology", "v5e"])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr().err
+    assert "takes a kind of device and its layout" in captured
+    assert captured.count("\n") == 1

@@ -1,0 +1,70 @@
+"""Types of the fields: numbers with their ranges, choices, and which kinds have which field."""
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+# The largest float32, and the largest int32, which counts steps and numbers the places of an array.
+LARGEST, MOST = (2 - 2**-23) * 2.0**127, 2**31 - 1
+Count = Annotated[int, Ge(1), Le(MOST)]
+Natural = Annotated[int, Ge(0), Le(MOST)]
+AxisSize = Annotated[int, Ge(-1), Le(MOST)]
+Seed = Annotated[int, Ge(0), Lt(2**63)]
+Finite = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
+Positive = Annotated[float, Gt(0), Le(LARGEST)]
+NotNegative = Annotated[float, Ge(0), Le(LARGEST)]
+# A share is less than all, a rate is also more than nothing, a part may be nothing and all.
+Share = Annotated[float, Ge(0), Lt(1)]
+Rate = Annotated[float, Gt(0), Lt(1)]
+Part = Annotated[float, Ge(0), Le(1)]
+
+Kind = Literal[
+    "mha",
+    "sha",
+    "mqa",
+    "gqa",
+    "skv",
+    "el",
+    "mhe_add",
+    "mhe_mul",
+    "mva",
+    "collaborative",
+    "mfa",
+    "gta",
+    "mla",
+    "tpa",
+]
+Form = Literal["auto", "materialized", "folded", "shared", "absorbed", "factored"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas", "mosaic"]
+# A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
+Hashing = Literal[
+    "md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj"
+]
+
+MHE_KINDS: tuple[Kind, ...] = ("mhe_add", "mhe_mul")
+# Kinds that can be computed in several forms, from fast to slow; the last takes every call.
+FORMS_OF_KINDS: dict[Kind, tuple[Form, ...]] = {
+    "mhe_add": ("shared", "folded", "materialized"),
+    "mhe_mul": ("folded", "materialized"),
+    "mva": ("shared", "materialized"),
+    "collaborative": ("materialized",),
+    "mla": ("absorbed", "materialized"),
+    "tpa": ("factored", "materialized"),
+}
+# Fields of `AttentionConfig` that belong to some kinds only.
+FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
+    "num_kv_heads": ("gqa", "gta"),
+    "form": tuple(FORMS_OF_KINDS),
+    "num_groups": (*MHE_KINDS, "mva", "collaborative"),
+    "score_groups": ("mhe_add",),
+    "score_features": ("mva", "collaborative"),
+    "head_embedding_stddev": (*MHE_KINDS, "collaborative"),
+    "query_rank": ("mfa", "mla", "tpa"),
+    "reuse_keys": ("mfa",),
+    "key_rank": ("tpa",),
+    "value_rank": ("tpa",),
+    "latent_features": ("mla",),
+    "latent_groups": ("mla",),
+    "rotary_features": ("mla",),
+}
