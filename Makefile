@@ -1,4 +1,4 @@
-# make demo    install, train and score the demo, show translations and a picture
+# make demo    install, train and score the demo, show translations
 # make test    install, run the tests but whole runs and slow ones
 # make runs    the tests that train whole runs or start whole programs
 # make experiments-test  the programs of experiments/, small, and their tables from their records
@@ -36,7 +36,6 @@ demo: $(DEMO_INSTALLED)
 	$(BIN)/python train.py configs/demo.py --workdir $(RUN) $(addprefix --train.num_steps ,$(DEMO_STEPS))
 	$(BIN)/python eval.py $(RUN)
 	@$(BIN)/python -m mhe_jax demo $(RUN) --bleu $(DEMO_BLEU) --exact_match $(DEMO_EXACT)
-	@echo "learning curve: $(RUN)/learning_curve.png"
 
 FAST := not slow and not rest
 
@@ -88,7 +87,7 @@ matrix:
 	for pair in $(MATRIX); do \
 	    python=$${pair%%,*} jax=$${pair#*,} place=.venv/matrix/$${pair%%,*}-$${pair#*,}; \
 	    $$python -m venv $$place && \
-	    $$place/bin/python -m pip install --quiet -e '.[demo,dev,export]' "$$jax" && \
+	    $$place/bin/python -m pip install --quiet -e '.[dev,export]' "$$jax" && \
 	    $$place/bin/python -m pytest -n 2 -q tests/attention tests/model -m '$(FAST)' || exit 1; \
 	done
 
@@ -114,9 +113,9 @@ $(DEMO_INSTALLED): pyproject.toml constraints.txt
 	        "$$($(PYTHON) --version 2>&1); try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
 	    exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile -e '.[demo]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --no-compile -e . -c constraints.txt
 	@touch $@
 
 $(INSTALLED): $(DEMO_INSTALLED)
-	$(BIN)/python -m pip install --quiet -e '.[demo,report,wandb,cloud,dev,export]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[report,wandb,cloud,dev,export]' -c constraints.txt
 	@touch $@

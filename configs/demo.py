@@ -4,7 +4,7 @@
     python eval.py runs/demo
     echo "about twenty-five to nine in the evening" | python eval.py runs/demo --translate
 
-Nothing is downloaded: the phrases are made by num2words and babel (extra `demo`). No number, date
+Nothing is downloaded: the phrases come with the package. No number, date
 or time of the test occurs in training. `make demo` does all of this.
 
 Expected time: training and evaluation 100 seconds on two CPU cores (2026-11-24).

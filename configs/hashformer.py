@@ -2,7 +2,7 @@
 
     python train.py configs/hashformer.py --workdir runs/hashformer
     python eval.py runs/hashformer
-    python train.py configs/glue.py:sst2 --train.init_from runs/hashformer --workdir runs/sst2-hash
+    python train.py configs/finetune.py:sst2 --train.init_from runs/hashformer --workdir runs/sst2
 
 `--model.hashing` sets the hash and what embeds it: md_emb, md_pool, md_add, md_proj, lsh_emb,
 lsh_pool, lsh_add or lsh_proj. The same objective on pieces of words: `--model.hashing None

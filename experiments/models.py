@@ -11,7 +11,7 @@ from mhe_jax.config.fields import set_field
 from mhe_jax.config.loading import load_config
 from mhe_jax.config.rules import check
 
-CONFIGS: dict[TaskName, str] = {"mlm": "bert_base.py", "translation": "wmt14_base.py"}
+CONFIGS: dict[TaskName, str] = {"mlm": "bert_base.py", "translation": "wmt14.py"}
 # Flags that change the field of this name, where they are given.
 FIELDS = {
     "layers": "model.num_layers",

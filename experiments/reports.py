@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ import flax
 import jax
 
 from experiments import pytorch
-from experiments.timing import PEAK, TORCH_PEAK
-from mhe_jax.attention import make_attention
-from mhe_jax.attention.cost import parameters
+from experiments.timing import PEAK, TORCH_PEAK, LeftOut
+from mhe_jax.analysis.topology import describe_devices
+from mhe_jax.config import InputError
 
 ROOT = Path(__file__).parents[1]
 PEERS = ("torch", "transformers")
@@ -105,19 +105,6 @@ def peak_line(peak: dict[str, Any]) -> str:
     return line
 
 
-def mha_note(kinds: Iterable[str], features: int, heads: int) -> list[str]:
-    """The remark that a comparison with MHA needs, with numbers from the cost table."""
-    mhe = [kind for kind in kinds if kind.startswith("mhe_")]
-    if not mhe:
-        return []
-    mha, first = (make_attention(kind, num_heads=heads, use_bias=False) for kind in ("mha", mhe[0]))
-    ratio = parameters(mha, features) / parameters(first, features)
-    return [
-        f"MHA, ours and any peer's, is another model than {', '.join(mhe)}, with {ratio:.1f} times "
-        "the attention parameters: speed is compared here, not quality."
-    ]
-
-
 def table(columns: dict[str, Callable[[dict], str]], rows: list[dict]) -> str:
     """Markdown: a column for each function of a row."""
     return grid(list(columns), [[make(row) for make in columns.values()] for row in rows])
@@ -153,6 +140,31 @@ def save(path: Path | None, content: dict[str, Any]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def ahead_of_time(parser, topology: str) -> Any:
+    """The first device of a topology; one that there is not is a mistake of the call."""
+    try:
+        return describe_devices(topology)[0]
+    except InputError as error:
+        parser.error(str(error))
+
+
+def header_ahead(file: str, arguments: list[str] | None, device: Any, shape: str, **libraries: str):
+    """What was compiled, printed: the compilers of `libraries`, the command and when it was run."""
+    versions = {"jax": jax.__version__, **libraries}
+    about = {"device": device.device_kind, "shape": shape, **versions, **made_by(file, arguments)}
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    print(f"{about['device']}, ahead of time; {told}")
+    print(f"`{about['command']}`, {about['date']}; {shape}", flush=True)
+    return about
+
+
+def finish(path: Path | None, about: dict, results: list[dict], left_out: LeftOut, **more) -> None:
+    """Tells what was left out; the JSON."""
+    print("", *left_out.lines(), sep="\n")
+    left = {"left_out": left_out.reasons}
+    save(path, {"header": about, **more, "results": results, **left})
 
 
 def processor() -> str:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from experiments import command_line
 
@@ -36,32 +36,16 @@ class Failed(Exception):
 class Runs:
     """Calls train.py and eval.py for runs below one directory, unless they are done.
 
-    In a `with` statement, SIGINT and SIGTERM go to all commands that run, which save; none begins
-    after it, and what waits for one gets KeyboardInterrupt.
+    After Ctrl-C, which all commands get and which makes them save, none begins.
     """
 
     def __init__(self, args: argparse.Namespace):
         self.directory, self.data, self.jobs = args.workdir, args.directory, args.jobs
         # One command at a time for each run.
         self.locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
-        self.running: set[subprocess.Popen] = set()
         self.stopped = False
         # Threads of XLA on a CPU.
         self.environment = os.environ | ({"NPROC": "1"} if self.jobs > 1 else {})
-
-    def __enter__(self) -> Self:
-        numbers = signal.SIGINT, signal.SIGTERM
-        self.handlers = {number: signal.signal(number, self.stop) for number in numbers}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-
-    def stop(self, number: int, _: object) -> None:
-        self.stopped = True
-        for process in tuple(self.running):
-            process.send_signal(number)
 
     def train(self, name: str, config: str, data: str, *flags: str) -> Path:
         """The finished run `name` of configs/`config` with the data in `data`."""
@@ -100,7 +84,7 @@ class Runs:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as output:
             status = self.wait([sys.executable, *command], output)
-        if self.stopped or status in (130, -signal.SIGINT):
+        if status in (130, -signal.SIGINT):
             self.stopped = True
             raise KeyboardInterrupt
         if status:
@@ -109,19 +93,8 @@ class Runs:
 
     def wait(self, command: list[str], output) -> int:
         """The exit status of a command, once it has ended."""
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=self.environment,
-            process_group=0,  # Ctrl-C reaches it through us, once
-        )
-        self.running.add(process)
-        try:
-            return process.wait()
-        finally:
-            self.running.remove(process)
+        how: dict[str, Any] = {"stdout": output, "stderr": output, "env": self.environment}
+        return subprocess.run(command, stdin=subprocess.DEVNULL, **how).returncode
 
     def each(self, call: Callable[[Any], object], cases: Iterable[Any]) -> bool:
         """Calls all cases, some at a time. A failure ends its case alone; whether none failed."""
@@ -135,14 +108,17 @@ class Runs:
             return True
 
         with ThreadPoolExecutor(self.jobs) as pool:
-            return all(list(pool.map(succeeds, cases)))
+            try:
+                return all(list(pool.map(succeeds, cases)))
+            except KeyboardInterrupt:
+                self.stopped = True
+                raise
 
 
-def finish(runs: Runs, work: Callable[[], bool]) -> int:
-    """The exit status of a program that does its work by `runs`."""
+def finish(work: Callable[[], bool]) -> int:
+    """The exit status of a program that does this work."""
     try:
-        with runs:
-            return int(not work())
+        return int(not work())
     except KeyboardInterrupt:
         note("stopped; the same command resumes")
         return 130

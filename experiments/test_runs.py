@@ -1,15 +1,11 @@
-"""Runs that are not repeated, records, signals; what atlas, paper and uptraining run of them.
+"""Runs that are not repeated, and records; what atlas, paper and uptraining run of them.
 
 By a stand-in for train.py, eval.py, convert and factorize.
 """
 
 import json
 import lzma
-import os
-import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +65,7 @@ def calls(monkeypatch):
     stand_in.failing = {}
     monkeypatch.setattr(runs.Runs, "wait", stand_in)
     monkeypatch.setattr(paper, "pieces", lambda at: at.directory / "tokenizer.model")
+    monkeypatch.setattr(paper, "named", lambda at, data, file: file)
     stand_in.calls = found
     return stand_in
 
@@ -234,10 +231,16 @@ def test_pieces(tmp_path, monkeypatch):
     files = {
         "wikitext-2/train.txt.xz": "a wiki wiki wiki\n",
         "glue/SST-2/train.tsv.xz": "sentence\tlabel\nmovie movie movie\t1\n",
-        "glue/CoLA/in_domain_train.tsv.xz": "ks08\t1\t\twhither whither whither\n",
+        **dict.fromkeys(
+            (
+                f"glue/CoLA/{part}.tsv.xz"
+                for part in ("in_domain_train", "in_domain_dev", "out_of_domain_dev")
+            ),
+            "ks08\t1\t\twhither whither whither\n",
+        ),
     }
     for name, text in files.items():
-        (file := tmp_path / name).parent.mkdir(parents=True)
+        (file := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(lzma.compress(text.encode()))
     given = ["--workdir", str(tmp_path / "runs"), "--data.directory", str(tmp_path)]
     at = runs.Runs(runs.parser("").parse_args(given))
@@ -245,41 +248,6 @@ def test_pieces(tmp_path, monkeypatch):
     assert all(len(tokenizer.encode(word)) < 5 for word in ("wiki", "movie", "whither"))
     path.write_text("as it was")
     assert paper.pieces(at).read_text() == "as it was"
-
-
-WAITS = """
-import os, pathlib, signal, sys, time
-got, own = [], pathlib.Path(sys.argv[1])
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, _: got.append(number))
-own.write_text("begun")
-while not got:
-    time.sleep(0.01)
-time.sleep(0.3)  # one more would come meanwhile
-own.write_text(f"{os.getpgrp() == os.getpid()} {got}")
-sys.exit(128 + got[0])
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_this_process_alone_ends_its_commands_once(tmp_path, number):
-    """They have groups of their own, which a terminal's Ctrl-C does not reach; no other begins."""
-    (tmp_path / "waits.py").write_text(WAITS)
-    files = [tmp_path / f"{name}.txt" for name in "abcd"]
-
-    def strike():
-        while not all(file.exists() and file.read_text() for file in files[:2]):
-            time.sleep(0.01)
-        os.kill(os.getpid(), number)
-
-    at = runs.Runs(runs.parser("").parse_args(["--workdir", str(tmp_path)]))
-    waits, before = str(tmp_path / "waits.py"), signal.getsignal(number)
-    threading.Thread(target=strike, daemon=True).start()
-    work = lambda: at.each(lambda file: at.call(file.with_suffix(""), waits, str(file)), files)  # noqa: E731
-    assert runs.finish(at, work) == 130
-    assert [file.read_text() for file in files[:2]] == [f"True [{int(number)}]"] * 2
-    assert not any(file.exists() for file in files[2:])
-    assert signal.getsignal(number) == before
 
 
 def test_a_run_that_ctrl_c_ended_ends_all(calls, monkeypatch, tmp_path):

@@ -63,10 +63,10 @@ def attempt(left_out: LeftOut, name: str, make: Callable[[], list[Case]]) -> lis
         return []
 
 
-def made(makes: dict[str, Callable[[], Case]], left_out: LeftOut) -> list[Case]:
+def made(makes: dict[str, Callable[[], list[Case]]], left_out: LeftOut) -> list[Case]:
     """The cases that can be made: XLA compiles most of a program on one core."""
     with ThreadPoolExecutor(THREADS) as pool:
-        tried = pool.map(lambda name: attempt(left_out, name, lambda: [makes[name]()]), makes)
+        tried = pool.map(lambda name: attempt(left_out, name, makes[name]), makes)
         return [case for cases in tried for case in cases]
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,297 +38,140 @@ class Mutant(NamedTuple):
     tests: str
 
 
-MUTANTS = (
-    # Attention: masks, cache, kinds.
-    Mutant(
-        "attention/mask.py",
-        "Mask.to_dense",
-        "(key <= most[:, :, None])",
-        "(key <= most[:, :, None] + 1)",
-        "test_kinds.py::test_what_is_not_seen_does_not_matter",
-    ),
-    Mutant(
-        "attention/mask.py",
-        "Mask.block",
-        "self.key_lengths - first_key",
-        "self.key_lengths",
-        "test_mask.py",
-    ),
-    Mutant(
-        "attention/cache.py",
-        "append",
-        "positions = index[:, None] +",
-        "positions = index[:1, None] +",
-        "test_attention_cache.py::test_rows_at_places_of_their_own",
-    ),
-    Mutant(
-        "attention/cache.py",
-        "positions",
-        'module.get_variable("cache", "cache_index")[:, None]',
-        "0",
-        "test_rotary.py::test_the_cache_counts_positions",
-    ),
-    Mutant(
-        "attention/kinds/mhe_mul.py",
-        "MHEMulAttention.fold_query",
-        "(1 + e_q) * (1 + e_k)",
-        "(1 + e_q)",
-        "test_kinds.py::test_self_attention",
-    ),
-    Mutant(
-        "attention/kinds/mhe_add.py",
-        "MHEAddAttention.fold_output",
-        "heads + weight_sum * e_v[None, None]",
-        "heads + e_v[None, None]",
-        "test_kinds.py::test_every_mask",
-    ),
-    Mutant(
-        "attention/kinds/mva.py",
-        "MultiValueAttention._over_heads",
-        "jnp.repeat(x, self.num_heads // self.num_groups, 2)",
-        "jnp.tile(x, (1, 1, self.num_heads // self.num_groups, 1))",
-        "test_kinds.py::test_every_mask",
-    ),
-    Mutant(
-        "attention/kinds/mla.py",
-        "MultiHeadLatentAttention.merge",
-        "heads[..., : self._latents(call.head_features)[1]]",
-        "heads[..., heads.shape[-1] - self._latents(call.head_features)[1] :]",
-        "test_rotary.py::test_every_kind",
-    ),
-    # Engines and kernels.
-    Mutant(
-        "attention/engines/xla.py",
-        "weigh",
-        "if allowed is not None and mask.may_empty_a_row:",
-        "if False:",
-        "test_kinds.py::test_every_mask",
-    ),
-    Mutant(
-        "attention/engines/xla.py",
-        "weigh",
-        "checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)",
-        "checkpoint_name(kept, KEPT).astype(dtype)",
-        "test_attention_dropout.py::test_dropout_equals_the_reference_with_the_same_mask",
-    ),
-    Mutant(
-        "attention/engines/blocked.py",
-        "_local.turn",
-        "i % turns[1] * heads * G",
-        "i % turns[1] * heads",
-        "test_blocked.py::test_every_mask",
-    ),
-    Mutant(
-        "attention/engines/shared/kernels.py",
-        "_scores",
-        "sizes.first + i * sizes",
-        "i * sizes",
-        "test_tpu.py::test_gradients_of_many_queries",
-    ),
-    Mutant(
-        "attention/engines/shared/hopper_forward.py",
-        "_program",
-        "sums = [x * of_rows(shrink, x) for x in sums]",
-        "pass",
-        "test_hopper_forward.py::test_interpreted",
-    ),
-    Mutant(
-        "attention/engines/shared/hopper_backward.py",
-        "_program",
-        "kept_of(product(of_scores, of_values, nothing), words)",
-        "product(of_scores, of_values, nothing)",
-        "test_hopper_backward.py::test_on_a_machine",
-    ),
-    Mutant(
-        "attention/engines/shared/mosaic.py",
-        "visible",
-        "lengths.astype(jnp.int32)[:, None] - 1",
-        "lengths.astype(jnp.int32)[:, None]",
-        "test_mosaic.py::test_what_kernels_skip",
-    ),
-    # Cost and conversion.
-    Mutant(
-        "attention/cost/__init__.py",
-        "forward_flops",
-        "keys * (row.scored + row.weighted)",
-        "keys * (row.scored + row.weighted) // 2",
-        "test_cost.py",
-    ),
-    Mutant(
-        "attention/conversion/latents.py",
-        "latent_heads",
-        "U.T @ both.key @ heads.value[h]",
-        "U.T @ heads.value[h]",
-        "test_conversion_of_latents.py::test_a_kind_that_has_room_takes_another_exactly",
-    ),
-    # Models.
-    Mutant(
-        "model/layers.py",
-        "_Layer.residual",
-        'self.config.norm_position == "pre"',
-        'self.config.norm_position == "post"',
-        "test_layers.py::test_equations",
-    ),
-    Mutant(
-        "model/embeddings.py",
-        "Embeddings.attend",
-        "jnp.where(exists[None, None], logits, -jnp.inf)",
-        "jnp.where(exists[None, None], logits, 0.0)",
-        "test_vocabulary.py::test_padding_changes_no_number",
-    ),
-    Mutant(
-        "model/encoder_decoder.py",
-        "EncoderDecoder.decode",
-        "seen = seen & Mask.segments(target_segments, source_segments)",
-        "seen = seen",
-        "test_packed.py::test_packed_is_unpacked",
-    ),
-    Mutant(
-        "shapeshifter/kronecker.py",
-        "materialize",
-        '"kab,kce->acbe"',
-        '"kab,kce->caeb"',
-        "test_kronecker.py::test_both_ways_are_the_dense_product",
-    ),
-    Mutant(
-        "hashformers/hashes.py",
-        "MD.buckets",
-        "(halves[:, 0] << 64) + halves[:, 1]",
-        "(halves[:, 1] << 64) + halves[:, 0]",
-        "test_hashing.py::test_md_vectors",
-    ),
-    # Training.
-    Mutant(
-        "tasks/sums.py",
-        "label_sums",
-        "(1 - label_smoothing) * nats + label_smoothing * spread",
-        "label_smoothing * nats + (1 - label_smoothing) * spread",
-        "test_objective.py::test_label_sums",
-    ),
-    Mutant(
-        "training/step.py",
-        "make_train_step.step",
-        "jax.tree.map(lambda g: g / count, gradients)",
-        "jax.tree.map(lambda g: g / count / A, gradients)",
-        "test_step.py::test_accumulation_is_the_big_batch",
-    ),
-    Mutant(
-        "training/optimizer.py",
-        "NO_DECAY",
-        "HEAD_EMBEDDING, ",
-        "",
-        "test_optimizer.py::test_no_decay_on_biases_norms_and_head_embeddings",
-    ),
-    Mutant(
-        "training/state.py",
-        "make_initializer",
-        "of_param if leaf.shape == param.shape else whole",
-        "whole",
-        "test_sharding.py",
-    ),
-    # Data.
-    Mutant(
-        "data/packing.py",
-        "Plan.row",
-        'side="right"',
-        'side="left"',
-        "test_packing.py::test_a_plan_has_each_example_once",
-    ),
-    Mutant(
-        "data/mixture.py",
-        "Draws.__call__",
-        "return part, block * int(self._counts[part]) + int(before[i])",
-        "return part, int(before[i])",
-        "test_mixture.py::test_draws",
-    ),
-    Mutant(
-        "data/blocks.py",
-        "TrainBlocks._shuffled",
-        "np.random.default_rng([Draw.BLOCK_ORDER, self._seed, epoch])",
-        "np.random.default_rng([Draw.BLOCK_ORDER, self._seed])",
-        "test_batches.py",
-    ),
-    Mutant(
-        "data/batches.py",
-        "Batches._own_rows",
-        "slice(self.process_index * own, (self.process_index + 1) * own)",
-        "slice(0, own)",
-        "test_batches.py::test_training_rows_do_not_depend_on_processes",
-    ),
-    Mutant(
-        "data/tokenizer_json.py",
-        "JsonTokenizer.offsets",
-        "others[np.searchsorted(others, ends)]",
-        "ends",
-        "test_tokenizer.py::test_the_tokens_of_a_word_lead_back_to_it",
-    ),
-    Mutant(
-        "tasks/labelled/windows.py",
-        "WindowRows.row",
-        "if start <= first and last < stop and first >= 0:",
-        "if start <= first and last <= stop and first >= 0:",
-        "test_windows.py::test_windows_hold_the_context",
-    ),
-    # Evaluation.
-    Mutant(
-        "tasks/metrics.py",
-        "translation_scores",
-        'bleu.corpus_score(hypotheses, [references]).score,\n        "chrf"',
-        'bleu.corpus_score(references, [hypotheses]).score,\n        "chrf"',
-        "test_metrics.py::test_a_translation_that_is_too_short_by_hand",
-    ),
-    Mutant(
-        "evaluation/decoding.py",
-        "beam_search.body",
-        "cache = reorder_beams(cache, parents, batch_axis)",
-        "pass",
-        "test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force",
-    ),
-    Mutant(
-        "evaluation/decoding.py",
-        "length_penalties",
-        "((5.0 + np.arange(max_length + 1)) / 6.0)",
-        "((6.0 + np.arange(max_length + 1)) / 6.0)",
-        "test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force",
-    ),
-    Mutant(
-        "evaluation/generation.py",
-        "filter_logits",
-        "(before < top_p)",
-        "(before <= top_p)",
-        "test_generation.py::test_of_equal_probabilities_the_lower_ids_stay",
-    ),
-    # Interchange.
-    Mutant(
-        "interchange/heads.py",
-        "Heads.widened",
-        "np.float32((width / scored) ** 0.5)",
-        "np.float32(1)",
-        "test_huggingface.py::test_out_and_in_is_the_same_function",
-    ),
-    Mutant(
-        "interchange/huggingface/llama.py",
-        "write",
-        'if model.rotary_pairs == "interleaved":',
-        "if False:",
-        "test_huggingface.py::test_out_and_in_is_the_same_function",
-    ),
-    # Checkpoints.
-    Mutant(
-        "training/checkpoint/tensors.py",
-        "_digest",
-        "found.update(array.tobytes())",
-        "pass",
-        "test_safetensors.py::test_a_bit_that_has_flipped",
-    ),
-    Mutant(
-        "tasks/sums.py",
-        "criterion",
-        'else (numbers["loss"],)',
-        'else (-numbers["loss"],)',
-        "test_scored.py",
-    ),
-)
+# File, function and tests; what stands there; and the bug. `\n` is the end of a line.
+TABLE = r"""
+attention/mask.py: Mask.to_dense: test_mask.py::test_booleans_are_those_of_the_definition
+- (key <= most[:, :, None])
++ (key <= most[:, :, None] + 1)
+attention/mask.py: Mask.block: test_mask.py
+- self.key_lengths - first_key
++ self.key_lengths
+attention/cache.py: append: test_attention_cache.py::test_rows_at_places_of_their_own
+- positions = index[:, None] +
++ positions = index[:1, None] +
+attention/cache.py: positions: test_rotary.py::test_the_cache_counts_positions
+- module.get_variable("cache", "cache_index")[:, None]
++ 0
+attention/kinds/mhe_mul.py: MHEMulAttention.fold_query: test_kinds.py::test_output_and_gradients
+- (1 + e_q) * (1 + e_k)
++ (1 + e_q)
+attention/kinds/mhe_add.py: MHEAddAttention.fold_output: test_kinds.py::test_output_and_gradients
+- heads + weight_sum * e_v[None, None]
++ heads + e_v[None, None]
+attention/kinds/mva.py: MultiValueAttention._over_heads: test_kinds.py::test_output_and_gradients
+- jnp.repeat(x, self.num_heads // self.num_groups, 2)
++ jnp.tile(x, (1, 1, self.num_heads // self.num_groups, 1))
+attention/kinds/mla.py: MultiHeadLatentAttention.merge: test_rotary.py::test_every_kind
+- heads[..., : self._latents(call.head_features)[1]]
++ heads[..., heads.shape[-1] - self._latents(call.head_features)[1] :]
+attention/engines/xla.py: weigh: test_kinds.py::test_every_mask
+- if allowed is not None and mask.may_empty_a_row:
++ if False:
+attention/engines/xla.py: weigh: test_attention_dropout.py::test_dropout_equals_the_reference_with_the_same_mask
+- checkpoint_name(kept, KEPT).astype(dtype) / jnp.asarray(keep, dtype)
++ checkpoint_name(kept, KEPT).astype(dtype)
+attention/engines/blocked.py: _local.turn: test_blocked.py::test_every_mask
+- i % turns[1] * heads * G
++ i % turns[1] * heads
+attention/engines/shared/kernels.py: _scores: test_tpu.py::test_gradients_of_many_queries
+- sizes.first + i * sizes
++ i * sizes
+attention/engines/shared/hopper_forward.py: _program: test_hopper_forward.py::test_on_a_machine
+- sums = [x * of_rows(shrink, x) for x in sums]
++ pass
+attention/engines/shared/hopper_backward.py: _program: test_hopper_backward.py::test_on_a_machine
+- kept_of(product(of_scores, of_values, nothing), words)
++ product(of_scores, of_values, nothing)
+attention/engines/shared/mosaic.py: visible: test_mosaic.py::test_what_kernels_skip
+- lengths.astype(jnp.int32)[:, None] - 1
++ lengths.astype(jnp.int32)[:, None]
+attention/cost/__init__.py: forward_flops: test_cost.py
+- keys * (row.scored + row.weighted)
++ keys * (row.scored + row.weighted) // 2
+attention/kinds/mla.py: MultiHeadLatentAttention.nearest: test_conversion_of_latents.py::test_a_kind_that_has_room_takes_another_exactly
+- U.T @ both.key @ heads.value[h, :-1]
++ U.T @ heads.value[h, :-1]
+model/layers.py: _Layer.residual: test_layers.py::test_equations
+- self.config.norm_position == "pre"
++ self.config.norm_position == "post"
+model/embeddings.py: Embeddings.attend: test_vocabulary.py::test_padding_changes_no_number
+- jnp.where(exists[None, None], logits, -jnp.inf)
++ jnp.where(exists[None, None], logits, 0.0)
+model/encoder_decoder.py: EncoderDecoder.decode: test_packed.py::test_packed_is_unpacked
+- seen = seen & Mask.segments(target_segments, source_segments)
++ seen = seen
+shapeshifter/kronecker.py: materialize: test_kronecker.py::test_both_ways_are_the_dense_product
+- "kab,kce->acbe"
++ "kab,kce->caeb"
+hashformers/hashes.py: MD.buckets: test_hashing.py::test_md_vectors
+- (halves[:, 0] << 64) + halves[:, 1]
++ (halves[:, 1] << 64) + halves[:, 0]
+tasks/sums.py: label_sums: test_objective.py::test_label_sums
+- (1 - label_smoothing) * nats + label_smoothing * spread
++ label_smoothing * nats + (1 - label_smoothing) * spread
+training/step.py: make_train_step.step: test_step.py::test_accumulation_is_the_big_batch
+- jax.tree.map(lambda g: g / count, gradients)
++ jax.tree.map(lambda g: g / count / A, gradients)
+training/optimizer.py: NO_DECAY: test_optimizer.py::test_no_decay_on_biases_norms_and_head_embeddings
+- HEAD_EMBEDDING, 
++ 
+training/state.py: make_initializer: test_sharding.py
+- of_param if leaf.shape == param.shape else whole
++ whole
+data/packing.py: Plan.row: test_packing.py::test_a_plan_has_each_example_once
+- side="right"
++ side="left"
+data/tokens.py: Tokens.__getitem__: test_tokens.py::test_tokens_of_a_text
+- start, part = first + len(self._ids[part]), part + 1
++ start, part = stop, part + 1
+data/rows.py: blocks.shift: test_batches.py::test_each_token_once_an_epoch
+- [Draw.SHIFT, seed, epoch]
++ [Draw.SHIFT, seed]
+data/batches.py: Batches._own: test_batches.py::test_training_rows_do_not_depend_on_processes
+- slice(self.process_index * own, (self.process_index + 1) * own)
++ slice(0, own)
+data/tokenizer_json.py: JsonTokenizer.offsets: test_tokenizer.py::test_the_tokens_of_a_word_lead_back_to_it
+- others[np.searchsorted(others, ends)]
++ ends
+tasks/labelled/windows.py: WindowRows.row: test_windows.py::test_windows_hold_the_context
+- if start <= first and last < stop and first >= 0:
++ if start <= first and last <= stop and first >= 0:
+tasks/metrics.py: translation_scores: test_metrics.py::test_a_translation_that_is_too_short_by_hand
+- bleu.corpus_score(hypotheses, [references]).score,\n        "chrf"
++ bleu.corpus_score(references, [hypotheses]).score,\n        "chrf"
+evaluation/decoding.py: beam_search.body: test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force
+- cache = reorder_beams(cache, parents, batch_axis)
++ pass
+evaluation/decoding.py: length_penalties: test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force
+- ((5.0 + np.arange(max_length + 1)) / 6.0)
++ ((6.0 + np.arange(max_length + 1)) / 6.0)
+evaluation/generation.py: filter_logits: test_generation.py::test_of_equal_probabilities_the_lower_ids_stay
+- (before < top_p)
++ (before <= top_p)
+interchange/heads.py: Heads.widened: test_huggingface.py::test_out_and_in_is_the_same_function
+- np.float32((width / scored) ** 0.5)
++ np.float32(1)
+interchange/huggingface/llama.py: write: test_huggingface.py::test_out_and_in_is_the_same_function
+- if model.rotary_pairs == "interleaved":
++ if False:
+training/checkpoint/tensors.py: _digest: test_safetensors.py::test_a_bit_that_has_flipped
+- found.update(array.tobytes())
++ pass
+tasks/sums.py: criterion: test_objective.py::test_the_best_has_the_least_loss_or_the_highest_score
+- else (numbers["loss"],)
++ else (-numbers["loss"],)
+"""  # noqa: E501
+
+
+def _read(table: str) -> Iterator[Mutant]:
+    lines = table.replace("\\n", "\0").strip().splitlines()
+    for head, old, new in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
+        file, where, tests = head.split(": ")
+        old, new = (text[2:].replace("\0", "\n") for text in (old, new))
+        yield Mutant(file, where, old, new, tests)
+
+
+MUTANTS = tuple(_read(TABLE))
 
 
 def span(text: str, where: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ if tar -tzf "$sdist" | grep '/tests/'; then exit 1; fi
 
 "$python" -m venv "$place/venv"
 bin=$place/venv/bin
-"$bin/python" -m pip install --quiet "${wheel}[demo]" -c "$root/constraints.txt"
+"$bin/python" -m pip install --quiet "$wheel" -c "$root/constraints.txt"
 cd "$place"
 "$bin/mhe-jax" configs | grep '^multi30k  *Multi30k' > /dev/null
 "$bin/mhe-jax" configs show demo > mine.py

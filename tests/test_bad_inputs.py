@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import io
 import json
-import lzma
 import os
 import re
 import runpy
@@ -20,11 +19,10 @@ import pytest
 from labelled_files import squad
 
 import mhe_jax
-from mhe_jax.cli import convert, evaluate, export
+from mhe_jax.cli import commands
 from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.config.loading import load_config
-from mhe_jax.data import train_tokenizer
-from mhe_jax.data.sources import Items
+from mhe_jax.data import Text, train_tokenizer
 from mhe_jax.training.loop import train
 
 ROOT = Path(__file__).parents[1]
@@ -144,15 +142,13 @@ def refused(monkeypatch, capfd):
 
 # Arguments | what the line names. `T` trains tiny.py:lm in a new directory.
 ARGUMENTS = """
-train.py | usage: python -m mhe_jax train CONFIG
-train.py tyni.py | tyni\\.py; did you mean tiny\\.py
+train.py | usage: python train\\.py CONFIG
+train.py tin.py | tin\\.py; did you mean tiny\\.py
 train.py tiny.py:big | tiny\\.py.*'big'.*'lm'
-T --model.attention.kin mha | kin, mha; did you mean --model\\.attention\\.kind
 T --model.attention.kind mhx | 'mhx'.*--model\\.attention\\.kind.*'mhe_add'
 T --data.batch_size 1.5 | --data\\.batch_size.*'1\\.5'
 T --data.batch_size | --data\\.batch_size
-T --data.batch_size -8 | data\\.batch_size is -8: .* 1$
-T --optimizer.clip_norm x | --optimizer\\.clip_norm.*'x'
+T --optimizer.lr 1 | lr, 1; did you mean --optimizer\\.learning_rate
 T more | more
 T --mesh.data 3 | mesh\\.data=3.*8 devices
 T --compile_only | --topology
@@ -174,36 +170,32 @@ train.py tiny.py:lm --workdir runs/lm --model.mlp_features 8 | runs/lm .*model\\
 train.py tiny.py:mlm --workdir runs/lm | runs/lm .*'lm', not 'mlm'
 train.py tiny.py:lm --workdir runs/lm --train.num_steps 1 | train\\.num_steps is 1.*runs/lm
 train.py tiny.py:lm --workdir runs/lm --optimizer.weight_decay 0.5 | optimizer\\.weight_decay
-train.py tiny.py:lm --workdir train.en | train\\.en: .*directory
 train.py tiny.py:lm --workdir train.en/new | train\\.en/new: Not a directory
-T --data.cache_directory train.en | data\\.cache_directory=train\\.en
 T --data.cache_directory ~nobody-at-all/x | data\\.cache_directory=~nobody-at-all
-eval.py | usage: python -m mhe_jax eval RUN
-eval.py runs/lmm | runs/lmm; did you mean runs/lm
-eval.py runs | runs: it has no config\\.json; did you mean runs/
+eval.py | usage: python eval\\.py RUN
+eval.py runs/lmm | runs/lmm: .*did you mean runs/lm
+eval.py runs | runs: .* no config\\.json
 eval.py runs/lm --splt test | --splt, test; did you mean --split
 eval.py runs/lm --checkpoint newest | evaluation\\.checkpoint is 'newest'
 eval.py runs/lm --checkpoint 7 | '7'; there are: 1, 2
 eval.py runs/lm --sources a.txt b.txt | data\\.test
 eval.py runs/lm --translate | runs/lm .*task lm
 eval.py runs/lm --translate --generate | --translate and --generate
-eval.py runs/lm --predict | runs/lm .*task lm
 eval.py runs/lm --generate --sources a b | --sources .*--generate
-eval.py runs/lm --generate --top_k 3 | evaluation\\.top_k is 3: .*evaluation\\.temperature
 eval.py paper now | now
-eval.py compare | usage: python -m mhe_jax compare RUNS
 eval.py compare runs/lm --out runs/lm | --out runs/lm
 mhe_jax/__main__.py | train, eval, compare
 mhe_jax/__main__.py evil runs/lm | evil.*did you mean eval
-mhe_jax/__main__.py convert runs/lm | two directories.*usage
+mhe_jax/__main__.py convert runs/lm | usage: .* convert RUN NEW
+mhe_jax/__main__.py configs shw demo | shw
+mhe_jax/__main__.py configs show dmo | did you mean demo
 mhe_jax/__main__.py convert runs/lm new | --kind is not set
 mhe_jax/__main__.py convert runs/lm new --kind mhe_mull | 'mhe_mull'.*--kind.*'mhe_mul'
 mhe_jax/__main__.py convert runs/lm new --kind gqa | model\\.attention\\.num_kv_heads is not set
 mhe_jax/__main__.py convert runs/lm runs/mlm --kind mqa | runs/mlm is there already
 mhe_jax/__main__.py factorize runs/lm runs/lm/new --mlp 1 | runs/lm/new lies in runs/lm
 mhe_jax/__main__.py factorize runs/lm new | --attention
-mhe_jax/__main__.py factorize runs/lm new --mpl 1 | --mpl, 1; did you mean --mlp
-mhe_jax/__main__.py export runs/lm out | --to safetensors
+mhe_jax/__main__.py export runs/lm out | --to .*safetensors
 mhe_jax/__main__.py export runs/lm out --to ctranslate | 'ctranslate'.*ctranslate2
 """
 
@@ -235,7 +227,6 @@ WAYS = {
     "score": "eval.py runs/lm --sources {}",
     "pairs": ON_PAIRS + "--data.train {}",
     "pairs of validation": ON_PAIRS + "--data.validation {}",
-    "pairs mixed": ON_PAIRS + "--data.train train.en train.de {} --data.train_weights 1 1",
     "labels": LABELLED,
     "labels of validation": NEW.format("labels") + "--data.validation {}",
     "numbers": LABELLED + " --task regression",
@@ -244,27 +235,19 @@ WAYS = {
     "span": NEW.format("span") + "--data.train {}",
 }
 TEXTS = [
-    ("lm", "bad.txt", None, "bad.txt"),
     ("validation", "bad.txt", None, "bad.txt.*data.validation"),
     ("score", "bad.txt", b"", "bad.txt"),
     ("mixture", "bad.txt", Path.mkdir, "bad.txt"),
     ("packed", "bad.txt", b"\xef\xbb\xbf\r\n \n\t\n", "bad.txt"),
-    ("parallel", "bad.txt", TEXT + b"on\xe9\n" + TEXT, "bad.txt:3001"),
-    ("score", "bad.txt", TEXT + b"on\xe9\n" + TEXT, "bad.txt:3001"),
+    ("parallel", "bad.txt", b"one\n" * 9 + b"on\xe9\n" + TEXT, "bad.txt:10"),
     ("lm", "bad.txt", "ein Hund lä".encode()[:-1], "bad.txt:1"),
-    ("lm", "bad.txt", b"one\n\xed\xa0\x80\n", "bad.txt:2"),
-    ("lm", "bad.txt", lambda path: path.symlink_to("nowhere.txt"), "bad.txt"),
     ("lm", "bad.txt", lambda path: path.symlink_to("bad.txt"), "bad.txt"),
     ("score", "a" * 300, None, "a" * 300),
-    ("validation", "bad.txt.gz", TEXT, "bad.txt.gz"),
     ("lm", "bad.txt.gz", gzip.compress(TEXT, mtime=0)[:-9], "bad.txt.gz"),
     ("score", "bad.txt.gz", gzip.compress(TEXT + b"\xff\n", mtime=0), "bad.txt.gz:3001"),
     ("packed", "bad.txt.gz", gzip.compress(TEXT, mtime=0) + TEXT, "bad.txt.gz"),
-    ("mixture", "bad.txt.xz", lzma.compress(TEXT)[:-40], "bad.txt.xz"),
-    ("parallel", "short.de", b"ein Hund\n", "train.en has 200 lines, short.de has 1"),
+    ("parallel", "short.de", b"ein Hund\n", "train.en has more lines than short.de, which has 1"),
     ("pairs", "bad.tsv", b"a\tb\nc\nd\te\n", "bad.tsv:2.* 1 "),
-    ("pairs of validation", "bad.tsv", b"a\tb\n" * 9 + b"c\td\te", "bad.tsv:10.* 3 "),
-    ("pairs mixed", "bad.tsv", b"\t\n\t\n", "bad.tsv"),
     ("pairs", "bad.jsonl", PAIR + b'{"en": "one', "bad.jsonl:2"),
     (
         "pairs of validation",
@@ -274,23 +257,20 @@ TEXTS = [
     ),
     ("pairs", "bad.jsonl", PAIR + b'{"en": "x", "de": "\\ud83d"}\n', "bad.jsonl:2"),
     ("pairs", "bad.jsonl", PAIR + b"[" * 100_000 + b"\n", "bad.jsonl:2"),
-    ("pairs", "bad.jsonl", b'{"en": "", "de": " "}\n' * 3, "bad.jsonl.*en, de"),
-    ("labels", "x.tsv", b"label\ta\nx\ty\n", "x.tsv:1.*'text'.*'a'"),
+    ("pairs", "bad.jsonl", b'{"en": "", "de": " "}\n' * 3, "bad.jsonl: has no text"),
+    ("labels", "x.tsv", b"label\ta\nx\ty\nz\tw\n", "x.tsv:2.*'text'.*'a'"),
     ("labels", "x.tsv", HEAD + b"one\ta\nred\tb\tc\n", "x.tsv:3.* 3 "),
     ("labels", "x.tsv", HEAD, "x.tsv"),
     ("labels", "x.tsv", HEAD + b"one\ta\nred\ta\n", "data.train.*'a'"),
-    ("labels", "x.tsv", b"text\tmood\none\ta\n", "x.tsv:2.*'label'.*'mood'"),
     ("labels of validation", "x.tsv", HEAD + b"one\ta\nred\tc\n", "x.tsv:3.*'c'.* a, b"),
     ("numbers", "x.tsv", HEAD + b"one\t0.5\nred\tnan\n", "x.tsv:3.*'nan'"),
     ("choices", "x.tsv", b"q\ta\tb\tlabel\nx\ty\tz\t0\nx\ty\tz\t2\n", "x.tsv:3.*'2'.* 0, 1"),
-    ("rte", "x.tsv", HEAD + b"one\ta\n", "x.tsv:1.*'sentence1'"),
+    ("rte", "x.tsv", HEAD + b"one\ta\n", "x.tsv:2.*'sentence1'"),
     ("labels", "x.txt", HEAD, "x.txt.*.tsv, .csv"),
     ("labels", "x.csv", b'text,label\n"one,a\nred,b\n', "x.csv:3"),
     ("labels", "x.jsonl", OBJECT + b'{"te\n', "x.jsonl:3"),
-    ("labels", "x.jsonl", OBJECT + b'{"txt": "one", "label": "a"}\n', "x.jsonl:3.*'text'.*'txt'"),
     ("labels", "x.jsonl", OBJECT + b'{"text": "two", "label": null}\n', "x.jsonl:3.*'label'"),
     ("span", "x.json", squad()[:100].encode(), "x.json"),
-    ("span", "x.json", b"[]", "x.json"),
 ]
 
 
@@ -308,8 +288,6 @@ CONFIGS = {
     "has no function get_config": "x = 1\n",
     "returned dict": "def get_config():\n    return {}\n",
     ":2: ZeroDivisionError": "def get_config():\n    return 1 / 0\n",
-    ":2: ValueError: one two": "def get_config():\n    raise ValueError('one\\ntwo')\n",
-    ":1: ModuleNotFoundError": "import no_such_module\n",
     ":2: SystemExit: no way": "import sys\nsys.exit('no\\nway')\n",
     ":2: TypeError: .*tsk": "from mhe_jax.config import *\nget_config = lambda: Config(tsk='lm')\n",
     "workdir is 3": "from mhe_jax.config import *\nget_config = lambda: Config(workdir=3)\n",
@@ -337,14 +315,14 @@ JSON = {
     "Invalid": b'{"task": "lm", "mod',
     "Invalid JSON": b"[" * 100_000,
     "should be an object": b"[]",
-    "model.rotary": b'{"task": "lm", "model": {"rotary": true}}',
-    "train.num_steps is '2'": b'{"train": {"num_steps": "2"}}',
     "convert runs/lm NEW": b'{"architectures": ["A"], "model_type": "gpt2"}',
 }
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("named", JSON)
+@pytest.mark.parametrize(
+    ("reader", "named"),
+    [*((reader, "Invalid") for reader in READERS), *(("eval.py runs/lm", named) for named in JSON)],
+)
 def test_config_json(place, refused, named, reader):
     (place / "runs/lm/config.json").write_bytes(JSON[named])
     refused(reader, rf"runs/lm/config\.json: .*{named}")
@@ -352,8 +330,8 @@ def test_config_json(place, refused, named, reader):
 
 def other_tokenizer(path):
     """As many pieces, but others."""
-    text = Items("other", ["xyz xyz yzx uvw vwu wuv qrs rsq sqr kjh jhk hkj"] * 9, "text", "other")
-    train_tokenizer(text, 300).save(path)
+    text = Text.of("other", [("xyz xyz yzx uvw vwu wuv qrs rsq sqr kjh jhk hkj",)] * 9)
+    train_tokenizer([(text, 1.0)], 300).save(path)
 
 
 TOKENIZERS = {
@@ -428,16 +406,14 @@ def test_standard_input_that_is_no_text(place, refused):
 
 # A stranger's run
 
+# What is called (`load` is Python's), and what it leaves in the run.
 CALLS = {
-    "score": (lambda: evaluate.main(["runs/lm"]), {"eval_test.json"}),
-    "sources": (
-        lambda: evaluate.main(["runs/lm", "--sources", "secret.txt"]),
-        {"eval_secret_txt.json"},
-    ),
-    "generate": (lambda: evaluate.main(["runs/lm", "--generate"]), set()),
-    "load": (lambda: mhe_jax.load("runs/lm").log_probs(["one dog"]), set()),
-    "export": (lambda: export.main(["runs/lm", "new", "--to", "safetensors"]), set()),
-    "convert": (lambda: convert.main(["runs/lm", "new", "--kind", "mqa", "--rows", "8"]), set()),
+    "eval runs/lm": {"eval_test.json"},
+    "eval runs/lm --sources secret.txt": {"eval_secret_txt.json"},
+    "eval runs/lm --generate": set(),
+    "load": set(),
+    "export runs/lm new --to safetensors": set(),
+    "convert runs/lm new --kind mqa --rows 8": set(),
 }
 
 
@@ -449,21 +425,25 @@ def test_a_strangers_config_writes_nothing_elsewhere(place, tmp_path, monkeypatc
     outside.mkdir()
     (outside / "secret.txt").write_text("one dog runs\n" * 70)
     config = load_json(run / "config.json")
-    for name in ("workdir", "data.cache_directory", "data.directory"):
-        config = set_field(
-            config, name, str(outside if name == "data.directory" else outside / "x")
-        )
-    for name in ("data.train", "data.test"):
-        config = set_field(config, name, ("secret.txt",))
+    for name, value in {
+        "workdir": str(outside / "x"),
+        "data.cache_directory": str(outside / "x"),
+        "data.directory": str(outside),
+        "data.train": ("secret.txt",),
+        "data.test": ("secret.txt",),
+    }.items():
+        config = set_field(config, name, value)
     save_json(config, run / "config.json")
     (run / "eval_test.json").symlink_to(place / "tiny.py")  # a link is replaced, not followed
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one dog runs\n")))
     before = contents(tmp_path)
-    act, left = CALLS[call]
     with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
-        act()
+        if call == "load":
+            mhe_jax.load("runs/lm").log_probs(["one dog"])
+        else:
+            commands.main(call.split())
     after = contents(tmp_path)
     assert set(before) <= set(after)
     changed = {p for p in after if after[p] != before.get(p)}
-    assert {p.name for p in changed if p.is_relative_to(run)} == left
+    assert {p.name for p in changed if p.is_relative_to(run)} == CALLS[call]
     assert {p.relative_to(place).parts[0] for p in changed} <= {"runs", "new"}

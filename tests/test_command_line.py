@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import json
 import re
 import subprocess
@@ -11,13 +10,22 @@ from pathlib import Path
 
 import pytest
 
-import mhe_jax
+from mhe_jax import interchange
 from mhe_jax.cli import arguments as command_line
-from mhe_jax.cli import commands, convert, evaluate, export, factorize, report, train
-from mhe_jax.config import Config, ConversionConfig, DataConfig, EvaluationConfig, KroneckerConfig
+from mhe_jax.cli import commands, evaluate
+from mhe_jax.config import (
+    Comparison,
+    Config,
+    ConversionConfig,
+    DataConfig,
+    EvaluationConfig,
+    KroneckerConfig,
+)
 from mhe_jax.config.fields import hints_of, save_json, set_field, value_of
 from mhe_jax.config.loading import load_config
-from mhe_jax.interchange import FORMATS
+from mhe_jax.interchange import uptraining
+from mhe_jax.report import report
+from mhe_jax.training.run import fresh
 
 ROOT = Path(__file__).parents[1]
 CONFIG_FILE = '''"""Übt auf a.txt."""
@@ -54,10 +62,14 @@ def run_directory(tmp_path):
             "--task translation --data.train a b",
             {"task": "translation", "data.train": ("a", "b")},
         ),
-        ("--data.validation=a --workdir w", {"data.validation": ("a",), "workdir": "w"}),
-        ("--model.scan_layers True", {"model.scan_layers": True}),
-        ("--optimizer.clip_norm None", {"optimizer.clip_norm": None}),
-        ("--optimizer.learning_rate=2e-3", {"optimizer.learning_rate": 0.002}),
+        (
+            "--optimizer.clip_norm None --optimizer.learning_rate=2e-3 --model.scan_layers True",
+            {
+                "optimizer.clip_norm": None,
+                "optimizer.learning_rate": 0.002,
+                "model.scan_layers": True,
+            },
+        ),
         ("--mesh.data -1 --train.num-steps 7", {"mesh.data": -1, "train.num_steps": 7}),
         (
             "--model.attention_by_role.decoder.kind mqa",
@@ -113,96 +125,62 @@ def test_a_run_that_starts_from_another_has_its_shape(config_file, run_directory
 def test_evaluation_arguments(run_directory):
     run = str(run_directory)
     asked = EvaluationConfig(beam_size=3)
-    assert evaluate.parse([run]) == (run_directory, asked, "score")
-    found = evaluate.parse([run, "--translate", "--length_penalty", "1"])[1:]
+    assert evaluate.parse(run, []) == (run_directory, asked, None)
+    found = evaluate.parse(run, ["--translate", "--length_penalty", "1"])[1:]
     assert found == (dataclasses.replace(asked, length_penalty=1.0), "translate")
-    found = evaluate.parse([run, "--split", "validation"])[1:]
-    assert found == (dataclasses.replace(asked, split="validation"), "score")
+    found = evaluate.parse(run, ["--split", "validation"])[1:]
+    assert found == (dataclasses.replace(asked, split="validation"), None)
 
 
-def test_arguments_of_two_directories():
-    places = Path("runs/a"), Path("runs/b")
-    both = ["runs/a", "runs/b"]
-    assert factorize.parse([*both, "--attention", "8", "--mlp=16"]) == (
-        *places,
+BOTH = (Path("runs/a"), Path("runs/b"))
+WANTED = ConversionConfig(kind="gqa", num_kv_heads=2, rows=0)
+CALLS = {
+    "compare a b/c --out o --choose x y --lengths 8": [
+        ["a", "b/c"],
+        Comparison(out="o", choose=("x", "y"), lengths=(8,)),
+    ],
+    "factorize runs/a runs/b --attention 8 --mlp=16": [
+        *BOTH,
         KroneckerConfig(attention=8, mlp=16),
-    )
-    given = ["--kind", "gqa", "--num_kv_heads=2", "--rows", "0"]
-    wanted = ConversionConfig(kind="gqa", num_kv_heads=2, rows=0)
-    assert convert.parse([*both, *given]) == (*places, wanted)
-    wanted = export.ExportArguments(to="ctranslate2", checkpoint="last")
-    assert export.parse([*both, "--to", "ctranslate2", "--checkpoint=last"]) == (*places, wanted)
+    ],
+    "convert runs/a runs/b --kind gqa --num_kv_heads=2 --rows 0": [*BOTH, WANTED],
+    "export runs/a runs/b --to stablehlo --checkpoint=last --average_checkpoints 2": [
+        *("runs/a", "runs/b", ("to", "stablehlo")),
+        *(("checkpoint", "last"), ("average_checkpoints", 2)),
+    ],
+}
 
 
-def test_export_gets_all_that_was_given(monkeypatch, capsys):
-    told = {}
-    monkeypatch.setattr(export, "export", lambda *_, **given: told.update(given) or {})
-    options = ["--to", "stablehlo", "--checkpoint", "last", "--average_checkpoints", "2"]
-    export.main(["run", "out", *options])
-    assert told == {"checkpoint": "last", "average_checkpoints": 2}
+@pytest.mark.parametrize("line", CALLS)
+def test_what_a_command_gets(monkeypatch, capfdbinary, line):
+    calls = []
+
+    def called(*places, **given):
+        calls.append([*places, *given.items()])
+        return {"errors": {}}
+
+    rooms = {"compare": report, "factorize": fresh, "convert": uptraining, "export": interchange}
+    for name, room in rooms.items():
+        monkeypatch.setattr(room, name, called)
+    commands.main(line.split())
+    assert calls == [CALLS[line]]
+    assert json.loads(capfdbinary.readouterr().out) == {"errors": {}}
 
 
 # Help
 
 
-def helped(parse, *arguments, encoding="utf-8"):
-    """What `--help` prints on a terminal of this encoding."""
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    with contextlib.redirect_stdout(terminal), pytest.raises(SystemExit) as stop:
-        parse([*map(str, arguments), "--help"])
-    assert stop.value.code == 0
-    terminal.flush()
-    text = terminal.buffer.getvalue().decode(encoding)
-    assert "usage: " in text
-    return text
-
-
-def test_help_has_every_field_with_its_comment_and_the_configs_default(config_file):
-    text = helped(command_line.parse_train_arguments, config_file)
+def test_help_has_every_field_with_its_comment_and_the_configs_default(config_file, capfdbinary):
+    with contextlib.suppress(SystemExit):
+        commands.main(["train", config_file, "--help"])
+    text = capfdbinary.readouterr().out.decode()
     for name in hints_of(Config):
         assert f"--{name} " in text
     for comment in ("runs/full", "Updates in all.", "Number of query heads H.", "Übt auf a.txt."):
         assert comment in text
 
 
-def test_help_of_eval_has_every_field(run_directory):
-    text = helped(evaluate.parse, run_directory)
-    for name in ("translate", *(field.name for field in dataclasses.fields(EvaluationConfig))):
-        assert f"--{name}" in text
-
-
-@pytest.mark.parametrize(
-    ("parse", "arguments"),
-    [
-        (command_line.parse_train_arguments, ()),
-        (evaluate.parse, ()),
-        (report.parse, ()),
-        (commands.main, ("paper",)),
-        (commands.main, ()),
-        *((command.parse, given) for command in (convert, export, factorize)
-          for given in ((), ("runs/a",), ("runs/a", "new"))),
-    ],
-)  # fmt: skip
-def test_help_is_ascii(parse, arguments):
-    helped(parse, *arguments, encoding="ascii")
-
-
-def test_help_of_export_lists_the_formats():
-    text = helped(export.parse)
-    for name, said in FORMATS.items():
-        assert re.search(rf"\n    {name} +{re.escape(said)}\n", text)
-
-
 # Commands by name
-
-
-def test_every_command_has_its_name(capsys):
-    text = helped(commands.main)
-    for name in commands.COMMANDS:
-        assert f"\n  {name} " in text
-    with pytest.raises(SystemExit, match="^0$"):
-        commands.main(["--version"])
-    assert capsys.readouterr().out == f"mhe_jax {mhe_jax.__version__}\n"
 
 
 def start(*command):
@@ -220,13 +198,3 @@ def test_commands_run_by_name():
     status, out, err = start("-m", "mhe_jax", "tran")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert re.match("error: .*tran.*train", err)
-
-
-@pytest.mark.parametrize("start_again", [(), (("python", "train.py"),)], ids=["module", "script"])
-def test_a_sweep_starts_its_runs_as_it_was_started(monkeypatch, config_file, start_again):
-    calls = []
-    outcome = {"runs": [], "failed": 1}
-    monkeypatch.setattr(train.sweep, "run", lambda plan, command: calls.append(command) or outcome)
-    with pytest.raises(SystemExit, match="^1$"):
-        train.main([config_file, "--seeds", "2"], *start_again)
-    assert calls == [*(start_again or [(sys.executable, "-m", "mhe_jax", "train")])]

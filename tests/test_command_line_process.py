@@ -39,11 +39,6 @@ def run_program(body, unset=(), **environment):
     )
 
 
-def test_entry_point_exits_zero():
-    done = run_program("print('fine')")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
-
-
 @pytest.mark.parametrize(("given", "expected"), [({}, GIVEN), ({"GLIBC_TUNABLES": ""}, "")])
 def test_a_command_starts_once_more_to_have_huge_pages(tmp_path, given, expected):
     pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -62,42 +57,30 @@ def test_a_command_starts_once_more_to_have_huge_pages(tmp_path, given, expected
     assert said("-c", inside) == f"{given.get('GLIBC_TUNABLES')} 0 []\n"
 
 
-def test_entry_point_prints_a_mistake_on_one_line():
-    done = run_program("raise InputError('a\\n b')")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: a b\n")
+AT_EXIT = """import atexit, os, signal
+    atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+    print('fine')"""
+MEMORY = r"error: Out of memory .*[^.]\. Less is needed with fewer rows \(data.batch_size.*\n"
 
 
-def test_entry_point_shows_a_traceback_when_asked():
-    done = run_program("raise InputError('a')", MHE_JAX_TRACEBACK="1")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-
-
-def test_entry_point_keeps_other_errors():
-    done = run_program("raise KeyError('a')")
-    assert done.returncode == 1
-    assert "KeyError" in done.stderr
-
-
-def test_entry_point_says_what_needs_less_memory():
-    done = run_program("import jax; jax.numpy.zeros(1 << 44).block_until_ready()")
-    assert (done.returncode, done.stdout) == (1, "")
-    line = r"error: Out of memory .*[^.]\. Less is needed with fewer rows \(data.batch_size.*\n"
-    assert re.fullmatch(line, done.stderr)
-
-
-def test_entry_point_is_quiet_on_interrupt():
-    done = run_program("raise KeyboardInterrupt")
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
-
-
-def test_an_interrupt_at_exit_is_quiet():
-    done = run_program(
-        "import atexit, os, signal\n"
-        "    atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
-        "    print('fine')"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "fine\n", "")
+@pytest.mark.parametrize(
+    ("body", "status", "out", "err"),
+    [
+        ("print('fine')", 0, "fine\n", ""),
+        ("raise InputError('a\\n b')", 2, "", "error: a b\n"),
+        ("raise FileNotFoundError(2, 'not here', 'a.txt')", 2, "", "error: a.txt: not here\n"),
+        ("raise KeyError('a')", 1, "", "(?s)Traceback.*KeyError: 'a'\n"),
+        ("import os; os.environ['MHE_JAX_TRACEBACK'] = '1'; raise InputError('a')", 1, "",
+         "(?s)Traceback.*InputError: a\n"),
+        ("import jax; jax.numpy.zeros(1 << 44).block_until_ready()", 1, "", MEMORY),
+        ("raise KeyboardInterrupt", 128 + signal.SIGINT, "", ""),
+        (AT_EXIT, -signal.SIGINT, "fine\n", ""),
+    ],
+)  # fmt: skip
+def test_how_a_command_ends(body, status, out, err):
+    done = run_program(body)
+    assert (done.returncode, done.stdout) == (status, out)
+    assert re.fullmatch(err, done.stderr), done.stderr
 
 
 def test_an_interrupt_while_a_module_loads_is_no_error_of_the_module(tmp_path):
@@ -156,24 +139,23 @@ CACHE = {
 
 
 @pytest.mark.parametrize("given", [{}, {"JAX_COMPILATION_CACHE_DIR": "mine"}])
-def test_programs_are_kept_in_our_cache_or_where_jax_is_told(monkeypatch, tmp_path, given):
+@pytest.mark.parametrize("writable", [True, False])
+def test_programs_are_kept_in_our_cache_or_where_jax_is_told(
+    monkeypatch, tmp_path, given, writable
+):
     monkeypatch.delitem(sys.modules, "jax")
     for name in CACHE:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    if not writable:
+        (tmp_path / "programs").touch()
     for name, value in ({"MHE_JAX_CACHE": str(tmp_path)} | given).items():
         monkeypatch.setenv(name, value)
     keep_programs()
-    wanted = {name: value.format(tmp_path) for name, value in CACHE.items()} | given
-    assert {name: os.environ[name] for name in CACHE} == wanted
-
-
-def test_without_a_place_to_write_nothing_is_kept(monkeypatch, tmp_path):
-    monkeypatch.delitem(sys.modules, "jax")
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MHE_JAX_CACHE", str(tmp_path / "file"))
-    keep_programs()
-    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    ours = {name: value.format(tmp_path) for name, value in CACHE.items()}
+    assert {name: os.environ[name] for name in CACHE if name in os.environ} == (
+        given or (ours if writable else {})
+    )
 
 
 def test_the_second_start_finds_what_the_first_has_compiled(tmp_path):

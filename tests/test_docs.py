@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from test_configs import CONFIGS, EACH, load
 
-from mhe_jax.cli import commands, convert, evaluate, export, factorize, sweep
-from mhe_jax.cli.arguments import parse_target, parse_train_arguments
-from mhe_jax.config import Config, InputError
+from mhe_jax.cli import commands, evaluate, sweep, transform
+from mhe_jax.cli.arguments import parse_fields, parse_target, parse_train_arguments
+from mhe_jax.config import Comparison, Config, ConversionConfig, InputError, KroneckerConfig
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.config.loading import load_config
 from mhe_jax.training.cluster.distributed import take_flags
@@ -31,8 +31,12 @@ PROGRAM = re.compile(r"python (?:train\.py|eval\.py|-m mhe_jax)(?= )")
 TARGETS = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 # What stands for a name that the reader fills in.
 FILLED_IN = {"CONFIG": "configs/demo.py", "DIR": "runs/of-the-reader", "RUN": "runs/demo"}
-# Commands that make a run of another.
-MAKING = {"factorize": factorize, "export": export, "convert": convert}
+# Commands that make a run of another, and what they take.
+MAKING = {
+    "factorize": KroneckerConfig,
+    "export": transform.ExportArguments,
+    "convert": ConversionConfig,
+}
 
 
 def text_of(name: str) -> str:
@@ -100,26 +104,32 @@ def understand(command: str, arguments: list[str]) -> None:
     """
     if command == "make":
         assert arguments[0] in TARGETS
-    elif "--help" in arguments or command == "data":
         return
-    elif command == "train" and sweep.is_sweep(arguments):
+    if command == "eval" and arguments[0] in ("compare", "paper"):
+        command, *arguments = arguments
+    if "--help" in arguments:
+        return
+    places, options = commands.split(command, arguments)
+    if command == "train" and sweep.is_sweep(options):
         for run, _ in sweep.parse(arguments).runs.values():
             leave(run)
     elif command == "train":
-        target, rest = parse_target(arguments)
-        config = parse_train_arguments(take_flags(rest)[1])
+        target, rest = parse_target(options)
+        config = parse_train_arguments([*places, *take_flags(rest)[1]])
         if target is None and not config.workdir.startswith(("/", "$")):
             leave(config)
     elif command in MAKING:
-        run, new, wanted = MAKING[command].parse(arguments)
-        foreign = command == "convert" and wanted.kind is None  # which is not here
+        run, new = map(Path, places)
+        wanted = parse_fields(MAKING[command](), options, command, *places)
+        foreign = wanted == ConversionConfig()  # which is not here
         config = load_config("configs/bert_base.py") if foreign else load_json(run / "config.json")
         leave(dataclasses.replace(config, workdir=str(new)))
-    elif "compare" in (command, *arguments[:1]):
-        paths = [part for part in arguments if part.startswith(("runs/", "experiments/"))]
-        assert all(Path(path).exists() for path in paths)
-    elif "paper" not in (command, *arguments[:1]):
-        evaluate.parse(take_flags(arguments)[1])
+    elif command == "compare":
+        mine = [path for path in places if path.startswith(("runs/", "experiments/"))]
+        assert all(Path(path).exists() for path in mine)
+        parse_fields(Comparison(), options, command)
+    elif command == "eval":
+        evaluate.parse(places[0], take_flags(options)[1])
 
 
 @pytest.fixture(scope="module")

@@ -45,13 +45,6 @@ def test_the_code_of_attention_runs(name, count):
         exec(compile(piece, name, "exec"), names)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs(path):
-    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
-    assert 'find_spec("mhe_jax") is None' in "".join(code[0]["source"])
-
-
 @pytest.mark.whole_run
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path):

@@ -46,12 +46,6 @@ def test_what_cannot_be_a_place_is_refused(read, name):
     assert "\n" not in str(error.value)
 
 
-def test_a_cache_is_local(monkeypatch):
-    monkeypatch.setenv("MHE_JAX_CACHE", "gs://bucket/cache")
-    with pytest.raises(InputError, match="^MHE_JAX_CACHE=gs://bucket/cache: .*takes a local path$"):
-        cache_directory()
-
-
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     with pytest.raises(

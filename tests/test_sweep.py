@@ -34,7 +34,7 @@ def get_config():
         evaluation=EvaluationConfig(batch_size=8, split="validation"),
     )
 """
-# Leaves what train.py or eval.py leaves, a line a call in calls.txt, and does what does.json says.
+# Leaves what train or eval leaves, a line a call in calls.txt, and does what does.json says.
 STAND_IN = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -44,17 +44,16 @@ from mhe_jax.config.fields import save_json
 here, stopped = Path(__file__).parent, []
 for caught in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(caught, lambda number, _: stopped.append(number))
-scores = Path(__file__).name.startswith("eval")
-config = None if scores else parse_train_arguments(sys.argv[1:])
-workdir = Path(sys.argv[1] if scores else config.workdir)
+command, *given = sys.argv[1:]
+scores = command == "eval"
+config = None if scores else parse_train_arguments(given)
+workdir = Path(given[0] if scores else config.workdir)
 name = "eval/" * scores + workdir.name
 with open(here / "calls.txt", "a") as calls:
     calls.write(name + "\\n")
 does = json.loads((here / "does.json").read_text()).get(name)
 if config:
     save_json(config, workdir / "config.json")
-    if not (workdir / "tokenizer.model").exists():
-        (workdir / "tokenizer.model").write_text(workdir.name)
 if does == "error":
     sys.exit("a line before\\nerror: data.train: no good")
 if does == "kill":
@@ -81,8 +80,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     tmp_path.joinpath("tiny.py").write_text(CONFIG.format(directory=str(tmp_path)))
     tmp_path.joinpath("train.txt").write_text("a red cat runs over the small green hill\n" * 40)
-    tmp_path.joinpath("train.py").write_text(STAND_IN)
-    tmp_path.joinpath("eval.py").write_text(STAND_IN)
+    tmp_path.joinpath("stand_in.py").write_text(STAND_IN)
     tmp_path.joinpath("does.json").write_text("{}")
     return tmp_path
 
@@ -95,7 +93,7 @@ def run(place, *arguments, **does):
     """What the sweep of `arguments` returns, and what it called."""
     place.joinpath("does.json").write_text(json.dumps(does))
     place.joinpath("calls.txt").write_text("")
-    found = sweep.run(parse(place, *arguments), [sys.executable, str(place / "train.py")])
+    found = sweep.run(parse(place, *arguments), [sys.executable, str(place / "stand_in.py")])
     return found, place.joinpath("calls.txt").read_text().split()
 
 
@@ -123,13 +121,10 @@ def test_names(place):
     (name,) = parse(place, "--sweep", "data.directory=some/where").runs
     assert name == "directory=some_where,seed=0"
     assert sweep.parse([str(place / "tiny.py"), *KINDS]).workdir == Path("runs/tiny-sweep")
-
-
-def test_what_asks_for_a_sweep():
-    assert sweep.is_sweep(["c.py", "--sweep", "a=b"])
-    assert sweep.is_sweep(["c.py", "--seeds=3"])
-    assert not sweep.is_sweep(["c.py", "--train.seed", "3"])
-    assert not sweep.is_sweep(["c.py", "--seeds", "3", "--help"])
+    assert sweep.is_sweep(["--sweep", "a=b"])
+    assert sweep.is_sweep(["--seeds=3"])
+    assert not sweep.is_sweep(["--train.seed", "3"])
+    assert not sweep.is_sweep(["--seeds", "3", "--help"])
 
 
 @pytest.mark.parametrize(
@@ -139,12 +134,8 @@ def test_what_asks_for_a_sweep():
         ("--sweep model.attention.kid=mha", "model.attention.kind"),
         ("--sweep optimizer.learning_rate=1e-3,0.001", "learning_rate=0.001,seed=0 twice"),
         ("--sweep model.attention.kind=mha,gqa", "num_kv_heads"),
-        ("--sweep model.attention.kind=mha,", "FIELD=VALUE"),
-        ("--sweep", "FIELD=VALUE"),
-        ("--seeds 0", "--seeds is '0'"),
-        ("--seeds two", "--seeds is 'two'"),
-        ("--sweep train.num_steps=1,0", "train.num_steps"),
-        ("--seeds 2 --train.num_step 3", "train.num_steps"),
+        ("--sweep", "--sweep"),
+        ("--seeds 0", "--seeds is 0"),
         ("--seeds 2 --evaluate --evaluation.split test", "data.test"),
     ],
 )
@@ -152,9 +143,6 @@ def test_mistakes_are_found_before_the_first_run(place, arguments, named):
     with pytest.raises(InputError, match=named):
         parse(place, *arguments.split())
     assert not (place / "sweep").exists()
-
-
-def test_the_directory_of_a_run_is_refused(place):
     place.joinpath("sweep").mkdir()
     place.joinpath("sweep/config.json").write_text("{}")
     with pytest.raises(InputError, match="sweep holds a run"):
@@ -205,28 +193,15 @@ def test_each_run_is_scored_after_it_is_trained(place):
     assert run(place, *KINDS, "--evaluate")[1] == []
 
 
-def test_tokenizers_are_shared_where_they_must_be_the_same(place):
-    run(place, *KINDS, "--sweep", "model.vocabulary_size=300,400")
-    run(place, "--sweep", "data.fields=en", "--sweep", "model.vocabulary_size=300")
-    owners = {path.parent.name: path.read_text() for path in place.glob("sweep/*/tokenizer.model")}
-    for kind in ("mha", "sha"):
-        for size in (300, 400):
-            name = f"vocabulary_size={size},seed=0"
-            assert owners.pop(f"kind={kind},{name}") == f"kind=mha,{name}"
-    assert all(name == owner for name, owner in owners.items())
-    assert len(owners) == 1
-
-
-@pytest.mark.usefixtures("hang_ups")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_passed_on_once_and_ends_the_sweep(place, number):
+def test_a_signal_ends_the_run_and_the_sweep(place):
+    """SIGTERM; SIGINT ends the real one below."""
     place.joinpath("does.json").write_text(json.dumps({MHA: "wait"}))
     code = (
         "import sys; from mhe_jax.cli import sweep, process; "
         "process.run_entry_point("
         "lambda: sweep.run(sweep.parse(sys.argv[2:]), [sys.executable, sys.argv[1]]))"
     )
-    command = [sys.executable, "-c", code, str(place / "train.py"), str(place / "tiny.py")]
+    command = [sys.executable, "-c", code, str(place / "stand_in.py"), str(place / "tiny.py")]
     command += [*KINDS, "--workdir", str(place / "sweep")]
     lines = []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -234,9 +209,9 @@ def test_a_signal_is_passed_on_once_and_ends_the_sweep(place, number):
         for line in process.stderr:
             lines.append(line.strip())
             if line.strip() == "ready":
-                process.send_signal(number)
-    assert process.returncode == 128 + number
-    assert f"stopped by {number:d}" in lines
+                process.terminate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"stopped by {signal.SIGTERM:d}" in lines
     assert place.joinpath("calls.txt").read_text().split() == [MHA]
     assert "ready" in place.joinpath("sweep", MHA, "log.txt").read_text()
     assert run(place, *KINDS)[1] == [MHA, SHA]
@@ -284,7 +259,7 @@ def test_a_real_sweep_goes_on_where_it_was_interrupted(place):
 def test_a_finished_run_of_a_labelled_task_is_seen(place):
     """What train.py saves has the labels and the head that follow from the data."""
     place.joinpath("own.tsv").write_text("said\tverdict\nyes it is\ttrue\nno\tfalse\n")
-    arguments = [str(ROOT / "configs" / "glue.py:local"), "--data.directory", str(place)]
+    arguments = [str(ROOT / "configs" / "finetune.py:local"), "--data.directory", str(place)]
     arguments += ["--data.train", "own.tsv", "--data.validation", "own.tsv"]
     arguments += ["--data.dataset", "own", "--data.fields", "said", "--data.label_field", "verdict"]
     found = sweep.parse([*arguments, "--seeds", "2", "--workdir", str(place / "sweep")])

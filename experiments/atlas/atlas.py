@@ -161,9 +161,8 @@ def main() -> int:
     positive = command_line.positive
     parser.add_argument("--steps", type=positive, help="of each run, else the config's")
     args = parser.parse_args()
-    at = Runs(args)
-    work = Atlas(at, args.task, args.steps)
-    return runs.finish(at, lambda: all([measure(work, stage) for stage in stages(args.task)]))
+    work = Atlas(Runs(args), args.task, args.steps)
+    return runs.finish(lambda: all([measure(work, stage) for stage in stages(args.task)]))
 
 
 if __name__ == "__main__":

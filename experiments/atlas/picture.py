@@ -13,6 +13,7 @@ from experiments.atlas.cases import TASKS, WIDE, Case, base_of, models
 from experiments.atlas.sizes import changed
 from experiments.atlas.tables import DECIDES, MHA, Lines, lines_of, measured, with_error
 from experiments.pictures import Point
+from mhe_jax.report.plots import front
 from mhe_jax.tasks.cache import cached_numbers
 
 RECORDS = Path(__file__).parent / "records"
@@ -36,15 +37,6 @@ def points(lines: Lines, task: str) -> list[Point]:
     return found
 
 
-def front(found: list[Point], lower: bool) -> list[Point]:
-    """Those that none of a smaller cache is as good as, by the cache."""
-    best: list[Point] = []
-    for point in sorted(found, key=lambda p: (p.x, p.y if lower else -p.y)):
-        if not best or (point.y < best[-1].y if lower else point.y > best[-1].y):
-            best.append(point)
-    return best
-
-
 def draw(task: str) -> None:
     found, lower = points(lines_of(RECORDS, task), task), DECIDES[task][2]
     note = f"As many parameters; {'lower' if lower else 'higher'} is better. Bars: standard error."
@@ -55,9 +47,9 @@ def draw(task: str) -> None:
     for point in found:
         kinds = {"mha": "#111827", "mhe": "#c2410c"}
         pictures.mark(axes, point, kinds.get(point.name[:3], "#3f51b5"))
-    steps = front(found, lower)
+    steps = front([(p.x, p.y) for p in found], lower)
     line = {"drawstyle": "steps-post", "color": "0.6", "linestyle": "--", "linewidth": 1}
-    axes.plot([p.x for p in steps], [p.y for p in steps], **line)
+    axes.plot(*zip(*steps, strict=True), **line)
     axes.margins(x=0.2)
     pictures.label(axes, found)
     pictures.save(figure, f"atlas-{task}.svg")

@@ -175,12 +175,6 @@ def decision(records: dict[str, Lines]) -> str:
     return grid(["regime", "attention", *leads, "bar"], rows)
 
 
-def failures(lines: Lines) -> str:
-    keys = "regime", "name", "rate", "seed", "failed"
-    rows = [[str(line[key]) for key in keys] for line in lines if "failed" in line]
-    return grid([*keys], rows) if rows else ""
-
-
 def scored(lines: Lines, case: Case) -> bool:
     """Whether it has seeds that were scored on the test set."""
     found = measured(lines, case)
@@ -196,9 +190,6 @@ def page(directory: Path) -> dict[str, str]:
             cases = (Case(name, each) for each in models(task)[name])
             if any(scored(records[task], case) for case in cases if case != MHA):
                 tables[f"{NAMES[task]}: {REGIMES[name]}"] = regime(records[task], task, name)
-    for task, lines in records.items():
-        if told := failures(lines):
-            tables[f"{NAMES[task]}: runs that failed"] = told
     return tables
 
 

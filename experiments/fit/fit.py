@@ -5,7 +5,7 @@
     python experiments/fit/fit.py --out fit --shapes bert-base --kinds mha --attention_dropout 0
 
 The largest batch that fits, of every kind. Shapes are those of configs/bert_base.py and
-configs/wmt14_big.py, and BERT-large; all parallel in the data, each with attention dropout 0.1 and
+configs/wmt14.py:big, and BERT-large; all parallel in the data, each with attention dropout 0.1 and
 without, else with the configs' own dropout. Each cell is a file in the directory, and a cell that
 is there is not compiled again: the same command goes on where it stopped. Needs libtpu: `pip
 install -e '.[tpu]' -c constraints.txt`.
@@ -44,7 +44,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "model.attention.num_heads": 16,
         },
     ),
-    "transformer-big": ("wmt14_big.py", {}),
+    "transformer-big": ("wmt14.py:big", {}),
 }
 RATES = (0.1, 0.0)
 # Tokens of each side that a chip has at first.
@@ -52,19 +52,16 @@ TOKENS = 4096
 
 
 class Cell(NamedTuple):
-    part: str  # "search", of which there were others
     topology: str
     slices: int
     shape: str
     kind: str
     attention_dropout: float
 
-    @property
-    def file(self) -> str:
+    def __str__(self):
         slices = f"-{self.slices}-slices" if self.slices > 1 else ""
-        where = self.topology.replace(":", "-")
         how = f"{self.kind}-{self.attention_dropout:g}"
-        return f"{self.part}-{where}{slices}-{self.shape}-{how}.json"
+        return f"search-{self.topology.replace(':', '-')}{slices}-{self.shape}-{how}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,12 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--attention_dropout", nargs="+", type=float, default=RATES, metavar="RATE")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
-    where = "search", args.topology, args.slices
     for case in itertools.product(args.shapes, args.kinds, args.attention_dropout):
-        cell = Cell(*where, *case)
-        file = args.out / cell.file
+        cell = Cell(args.topology, args.slices, *case)
+        file = args.out / f"{cell}.json"
         if not file.exists():
-            found = {**cell._asdict(), **measured(cell, arguments)}
+            found = {"part": "search", **cell._asdict(), **measured(cell, arguments)}
             draft = file.with_suffix(".draft")
             draft.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             draft.replace(file)
@@ -93,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measured(cell: Cell, arguments: list[str] | None) -> dict[str, Any]:
     about = reports.made_by(__file__, arguments) | {"libtpu": reports.version_of("libtpu")}
-    print(f"{cell.file.removesuffix('.json')} ...", file=sys.stderr)
+    print(f"{cell} ...", file=sys.stderr)
     try:
         devices = describe_devices(cell.topology, cell.slices)
         return {**about, **ahead.search_batch(config_of(cell, len(devices)), devices)}

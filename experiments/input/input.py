@@ -127,12 +127,12 @@ def make_column(text: Path, path: Path) -> Path:
 
 def make_tokenizer(text: Path, path: Path) -> None:
     """Trained on the beginning of the text: here it is given, and its training not measured."""
-    from mhe_jax.data import train_tokenizer
-    from mhe_jax.data.sources import Items
+    from mhe_jax.data import Text, train_tokenizer
 
     with text.open("rb") as file:
         lines = file.read(4 << 20).decode(errors="ignore").splitlines()
-    train_tokenizer(Items(str(text), lines, "text", "lines"), VOCABULARY_SIZE).save(path)
+    items = [(line,) for line in lines]
+    train_tokenizer([(Text.of(str(text), items), 1.0)], VOCABULARY_SIZE).save(path)
 
 
 def row(directory: Path, task: str, packed: bool, text: Path, steps: int) -> dict:

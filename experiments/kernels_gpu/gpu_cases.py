@@ -273,7 +273,9 @@ def decoded(*given) -> dict:
     given = [str(x) for x in given]
     about = reports.header(decoding.__file__, "bfloat16", given)
     with contextlib.redirect_stdout(sys.stderr):
-        return {"content": decoding.measured(*decoding.parse(given), about)}
+        results, left_out = decoding.measured(*decoding.parse(given))
+    content = {"header": about, "results": results, "left_out": left_out.reasons}
+    return {"content": content}
 
 
 def bert(smoke: bool) -> Cases:

@@ -36,11 +36,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedShar
 
 from experiments import command_line, reports
 from experiments.kernels_tpu import schedule
-from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import Options, splash
 from mhe_jax.attention.engines.shared import tpu
-from mhe_jax.config import InputError
 
 PEERS = ("mha splash", "mha tokamax")
 CASES = (*PEERS, "sha splash", "mhe_add shared")
@@ -71,10 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     # One program in a process of its own: libtpu is told once where its schedules go.
     parser.add_argument("--compile", nargs="+", metavar="CASE", help="for its own use")
     args = parser.parse_args(arguments)
-    try:
-        device = describe_devices(args.topology)[0]
-    except InputError as error:
-        parser.error(str(error))
+    device = reports.ahead_of_time(parser, args.topology)
     if args.compile:
         compile_case(args, device, args.compile[0], tuple(map(int, args.compile[1:])))
         return 0
@@ -93,17 +88,11 @@ def main(arguments: list[str] | None = None) -> int:
         best = min((x["cycles"] for x in own if x["case"] in PEERS), default=None)
         r["fewer"] = best and r["cycles"] and best / r["cycles"]
     mask = ", causal" if args.causal else ""
-    about = {
-        "device": device.device_kind,
-        "shape": f"B = {args.batch}, H = {args.heads}, D = {args.head_features}, bfloat16{mask}",
-        "jax": jax.__version__,
-        "libtpu": reports.version_of("libtpu"),
-        "tokamax": reports.version_of("tokamax") if TOKAMAX else NOT_INSTALLED,
-        **reports.made_by(__file__, arguments),
-    }
-    versions = ", ".join(f"{name} {about[name]}" for name in ("jax", "libtpu", "tokamax"))
-    print(f"{about['device']}, ahead of time; {versions}")
-    print(f"`{about['command']}`, {about['date']}; {about['shape']}\n")
+    shape = f"B = {args.batch}, H = {args.heads}, D = {args.head_features}, bfloat16{mask}"
+    versions = {"libtpu": reports.version_of("libtpu")}
+    versions["tokamax"] = reports.version_of("tokamax") if TOKAMAX else NOT_INSTALLED
+    about = reports.header_ahead(__file__, arguments, device, shape, **versions)
+    print()
     for length in args.lengths:
         print(reports.table(COLUMNS, [r for r in results if r["length"] == length]), end="\n\n")
     reports.save(args.out, {"header": about, "results": results})

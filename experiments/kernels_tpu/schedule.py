@@ -124,7 +124,6 @@ def _kernel(directory: Path, name: str) -> Kernel:
     bundles = _bundles(directory, name)
     steps, begin, end = _loop(bundles)
     used = _matrix_units(directory, name)
-    work = ARITHMETIC * sum(used[begin : end + 1])
     found = _branches(bundles, begin, end)
     # Those that hold others are of the pipeline, whose first pass skips nearly all of a step.
     branches = [

@@ -13,7 +13,7 @@ from experiments.kernels_tpu import cycles, schedule
 def test_cycles_of_a_length_of_which_nothing_compiles(tmp_path, monkeypatch):
     """Do not take the rows of another length with them."""
     device = types.SimpleNamespace(device_kind="a chip")
-    monkeypatch.setattr(cycles, "describe_devices", lambda topology: [device])
+    monkeypatch.setattr(reports, "describe_devices", lambda topology: [device])
 
     def measure(args, case, length, blocks):
         count = {"mha splash": None, "mha tokamax": 600, "sha splash": 300}.get(case, 200)
@@ -31,7 +31,7 @@ def test_cycles_of_a_length_of_which_nothing_compiles(tmp_path, monkeypatch):
 
 def test_cycles_are_compared_with_the_better_peer_by_its_best_blocks(tmp_path, monkeypatch):
     device = types.SimpleNamespace(device_kind="a chip")
-    monkeypatch.setattr(cycles, "describe_devices", lambda topology: [device])
+    monkeypatch.setattr(reports, "describe_devices", lambda topology: [device])
 
     def measure(args, case, length, blocks):
         count = {"mha splash": 9000, "mha tokamax": 8096, "sha splash": 6000}.get(case, 1000)

@@ -23,15 +23,13 @@ from jax.sharding import Mesh
 
 from experiments import command_line, reports, timing
 from mhe_jax.analysis.memory import layer_memory
-from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import make_attention, recording
-from mhe_jax.config import InputError
 
 LENGTHS = [128, 256, 512, 1024, 2048, 4096]
 RUNS = {"forward": False, "with gradients": True}
 
 
-def parse(arguments: list[str] | None):
+def main(arguments: list[str] | None = None) -> int:
     parser = command_line.Parser(__doc__, forms=("auto", *command_line.FORMS), timed=False)
     parser.add_argument("--lengths", type=command_line.positive, nargs="+", default=LENGTHS)
     parser.add_argument("--heads", type=command_line.positive, default=12)
@@ -39,24 +37,15 @@ def parse(arguments: list[str] | None):
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--topology", metavar="NAME", help="a TPU topology, such as v5e:2x2")
     args = parser.parse_args(arguments)
-    args.chip = None
-    if args.topology:
-        try:
-            args.chip = describe_devices(args.topology)[0]
-        except InputError as error:
-            parser.error(str(error))
-    return args
-
-
-def main(arguments: list[str] | None = None) -> int:
-    args = parse(arguments)
     about = reports.header(__file__, args.dtype, arguments)
-    mesh = None
-    if args.chip is not None:
-        mesh = Mesh(np.array([args.chip]), "data")
+    left_out, mesh, context = timing.LeftOut(), None, contextlib.nullcontext()
+    if args.topology:
+        mesh = Mesh(np.array([reports.ahead_of_time(parser, args.topology)]), "data")
+        # Engines ask the mesh that is set what they are compiled for.
+        context = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
         about |= {"device": f"one chip of {args.topology}, ahead of time", "backend": "tpu"}
-    left_out = timing.LeftOut()
-    results = measure(args, mesh, left_out)
+    with context:
+        results = measure(args, mesh, left_out)
 
     print(*reports.header_lines(about), sep="\n\n", end="\n\n")
     print(
@@ -66,63 +55,35 @@ def main(arguments: list[str] | None = None) -> int:
     for run in RUNS:
         print(f"\n### {run}\n")
         print(table(results, run, args.lengths))
-    notes = reports.mha_note(args.kinds, args.heads * args.head_features, args.heads)
-    notes = [note.replace("speed", "memory") for note in notes]
-    print("", *notes, *left_out.lines(), sep="\n")
-    content = {
-        "header": about,
-        "results": results,
-        "left_out": left_out.reasons,
-        "notes": notes,
-    }
-    reports.save(args.out, content)
+    reports.finish(args.out, about, results, left_out)
     return 0
 
 
 def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str, Any]]:
     """One row for each kind, form, T and run, with the form that `auto` took."""
-    features = args.heads * args.head_features
-    # Engines ask the mesh that is set what they are compiled for.
-    context = contextlib.nullcontext()
-    if mesh is not None:
-        context = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+    shared: dict[str, Any] = {"num_heads": args.heads, "use_bias": False, "dtype": args.dtype}
+    shared["force_fp32_for_softmax"] = True
     results = []
-    with context:
-        for name, fields in command_line.variants(args.kinds, args.forms, args.heads).items():
-            module = make_attention(
-                **fields,
-                num_heads=args.heads,
-                use_bias=False,
-                dtype=args.dtype,
-                force_fp32_for_softmax=True,
-            )
-            for length in args.lengths:
-                for run, gradients in RUNS.items():
-                    what = f"{name}, T = {length}, {run}"
-                    print(what, file=sys.stderr, flush=True)
-                    try:
-                        with recording() as made:
-                            size = layer_memory(
-                                module,
-                                (1, length, features),
-                                args.dtype,
-                                causal=args.causal,
-                                gradients=gradients,
-                                mesh=mesh,
-                            )
-                    except Exception as error:  # a compiler may fail in its own way
-                        left_out.add(what, error)
-                        continue
-                    results.append(
-                        {
-                            "case": name,
-                            "kind": fields["kind"],
-                            "runs_as": made[fields["kind"]][-1],  # initialized before
-                            "length": length,
-                            "run": run,
-                            "memory_bytes": size,
-                        }
-                    )
+    cases = [
+        (name, fields, length, run)
+        for name, fields in command_line.variants(args.kinds, args.forms, args.heads).items()
+        for length in args.lengths
+        for run in RUNS
+    ]
+    for name, fields, length, run in cases:
+        what = f"{name}, T = {length}, {run}"
+        shape = 1, length, args.heads * args.head_features
+        print(what, file=sys.stderr, flush=True)
+        how = {"causal": args.causal, "gradients": RUNS[run], "mesh": mesh}
+        try:
+            with recording() as made:
+                module = make_attention(**fields, **shared)
+                size = layer_memory(module, shape, args.dtype, **how)
+        except Exception as error:  # a compiler may fail in its own way
+            left_out.add(what, error)
+            continue
+        row = {"case": name, "kind": fields["kind"], "runs_as": made[fields["kind"]][-1]}
+        results.append({**row, "length": length, "run": run, "memory_bytes": size})
     mha = {(r["length"], r["run"]): r["memory_bytes"] for r in results if r["case"] == "mha"}
     for row in results:
         base = mha.get((row["length"], row["run"]))

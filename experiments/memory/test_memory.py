@@ -35,7 +35,6 @@ def test_memory(capsys, tmp_path):
     assert rows["mhe_add folded", "forward", 6]["runs_as"] == "folded on xla"
     text = capsys.readouterr().out
     assert "| mhe_add (folded on xla or shared on xla) |" in text
-    assert "memory is compared here, not quality" in text
     assert found["header"]["date"] in text
 
 

@@ -11,6 +11,7 @@ Data lies in data/multi30k, data/wikitext-2, data/glue/SST-2 and data/glue/CoLA,
 its case ends, the other cases go on, and the exit status is 1.
 """
 
+import lzma
 import os
 import sys
 from collections.abc import Callable
@@ -50,9 +51,9 @@ ENCODERS["mva"] = {"kind": "mva", "score_features": "64"}
 POSITIONS = ("--model.positions", "sinusoidal")
 # Each task's config, its data, and its files as they are distributed.
 TASKS = {
-    "sst2": ("glue.py:sst2", "glue/SST-2", ["train.tsv.xz"], ["dev.tsv.xz"]),
+    "sst2": ("finetune.py:sst2", "glue/SST-2", ["train.tsv.xz"], ["dev.tsv.xz"]),
     "cola": (
-        "glue.py:cola",
+        "finetune.py:cola",
         "glue/CoLA",
         ["in_domain_train.tsv.xz"],
         ["in_domain_dev.tsv.xz", "out_of_domain_dev.tsv.xz"],
@@ -90,11 +91,26 @@ def translation(at: Runs, name: str, seeds: tuple[str, ...] = SEEDS[:1]) -> tupl
     return found[rate], rate
 
 
-def of_task(task: str) -> list[str]:
+def of_task(at: Runs, task: str) -> list[str]:
     """Config, data and files."""
     config, data, training, validation = TASKS[task]
+    if task == "cola":
+        training, validation = (
+            [named(at, data, file) for file in of] for of in (training, validation)
+        )
     files = ["--data.train", *training, "--data.validation", *validation, "--data.test"]
     return [config, data, *files]
+
+
+def named(at: Runs, data: str, file: str) -> str:
+    """A file of CoLA with the names of its columns, which it comes without."""
+    path = (at.directory / file).resolve().with_suffix("")
+    with at.locks[path]:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = lzma.decompress((at.data / data / file).read_bytes()).decode()
+            path.write_text("source\tlabel\tmark\tsentence\n" + lines, encoding="utf-8")
+    return str(path)
 
 
 def misspelt(rate: str) -> str:
@@ -104,7 +120,7 @@ def misspelt(rate: str) -> str:
 
 def tune(at: Runs, name: str, task: str, *flags: str, noise: tuple[str, ...] = ()) -> None:
     """A task's run and its scores, also where words are misspelt."""
-    run = at.train(name, *of_task(task), "--train.num_steps", TASK_STEPS[task], *flags)
+    run = at.train(name, *of_task(at, task), "--train.num_steps", TASK_STEPS[task], *flags)
     for rate in noise:
         at.evaluate(run, misspelt(rate), "--spelling_noise", rate)
     at.evaluate(run, "validation")
@@ -118,12 +134,11 @@ def pieces(at: Runs) -> Path:
             note(f"{path}: train_tokenizer")
             wikitext, *configs = [
                 parse_train_arguments([*at.arguments(*one[:2]), *one[2:]])
-                for one in (MLM, *map(of_task, TASKS))
+                for one in (MLM, *(of_task(at, task) for task in TASKS))
             ]
             sources = open_train(wikitext)
             for config in configs:
-                text = of(config).text(config)
-                sources += text if isinstance(text, list) else [(text, 1.0)]
+                sources += of(config).texts(config)
             train_tokenizer(sources, VOCABULARY_SIZE).save(path)
     return path
 
@@ -208,7 +223,7 @@ def main() -> int:
     parser.add_argument("experiment", choices=CASES)
     args = parser.parse_args()
     at = Runs(args)
-    return runs.finish(at, lambda: at.each(lambda case: case(at), CASES[args.experiment]))
+    return runs.finish(lambda: at.each(lambda case: case(at), CASES[args.experiment]))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ once to warm up (and to compile) and then all sentences when it is its turn, onc
     first         seconds from its start to all translations of the first time, compiling included
 """
 
+import itertools
 import json
 import os
 import random
@@ -85,11 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def measured(args, config, exported: Path) -> list[dict[str, Any]]:
     """A row for each case, the fastest first."""
-    from mhe_jax.data.opening import open_split
+    from mhe_jax.data import open_split
     from mhe_jax.tasks.metrics import translation_scores
 
-    source = open_split(config, "test")
-    pairs = [source[number] for number in range(min(args.sentences, len(source)))]
+    pairs = itertools.islice(open_split(config, "test"), args.sentences)
     texts, references = map(list, zip(*pairs, strict=True))
     workers = [Worker(case, args, exported, texts, config.model.max_length) for case in CASES]
     try:

@@ -22,7 +22,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,7 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    content = measured(args, reports.header(__file__, args.dtype, arguments))
-    reports.save(args.out, content)
-    return 0
-
-
-def measured(args, about: dict) -> dict:
-    """Measures and prints; the JSON."""
+    about = reports.header(__file__, args.dtype, arguments)
     left_out = timing.LeftOut()
     cases = [*timing.peak_cases(args.dtype), timing.empty_case()]
     for length in args.lengths:
@@ -77,9 +70,6 @@ def measured(args, about: dict) -> dict:
     (empty,) = (r for r in results if r["case"] == "empty")
     results.remove(empty)
     compare(results)
-    features = args.heads * args.head_features
-    notes = reports.mha_note(args.kinds, features, args.heads)
-
     print(*reports.header_lines(about), sep="\n\n", end="\n\n")
     print(
         f"{args.tokens} tokens a batch, {args.heads} heads of {args.head_features}"
@@ -90,15 +80,8 @@ def measured(args, about: dict) -> dict:
     for rows in reports.tables(results):
         print(f"\n### T = {rows[0]['length']}, {rows[0]['run']}\n")
         print(reports.table(COLUMNS, rows))
-    print("", *notes, *left_out.lines(), sep="\n")
-    return {
-        "header": about,
-        "peak": peak,
-        "empty": empty,
-        "results": results,
-        "left_out": left_out.reasons,
-        "notes": notes,
-    }
+    reports.finish(args.out, about, results, left_out, peak=peak, empty=empty)
+    return 0
 
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
@@ -153,23 +136,19 @@ def core_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case]
         else:
             found[shapes] = about, function, arrays, flops
 
-    def compiled(about, function, arrays, flops):
+    def compiled(given):
+        about, function, arrays, flops = given
         keys = jax.random.split(jax.random.key(0), len(arrays))
         inputs = tuple(peers.draw(key, array) for key, array in zip(keys, arrays, strict=True))
-        make = functools.partial(peers.jax_cases, about, function, inputs, flops)
-        return timing.attempt(left_out, about["case"], make)
+        return peers.jax_cases(about, function, inputs, flops)
 
     def of_peer(name):
         about = {"length": length, "case": name, "cases": [name], "peer": True}
-        return timing.attempt(
-            left_out, name, functools.partial(peers.PEERS[name], about, args, length)
-        )
+        return peers.PEERS[name](about, args, length)
 
-    # XLA compiles most of a program on one core.
-    with ThreadPoolExecutor(timing.THREADS) as pool:
-        ours = pool.map(lambda given: compiled(*given), found.values())
-        of_peers = pool.map(of_peer, peers.PEERS)
-        return [case for cases in (*ours, *of_peers) for case in cases]
+    makes = {given[0]["case"]: functools.partial(compiled, given) for given in found.values()}
+    makes |= {name: functools.partial(of_peer, name) for name in peers.PEERS}
+    return timing.made(makes, left_out)
 
 
 def core_of(module: nn.Module, args, length: int) -> tuple[Callable, list, Any, float]:
@@ -196,7 +175,7 @@ def core_of(module: nn.Module, args, length: int) -> tuple[Callable, list, Any, 
     ((name, original, given),) = calls
     arrays = {k: jax.typeof(v) for k, v in given.items() if isinstance(v, jax.Array)}
     given = {k: v for k, v in given.items() if k not in arrays}
-    given["mask"] = mask_of(args)
+    given["mask"] = Mask.causal() if args.causal else Mask()
 
     def core(*values):
         return original(**dict(zip(arrays, values, strict=True)), **given)[0]
@@ -205,10 +184,6 @@ def core_of(module: nn.Module, args, length: int) -> tuple[Callable, list, Any, 
     same = name, given["engine"], tuple((s.shape, s.dtype) for s in shapes)
     flops = peers.core_flops({k: a.shape for k, a in arrays.items()}, args.causal)
     return core, shapes, same, flops
-
-
-def mask_of(args) -> Mask:
-    return Mask.causal() if args.causal else Mask()
 
 
 def inputs(args, length: int) -> jax.ShapeDtypeStruct:

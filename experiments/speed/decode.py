@@ -5,7 +5,7 @@
     python experiments/speed/decode.py --layers 2 --features 64 --heads 4 --mlp_features 128 \\
         --vocabulary 1000 --length 16 --batch 4 --rounds 2
 
-The transformer of configs/wmt14_base.py with random parameters and sources, greedy (one beam) and
+The transformer of configs/wmt14.py with random parameters and sources, greedy (one beam) and
 by beam search, on one device; a kind takes the form it chooses by itself, or each of --forms. Every
 row runs to --length tokens: none ends before. A kind that fails at a batch is left out there. Cases
 take turns, one decoding a round; encoding the sources is part.
@@ -37,12 +37,7 @@ from experiments import command_line, models, reports, timing
 from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
 from mhe_jax.data import BOS, EOS, NUM_SPECIAL, PAD
-from mhe_jax.evaluation.decoding import (
-    beam_search,
-    expand_to_beams,
-    greedy_search,
-    unrolled,
-)
+from mhe_jax.evaluation.decoding import beam_search, expand_to_beams, unrolled
 from mhe_jax.model import EncoderDecoder
 
 
@@ -63,20 +58,20 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args, config = parse(arguments)
-    content = measured(args, config, reports.header(__file__, args.dtype, arguments))
-    reports.save(args.out, content)
+    about = reports.header(__file__, args.dtype, arguments)
+    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
+    reports.finish(args.out, about, *measured(args, config))
     return 0
 
 
-def measured(args, config: Config, about: dict) -> dict:
-    """Measures and prints; the JSON."""
+def measured(args, config: Config) -> tuple[list[dict], timing.LeftOut]:
+    """Measures and prints; the rows, and what was left out."""
     left_out = timing.LeftOut()
     heads = config.model.attention.num_heads
     decoders = {
         name: Decoding(name, models.with_attention(config, fields), args)
         for name, fields in command_line.variants(args.kinds, args.forms, heads).items()
     }
-    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
     print(
         f"{models.shape_line(config)}; {args.source_length} source tokens to {args.length}; "
         f"{args.rounds} rounds"
@@ -88,14 +83,7 @@ def measured(args, config: Config, about: dict) -> dict:
             print(f"\n### {found[0]['search']}, {batch} rows\n")
             rows = sorted(found, key=lambda r: r["median_ms"])
             print(reports.table(COLUMNS, rows), flush=True)
-    notes = reports.mha_note(args.kinds, config.model.features, heads)
-    print("", *notes, *left_out.lines(), sep="\n")
-    return {
-        "header": about,
-        "results": results,
-        "left_out": left_out.reasons,
-        "notes": notes,
-    }
+    return results, left_out
 
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
@@ -131,7 +119,7 @@ class Decoding:
         self.model = EncoderDecoder(config.model, right_padded=True)
         self.params = None
 
-    def case(self, batch: int, beams: int) -> timing.Case:
+    def case(self, batch: int, beams: int) -> list[timing.Case]:
         args, model = self.args, self.model
         generator = np.random.default_rng(0)
         vocabulary = self.config.model.vocabulary_size
@@ -150,11 +138,8 @@ class Decoding:
             "batch": batch,
             "cache_bytes": cache_bytes(jax.eval_shape(start, self.params, sources), beams),
         }
-        return timing.Case(
-            about,
-            lambda: compiled(self.params, sources),
-            memory=timing.memory_of(compiled),
-        )
+        memory = timing.memory_of(compiled)
+        return [timing.Case(about, lambda: compiled(self.params, sources), memory=memory)]
 
 
 def start_cache(model: EncoderDecoder, length: int, params: Any, sources: jax.Array) -> dict:
@@ -187,28 +172,21 @@ def decode(model: EncoderDecoder, length: int, beams: int, params: Any, sources:
     """As `mhe_jax.evaluation.translator` does it, for outputs that all have the same length."""
     model, params = unrolled(model, params)
     fixed, moving = fixed_and_moving(start_cache(model, length, params, sources))
-    if beams > 1:
-        fixed = expand_to_beams(fixed, beams, model.cache_batch_axis)
+    fixed = expand_to_beams(fixed, beams, model.cache_batch_axis)
     step = partial(decode_step, model, params, fixed)
     limits = jnp.full(sources.shape[:1], length, jnp.int32)
-    options: dict[str, Any] = {
-        "max_length": length,
-        "bos_id": BOS,
-        "eos_id": EOS,
-        "pad_id": PAD,
-        # Nothing ends before its time.
-        "forbidden_ids": (PAD, BOS, EOS),
-    }
-    if beams == 1:
-        return greedy_search(step, moving, limits, **options)
     return beam_search(
         step,
         moving,
         limits,
+        max_length=length,
         beam_size=beams,
+        bos_id=BOS,
+        eos_id=EOS,
+        pad_id=PAD,
+        forbidden_ids=(PAD, BOS, EOS),  # nothing ends before its time
         batch_axis=model.cache_batch_axis,
         early_stop=False,
-        **options,
     )
 
 

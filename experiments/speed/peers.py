@@ -130,15 +130,6 @@ def mosaic_gpu(about, args, length):
     return peer_cases(about, args, length, attend, runs=("forward",), dtype="float16")
 
 
-def flash_tpu(about, args, length):
-    needs("tpu")
-    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
-
-    scale = args.head_features**-0.5
-    attend = functools.partial(flash_attention, causal=args.causal, sm_scale=scale)
-    return peer_cases(about, args, length, lambda q, k, v: attend(q, k, v), heads_first=True)
-
-
 def torch_sdpa(backend, about, args, length):
     if backend is not None:
         needs("gpu")
@@ -182,7 +173,6 @@ PEERS: dict[str, Callable] = {
     "jax.nn cudnn": functools.partial(jax_nn, "cudnn"),
     "Pallas flash, GPU": flash_gpu,
     "Pallas flash, Mosaic GPU, float16": mosaic_gpu,
-    "Pallas flash, TPU": flash_tpu,
     "PyTorch SDPA": functools.partial(torch_sdpa, None),
     "PyTorch flash": functools.partial(torch_sdpa, "FLASH_ATTENTION"),
     "PyTorch cuDNN": functools.partial(torch_sdpa, "CUDNN_ATTENTION"),

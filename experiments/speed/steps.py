@@ -1,7 +1,6 @@
 """The train steps that are timed: ours, and those of peers."""
 
 import contextlib
-import re
 import threading
 from collections.abc import Callable, Iterator
 
@@ -13,7 +12,7 @@ from experiments import pytorch, timing
 from mhe_jax.attention import MultiHeadAttention
 from mhe_jax.attention.cost import Widths
 from mhe_jax.config import Config
-from mhe_jax.data import BOS, NUM_SPECIAL, PAD
+from mhe_jax.data import NUM_SPECIAL
 from mhe_jax.data.examples import num_predictions
 from mhe_jax.model import count_parameters, layers
 from mhe_jax.tasks import TASKS
@@ -33,7 +32,7 @@ def our_step(
     rows: int,
     peer: bool = False,
     layers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
-) -> timing.Case:
+) -> list[timing.Case]:
     """The step of `train.py`, over one random batch, traced inside `layers()`."""
     length = config.data.sequence_length
     with TRACING, layers():
@@ -59,7 +58,7 @@ def our_step(
         return metrics
 
     about = about_step(name, config, rows, count_parameters(abstract.params), peer)
-    return timing.Case(about, call, flops, timing.memory_of(compiled))
+    return [timing.Case(about, call, flops, timing.memory_of(compiled))]
 
 
 def about_step(name: str, config: Config, rows: int, parameters: dict, peer: bool) -> dict:
@@ -128,18 +127,17 @@ def flax_layers() -> Iterator[None]:
         layers.make_attention = original
 
 
-def flax_step(config: Config, rows: int) -> timing.Case:
+def flax_step(config: Config, rows: int) -> list[timing.Case]:
     return our_step(FLAX, config, rows, peer=True, layers=flax_layers)
 
 
-def hugging_face_step(name: str, config: Config, rows: int, compiled: bool) -> timing.Case:
+def hugging_face_step(name: str, config: Config, rows: int, compiled: bool) -> list[timing.Case]:
     """`compiled`: the loss by `torch.compile`, else all of it eager."""
     with pytorch.ALONE:
         torch, device = pytorch.with_device()
         m, o = config.model, config.optimizer
-        make = bert if config.task == "mlm" else marian
         dtype = getattr(torch, m.dtype)
-        model, logits_of, inputs, labels = make(config, random_batch(config, rows))
+        model, logits_of, inputs, labels = bert(config, random_batch(config, rows))
         model = model.to(device).train()
         inputs = {name: torch.from_numpy(x).long().to(device) for name, x in inputs.items()}
         labels = torch.from_numpy(labels).long().to(device).flatten()
@@ -178,14 +176,13 @@ def hugging_face_step(name: str, config: Config, rows: int, compiled: bool) -> t
         "attention": sum(
             p.numel()
             for path, p in model.named_parameters()
-            if re.search(r"\.(attention|self_attn|encoder_attn)\.", path)
-            and "LayerNorm" not in path
+            if ".attention." in path and "LayerNorm" not in path
         ),
     }
     about = about_step(name, config, rows, parameters, peer=True)
     with TRACING:
         flops = TASKS[config.task].step_flops(config, rows)
-    return timing.Case(about, call, flops, most)
+    return [timing.Case(about, call, flops, most)]
 
 
 def bert(config: Config, batch: dict[str, np.ndarray]):
@@ -213,40 +210,3 @@ def masked_logits(model, tokens, positions):
     """Head and vocabulary at the masked tokens alone, as ours: the call of the model has all."""
     hidden = model.bert(tokens).last_hidden_state
     return model.cls(hidden.take_along_dim(positions[..., None], 1))
-
-
-def marian(config: Config, batch: dict[str, np.ndarray]):
-    """As `bert`."""
-    import transformers  # pyright: ignore[reportMissingImports]
-
-    m = config.model
-    sides = {
-        f"{side}_{name}": number
-        for side in ("encoder", "decoder")
-        for name, number in (
-            ("layers", m.num_layers),
-            ("attention_heads", m.attention.num_heads),
-            ("ffn_dim", m.mlp_features),
-        )
-    }
-    shape = transformers.MarianConfig(
-        vocab_size=m.vocabulary_size,
-        d_model=m.features,
-        max_position_embeddings=m.max_length,
-        activation_function=m.activation,
-        dropout=m.dropout_rate,
-        attention_dropout=m.attention.dropout_rate,
-        activation_dropout=0.0,
-        scale_embedding=True,
-        pad_token_id=PAD,
-        decoder_start_token_id=BOS,
-        use_cache=False,
-        **sides,
-    )
-    model = transformers.AutoModelForSeq2SeqLM.from_config(shape, attn_implementation="sdpa")
-    return (
-        model,
-        lambda model, **inputs: model(**inputs).logits,
-        {"input_ids": batch["source"], "decoder_input_ids": batch["target"]},
-        batch["labels"],
-    )

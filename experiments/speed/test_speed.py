@@ -24,7 +24,6 @@ def result(command, capsys, tmp_path: Path, *arguments: str) -> dict:
     for needed in ("device", "versions", "dtype", "command", "date"):
         assert found["header"][needed]
     assert found["header"]["date"] in text
-    assert "another model than mhe_add" in text
     for row in found["results"]:
         assert row["rounds"] == 2
         assert row["quartiles_ms"][0] <= row["median_ms"] <= row["quartiles_ms"][1]
@@ -44,7 +43,7 @@ def test_attention(capsys, tmp_path):
         assert row["flops"] > 0
         assert row["speed"] > 0
     left_out = [name for names in found["left_out"].values() for name in names]
-    assert "Pallas flash, TPU" in left_out
+    assert "Pallas flash, GPU" in left_out
 
 
 def test_every_kind_and_form_is_measured():
@@ -89,7 +88,6 @@ def test_train_step(capsys, tmp_path):
     # Flax's attention has the parameters of ours of kind mha, in three sublayers.
     assert rows[steps.FLAX]["parameters"]["attention"] == 3 * 4 * 12**2
     assert "FLOPs of a step" in found["text"]
-    assert "\ntranslation: MHA, ours and any peer's, is another model" in found["text"]
 
 
 @pytest.mark.peers
@@ -135,7 +133,7 @@ def test_a_kind_that_fails_is_left_out_of_its_batch(capsys, tmp_path, monkeypatc
             raise MemoryError("out of memory")
         sizes = {"self": batch, "cross": batch}
         about = {"case": self.name, "search": "greedy", "batch": batch, "cache_bytes": sizes}
-        return timing.Case(about, lambda: None)
+        return [timing.Case(about, lambda: None)]
 
     monkeypatch.setattr(decode.Decoding, "case", case)
     arguments = ["--kinds", "mha", "mhe_add", "--beams", "1", "--batch", "2", "4", *SHAPE]

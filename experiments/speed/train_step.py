@@ -6,14 +6,14 @@
         --vocabulary 1000 --length 64 --rounds 3
 
     mlm           the encoder of configs/bert_base.py
-    translation   the transformer of configs/wmt14_base.py
+    translation   the transformer of configs/wmt14.py
 
 Random tokens without padding, one device, the configs' own optimizer, clipping and dropout. Beside
-our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and where PyTorch
-and transformers are installed Hugging Face's BERT, its head at the masked tokens alone, or Marian,
-a transformer of the same making, both with SDPA, autocast to --dtype, eager and with the loss by
-`torch.compile`. Cases take turns, a step a round; each holds its train state all the while, 12
-bytes a parameter: --kinds and --forms make it fewer.
+our kinds stand the same model with `flax.linen.MultiHeadDotProductAttention`, and of mlm, where
+PyTorch and transformers are installed, Hugging Face's BERT, its head at the masked tokens alone,
+with SDPA, autocast to --dtype, eager and with the loss by `torch.compile`. Cases take turns, a step
+a round; each holds its train state all the while, 12 bytes a parameter: --kinds and --forms make it
+fewer.
 
     tokens/s      input tokens of a step (translation: source and target) / the median
     speed         time of the fastest peer / time of this row
@@ -52,40 +52,25 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args, configs = parse(arguments)
-    content = measured(args, configs, reports.header(__file__, args.dtype, arguments))
-    reports.save(args.out, content)
-    return 0
-
-
-def measured(args, configs: dict, about: dict) -> dict:
-    """Measures and prints; the JSON."""
+    about = reports.header(__file__, args.dtype, arguments)
     left_out = timing.LeftOut()
     print(*reports.header_lines(about), sep="\n\n")
-    peaks, results, notes = {}, [], []
+    peaks, results = {}, []
     for task, config in configs.items():
         cases = timing.peak_cases(args.dtype) + timing.made(programs(config, args), left_out)
         peaks[task], found = reports.split_peak(timing.measure(cases, args.rounds, left_out))
         cases.clear()
         compare(found)
         results += found
-        m = config.model
-        own = reports.mha_note(args.kinds, m.features, m.attention.num_heads)
-        notes += [f"{task}: {note}" for note in own]
         print(
             f"\n### {task}, T = {config.data.sequence_length}\n\n"
             f"{models.shape_line(config)}; {args.batch} rows, {args.rounds} rounds; "
             f"{reports.peak_line(peaks[task])}\n"
         )
         print(reports.table(COLUMNS, sorted(found, key=lambda r: r["median_ms"])))
-    notes.append(FORMULA)
-    print("", *notes, *left_out.lines(), sep="\n")
-    return {
-        "header": about,
-        "peak": peaks,
-        "results": results,
-        "left_out": left_out.reasons,
-        "notes": notes,
-    }
+    print("", FORMULA, sep="\n")
+    reports.finish(args.out, about, results, left_out, peak=peaks)
+    return 0
 
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
@@ -109,18 +94,17 @@ def compare(results: list[dict]) -> None:
         r["speed"] = fastest_ms and fastest_ms / r["median_ms"]
 
 
-def programs(config: Config, args) -> dict[str, Callable[[], timing.Case]]:
+def programs(config: Config, args) -> dict[str, Callable[[], list[timing.Case]]]:
     """How to make each case of a task."""
-    made: dict[str, Callable[[], timing.Case]] = {}
+    made: dict[str, Callable[[], list[timing.Case]]] = {}
     heads = config.model.attention.num_heads
     for name, fields in command_line.variants(args.kinds, args.forms, heads).items():
         ours = models.with_attention(config, fields)
         made[name] = functools.partial(steps.our_step, name, ours, args.batch)
     mha = models.with_attention(config, {"kind": "mha"})
     made[steps.FLAX] = functools.partial(steps.flax_step, mha, args.batch)
-    for compiled in (False, True):
-        name = f"Hugging Face {'BERT' if config.task == 'mlm' else 'Marian'}, SDPA"
-        name += ", compiled" if compiled else ""
+    for compiled in (False, True) if config.task == "mlm" else ():
+        name = f"Hugging Face BERT, SDPA{', compiled' if compiled else ''}"
         made[name] = functools.partial(steps.hugging_face_step, name, mha, args.batch, compiled)
     return made
 

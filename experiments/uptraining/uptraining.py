@@ -197,7 +197,7 @@ def main() -> int:
         parser.error(f"takes a task: {', '.join(SOURCES)}")
     at = Runs(args)
     work = Uptraining(at, args.task, args.steps, args.seeds)
-    status = runs.finish(at, lambda: at.each(work.kind, NAMES))
+    status = runs.finish(lambda: at.each(work.kind, NAMES))
     print(table(work.record.lines, work.source.score))
     return status
 

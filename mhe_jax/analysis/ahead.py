@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,11 +37,7 @@ GIB = 2**30
 
 
 def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
-    """Prints and returns the needs of the train step of `config` on `target`.
-
-    Raises:
-      InputError: no such target, or the config cannot be laid over it.
-    """
+    """Prints and returns the needs of the train step of `config` on `target`."""
     config = tasks.resolve(config)
     devices = describe_devices(target.topology, target.num_slices)
     answer = search_batch if target.search_batch else compile_step
@@ -54,9 +50,9 @@ def compile_ahead(config: Config, target: Target) -> dict[str, Any]:
 def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
     """One compilation: `fits`, `bytes_per_chip`, and if it fits, what the program says of itself.
 
-    Bytes are those of one device. `total` is what the compiler reserves: arguments, padded as they
-    lie in memory, temporaries (activations, gradients, whatever is gathered) and the program. For a
-    step that does not fit, it is what the compiler says it would need.
+    The `total` is what the compiler reserves: arguments, padded as they lie in memory, temporaries
+    (activations, gradients, whatever is gathered) and the program. For a step that does not fit, it
+    is what the compiler says it would need.
     """
     mesh = sharding.make_mesh(config, devices)
     task, length = tasks.of(config), config.data.sequence_length
@@ -139,58 +135,28 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 
 
 def search_batch(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
-    """`compile_step` of the largest batch that fits, with all `tries`.
+    """`compile_step` of the largest batch that fits, else of the smallest, with all `tries`.
 
     Batches are multiples of the smallest that the mesh divides, or of data.row_multiple in
-    translation. The order of the tries is:
-
-    1. The smallest. If it does not fit, it is the answer.
-    2. Larger ones, until one does not fit: twice that, then each where the line through the bytes
-       of the last two reaches the memory.
-    3. Between the largest that fits and the smallest that does not: where the line through their
-       bytes reaches the memory, and every fourth time halfway.
+    translation. The smallest is doubled until one does not fit; from there by halves.
     """
     data, fsdp, _ = mesh_shape(config.mesh, len(devices))
     task = tasks.of(config)
     unit = math.lcm(data * fsdp * config.optimizer.accumulate_steps, task.row_multiple(config))
     tries: dict[int, dict[str, Any]] = {}
-
-    def fits(units: int) -> bool:
+    most, too_many, units = 0, 0, 1
+    while units and units not in tries:
         found = tries[units] = compile_step(task.with_rows(config, units * unit), devices)
         b, verdict = found["batch"], "fits" if found["fits"] else "does not fit"
-        print(
-            f"{b['rows']} rows of {b['length']} tokens, {b['rows_per_chip']} a chip: "
-            f"{of_hbm(found)}, {verdict} ({found['compile_seconds']} s)",
-            file=sys.stderr,
-        )
-        return found["fits"]
-
-    most, too_many, step = 0, 1, 1
-    if fits(1):
-        most, too_many = 1, 2
-        while fits(too_many):
-            reached = _reached(most, too_many, tries)
-            most, too_many, step = too_many, max(too_many + step, reached), 2 * step
-    while most and too_many - most > 1:
-        middle = (most + too_many) // 2
-        if len(tries) % 4:
-            middle = min(max(_reached(most, too_many, tries), most + 1), too_many - 1)
-        if fits(middle):
-            most = middle
-        else:
-            too_many = middle
+        size = f"{found['bytes_per_chip']['total'] / GIB:.2f} GiB"
+        print(f"{b['rows']} rows of {b['length']} tokens: {size}, {verdict}", file=sys.stderr)
+        most, too_many = (units, too_many) if found["fits"] else (most, units)
+        units = (most + too_many) // 2 if too_many else 2 * most
     told = [
         {"rows": t["batch"]["rows"], "fits": t["fits"], "total": t["bytes_per_chip"]["total"]}
         for t in tries.values()
     ]
     return {**tries[max(most, 1)], "tries": told}
-
-
-def _reached(few: int, many: int, tries: dict[int, dict[str, Any]]) -> int:
-    """Where the line through the bytes of two batches reaches the HBM, up to 8 times the larger."""
-    low, high = (tries[n]["bytes_per_chip"]["total"] for n in (few, many))
-    each, hbm = max(1, high - low) / (many - few), tries[few]["hbm_bytes"] or low
-    return min(few + int((hbm - low) / each), 8 * many)
 
 
 def shard_bytes(tree: Any) -> int:
@@ -214,28 +180,21 @@ def needed_bytes(message: str) -> int | None:
     return int(float(number) * 2 ** (10 * (1 + "KMGT".index(unit))))
 
 
-def of_hbm(found: dict[str, Any]) -> str:
-    """Bytes needed and bytes available, in words."""
-    total, hbm = found["bytes_per_chip"]["total"], found["hbm_bytes"]
-    return f"{total / GIB:.2f} GiB" + (f" of {hbm / GIB:.2f} GiB" if hbm else "")
-
-
-def described(found: dict[str, Any]) -> list[str]:
+def described(found: dict[str, Any]) -> Iterator[str]:
     """The report for people, as lines."""
-    b = found["batch"]
-    runs_as = ", ".join(f"{kind} {how}" for kind, how in found["attention"].items())
-    lines = [
-        f"{found['task']} ({runs_as}) on {found['topology']}: "
-        f"{found['num_devices']} × {found['device']}; compiled in {found['compile_seconds']} s",
-        f"{b['rows']:,} rows of {b['length']:,} tokens, {b['rows_per_chip']:,} a chip",
-        "on each chip:",
-    ]
+    b, hbm = found["batch"], found["hbm_bytes"]
+    yield (
+        f"{found['task']} ({summary.runs_as(found['attention'])}) on {found['topology']}: "
+        f"{found['num_devices']} × {found['device']}; compiled in {found['compile_seconds']} s"
+    )
+    yield f"{b['rows']:,} rows of {b['length']:,} tokens, {b['rows_per_chip']:,} a chip"
+    yield "on each chip:"
     for name, size in found["bytes_per_chip"].items():
-        lines.append(f"  {name.replace('_', ' '):24}{size / GIB:10.3f} GiB")
-    lines.append(f"  {of_hbm(found)}: {'fits' if found['fits'] else 'does not fit'}")
+        yield f"  {name.replace('_', ' '):24}{size / GIB:10.3f} GiB"
+    there = f" in {hbm / GIB:.2f} GiB" if hbm else ""
+    yield f"  {'fits' if found['fits'] else 'does not fit'}{there}"
     for kind, c in (found["collectives"] or {}).items():
-        lines.append(f"  {kind:24}{c['bytes'] / GIB:10.3f} GiB in {c['count']:,}")
-    lines.append(f"  FLOPs of a step {found['flops_per_chip']:.3g}")
+        yield f"  {kind:24}{c['bytes'] / GIB:10.3f} GiB in {c['count']:,}"
+    yield f"  FLOPs of a step {found['flops_per_chip']:.3g}"
     if found["estimated_cycles"] is not None:
-        lines.append(f"  estimated cycles {found['estimated_cycles']:,}, without kernels")
-    return lines
+        yield f"  estimated cycles {found['estimated_cycles']:,}, without kernels"

@@ -106,22 +106,8 @@ def _moved(program: Program, name: str, i: Instruction) -> Collective:
     own = program.computations[name]
     if i.opcode == "all-gather":
         arrays = array_bytes(i.shape)
-    elif i.opcode == "all-gather-start":  # (what is handed in, what is got, ...)
-        arrays = array_bytes(_elements(i.shape)[1])
+    elif i.opcode == "all-gather-start":  # what is handed in, what is got, and more
+        arrays = array_bytes(i.shape)[len(i.operands) : 2 * len(i.operands)]
     else:
         arrays = [b for operand in i.operands for b in array_bytes(own[operand].shape)]
     return Collective(1, sum(arrays), max(arrays, default=0))
-
-
-def _elements(shape: str) -> list[str]:
-    """The elements of a tuple shape."""
-    parts, start, depth = [], 1, 0
-    for i, letter in enumerate(shape):
-        if letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        if (letter == "," and depth == 1) or (letter == ")" and depth == 0):
-            parts.append(shape[start:i].strip())
-            start = i + 1
-    return parts

@@ -51,10 +51,7 @@ class Program:
                 current[found[1]] = _instruction(found[1], found[2])
 
     def cycles(self) -> int | None:
-        """The compiler's estimated cycles of one call; None where it gives none.
-
-        Neither collectives nor Pallas kernels have an estimate.
-        """
+        """The compiler's estimate for one call, if any; of kernels and collectives it has none."""
 
         def estimated(instruction: Instruction) -> int:
             found = _CYCLES.search(instruction.attributes)

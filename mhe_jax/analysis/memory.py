@@ -28,17 +28,9 @@ def layer_memory(
 ) -> int:
     """Bytes of temporaries and outputs of `module` on x of `shape` [B, T, M].
 
-    Args:
-      module: self-attention, with the call of `nn.MultiHeadDotProductAttention`.
-      shape: of the input.
-      dtype: of the input.
-      causal: under a causal mask.
-      gradients: of x and all parameters too.
-      mesh: a mesh of one device to compile for, such as one of a TPU that is not here; None is the
-        first device there is.
-
-    Raises:
-      ValueError: the compiler does not say.
+    `module` is self-attention, with the call of `nn.MultiHeadDotProductAttention`; `gradients` are
+    those of x and all parameters. `mesh` is of one device, such as a TPU that is not here; without
+    one it is the first device there is.
     """
     x = jax.ShapeDtypeStruct(shape, dtype)
     params = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
@@ -57,7 +49,5 @@ def layer_memory(
         return output, pull(jnp.ones_like(output))
 
     compiled = jax.jit(with_gradients if gradients else apply).lower(params, x).compile()
-    analysis = compiled.memory_analysis()
-    if analysis is None:
-        raise ValueError("the compiler does not say how much memory it takes")
+    analysis: Any = compiled.memory_analysis()
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes

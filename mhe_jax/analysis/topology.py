@@ -53,9 +53,6 @@ def describe_devices(name: str, num_slices: int = 1) -> list[Any]:
 
     v5e:16x16 names TPUs by the layout of their chips, h100:2x8 two hosts of eight GPUs. Programs
     can be compiled for them, and nothing else.
-
-    Raises:
-      InputError: no such topology, or libtpu or the CUDA plug-in, which knows it, is not installed.
     """
     if not re.fullmatch(r"\w+:\d+(x\d+)+", name):
         raise InputError(

@@ -255,7 +255,8 @@ def _booleans(values) -> jax.Array:
 
 
 def _per_example(number) -> jax.Array | None:
-    return None if number is None else jnp.atleast_1d(jnp.asarray(number))
+    # Unsigned lengths would wrap around where a block counts from its own first key.
+    return None if number is None else jnp.atleast_1d(jnp.asarray(number).astype(int))
 
 
 def _both_windows(one: Mask, other: Mask):

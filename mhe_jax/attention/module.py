@@ -14,6 +14,8 @@ from flax.linen.dtypes import promote_dtype
 from mhe_jax.attention import cache, engines
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.mask import Mask, as_mask
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import Moments, Parameters, shared_heads
 from mhe_jax.attention.projection import Projection
 from mhe_jax.attention.rotary import Rotary, rotate
 
@@ -58,8 +60,9 @@ class Attention(nn.Module):
     the output (`merge`), the bias of the scores (`score_bias`) and their factor (`scale`), what is
     rotated (`turned`, `turned_features`), what a call decides first (`start`), how many key and
     value heads are projected (`kv_heads`), which parameters cannot change the output (`untrained`),
-    and what it costs (`widths`). No method has the name of a parameter: in NNX the two would be one
-    attribute.
+    what it costs (`widths`), what it is as plain heads (`heads`), and which of its parameters come
+    nearest to given heads (`nearest`). No method has the name of a parameter: in NNX the two would
+    be one attribute.
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: which engine computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash',
@@ -108,6 +111,10 @@ class Attention(nn.Module):
     # The array of `memory` that `rotary` rotates once, before it is cached; None: keys are rotated
     # each time `expand` makes them from the cache.
     turned: ClassVar[str | None] = "key"
+    # Why its heads are not linear maps of the inputs, where they are not.
+    not_linear: ClassVar[str | None] = None
+    # Biases of heads that its parameters keep without `use_bias`.
+    keeps_bias: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self):
         for field, reason in _REFUSED.items():
@@ -182,6 +189,18 @@ class Attention(nn.Module):
         """The cost of heads of width D, for `mhe_jax.attention.cost`: here MHA, GQA and MQA."""
         query, key = self.num_heads * head_features, self.kv_heads * head_features
         return Widths(query, key, value=key, cached=2 * key, scored=query, weighted=query)
+
+    def heads(self, params: Mapping[str, Any]) -> Heads:
+        """What the module computes with `params`, as plain heads; unless it is `not_linear`."""
+        return Heads.of(params)
+
+    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
+        """The parameters, in float64, that come nearest to what K = H heads do.
+
+        They may have parts that the module does not have, and leave out those that are 0, and the
+        bias of the output. Here those of MHA, GQA and MQA.
+        """
+        return shared_heads(heads, moments, self.kv_heads, self.use_bias)
 
     # What a kind builds from.
 

@@ -1,10 +1,8 @@
 """The command line: arguments in, one call, one line out.
 
-commands.py  `mhe-jax COMMAND`       arguments.py  parses command lines
-process.py   how a command ends      sweep.py      many runs of one config
-train.py  evaluate.py  configs.py  data.py  export.py  convert.py  factorize.py  demo.py
-                                     a command each; report.py has compare and paper
+commands.py   every command by its name, and the short ones      arguments.py  parses options
+train.py  evaluate.py  sweep.py  transform.py  the longer ones   process.py    how a command ends
 
-Only `train.py`, `eval.py` and `mhe_jax/__main__.py` import this package. Arguments are parsed
-before jax is loaded.
+A command is a function of its places (what stands before the first option) and its options. Its
+docstring is what `--help` prints. Arguments are parsed before jax is loaded.
 """

@@ -1,67 +1,177 @@
 """`mhe-jax COMMAND`, or `python -m mhe_jax COMMAND`: every command by its name."""
 
-from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from mhe_jax import __version__
-from mhe_jax.cli import (
-    configs,
-    convert,
-    data,
-    demo,
-    evaluate,
-    export,
-    factorize,
-    report,
-    train,
-)
-from mhe_jax.cli.process import called
-from mhe_jax.config import InputError
+from mhe_jax.cli import evaluate, train, transform
+from mhe_jax.cli.arguments import parse_fields
+from mhe_jax.cli.process import called, output
+from mhe_jax.config import Comparison, InputError, not_installed
 from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.config.loading import about_config, config_file, shipped_configs
+from mhe_jax.config.places import check_scheme
 
-COMMANDS = {
-    "train": (train.main, "train a config, or a sweep of it; as train.py"),
-    "eval": (
-        evaluate.main,
-        "score a run, or translate, continue or label text with it; as eval.py",
-    ),
-    "compare": (report.compare, "tables and plots of many runs; as eval.py compare"),
-    "paper": (report.paper, "the published tables, recomputed; as eval.py paper"),
-    "configs": (configs.main, "the shipped experiments, and their files"),
-    "data": (data.main, "the texts that configs read: where they come from, and fetching them"),
-    "export": (export.main, "a trained run as files that other programs read"),
-    "convert": (
-        convert.main,
-        "a trained run with another attention, or a transformers model as a run",
-    ),
-    "factorize": (factorize.main, "a trained run with matrices of fewer parameters"),
-    "demo": (demo.main, "what a run of the demo translates, with a mark beside what is wrong"),
-}
+
+class Command(NamedTuple):
+    """What runs a command, how its line reads, and how many places it takes, least and most."""
+
+    run: Callable[[list[str], list[str]], None]
+    usage: str
+    least: int = 0
+    most: int = 0
 
 
 def main(arguments: Sequence[str]) -> None:
     """Calls the command that comes first with the arguments after it.
 
     Raises:
-      InputError: no command is given, or an unknown one.
+      InputError: no command is given, or an unknown one, or not as many places as it takes.
     """
-    usage = f"{called('COMMAND')} [arguments]"
-    if not arguments:
-        raise InputError(
-            f"no command given: takes one of {', '.join(COMMANDS)}; usage: {usage}; --help says "
-            "what each does"
-        )
-    name, *rest = arguments
+    name, *rest = arguments or ["no command"]
     if name in ("-h", "--help"):
-        print(f"usage: {usage}\n")
-        for command, (_, summary) in COMMANDS.items():
+        print(f"usage: {called('COMMAND')} [arguments]\n")
+        for command, (run, *_) in COMMANDS.items():
+            summary, *_ = (inspect.getdoc(run) or "").splitlines()
             print(f"  {command:9}  {summary}")
         print(f"\n`{called('COMMAND')} --help` explains one.")
-        raise SystemExit(0)
-    if name == "--version":
+    elif name == "--version":
         print(f"mhe_jax {__version__}")
-        raise SystemExit(0)
-    if name not in COMMANDS:
+    elif name not in COMMANDS:
         near = did_you_mean(nearest(name, list(COMMANDS)))
-        raise InputError(f"no command {name}: takes one of {', '.join(COMMANDS)}{near}")
-    command, _ = COMMANDS[name]
-    command(rest)
+        raise InputError(f"{name}: takes one of {', '.join(COMMANDS)}{near}; --help explains them")
+    else:
+        if name == "eval" and rest[:1] in (["compare"], ["paper"]):
+            name, *rest = rest
+        COMMANDS[name].run(*split(name, rest))
+
+
+def split(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The places and the options of a command; help without the places explains it, and exits."""
+    run, usage, least, most = COMMANDS[name]
+    first = next((i for i, part in enumerate(arguments) if part.startswith("-")), len(arguments))
+    places, options = list(arguments[:first]), list(arguments[first:])
+    usage = f"usage: {called(name)} {usage}"
+    if len(places) < max(least, 1) and options[:1] in (["-h"], ["--help"]):
+        print(f"{usage}\n\n{inspect.getdoc(run)}")
+        raise SystemExit(0)
+    if not least <= len(places) <= most:
+        raise InputError(f"{' '.join(places) or 'nothing'} is given; {usage}")
+    return places, options
+
+
+def compare(paths: list[str], options: list[str]) -> None:
+    """Tables and plots of many runs, and of sweeps; as `eval.py compare`.
+
+    `compare RUNS --help` explains every field.
+    """
+    comparison = parse_fields(Comparison(), options, "compare", "RUNS...")
+    for library in ("pandas", "matplotlib"):
+        if importlib.util.find_spec(library) is None:
+            raise not_installed(f"compare needs {library}", "report")
+    from mhe_jax.report import report
+
+    output(json.dumps(report.compare(paths, comparison)) + "\n")
+
+
+def paper(_: list[str], options: list[str]) -> None:
+    """The published tables beside our recomputed values; as `eval.py paper`."""
+    if options:
+        raise InputError(f"{called('paper')} takes no arguments, not {options[0]}")
+    from mhe_jax.report.paper import tables
+
+    text, summary = tables()
+    output(f"{text}\n{json.dumps(summary)}\n")
+
+
+def configs(places: list[str], options: list[str]) -> None:
+    """The shipped experiments, and their files.
+
+    Without arguments, lists them with a line each, and their variants; any command that takes a
+    config takes such a name, with a variant as in `multi30k:small`. `show NAME` prints the file, to
+    change it:
+
+        configs show multi30k > mine.py
+        train mine.py --workdir runs/mine
+    """
+    if options or (places and (len(places) == 1 or places[0] != "show")):
+        raise InputError(f"{' '.join(places + options)!r}: takes nothing, or show NAME")
+    if places:
+        output(config_file(places[1])[0].read_text(encoding="utf-8"))
+        return
+    width = max(map(len, shipped_configs()))
+    for name in shipped_configs():
+        about, variants = about_config(name)
+        output(f"{name:{width}}  {about.partition(chr(10))[0]}\n")
+        if variants:
+            output(f"{'':{width}}  :{' :'.join(variants)}\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataArguments:
+    """Gets the text of this name."""
+
+    # Where its files are, or will be; None: data/NAME.
+    directory: str | None = None
+
+
+def data(places: list[str], options: list[str]) -> None:
+    """The texts that configs read: where they come from, and fetching them.
+
+    Without arguments, lists what there is. With a name, checks the files of a text in its
+    directory, fetches those that are missing, and says what is where; or prepares a data set of
+    TFDS, where TFDS keeps them ($TFDS_DATA_DIR, else ~/tensorflow_datasets):
+
+        data multi30k
+        data glue/rte                 # then --data.train tfds:glue/rte:train
+
+    Nothing that is there is written over. The last line is one JSON object.
+    """
+    from mhe_jax.data.published import PUBLISHED, get
+
+    given = parse_fields(DataArguments(), options, "data", *places)
+    width = max(map(len, PUBLISHED))
+    if not places:
+        for name, text in PUBLISHED.items():
+            size = sum(file.size for file in text.files.values()) / 1e6
+            output(f"{name:{width}}  {text.about}; {size:.0f} MB; {text.licence}; {text.url}\n")
+        some = "glue/TASK, super_glue/TASK, squad, wmt14_translate/de-en, wiki40b/en and others"
+        output(f"{'TFDS':{width}}  {some}: any data set that it has\n")
+        return
+    (name,) = places
+    if name in PUBLISHED:
+        check_scheme("--directory", given.directory or "", ())
+        place = Path(given.directory or f"data/{name}").expanduser()
+        files = get(name, place, lambda line: print(line, file=sys.stderr))
+        found = {"directory": str(place), "files": [file.name for file in files]}
+    elif given.directory is not None:
+        raise InputError(f"--directory {given.directory}: {name} lies where TFDS keeps it")
+    else:
+        from mhe_jax.data import tfds_source  # slow to import
+
+        try:
+            found = tfds_source.prepare(name)
+        except InputError as error:
+            near = did_you_mean(nearest(name, list(PUBLISHED)))
+            raise InputError(f"{error}{near}") from None
+    output(json.dumps({"data": name, **found}) + "\n")
+
+
+COMMANDS = {
+    "train": Command(train.main, train.USAGE, 1, 1),
+    "eval": Command(evaluate.main, evaluate.USAGE, 1, 1),
+    "compare": Command(compare, "RUNS... [--out DIRECTORY] [--field value ...]", 1, sys.maxsize),
+    "paper": Command(paper, ""),
+    "configs": Command(configs, "[show NAME]", 0, 2),
+    "data": Command(data, "[NAME [--directory DIR]]", 0, 1),
+    "export": Command(transform.export, "RUN OUT --to FORMAT [--checkpoint best]", 2, 2),
+    "convert": Command(transform.convert, "RUN NEW --kind KIND [--rows N] ...", 2, 2),
+    "factorize": Command(transform.factorize, "RUN NEW [--attention N] [--mlp N] ...", 2, 2),
+    "demo": Command(transform.demo, "RUN [--bleu N] [--exact_match N]", 1, 1),
+}

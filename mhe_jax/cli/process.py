@@ -27,13 +27,11 @@ PROGRAMS_SIZE = 1 << 30  # bytes of compiled programs that are kept
 TOGETHER = 10  # seconds within which all processes end by themselves if all have one reason
 
 
-def called(command: str) -> str:
-    """How to call one of our commands, from a clone or an installation.
-
-    >>> called("export")
-    'python -m mhe_jax export'
-    """
-    return f"python -m mhe_jax {command}"
+def called(command: str, *places: str) -> str:
+    """How to call one of our commands, as this one was called."""
+    program = Path(sys.argv[0]).name
+    known = {"mhe-jax": f"mhe-jax {command}", f"{command}.py": f"python {program}"}
+    return " ".join([known.get(program, f"python -m mhe_jax {command}"), *places])
 
 
 def output(text: str) -> None:
@@ -49,14 +47,14 @@ def keep_programs() -> None:
     In $JAX_COMPILATION_CACHE_DIR, else in $MHE_JAX_CACHE/programs or ~/.cache/mhe_jax/programs; not
     at all with JAX_ENABLE_COMPILATION_CACHE=false, or where that cannot be written.
     """
-    if "jax" in sys.modules:
+    if "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     place = Path(os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax", "programs")
     with contextlib.suppress(OSError, RuntimeError):  # without a home directory
         place = place.expanduser().absolute()
-        existing = next(path for path in (place, *place.parents) if path.exists())
-        if existing.is_dir() and os.access(existing, os.W_OK):
-            os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(place))
+        place.mkdir(parents=True, exist_ok=True)
+        if os.access(place, os.W_OK):
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = str(place)
             os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(PROGRAMS_SIZE))
             os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
@@ -84,7 +82,7 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     device without enough memory is one line and 1. With MHE_JAX_TRACEBACK=1 in the environment
     every exception shows its traceback.
     """
-    # SIG_DFL: see train.py. An ignored signal stays ignored.
+    # SIG_DFL: see __main__.py. An ignored signal stays ignored.
     for caught in _CAUGHT:
         if signal.getsignal(caught) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(caught, _interrupt)

@@ -1,13 +1,8 @@
-"""`train.py CONFIG`: train a config, run a sweep of it, or compile it for other devices.
-
-With `--compile_only --topology v5e:16x16` it compiles for devices that need not be there;
-`--sweep model.attention.kind=mha,sha --seeds 3` trains every combination, one after the other.
-"""
+"""`train.py CONFIG`: train a config, run a sweep of it, or compile it for other devices."""
 
 import json
 import os
 import sys
-from collections.abc import Sequence
 
 from mhe_jax.cli import sweep
 from mhe_jax.cli.arguments import parse_target, parse_train_arguments
@@ -16,32 +11,41 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import files_of
 from mhe_jax.config.places import scheme_of
 
-AS_MODULE = (sys.executable, "-m", "mhe_jax", "train")
+USAGE = "CONFIG[:VARIANT] [--field value ...] [--sweep FIELD=A,B] [--seeds N] [--evaluate]"
 
 
-def main(arguments: Sequence[str], command: Sequence[str] = AS_MODULE) -> None:
-    """Trains, and ends with a line of JSON on standard output; the rest goes to standard error.
+def main(places: list[str], options: list[str]) -> None:
+    """Trains a config, or a sweep of it.
 
-    Args:
-      arguments: of the command line, without the program's name.
-      command: what starts one run of a sweep; the arguments of the run follow it.
+    It goes on where an earlier run of the same --workdir stopped. `train CONFIG --help` explains
+    every field. CONFIG is a file, or the name of a shipped one, which `configs` lists.
+
+    --sweep and --seeds run every combination of values and seeds, one after the other;
+    --evaluate scores each of these runs once it is trained.
+
+    --compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch] trains nothing: it
+    compiles the train step for devices that need not be there, and says whether it fits.
+
+    --distributed auto joins the processes of a pod or cluster; elsewhere give
+    --coordinator HOST:PORT --num_processes N --process_id I. Either may add
+    --process_timeout SECONDS; see docs/pods.md.
     """
-    if sweep.is_sweep(arguments):
-        found = sweep.run(sweep.parse(arguments), command)
+    if sweep.is_sweep(options):
+        found = sweep.run(sweep.parse([*places, *options]))
         output(json.dumps(found) + "\n")
         sys.exit(1 if found["failed"] else 0)
     # jax starts only once the arguments are right.
-    target, arguments = parse_target(arguments)
+    target, options = parse_target(options)
     if target is not None:
-        config = parse_train_arguments(arguments)
+        config = parse_train_arguments([*places, *options])
         from mhe_jax.analysis.ahead import compile_ahead
 
         output(json.dumps(compile_ahead(config, target)) + "\n")
         return
     from mhe_jax.training.cluster.distributed import joined, take_flags
 
-    processes, arguments = take_flags(arguments)
-    config = parse_train_arguments(arguments)
+    processes, options = take_flags(options)
+    config = parse_train_arguments([*places, *options])
     check_named_files(config)
     with joined(processes) as writes:
         from mhe_jax.evaluation import TranslatedSample

@@ -13,7 +13,6 @@ rules/         what values are allowed together
 """
 
 from mhe_jax.config.data import DataConfig, Dataset
-from mhe_jax.config.errors import InputError, not_installed
 from mhe_jax.config.evaluation import Comparison, EvaluationConfig
 from mhe_jax.config.experiment import Config, Target
 from mhe_jax.config.model import (
@@ -26,7 +25,15 @@ from mhe_jax.config.model import (
 )
 from mhe_jax.config.tasks import FACTS, Role, TaskName
 from mhe_jax.config.training import MeshConfig, OptimizerConfig, TrainConfig
-from mhe_jax.config.values import FIELDS_OF_KINDS, FORMS_OF_KINDS, MHE_KINDS, Form, Kind
+from mhe_jax.config.values import (
+    FIELDS_OF_KINDS,
+    FORMS_OF_KINDS,
+    MHE_KINDS,
+    Form,
+    InputError,
+    Kind,
+    not_installed,
+)
 
 __all__ = [
     "FACTS",

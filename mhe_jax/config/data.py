@@ -38,9 +38,9 @@ class DataConfig:
     """Where text comes from and how it becomes batches.
 
     A split is one source, or for translation two parallel text files. A source is a text file, a
-    `.tsv` or `.jsonl` file, each also as `.gz` or `.xz`, a `.parquet` file, all files of a
+    `.tsv`, `.csv` or `.jsonl` file, each also as `.gz` or `.xz`, a `.parquet` file, all files of a
     directory or pattern, any of them in a bucket, or `tfds:NAME/CONFIG:SPLIT`. A split of
-    labelled examples is one or more files as `dataset` distributes them, read one after the other.
+    labelled examples is one or more tables, read one after the other.
     """
 
     # Relative paths below start here.
@@ -49,6 +49,8 @@ class DataConfig:
     train: tuple[str, ...] = ()
     # A weight for each of several training sources: the share of rows drawn from it; () for one.
     train_weights: tuple[Positive, ...] = ()
+    # Read only the first examples of each split, for a quick look; None reads all.
+    max_examples: Count | None = None
     # Validation source; chooses the best checkpoint.
     validation: tuple[str, ...] = ()
     # Test source; read by eval.py only.
@@ -61,7 +63,8 @@ class DataConfig:
     tokenizer: str | None = None
     # Pieces of the sentencepiece model that a run with LSH trains.
     lsh_pieces: Count = 8000
-    # Where built indices and token counts go; None means $MHE_JAX_CACHE or ~/.cache/mhe_jax.
+    # Where tokens go, and copies of files in buckets; None means $MHE_JAX_CACHE or
+    # ~/.cache/mhe_jax.
     cache_directory: str | None = None
     # Tokens in a row: the block of running text; in translation the longest training sentence; the
     # length that labelled examples are cut to.

@@ -33,8 +33,11 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
     """
 
     def likeness(other: str) -> float:
-        pairs = (name, other), (name.rpartition(".")[2], other.rpartition(".")[2])
-        return max(difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio() for a, b in pairs)
+        last, its = name.rpartition(".")[2], other.rpartition(".")[2]
+        pairs = ((name, other), (last, its))
+        initials = "".join(word[:1] for word in its.split("_"))
+        ratios = (difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio() for a, b in pairs)
+        return max(last == initials, *ratios)
 
     return [other for other in sorted(names, key=likeness)[:-4:-1] if likeness(other) >= 0.6]
 
@@ -86,13 +89,8 @@ def _read(cls: type[T], text: bytes) -> T:
 def checked(cls: type[T], values: Any) -> T:
     """The dataclass of these values, a dictionary or itself one of the class, in nested parts too.
 
-    Fields that a dictionary does not name have their defaults.
-
-    >>> checked(Config, to_dict(Config(task="lm"))) == Config(task="lm")
-    True
-
-    Raises:
-      InputError: an unknown name, a value of another type than the field's, or out of its range.
+    Fields that a dictionary does not name have their defaults. An unknown name, or a value of
+    another type than the field's or out of its range, is an `InputError`.
     """
     from pydantic_core import PydanticSerializationError, to_json
 
@@ -127,11 +125,7 @@ def save_json(config: Config, path: str | Path) -> None:
 
 
 def load_json(path: str | Path) -> Config:
-    """Reads what `save_json` wrote.
-
-    Raises:
-      InputError: there is no file, or it is not a config.
-    """
+    """Reads what `save_json` wrote; InputError if there is no file, or it is not a config."""
     path = path_of(path)
     try:
         text = path.read_bytes()
@@ -150,9 +144,6 @@ def set_field(config: Config, name: str, value: Any) -> Config:
 
     >>> set_field(Config(), "model.attention.num_heads", 4).model.attention.num_heads
     4
-
-    Raises:
-      InputError: as `checked`.
     """
     tree = part = dataclasses.asdict(config)
     *parents, last = name.split(".")
@@ -176,10 +167,10 @@ def require(config: Config, name: str, holds: object, allowed: str) -> None:
 
 
 def short_names(fields: list[str]) -> dict[str, str]:
-    """The last part of each name, or the whole name where two share it."""
+    """The last part of each name, or the whole name where two share it; `seed` is that of train."""
     lasts = [field.rpartition(".")[2] for field in fields]
+    alone = {last for last in lasts if lasts.count(last) == 1} - {"seed"}
     short = {
-        field: field if lasts.count(last) > 1 or last == "seed" else last
-        for field, last in zip(fields, lasts, strict=True)
+        field: last if last in alone else field for field, last in zip(fields, lasts, strict=True)
     }
     return short | {"train.seed": "seed"}

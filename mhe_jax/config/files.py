@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from mhe_jax.config import InputError
@@ -19,28 +19,24 @@ METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.model"
 
 # How text may be packed, formats that hold pairs or texts in named fields, and their other names.
 PACKED = (".gz", ".xz")
-TABLES = {".tsv", ".jsonl", ".parquet", ".arrow"}
+TABLES = {".tsv", ".csv", ".jsonl", ".parquet", ".arrow"}
+CACHE_OF_DATASETS = r"cache-[^/]*\.arrow"
+HIDDEN = rf"[._]|.*~$|{CACHE_OF_DATASETS}$"
 ALIASES = {".tab": ".tsv", ".pq": ".parquet", ".parq": ".parquet"}
 ALIASES |= dict.fromkeys((".jsonlines", ".ndjson", ".ldjson", ".jl"), ".jsonl")
 
 
 def cache_directory(configured: str | None = None) -> Path:
-    """`configured`, else $MHE_JAX_CACHE, else ~/.cache/mhe_jax; created if missing.
-
-    Raises:
-      InputError: it cannot be made or written.
-    """
+    """`configured`, else $MHE_JAX_CACHE, else ~/.cache/mhe_jax; created if missing."""
     named = os.environ.get("MHE_JAX_CACHE")
     field = "MHE_JAX_CACHE" if named and not configured else "data.cache_directory"
     given = configured or named or "~/.cache/mhe_jax"
     check_scheme(field, given, ())
-    path = Path(os.path.expanduser(given))
-    if path.parts[0].startswith("~"):
-        raise InputError(f"{field}={path}: there is no such home directory")
     try:
+        path = Path(given).expanduser()
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{field}={path}: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:  # no such home
+        raise InputError(f"{field}={given}: {getattr(error, 'strerror', error)}") from None
     if not os.access(path, os.W_OK):
         raise InputError(f"{field}={path}: not writable")
     return path
@@ -60,37 +56,37 @@ def file_format(path: PurePath) -> str:
 def files_of(directory: str, name: str) -> list[str]:
     """The files that the name of a source stands for, relative to `directory` like the name.
 
-    Files in a bucket have full names.
-
-    A file stands for itself, and so does a missing one. A directory stands for all its files except
-    hidden ones, those that begin with `_`, backups (`~`) and caches of `datasets`; a data set saved
-    by `datasets`, for what its `state.json` names. Otherwise a pattern (`*`, `?`, `[..]`, `**` for
-    any depth) stands for all files that match, caches apart.
+    Files in a bucket have full names. A file stands for itself, and so does a missing one. A
+    directory stands for all its files except hidden ones, those that begin with `_`, backups (`~`)
+    and caches of `datasets`; a data set saved by `datasets`, for what its `state.json` names.
+    Otherwise a pattern (`*`, `?`, `[..]`, `**` for any depth) stands for all files that match.
 
     Raises:
       InputError: a directory or pattern that holds no file, or a broken `state.json`.
     """
     place = source_path(directory, name)
-    in_bucket = isinstance(place, Bucket)
+    bucket = place if isinstance(place, Bucket) else None
+    whole = str(bucket or name)
     try:
         if place.is_dir():
-            there = {path.name: _is_file(path) for path in place.iterdir()}
-            above = str(place) if in_bucket else name
-            return [os.path.join(above, file) for file in _files_in(place, there)]
-        there = place.is_file() if in_bucket else os.path.lexists(place)
-        if not glob.has_magic(str(place) if in_bucket else name) or there:
-            return [str(place) if in_bucket else name]
-        if in_bucket:
-            found = [str(path) for path in place.matches()]
+            return [os.path.join(whole, file) for file in _files_in(place)]
+        there = place.is_file() if bucket else os.path.lexists(place)
+        if there or not glob.has_magic(whole):
+            return [whole]
+        if bucket:
+            found = [str(path) for path in bucket.matches()]
         else:
             root = os.path.expanduser(directory)
             matches = glob.iglob(os.path.expanduser(name), root_dir=root, recursive=True)
             found = [match for match in matches if _is_file(Path(root, match))]
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from None
-    if not (found := _without_caches(name, sorted(found))):
+    # Without what `datasets` leaves beside data, unless the pattern itself names it.
+    if "cache-" not in PurePath(name).name:
+        found = [path for path in found if not re.fullmatch(rf"(.*/)?{CACHE_OF_DATASETS}", path)]
+    if not found:
         raise InputError(f"{place}: no file matches")
-    return found
+    return sorted(found)
 
 
 def _is_file(path: Path) -> bool:
@@ -98,26 +94,20 @@ def _is_file(path: Path) -> bool:
     return path.is_file() or not path.exists()
 
 
-def _without_caches(pattern: str, names: Iterable[str]) -> list[str]:
-    """Without what `datasets` leaves beside data, unless the pattern itself names it."""
-    asked = "cache-" in PurePath(pattern).name
-    return [x for x in names if asked or not re.fullmatch(r"(.*/)?cache-[^/]*\.arrow", x)]
-
-
-def _files_in(directory: Path | Bucket, entries: dict[str, bool]) -> list[str]:
-    names = sorted(name for name in entries if not re.match(r"[._]|.*~$|cache-.*\.arrow$", name))
-    files = [name for name in names if entries[name]]
+def _files_in(directory: Path) -> list[str]:
+    shown = sorted(p for p in directory.iterdir() if not re.match(HIDDEN, p.name))
+    files = [path.name for path in shown if _is_file(path)]
     if "dataset_dict.json" in files:
-        has = ", ".join(str(directory / name) for name in names if not entries[name])
+        has = ", ".join(str(path) for path in shown if path.name not in files)
         raise InputError(f"{directory}: holds several splits: name one of {has}")
-    if "state.json" in files and any(re.search(r"\.arrow$|^dataset_info\.", f) for f in files):
+    if "state.json" in files:
         return _saved_files(directory / "state.json")
     if not files:
         raise InputError(f"{directory}: holds no files")
     return files
 
 
-def _saved_files(path: Path | Bucket) -> list[str]:
+def _saved_files(path: Path) -> list[str]:
     """The files of `Dataset.save_to_disk` that hold data, by its `state.json`."""
     with contextlib.suppress(ValueError, LookupError, TypeError):
         state = json.loads(path.read_bytes())
@@ -133,31 +123,28 @@ def _saved_files(path: Path | Bucket) -> list[str]:
 def publish(path: Path, *, with_size: bool = False, is_directory: bool = False) -> Iterator[Path]:
     """A draft that becomes the file `path` if the block succeeds, and vanishes if it fails.
 
-    Nobody ever sees half a file, and of two processes that build the same one, both are right.
-    The contents reach the disk before the name: otherwise a machine that loses power may keep the
-    name of an empty file. With `with_size` the name ends in `.` and the size; with `is_directory`
-    it is a directory. The draft lies beside `path`, or further up if that has no parent yet; of a
-    file for a bucket it is local.
+    Nobody ever sees half a file, and its contents reach the disk before its name: else a machine
+    that loses power may keep the name of an empty file. With `with_size` the name ends in `.` and
+    the size; with `is_directory` it is a directory. The draft lies beside `path`, or further up if
+    that has no parent yet; of a file for a bucket it is local.
 
     Raises:
       InputError: it cannot be written.
     """
-    if isinstance(path, Bucket):
-        with tempfile.TemporaryDirectory() as drafts:
-            yield (draft := Path(drafts, path.name))
-            try:
-                path.write_bytes(draft.read_bytes())
-            except OSError as error:
-                raise InputError(f"cannot write {path}: {error.strerror}") from error
-        return
     room = None
     try:
-        above = next(place for place in path.absolute().parents if place.exists())
+        if isinstance(path, Bucket):
+            above = None
+        else:
+            above = next(place for place in path.absolute().parents if place.exists())
         room = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=above)
         draft = Path(room, path.name)
         if is_directory:
             draft.mkdir()
         yield draft
+        if isinstance(path, Bucket):
+            path.write_bytes(draft.read_bytes())
+            return
         for place in (draft, *draft.rglob("*")):
             _sync(place)
         if with_size:
@@ -167,7 +154,8 @@ def publish(path: Path, *, with_size: bool = False, is_directory: bool = False) 
         _sync(path.parent)
     except OSError as error:
         # A full disk's error names no file; one that names another is of a file the block reads.
-        if room is None or str(error.filename or room).startswith(room):
+        named = str(error.filename or path)
+        if room is None or named == str(path) or named.startswith(room):
             # numpy says how much it wrote, but not why it stopped.
             reason = error.strerror or f"{error}; is the disk full?"
             raise InputError(f"cannot write {path}: {reason}") from error

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import traceback
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ def load_config(name: str) -> Config:
         is not one of its field.
     """
     path, variant = config_file(name)
-    names = _names_in(path)
-    allowed = _variants(path, names)
-    if allowed and variant not in allowed:
-        raise InputError(f"{path}: no variant {variant!r}; it has {', '.join(map(repr, allowed))}")
+    names, variants = _defined_in(path)
+    if variants and variant not in variants:
+        raise InputError(f"{path}: no variant {variant!r}; it has {', '.join(map(repr, variants))}")
     with _naming_the_line(path):
         config = names["get_config"](variant) if variant else names["get_config"]()
     if not isinstance(config, Config):
@@ -42,44 +41,41 @@ def load_config(name: str) -> Config:
 
 def about_config(name: str) -> tuple[str, list[str]]:
     """The docstring of a config file that `load_config` takes, and its variants with a name."""
-    path, _ = config_file(name)
-    names = _names_in(path)
-    return names.get("__doc__") or "", [variant for variant in _variants(path, names) if variant]
+    names, variants = _defined_in(config_file(name)[0])
+    return names.get("__doc__") or "", [variant for variant in variants if variant]
 
 
-def _names_in(path: Path) -> dict[str, Any]:
-    """What a config file defines."""
+def _defined_in(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a config file defines, and its variants."""
     names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     with _naming_the_line(path):
         exec(compile(path.read_bytes(), str(path), "exec"), names)
-    if not callable(names.get("get_config")):
-        raise InputError(f"{path}: has no function get_config(variant)")
-    return names
-
-
-def _variants(path: Path, names: dict[str, Any]) -> tuple[str, ...]:
-    with _naming_the_line(path):
+        if not callable(names.get("get_config")):
+            raise InputError("has no function get_config(variant)")
         hint = typing.get_type_hints(names["get_config"]).get("variant")
-    return typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    return names, typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
 
 
 def config_file(name: str) -> tuple[Path, str]:
     """The file and the variant of a config that `load_config` takes.
 
-    A name without `.py` that is no file is that of a shipped config: `demo` is configs/demo.py in a
-    clone, or in the installed package.
+    A name that is no file is that of a shipped config: `demo` is configs/demo.py in a clone, or in
+    the installed package.
 
     Raises:
       InputError: there is no such file.
     """
     short, _, variant = name.partition(":")
-    shipped = shipped_configs()
-    path = shipped[short] if short in shipped and not Path(short).is_file() else Path(short)
+    path, shipped = Path(short), shipped_configs()
+    if not path.is_file() and short in shipped:
+        path = shipped[short]
     if not path.is_file():
-        beside = [file.name for file in path.parent.glob("*.py")]
-        beside += shipped if path.stem == short else ()
-        near = _neighbours(path, beside) or f"; shipped are {', '.join(shipped)}"
-        raise InputError(f"no config file {path}{near}")
+        known = {file.stem: str(file) for file in path.parent.glob("*.py")}
+        known |= {name: name for name in shipped}
+        near = did_you_mean([known[name] for name in nearest(path.stem, list(known))])
+        raise InputError(
+            f"no config file {path}{near or '; `configs` lists those that come along'}"
+        )
     return path, variant
 
 
@@ -114,19 +110,12 @@ def config_of(run: str | Path, field: str = "") -> Config:
       InputError: there is no run, or its config is not one.
     """
     run = path_of(run)
+    start = f"{field}: " if field else ""
     try:
         if (run / CONFIG).is_file():
             return load_json(run / CONFIG)
-        there, place = (f": it has no {CONFIG}", run) if run.is_dir() else ("", run.parent)
-        runs = (file.parent.name for file in place.glob(f"*/{CONFIG}"))
-        told = f"no run at {run}{there}{_neighbours(place / run.name, runs)}"
+        runs = {file.parent.name: file.parent for file in run.parent.glob(f"*/{CONFIG}")}
     except OSError as error:
-        told = f"{run / CONFIG}: {error.strerror}"
-    raise InputError(f"{field}: {told}" if field else told)
-
-
-def _neighbours(path: Path, names: Iterable[str]) -> str:
-    """What may have been meant by the missing `path`, of the `names` that lie near it."""
-    of = {name.removesuffix(".py"): str(path.parent / name) for name in sorted(names)}
-    near = nearest(path.name.removesuffix(".py"), list(of)) or list(of)[:5]
-    return did_you_mean([of[name] for name in near])
+        raise InputError(f"{start}{run / CONFIG}: {error.strerror}") from None
+    near = did_you_mean([str(runs[name]) for name in nearest(run.name, sorted(runs))])
+    raise InputError(f"{start}no run at {run}: there is no {CONFIG}{near}")

@@ -20,18 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from mhe_jax.config.errors import InputError, not_installed
+from mhe_jax.config.values import InputError, not_installed
 
 LIBRARIES = {"gs": ("gcsfs", "google.cloud.storage"), "s3": ("s3fs",)}  # Orbax needs the second
 RUNS, SOURCES = ("gs",), ("gs", "s3")
 
 
 def scheme_of(name: str | os.PathLike[str]) -> str | None:
-    """What stands before `://`, if anything does.
-
-    >>> scheme_of("gs://bucket/run"), scheme_of("runs/a"), scheme_of("tfds:glue/cola:train")
-    ('gs', None, None)
-    """
+    """What stands before `://`, if anything does."""
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", os.fspath(name))
     return found and found[1]
 
@@ -39,14 +35,11 @@ def scheme_of(name: str | os.PathLike[str]) -> str | None:
 def check_scheme(field: str, name: str, allowed: tuple[str, ...]) -> None:
     """Raises InputError where `name`, which `field` gives, has a scheme that is not allowed."""
     scheme = scheme_of(name)
-    if scheme is None:
-        return
-    start = f"{field}={name}" if field else name
-    if scheme not in allowed:
-        takes = "".join(f" or {one}://bucket/name" for one in allowed)
-        raise InputError(f"{start}: {scheme}:// is not supported here: takes a local path{takes}")
-    if not re.match(r"[^/]+://[^/]+", name) or ".." in name.split("/"):
-        raise InputError(f"{start}: takes {scheme}://bucket/name, without ..")
+    whole = re.match(r"[^/]+://[^/]+", name) and ".." not in name.split("/")
+    if scheme is not None and not (scheme in allowed and whole):
+        takes = "".join(f" or {one}://bucket/name, without .." for one in allowed)
+        start = f"{field}={name}" if field else name
+        raise InputError(f"{start}: takes a local path{takes}")
 
 
 def path_of(name: str | os.PathLike[str]) -> Path:
@@ -63,11 +56,7 @@ def path_of(name: str | os.PathLike[str]) -> Path:
 
 
 def source_path(directory: str, name: str) -> Path:
-    """The file that a source names, relative to `directory`; in both `~` is the user's home.
-
-    Raises:
-      InputError: as `path_of`, but for `s3://` too.
-    """
+    """The file that a source names, relative to `directory`; in both `~` is the user's home."""
     local = os.path.expanduser(name)
     if scheme_of(name) is None and scheme_of(directory) and not os.path.isabs(local):
         name = f"{directory.rstrip('/')}/{name}"

@@ -1,8 +1,22 @@
-"""Types of the fields: numbers with their ranges, choices, and which kinds have which field."""
+"""Types of the fields: numbers with their ranges, choices, and which kinds have which field.
+
+And the error that says which value is wrong.
+"""
 
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
+
+
+class InputError(ValueError):
+    """The user gave something wrong; the message is one line: what, and what is allowed."""
+
+
+def not_installed(what: str, extra: str) -> InputError:
+    """The error: `what` is missing, and which extra of the package has it."""
+    how = f"in the clone, pip install -e '.[{extra}]' -c constraints.txt"
+    return InputError(f"{what}: {how}; or the wheel of mhe_jax with [{extra}]")
+
 
 # The largest float32, and the largest int32, which counts steps and numbers the places of an array.
 LARGEST, MOST = (2 - 2**-23) * 2.0**127, 2**31 - 1

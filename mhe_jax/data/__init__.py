@@ -1,9 +1,10 @@
-"""From files and data sets to batches: sources, tokens, examples, batches.
+"""From files and data sets to batches, in three steps.
 
-    sources = open_train(config)                `sources.py` says what counts as a source
-    tokenizer = load_tokenizer(config, path)    the tokenizer that a run has kept
-    row = examples.lm_row(ids, length)          `examples.py` lists the arrays of a row
-    batches.batch(step)                         a pure function of (seed, step), see `batches.py`
+    read      text = open_split(config, "validation")       readers.py, text.py
+    tokens    tokens_of(text, tokenizer, cache)             tokens.py, made once
+    rows      blocks(...), packed(...), bucketed(...)       rows.py, pairs.py, packing.py
+
+    batches.batch(step)     a pure function of (seed, step), see `batches.py`
 
 The task of an experiment decides its sources, rows and batches: `mhe_jax.tasks`.
 """
@@ -14,14 +15,8 @@ from mhe_jax.config import Config
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.places import path_of, source_path
-from mhe_jax.data.batches import (
-    Batches,
-    EvaluationBatches,
-    TrainBatches,
-)
-from mhe_jax.data.loader import BatchIterator
-from mhe_jax.data.opening import open_source, open_split, open_train
-from mhe_jax.data.sources import Source
+from mhe_jax.data.batches import Batches, EvaluationBatches, TrainBatches
+from mhe_jax.data.text import Text, open_source, open_split, open_train
 from mhe_jax.data.tokenizer import Pieces, Tokenizer, train_tokenizer
 from mhe_jax.data.tokenizer_json import JsonTokenizer, open_tokenizer
 from mhe_jax.data.words import AnyTokenizer, HashedWords
@@ -34,12 +29,11 @@ __all__ = [
     "PAD",
     "UNK",
     "AnyTokenizer",
-    "BatchIterator",
     "Batches",
     "EvaluationBatches",
     "HashedWords",
     "JsonTokenizer",
-    "Source",
+    "Text",
     "Tokenizer",
     "TrainBatches",
     "load_tokenizer",

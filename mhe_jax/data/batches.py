@@ -1,41 +1,75 @@
-"""The common part of all batches.
+"""Batches by number, and read ahead.
 
     global batch = f(seed, step)        process p of P holds its rows pR/P to (p + 1)R/P of R
 
 Nothing else decides what a batch holds. So a run resumes from its step alone, with any number of
 processes, and all processes see the same shape at the same step. Their parts, concatenated, are the
 batch of a single process, so dropout, which depends on the position of a row, is the same too.
+
+A plan is a data set of Grain: its element `step` says which rows a global batch has, and how one is
+made, so that a process makes only its own.
 """
 
+import contextlib
 import enum
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+import os
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, cast
+
+import grain
+import numpy as np
 
 from mhe_jax.config import InputError
+from mhe_jax.data.cache import key_of
 from mhe_jax.data.examples import Row, stack
-from mhe_jax.data.loader import BatchIterator
 
-T = TypeVar("T")
+AHEAD = 4  # batches that are ready or being made: bounds the memory
+# On few cores one thread is enough; the other cores are for the model.
+THREADS = min(AHEAD, max(1, (os.cpu_count() or 1) // 2))
+ENDLESS = 1 << 40
+
+
+class Planned(NamedTuple):
+    """The rows of a global batch: `make(number)` for each of their numbers."""
+
+    make: Callable[[int], Row]
+    numbers: Sequence[int] | np.ndarray
+
+
+class Draw(enum.IntEnum):
+    """The first number of the seed of rows of running text and of their masks, and of misspelling.
+
+    So no two share a seed; orders of pairs and of labelled examples draw from (seed, epoch).
+    """
+
+    SHIFT = 0
+    BLOCK_MASKS = 1
+    PACKED_ORDER = 2
+    PACKED_MASKS = 3
+    SPELLING = 5
 
 
 class Batches:
-    """Batches by number: `batch(step)`, or prefetched in order by `iterate(start_step)`."""
+    """`batch(step)`, or in order by `iterate`; `text` is a key of the content that they are of."""
 
-    def __init__(self, process_index: int = 0, process_count: int = 1):
+    def __init__(
+        self, plan: grain.MapDataset, text: str, process_index: int = 0, process_count: int = 1
+    ):
+        self.plan, self.text = plan, text
         self.process_index, self.process_count = process_index, process_count
+
+        self._own(len(self._planned(0).numbers))
 
     def batch(self, step: int) -> Row:
         """The rows that this process holds of global batch `step`."""
-        raise NotImplementedError
+        make, numbers = self._planned(step)
+        return stack([make(int(number)) for number in numbers[self._own(len(numbers))]])
 
-    def iterate(self, start_step: int = 0, stop_step: int | None = None) -> BatchIterator:
-        """Batches from `start_step` on, a few prefetched in threads; close it when done."""
-        return BatchIterator(self.batch, start_step, stop_step)
+    def _planned(self, step: int) -> Planned:
+        return cast(Planned, self.plan[step])
 
-    def _own_rows(self, rows: int) -> slice:
-        """The rows of a global batch that this process holds; `rows` must divide evenly."""
+    def _own(self, rows: int) -> slice:
+        """The rows that this process holds of so many."""
         if rows % self.process_count:
             raise InputError(
                 f"a batch of {rows} rows cannot be split over {self.process_count} processes"
@@ -43,105 +77,81 @@ class Batches:
         own = rows // self.process_count
         return slice(self.process_index * own, (self.process_index + 1) * own)
 
+    def iterate(
+        self, start: int = 0, stop: int | None = None
+    ) -> contextlib.closing[Generator[Row, None, None]]:
+        """In a `with`: batches from `start` on, a few made ahead in threads."""
+        return contextlib.closing(self._ahead(start, min(len(self.plan), stop or ENDLESS)))
+
+    def _ahead(self, start: int, stop: int) -> Generator[Row, None, None]:
+        options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
+        numbered = grain.MapDataset.range(start, max(start, stop)).map(self.batch)
+        iterator = iter(numbered.to_iter_dataset(options))
+        try:
+            yield from iterator
+        finally:
+            iterator.close()
+
 
 class TrainBatches(Batches):
-    """Endless batches. `steps_per_epoch` of them, maybe a fraction, see all the text once.
+    """Endless batches. `steps_per_epoch` of them, maybe a fraction, see all the text once."""
 
-    `text` is a key of the text's content: the same wherever it is stored and however it is packed.
-    """
-
-    steps_per_epoch: float
-    text: str
+    def __init__(self, plan: grain.MapDataset, part: "Part", per_epoch: float, *process: int):
+        super().__init__(plan, part.text, *process)
+        self.steps_per_epoch, self._about = per_epoch, part.about
 
     def describe(self) -> str:
-        """One line for the log: how much there is, and in which shapes."""
-        raise NotImplementedError
-
-
-class TrainRows(TrainBatches):
-    """Endless rows of one shape, numbered from the first step on: batch s has B·s .. B·s + B - 1.
-
-    `num_rows` rows see all the text once; a batch may span epochs.
-    """
-
-    num_rows: int
-
-    def __init__(self, rows_per_batch: int, process_index: int = 0, process_count: int = 1):
-        super().__init__(process_index, process_count)
-        self.rows_per_batch = rows_per_batch
-        self._own = self._own_rows(rows_per_batch)
-
-    def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows with these numbers."""
-        raise NotImplementedError
-
-    @property
-    def steps_per_epoch(self) -> float:
-        """Batches in an epoch, not necessarily a whole number."""
-        return self.num_rows / self.rows_per_batch
-
-    def batch(self, step: int) -> Row:
-        """The rows that this process holds of global batch `step`."""
-        first = step * self.rows_per_batch
-        return stack(self.rows(range(first, first + self.rows_per_batch)[self._own]))
+        """How much there is, and in which shapes."""
+        return f"{self._about}; an epoch is {self.steps_per_epoch:,.1f} steps"
 
 
 class EvaluationBatches(Batches):
     """Finite: the whole split once, in the same order and with the same masks every time.
 
-    Where too few rows are left to fill a batch, its last rows are padding with weight 0. `text` is
-    a key of the split's content, as that of `TrainBatches`.
+    Where too few rows are left to fill a batch, its last rows are padding with weight 0.
     """
-
-    text: str
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self.plan)
 
-    def iterate(self, start_step: int = 0, stop_step: int | None = None) -> BatchIterator:
-        """Batches from `start_step` on, until the end of the split or just before `stop_step`."""
-        stop = len(self) if stop_step is None else min(stop_step, len(self))
-        return BatchIterator(self.batch, start_step, stop)
-
-    def __iter__(self) -> BatchIterator:
-        return self.iterate()
-
-    def _check(self, step: int) -> None:
-        if not 0 <= step < len(self):
-            raise IndexError(f"batch {step} of {len(self)}")
+    def __iter__(self) -> Generator[Row, None, None]:
+        return self._ahead(0, len(self))
 
 
-class Draw(enum.IntEnum):
-    """The first number of a generator's seed, so that no two purposes share one."""
+class Part(NamedTuple):
+    """Endless rows, or plans, of one source."""
 
-    BLOCK_ORDER = 0
-    BLOCK_MASKS = 1
-    PACKED_ORDER = 2
-    PACKED_MASKS = 3
-    SOURCE_ORDER = 4
-    SPELLING = 5
+    rows: grain.MapDataset
+    per_epoch: float  # so many see all the text once
+    text: str  # a key of the content
+    about: str
 
 
-class Epochs(Generic[T]):
-    """`plan(epoch)`, computed once however many threads ask.
+def mixed(parts: Sequence[Part], weights: Sequence[float]) -> Part:
+    """Several parts as one, each as often as its weight says; an epoch sees each whole."""
+    if len(parts) == 1:
+        return parts[0]
+    shares = [weight / sum(weights) for weight in weights]
+    told = (f"{share:.2%} {part.about}" for share, part in zip(shares, parts, strict=True))
+    return Part(
+        grain.MapDataset.mix([part.rows for part in parts], shares),
+        max(part.per_epoch / share for share, part in zip(shares, parts, strict=True)),
+        key_of(*(part.text for part in parts)),
+        "\n".join(told),
+    )
 
-    The last two epochs are kept, since batches straddle them.
 
-    >>> epochs = Epochs(lambda epoch: print("plan", epoch) or 10 * epoch)
-    >>> epochs(1), epochs(1)
-    plan 1
-    (10, 10)
-    """
+def of_rows(part: Part, rows_per_batch: int, *process: int) -> TrainBatches:
+    """Batches of rows of one shape: batch s has rows B·s to B·s + B - 1."""
 
-    def __init__(self, plan: Callable[[int], T]):
-        self._plan = plan
-        self._known: OrderedDict[int, T] = OrderedDict()
-        self._lock = threading.Lock()
+    def plan(step: int) -> Planned:
+        first, make = step * rows_per_batch, cast(Any, part.rows.__getitem__)
+        return Planned(make, range(first, first + rows_per_batch))
 
-    def __call__(self, epoch: int) -> T:
-        with self._lock:
-            if epoch not in self._known:
-                self._known[epoch] = self._plan(epoch)
-                if len(self._known) > 2:
-                    self._known.popitem(last=False)
-            return self._known[epoch]
+    plans = grain.MapDataset.range(ENDLESS).map(plan)
+    return TrainBatches(plans, part, part.per_epoch / rows_per_batch, *process)
+
+
+def padded(numbers: np.ndarray, size: int) -> np.ndarray:
+    """`numbers`, and -1 up to `size` of them."""
+    return np.concatenate([numbers, np.full(size - len(numbers), -1, numbers.dtype)])

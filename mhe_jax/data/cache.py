@@ -1,17 +1,17 @@
 """Files that are built once and kept: where they are, their names, and when they are rebuilt."""
 
 import contextlib
+import gzip
 import hashlib
 import json
+import lzma
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import publish
 from mhe_jax.config.places import Bucket
-
-VERSION = 2  # of an index; part of every key
-DIGEST = 4  # numbers at the end of an index: 256 bits
 
 
 def key_of(*parts: object) -> str:
@@ -49,29 +49,25 @@ def built_once(path: Path, build: Callable[[Path], None]) -> Path:
     Raises:
       InputError: it cannot be written.
     """
-    for found in path.parent.glob(f"{path.name}.*"):
-        if found.name == f"{path.name}.{found.stat().st_size}":
-            return found
+    if found := kept(path):
+        return found
     with publish(path, with_size=True) as temporary:
         build(temporary)
         size = temporary.stat().st_size
     return path.with_name(f"{path.name}.{size}")
 
 
-def drop_earlier(copy: Path) -> None:
-    """Deletes the copies of what a file held before; a process that has one open keeps it."""
-    for other in copy.parent.iterdir():
-        # Drafts belong to processes that write now. On Windows an open file stays.
-        if other != copy and other.suffix != ".tmp":
-            with contextlib.suppress(OSError):
-                other.unlink()
+def kept(path: Path) -> Path | None:
+    """The file that `built_once(path, ...)` has left, if it is whole."""
+    found = path.parent.glob(f"{path.name}.*")
+    return next((file for file in found if file.name == f"{path.name}.{file.stat().st_size}"), None)
 
 
 def local_copy(path: Path, cache: Path) -> Path:
     """The copy of an object, fetched once and again if it has changed; a local file is its own.
 
     It is kept under the object's URL, size and version (the generation of `gs://`, the etag of
-    `s3://`), so that an index and a memory map of it work as of any file. Older ones are deleted.
+    `s3://`). Older ones are deleted.
 
     Raises:
       InputError: there is no such object, or it cannot be read.
@@ -83,7 +79,19 @@ def local_copy(path: Path, cache: Path) -> Path:
         about = path.info()
         version = about["size"], str(about.get("generation") or about["ETag"])
         copy = built_once(copies / key_of(*version), path.fetch)
+        for other in copies.iterdir():
+            # Drafts belong to processes that write now. On Windows an open file stays.
+            if other != copy and other.suffix != ".tmp":
+                with contextlib.suppress(OSError):
+                    other.unlink()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    drop_earlier(copy)
     return copy
+
+
+def opened(path: Path) -> Any:
+    """The bytes of a file, unpacked; the name of a cached copy does not tell how it is packed."""
+    with path.open("rb") as file:
+        head = file.read(6)
+    unpack: Any = gzip.open if head[:2] == b"\x1f\x8b" else open
+    return (lzma.open if head == b"\xfd7zXZ\0" else unpack)(path, "rb")

@@ -85,12 +85,17 @@ def lm_row(ids: Sequence[int] | np.ndarray, sequence_length: int) -> Row:
     return _shifted("tokens", ids, sequence_length)
 
 
-def translation_row(source: Sequence[int], target: Sequence[int], length: int) -> Row:
-    """A source with eos; a target with bos to read, and with eos to predict. Cut to `length`."""
-    ids = [*source[: length - 1], EOS]
+def translation_row(
+    source: Sequence[int] | np.ndarray, target: Sequence[int] | np.ndarray, length: int
+) -> Row:
+    """A source; a target with bos to read, and to predict. Both end in eos, cut to `length`."""
     row = {"source": np.full(length, PAD, np.int32)}
-    row["source"][: len(ids)] = ids
-    return row | _shifted("target", [*target[: length - 1], EOS], length)
+    row["source"][: len(source)] = _cut(source, length)
+    return row | _shifted("target", _cut(target, length), length)
+
+
+def _cut(ids: Sequence[int] | np.ndarray, length: int) -> Sequence[int] | np.ndarray:
+    return ids if len(ids) <= length else [*ids[: length - 1], EOS]
 
 
 def _shifted(name: str, ids: Sequence[int] | np.ndarray, length: int) -> Row:

@@ -10,11 +10,12 @@ examples in each class, so it takes seconds for millions of them and serves all 
 Each example appears exactly once an epoch.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
-from mhe_jax.data.batches import Draw, Epochs
+from mhe_jax.data.batches import Draw
 
 
 class _Pattern(NamedTuple):
@@ -101,7 +102,11 @@ class Plan:
         self.num_rows = int(self._ends[-1])
         self.fullness = float(sizes[:, 0].sum()) / (self.num_rows * capacity[0])
         self._seed = seed
-        self._epoch = Epochs(self._shuffled)
+        self._epoch = functools.lru_cache(2)(self._shuffled)  # batches straddle two epochs
+        self._length = capacity[0]
+
+    def __str__(self) -> str:
+        return f"{self.num_rows:,} packed rows of {self._length}, {self.fullness:.0%} full"
 
     def row(self, number: int) -> tuple[int, np.ndarray]:
         """The epoch, and the examples, of row `number`, counted from the first step."""

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs of similar length, for translation.
+"""Batches of sentence pairs, for translation: of similar length, or packed.
 
 The length of a pair is the longer of source and target in tokens, with eos. A pair goes into the
 shortest bucket that holds it, and a batch holds pairs of one bucket b only, padded to S = T = b:
@@ -11,83 +11,54 @@ pairs from the beginning of its order fill it up, as often as it takes: those of
 pairs than rows appear many times.
 """
 
+import functools
 from collections.abc import Sequence
-from pathlib import Path
 
+import grain
 import numpy as np
 
 from mhe_jax.config import DataConfig, InputError
-from mhe_jax.config.files import cache_directory
 from mhe_jax.data import examples
-from mhe_jax.data.batches import Epochs, EvaluationBatches, TrainBatches
-from mhe_jax.data.cache import built_once, key_of
-from mhe_jax.data.examples import Row
-from mhe_jax.data.sources import Source
-from mhe_jax.data.tokenizer import Tokenizer
+from mhe_jax.data.batches import ENDLESS, EvaluationBatches, Part, Planned, padded
+from mhe_jax.data.examples import Row, num_predictions
+from mhe_jax.data.packing import Plan
+from mhe_jax.data.text import Text
+from mhe_jax.data.tokens import Tokens
 
 NUM_BUCKETS = 6  # each is a shape that is compiled
 BUCKET_MULTIPLE = 4
 
 
-def token_lengths(source: Source, tokenizer: Tokenizer, cache: Path) -> np.ndarray:
-    """Tokens of each pair's source and target, without eos: int32 [pairs, 2]; computed once."""
+class Pairs:
+    """The pairs of a text that can be trained on: neither side empty, none too long.
 
-    def build(temporary: Path) -> None:
-        lengths = np.zeros((len(source), 2), np.int32)
-        for start in range(0, len(source), 1 << 14):
-            chunk = [source[i] for i in range(start, min(start + (1 << 14), len(source)))]
-            for side in (0, 1):
-                rows = tokenizer.encode_batch([pair[side] for pair in chunk], num_threads=-1)
-                lengths[start : start + len(chunk), side] = [len(ids) for ids in rows]
-        lengths.tofile(temporary)
-
-    path = built_once(cache / "lengths" / f"{key_of(source.key, tokenizer.key)}.int32", build)
-    return np.fromfile(path, np.int32).reshape(-1, 2)
-
-
-class Usable:
-    """The pairs of a source that can be trained on: neither side empty, none too long.
-
-    `numbers` [pairs] are their numbers in the source, `lengths` [pairs, 2] their tokens with eos.
+    `numbers` [pairs] are their numbers in the text, `lengths` [pairs, 2] their tokens with eos.
 
     Raises:
       InputError: there are none.
     """
 
-    def __init__(self, data: DataConfig, tokenizer: Tokenizer, source: Source):
-        cache = cache_directory(data.cache_directory)
-        lengths = token_lengths(source, tokenizer, cache) + 1
+    def __init__(self, text: Text, sides: Sequence[Tokens], data: DataConfig):
+        self.text, self._sides = text, sides
+        lengths = np.stack([side.lengths for side in sides], axis=1)
         too_long = lengths.max(axis=1) > data.sequence_length
         empty = lengths.min(axis=1) == 1
-        self.num_too_long, self.num_empty = int((too_long & ~empty).sum()), int(empty.sum())
+        left = (
+            f"{int((too_long & ~empty).sum()):,} too long, {int(empty.sum()):,} with an empty side"
+        )
         self.numbers = np.flatnonzero(~(too_long | empty)).astype(np.int32)
         self.lengths = lengths[self.numbers]
+        self.about = f"{text}, {len(self.numbers):,} of them used ({left})"
         if not len(self.numbers):
             raise InputError(
-                f"{source.name}: none of {len(source):,} pairs can be used: "
-                f"{self.num_empty:,} have an empty side, {self.num_too_long:,} are longer than "
-                f"data.sequence_length={data.sequence_length} tokens"
+                f"{text.name}: none of {len(text):,} pairs can be used: {left} for "
+                f"data.sequence_length={data.sequence_length}"
             )
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self):,} pairs ({self.num_too_long:,} too long, "
-            f"{self.num_empty:,} with an empty side)"
-        )
-
-
-def buckets_for(
-    data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]
-) -> tuple[int, ...]:
-    """`data.length_buckets`, or those that pad the pairs of all `sources` the least."""
-    if data.length_buckets:
-        return data.length_buckets
-    usable = [Usable(data, tokenizer, source) for source in sources]
-    longer = np.concatenate([pairs.lengths.max(axis=1) for pairs in usable])
-    return choose_buckets(longer, data.sequence_length)
+    def row(self, length: int, number: int) -> Row:
+        """Pair `number` of the text, as a row of `length`."""
+        source, target = (side.item(number) for side in self._sides)
+        return examples.translation_row(source, target, length)
 
 
 def choose_buckets(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
@@ -146,123 +117,77 @@ def rows_of(data: DataConfig, bucket: int) -> int:
     return max(data.tokens_per_batch // (2 * bucket) // multiple, 1) * multiple
 
 
-class TrainPairs(TrainBatches):
-    """Endless batches of pairs, planned as the module says."""
+def bucketed(pairs: Pairs, data: DataConfig, buckets: Sequence[int], seed: int) -> Part:
+    """Plans of endless batches, as the module says."""
+    rows = [rows_of(data, bucket) for bucket in buckets]
+    of_bucket = np.searchsorted(buckets, pairs.lengths.max(axis=1))
+    members = [pairs.numbers[of_bucket == b] for b in range(len(buckets))]
+    counts = [-(-len(of) // size) for of, size in zip(members, rows, strict=True)]
+    steps = sum(counts)
 
-    def __init__(
-        self,
-        data: DataConfig,
-        seed: int,
-        tokenizer: Tokenizer,
-        source: Source,
-        buckets: tuple[int, ...],
-        process_index: int = 0,
-        process_count: int = 1,
-    ):
-        super().__init__(process_index, process_count)
-        self.tokenizer, self.source, self.buckets = tokenizer, source, buckets
-        self.text = source.key
-        self._seed = seed
-        self.usable = Usable(data, tokenizer, source)
-        self.rows = tuple(rows_of(data, bucket) for bucket in self.buckets)
-        of_bucket = np.searchsorted(self.buckets, self.usable.lengths.max(axis=1))
-        self._members = [self.usable.numbers[of_bucket == b] for b in range(len(self.buckets))]
-        self._counts = [-(-len(m) // r) for m, r in zip(self._members, self.rows, strict=True)]
-        self._own = [self._own_rows(rows) for rows in self.rows]
-        self._padding = 1 - float(self.usable.lengths.sum()) / (
-            2 * sum(b * len(m) for b, m in zip(self.buckets, self._members, strict=True))
-        )
-        self._epoch = Epochs(self._shuffled)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
-        return sum(self._counts)
-
-    def describe(self) -> str:
-        """One line for the log."""
-        buckets = zip(self.rows, self.buckets, self._counts, strict=True)
-        shapes = " ".join(f"{rows}×{bucket}" for rows, bucket, count in buckets if count)
-        return (
-            f"{self.source.name}: {self.usable}; an epoch is {self.steps_per_epoch:,} steps; "
-            f"rows × length {shapes}, {self._padding:.0%} padding"
-        )
-
-    def pair_numbers(self, step: int) -> tuple[int, np.ndarray]:
-        """The length and the pairs of global batch `step`."""
-        epoch, i = divmod(step, self.steps_per_epoch)
-        of_batch, starts, orders = self._epoch(epoch)
-        bucket, start = int(of_batch[i]), int(starts[i])
-        order, rows = orders[bucket], self.rows[bucket]
-        return self.buckets[bucket], np.take(order, range(start, start + rows), mode="wrap")
-
-    def batch(self, step: int) -> Row:
-        """The rows that this process holds of global batch `step`."""
-        length, numbers = self.pair_numbers(step)
-        bucket = self.buckets.index(length)
-        rows = encode(self.source, self.tokenizer, numbers[self._own[bucket]], length)
-        return examples.stack(rows)
-
-    def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    @functools.lru_cache(2)  # batches straddle two epochs
+    def shuffled(epoch: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         """Bucket and start of each batch, and the order of each bucket."""
-        generator = np.random.default_rng([self._seed, epoch])
-        orders = [generator.permutation(members) for members in self._members]
-        of_batch = np.repeat(np.arange(len(self.buckets)), self._counts)
-        starts = np.concatenate(
-            [np.arange(n) * r for n, r in zip(self._counts, self.rows, strict=True)]
-        )
-        shuffled = generator.permutation(len(of_batch))
-        return of_batch[shuffled], starts[shuffled], orders
+        generator = np.random.default_rng([seed, epoch])
+        orders = [generator.permutation(of) for of in members]
+        of_batch = np.repeat(np.arange(len(buckets)), counts)
+        starts = np.concatenate([np.arange(n) * r for n, r in zip(counts, rows, strict=True)])
+        order = generator.permutation(len(of_batch))
+        return of_batch[order], starts[order], orders
+
+    def plan(step: int) -> Planned:
+        epoch, i = divmod(step, steps)
+        of_batch, starts, orders = shuffled(epoch)
+        b, start = int(of_batch[i]), int(starts[i])
+        numbers = np.take(orders[b], range(start, start + rows[b]), mode="wrap")
+        return Planned(functools.partial(pairs.row, buckets[b]), numbers)
+
+    padding = 1 - float(pairs.lengths.sum()) / (
+        2 * sum(b * len(of) for b, of in zip(buckets, members, strict=True))
+    )
+    shapes = zip(rows, buckets, counts, strict=True)
+    shown = " ".join(f"{size}×{bucket}" for size, bucket, count in shapes if count)
+    about = f"{pairs.about}; rows × length {shown}, {padding:.0%} padding"
+    return Part(grain.MapDataset.range(ENDLESS).map(plan), steps, pairs.text.key, about)
+
+
+def packed(pairs: Pairs, data: DataConfig, seed: int) -> Part:
+    """Endless rows of several pairs each: both sides of a pair carry the same segment number."""
+    length = data.sequence_length
+    plan = Plan(pairs.lengths, (length, length), seed)
+
+    def row(number: int) -> Row:
+        _, members = plan.row(number)
+        rows = [pairs.row(length, int(pairs.numbers[i])) for i in members]
+        return examples.pack(rows, length, num_predictions(length, data.mask_rate))
+
+    rows = grain.MapDataset.range(ENDLESS).map(row)
+    return Part(rows, plan.num_rows, pairs.text.key, f"{pairs.about} in {plan}")
 
 
 class EvaluationPairs(EvaluationBatches):
     """All pairs of a split in order of bucket, none left out.
 
-    A batch also has `index` [rows], the number of each pair in `source` (-1 for padding): the texts
-    to compare with are `source[index]`. Sentences are cut to `longest` tokens with eos.
+    A batch also has `index` [rows], the number of each pair in the text (-1 for padding). Sentences
+    are cut to `longest` tokens with eos.
     """
 
     def __init__(
-        self,
-        data: DataConfig,
-        longest: int,
-        tokenizer: Tokenizer,
-        source: Source,
-        batch_size: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        self, text: Text, sides: Sequence[Tokens], longest: int, batch_size: int, *process: int
     ):
-        super().__init__(process_index, process_count)
-        self.tokenizer, self.source, self.text = tokenizer, source, source.key
-        self._rows = batch_size
-        self._own = self._own_rows(batch_size)
-        cache = cache_directory(data.cache_directory)
-        tokens = token_lengths(source, tokenizer, cache)
-        lengths = np.minimum(tokens.max(axis=1) + 1, longest)
-        self._plan = by_length(lengths, longest, batch_size)
+        lengths = np.minimum(np.max([side.lengths for side in sides], axis=0), longest)
+        batches = by_length(lengths, longest, batch_size)
 
-    def __len__(self) -> int:
-        return len(self._plan)
+        def row(length: int, number: int) -> Row:
+            if number < 0:
+                found = examples.padding_like(examples.translation_row([], [], length))
+            else:
+                source, target = (side.item(number) for side in sides)
+                found = examples.translation_row(source, target, length)
+            return found | {"index": np.array(number, np.int32)}
 
-    def batch(self, step: int) -> Row:
-        """The rows that this process holds of batch `step`."""
-        self._check(step)
-        length, members = self._plan[step]
-        numbers = np.full(self._rows, -1, np.int32)
-        numbers[: len(members)] = members
-        numbers = numbers[self._own]
-        rows = encode(self.source, self.tokenizer, numbers[numbers >= 0], length)
-        empty = examples.padding_like(examples.translation_row([], [], length))
-        rows += [empty] * (len(numbers) - len(rows))
-        return examples.stack(rows) | {"index": numbers}
+        def plan(step: int) -> Planned:
+            length, numbers = batches[step]
+            return Planned(functools.partial(row, length), padded(numbers, batch_size))
 
-
-def encode(source: Source, tokenizer: Tokenizer, numbers: np.ndarray, length: int) -> list[Row]:
-    """A row of `length` for each of the pairs `numbers`."""
-    pairs = [source[int(number)] for number in numbers]
-    texts = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
-    ids = tokenizer.encode_batch(texts)
-    return [
-        examples.translation_row(src, tgt, length)
-        for src, tgt in zip(ids[: len(pairs)], ids[len(pairs) :], strict=True)
-    ]
+        super().__init__(grain.MapDataset.range(len(batches)).map(plan), text.key, *process)

@@ -1,16 +1,7 @@
-"""Data sets of TensorFlow Datasets, read without TensorFlow.
+"""Data sets of TFDS, read without TensorFlow: they must be prepared as ArrayRecord."""
 
-A data set prepared as `array_record` is read through TFDS; one prepared in TFDS's default format,
-`tfrecord`, through `tfrecord.py`.
-"""
-
-import contextlib
-import hashlib
-import os
 import re
-import weakref
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,61 +9,55 @@ import numpy as np
 import tensorflow_datasets as tfds
 import tensorflow_datasets.text  # registers its data sets
 import tensorflow_datasets.translate  # noqa: F401
-from tensorflow_datasets.core import decode, naming, read_only_builder
+from tensorflow_datasets.core import naming, read_only_builder
 from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from mhe_jax.config import InputError
-from mhe_jax.data.cache import DIGEST, VERSION, built_once, identity, key_of
-from mhe_jax.data.index import flat
-from mhe_jax.data.sources import Content
-from mhe_jax.data.tfrecord import record_offsets
+from mhe_jax.data.cache import identity
 
-AT_ONCE = 128  # records that are read together for their sizes
+AT_ONCE = 128  # examples that are read together, in threads
 NAME = re.compile(
     r"tfds:(?P<name>\w+(?:/[^:/]+)?(?::\d+\.\d+\.\d+)?):(?P<split>[^:/]+(?:\[.*\])?.*)"
 )
 
 
-def open_items(
-    written: str, fields: tuple[str, ...], cache: Path
-) -> tuple[Sequence[Any], Content, str, np.ndarray | None]:
-    """The arguments of `Items` for the one or two texts of `tfds:NAME/CONFIG:SPLIT` in `fields`.
+def open_split(
+    written: str,
+) -> tuple[Sequence[Any], Callable[[], Iterator[tuple[str, dict[str, Any]]]]]:
+    """What changes with the files of `tfds:NAME/CONFIG:SPLIT`, and a reader of its examples.
 
     NAME may carry a version (`tfds:wmt14_translate/de-en:1.0.0:train`), SPLIT a slice
     (`tfds:wmt14_translate/de-en:train[:90%]`); data is where TFDS keeps it ($TFDS_DATA_DIR).
 
     Raises:
-      InputError: unknown data set, split or field, a broken file, or the data set is not prepared;
-        nothing is ever downloaded.
+      InputError: unknown data set or split, or it is not prepared as ArrayRecord; nothing is ever
+        downloaded.
     """
     builder, split = _open(written)
-    features: Any = builder.info.features
-    known = list(flat(features)) if hasattr(features, "keys") else []
-    for field in fields:
-        if field not in known:
-            has = ", ".join(map(repr, known)) or "none with names"
-            raise InputError(f"{written}: has no field {field!r}; it has {has} (data.fields)")
-    rows = _rows(written, builder, split, cache)
-    texts, key = _Texts(written, rows, fields), key_of(rows.content, fields)
-    if len(fields) == 2:  # pairs are drawn by number
-        return texts, "pair", key, None
-    return texts, "text", key, rows.offsets()
+    parts = builder.info.splits[split].file_instructions
+    files = [Path(builder.data_dir) / part.filename for part in parts]
 
+    def read() -> Iterator[tuple[str, dict[str, Any]]]:
+        try:
+            examples = builder.as_data_source(split=split)
+            for start in range(0, len(examples), AT_ONCE):
+                numbers = range(start, min(start + AT_ONCE, len(examples)))
+                for number, example in zip(numbers, examples.__getitems__(numbers), strict=True):
+                    yield f"{written}: example {number}", plain(example)
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{written}: cannot be read: {reason[:200]}") from None
 
-def open_rows(written: str, cache: Path) -> Sequence[Any]:
-    """The examples of `tfds:NAME/CONFIG:SPLIT` as TFDS gives them.
-
-    Raises:
-      InputError: as `open_items`.
-    """
-    builder, split = _open(written)
-    return _rows(written, builder, split, cache)
+    try:
+        return [split, *map(identity, files)], read
+    except OSError as error:
+        raise InputError(f"{written}: {error.filename}: {error.strerror}") from None
 
 
 def prepare(name: str) -> dict[str, Any]:
     """Prepares a data set unless that is done; returns its directory and its examples per split.
 
-    It is written as `array_record`, which needs no TensorFlow; TFDS fetches the raw data.
+    It is written as ArrayRecord, which needs no TensorFlow; TFDS fetches the raw data.
 
     Raises:
       InputError: an unknown data set, or TFDS cannot prepare it here.
@@ -106,9 +91,13 @@ def _open(written: str) -> tuple[Any, str]:
     except Exception as error:  # a dozen kinds: no such config, a broken directory
         reason = " ".join(str(error).split())
         raise InputError(f"{written}: TFDS cannot open {name!r}: {reason[:200]}") from None
+    told = f"{written}: not prepared in {builder.data_dir}"
     if not prepared:
+        raise InputError(f"{told}; mhe-jax data {name} prepares it")
+    if builder.info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise InputError(
-            f"{written}: not prepared in {builder.data_dir}; mhe-jax data {name} prepares it"
+            f"{told} as array_record, but as {builder.info.file_format.value}: move it away, and "
+            f"mhe-jax data {name} prepares it anew"
         )
     try:
         found = builder.info.splits[split]
@@ -129,118 +118,12 @@ def _prepared(name: str) -> Any:
         return None
 
 
-def _rows(written: str, builder: Any, split: str, cache: Path) -> Any:
-    if builder.info.file_format is tfds.core.FileFormat.TFRECORD:
-        return _TensorFlowRecords(builder, split, cache)
-    return _ArrayRecords(written, builder, split, cache)
-
-
-class _ArrayRecords(Sequence):
-    """The examples of a split in `array_record` files; `name` is for messages."""
-
-    def __init__(self, name: str, builder: Any, split: str, cache: Path):
-        self._name, self._features = name, builder.info.features
-        raw = decode.DeserializeMethod.RAW_BYTES
-        parts = builder.info.splits[split].file_instructions
-        with self._told():
-            self._records: Any = builder.as_data_source(split=split, deserialize_method=raw)
-            files = [identity(Path(builder.data_dir) / part.filename) for part in parts]
-            index = cache / "index" / f"{key_of('tfds', VERSION, split, files)}.int64"
-            numbers = np.memmap(built_once(index, self._index), np.int64, "r")
-        # Identifies these records.
-        self._offsets, self.content = numbers[:-DIGEST], numbers[-DIGEST:].tolist()
-
-    def _index(self, index: Path) -> None:
-        """Reads the files once for the sizes of records, undecoded (9 µs per record of 3 kB)."""
-        sizes, digest = array("q", [0]), hashlib.sha256()
-        for start in range(0, len(self), AT_ONCE):
-            for record in self._read(range(len(self))[start : start + AT_ONCE]):
-                sizes.append(len(record))
-                digest.update(record)
-        offsets = np.cumsum(sizes).tobytes()
-        digest.update(offsets)
-        index.write_bytes(offsets + digest.digest())
-
-    def _read(self, numbers: Sequence[int]) -> list[bytes]:
-        with self._told():
-            # Reading several at once uses threads, which is 15 times slower for one.
-            one = len(numbers) == 1
-            return [self._records[numbers[0]]] if one else self._records.__getitems__(numbers)
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turns the library's errors about files into ours."""
-        try:
-            yield
-        except (OSError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"{self._name}: cannot be read: {reason[:200]}") from None
-
-    def offsets(self) -> np.ndarray:
-        """Sums of the sizes of the records, from 0: int64 [records + 1], mapped."""
-        return self._offsets
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index):
-        return self._features.deserialize_example_np(self._read([index])[0])
-
-
-class _Texts(Sequence):
-    """Decodes the fields of a data set: TFDS gives bytes, its mock data str."""
-
-    def __init__(self, name: str, rows: Any, fields: tuple[str, ...]):
-        self._name, self._rows, self._fields = name, rows, fields
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index):
-        row = flat(self._rows[index])
-        texts = tuple(self._text(row[field], field, index) for field in self._fields)
-        return texts if len(texts) == 2 else texts[0]
-
-    def _text(self, value: Any, field: str, index: int) -> str:
-        value = value.item() if isinstance(value, np.ndarray | np.generic) else value
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, bytes):
-            raise InputError(f"{self._name}: field {field!r} of item {index} is not text")
-        return value.decode()
-
-
-class _TensorFlowRecords(Sequence):
-    """The examples of a split in tfrecord files."""
-
-    def __init__(self, builder: Any, split: str, cache: Path):
-        self._features = builder.info.features
-        self._files, shards, spans = [], [], []
-        # Identifies these records.
-        self.content: list[Any] = []
-        for part in builder.info.splits[split].file_instructions:
-            path = Path(builder.data_dir) / part.filename
-            ends, digest = record_offsets(path, cache)
-            stop = len(ends) - 1 if part.take == -1 else part.skip + part.take
-            if stop > len(ends) - 1:
-                raise InputError(
-                    f"{path}: has {len(ends) - 1:,} records, its data set says {stop:,} or more"
-                )
-            spans.append(np.stack([ends[part.skip : stop], ends[part.skip + 1 : stop + 1]], 1))
-            shards.append(np.full(len(spans[-1]), len(self._files), np.int32))
-            self.content.append((digest, part.skip, stop))
-            self._files.append(os.open(path, os.O_RDONLY))
-            weakref.finalize(self, os.close, self._files[-1])
-        self._shards, self._spans = np.concatenate(shards), np.concatenate(spans)
-
-    def offsets(self) -> np.ndarray:
-        """Sums of the sizes of the records, from 0: int64 [records + 1]."""
-        return np.concatenate([[0], np.cumsum(np.diff(self._spans))])
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def __getitem__(self, index):
-        start, stop = self._spans[index].tolist()
-        record = os.pread(self._files[self._shards[index]], stop - start - 16, start + 12)
-        return self._features.deserialize_example_np(record)
+def plain(value: Any) -> Any:
+    """A value of TFDS as JSON would give it."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return value.decode() if isinstance(value, bytes) else value

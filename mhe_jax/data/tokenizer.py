@@ -23,8 +23,7 @@ from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import publish
 from mhe_jax.config.places import path_of
 from mhe_jax.data.cache import key_of
-from mhe_jax.data.pieces import PIECE
-from mhe_jax.data.sources import Source, stream
+from mhe_jax.data.text import Text
 
 SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 # Special tokens and the 256 bytes.
@@ -32,9 +31,10 @@ NUM_FIXED = NUM_SPECIAL + 256
 
 # A tokenizer trains on at most this much text; more changes the pieces little and costs minutes.
 SAMPLE_BYTES = 32 << 20
-SAMPLE_PLACES = 4096
 # Characters outside this share of the text become bytes.
 CHARACTER_COVERAGE = 0.9995
+
+PIECE = 1024  # bytes that are tokenized at once
 
 SPACE = "\u2581"
 # sentencepiece puts this for characters outside the coverage, and trains on no text that has it.
@@ -114,6 +114,8 @@ class Tokenizer(Pieces):
 
     # The number of eos between two texts of a row.
     separators = 1
+    # Whether a space between two texts that are encoded alone is as good as one inside a text.
+    takes_pieces = True
 
     def __init__(self, model: bytes, name: str = "tokenizer"):
         """Takes the bytes of a sentencepiece model; `name` is for messages.
@@ -224,39 +226,50 @@ def _replace(ids: list[int], old: list[int], new: list[int]) -> list[int]:
     return result
 
 
-def sample_text(source: Source, sample_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
-    """All text of a small source, or parts from all over a large one; no blank lines."""
-    places, budget = _places(source, sample_bytes)
-    for place in places:
-        left = budget
-        for text, _ in stream(source, place, PIECE):
-            if text.strip():
-                yield text.replace(RESERVED, "\0")  # NUL becomes no piece, either
-            left -= len(text.encode()) + 1
-            if left <= 0:
-                break
+def pieces(text: str, anywhere: bool = False) -> list[str]:
+    """A text in parts of at most `PIECE` bytes, so that a long one takes no longer than short ones.
+
+    It is cut at a space, which is dropped since a tokenizer puts one before each text. Without a
+    space there, it is cut at the next one; or `anywhere`, between two characters.
+
+    >>> pieces("a b"), [len(piece) for piece in pieces("x" * 1500, anywhere=True)]
+    (['a b'], [1024, 476])
+    """
+    data = text.encode()
+    found, start = [], 0
+    while len(data) - start > PIECE:
+        stop = start + PIECE
+        space = data.rfind(b" ", start + 1, stop + 1)
+        if space < 0 and anywhere:
+            while 0x80 <= data[stop] < 0xC0:
+                stop -= 1
+            found.append(data[start:stop].decode())
+            start = stop
+            continue
+        if space < 0 and (space := data.find(b" ", stop)) < 0:
+            break
+        found.append(data[start:space].decode())
+        start = space + 1
+    return [*found, data[start:].decode()]
 
 
-def _places(source: Source, sample_bytes: int) -> tuple[np.ndarray, float]:
-    """Where to start reading, and how many bytes to read there."""
-    generator = np.random.default_rng(0)
-    some = generator.integers(len(source), size=min(len(source), 256)).tolist()
-    text = sum(len(data) + 1 for index in some for data in source.utf8(index))
-    rate = text / max(1, sum(source.size(index) for index in some))  # rows of a column may be empty
-    if rate * source.extent <= sample_bytes:
-        return np.zeros(1), 4 * sample_bytes  # all of it; the limit is for a wrong guess
-    share = (np.arange(SAMPLE_PLACES) + generator.random(SAMPLE_PLACES)) / SAMPLE_PLACES
-    return share * source.extent, sample_bytes / SAMPLE_PLACES
+def sample_text(text: Text, sample_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
+    """All of a small text, or parts from all over a large one; no blank lines."""
+    share, generator = sample_bytes / text.size, np.random.default_rng(0)
+    lines = itertools.chain.from_iterable(text)
+    for part in itertools.chain.from_iterable(pieces(line, anywhere=True) for line in lines):
+        if part.strip() and (share >= 1 or generator.random() < share):
+            yield part.replace(RESERVED, "\0")  # NUL becomes no piece, either
 
 
 def train_tokenizer(
-    sources: Source | Sequence[tuple[Source, float]],
+    texts: Sequence[tuple[Text, float]],
     vocabulary_size: int,
     option: str = "model.vocabulary_size",
 ) -> Tokenizer:
     """Trains exactly `vocabulary_size` pieces; the same text gives the same bytes.
 
-    From several sources, each with a weight, it sees at most a sample in proportion to the weights.
+    From several texts, each with a weight, it sees at most a sample in proportion to the weights.
     `option` is the field that messages name.
 
     Raises:
@@ -268,10 +281,11 @@ def train_tokenizer(
             f"{option}: a tokenizer needs more than {NUM_FIXED} "
             f"({NUM_SPECIAL} special tokens and 256 bytes)"
         )
-    sources = [(sources, 1.0)] if isinstance(sources, Source) else sources
-    name = " and ".join(source.name for source, _ in sources)
-    total = sum(weight for _, weight in sources)
-    samples = [sample_text(s, math.ceil(SAMPLE_BYTES * weight / total)) for s, weight in sources]
+    name = " and ".join(text.name for text, _ in texts)
+    total = sum(weight for _, weight in texts)
+    samples = [
+        sample_text(text, math.ceil(SAMPLE_BYTES * weight / total)) for text, weight in texts
+    ]
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -39,6 +39,8 @@ class JsonTokenizer(Tokenizer):
     What the file says of tokens around a text, truncation and padding is ignored: tasks make rows.
     """
 
+    takes_pieces = False
+
     def __init__(self, model: bytes, name: str = NAME):
         """Takes the bytes of the file; `name` is for messages.
 

@@ -31,15 +31,18 @@ class HashedWords:
 
     # As in RoBERTa: <s> A </s> </s> B </s>.
     separators = 2
+    takes_pieces = True
 
     def __init__(self, config: ModelConfig, pieces: Pieces | None = None):
         """LSH takes its features from `pieces`; MD has none."""
         assert config.hashing is not None
         self._hash = MD() if pieces is None else LSH(pieces)
         self.name = config.hashing if pieces is None else pieces.name
-        # What the ids and signatures of words depend on.
+        # What the signatures of words depend on, and with `vocabulary_size` their ids.
         self.key = key_of(config.hashing, pieces.key if pieces is not None else None)
         self._buckets = None
+        # Whether ids number the words of this process.
+        self.is_local = not config.has_table
         # Ids are below this.
         self.vocabulary_size = np.iinfo(np.int32).max
         if config.has_table:

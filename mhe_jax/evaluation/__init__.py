@@ -1,15 +1,14 @@
 """A trained run: its scores, translations, texts, predictions, vectors, log-probabilities.
 
-    run = load(path)                                 # a `Run`: translate, generate, ...
-    evaluate(workdir, evaluation)                    # scores on a split
-    translate(workdir, evaluation, lines, write)     # lines in, lines out
-    generate(workdir, evaluation, prompts, write)    # prompts in, texts out
-    predict(workdir, evaluation, lines, write)       # lines in, labels out
+    run = load(path)                                           # a `Run`: translate, generate, ...
+    evaluate(workdir, evaluation)                              # scores on a split
+    answer_lines(method, workdir, evaluation, lines, write)    # lines in, lines out
 
 A run is what `train.py` leaves in its workdir; nothing else is needed.
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.files import CONFIG, write_whole
 from mhe_jax.config.places import path_of
 from mhe_jax.data import AnyTokenizer, open_split
-from mhe_jax.evaluation.lines import generate, predict, translate
+from mhe_jax.evaluation.lines import answer_lines
 from mhe_jax.evaluation.run import Run, load
 from mhe_jax.tasks.metrics import check_bleu, translation_scores
 
@@ -37,12 +36,10 @@ SCORES = ("chrf", "exact_match", "loss", "accuracy", "beam_size", "length_penalt
 __all__ = [
     "Run",
     "TranslatedSample",
+    "answer_lines",
     "evaluate",
-    "generate",
     "in_words",
     "load",
-    "predict",
-    "translate",
 ]
 
 
@@ -55,14 +52,6 @@ def evaluate(
     """The results on `evaluation.split`, also written to WORKDIR/eval_SPLIT.json.
 
     If `evaluation.sources` replace the split's, the name of the first one replaces SPLIT.
-
-    Args:
-      workdir: of the run.
-      evaluation: checkpoint, split and search.
-      devices: to compute on; None is all there are.
-
-    Raises:
-      InputError: no such run, checkpoint or split, or something is wrong with the text.
     """
     workdir = path_of(workdir)
     config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
@@ -104,9 +93,7 @@ class TranslatedSample:
         greedy = dataclasses.replace(config.evaluation, beam_size=1)
         config = dataclasses.replace(config, evaluation=greedy)
         self._run = Run(Path(config.workdir), config, mesh, tokenizer, model, params=None, steps=[])
-        source = open_split(config, "validation")
-        numbers = range(min(config.train.eval_translate, len(source)))
-        pairs = [source[number] for number in numbers]
+        pairs = itertools.islice(open_split(config, "validation"), config.train.eval_translate)
         self._texts, self._references = [list(side) for side in zip(*pairs, strict=True)]
         self._tokenizer = config.evaluation.bleu_tokenizer
         check_bleu(self._tokenizer)

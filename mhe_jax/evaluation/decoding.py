@@ -1,14 +1,13 @@
-"""Greedy and beam search over a cache, inside one `lax.while_loop`.
+"""Beam search over a cache, inside one `lax.while_loop`; with one beam it is greedy.
 
 A hypothesis is y = y_1 .. y_n with y_n = eos and n <= the row's maximum; n counts eos, not bos.
 
     log_prob(y) = sum_t log p(y_t | y_<t)        float32, by the model's own full softmax
     score(y)    = log_prob(y) / ((5 + n) / 6)^length_penalty
 
-Both searches return hypotheses of this form only: at a row's last position eos is the only choice
-left, and its probability is counted as everywhere else, so nothing unfinished is ever returned.
-Before its last position a row ends only after `min_length` other tokens: a model may find the empty
-text the likeliest of all.
+Only hypotheses of this form are returned: at a row's last position eos is the only choice left, and
+its probability is counted as everywhere else. Before its last position a row ends only after
+`min_length` other tokens: a model may find the empty text the likeliest of all.
 A beam that is wide enough to lose no prefix therefore finds exactly the best scores overall.
 A row whose maximum is 0 is padding: it is finished from the start, length 0, score 0.
 
@@ -73,13 +72,6 @@ def length_penalties(max_length: int, length_penalty: float) -> np.ndarray:
     return (((5.0 + np.arange(max_length + 1)) / 6.0) ** length_penalty).astype(np.float32)
 
 
-def _log_softmax(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Log-probabilities in float32, and which rows are not numbers."""
-    logits = logits.astype(jnp.float32)
-    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    return logits - total, ~jnp.isfinite(total[..., 0])
-
-
 def allowed(
     log_probs: jax.Array, forbidden: Sequence[int], eos_id: int, may_end: jax.Array
 ) -> jax.Array:
@@ -90,74 +82,6 @@ def allowed(
     ids = np.arange(log_probs.shape[-1])
     banned = np.isin(ids, forbidden) | ((ids == eos_id) & ~may_end)
     return jnp.where(banned.reshape((1,) * (log_probs.ndim - 1) + (-1,)), -jnp.inf, log_probs)
-
-
-def greedy_search(
-    step: Step,
-    cache: Cache,
-    max_lengths: jax.Array,
-    *,
-    max_length: int,
-    bos_id: int,
-    eos_id: int,
-    pad_id: int,
-    forbidden_ids: Sequence[int],
-    length_penalty: float = 0.0,
-    min_length: int = 0,
-) -> Hypotheses:
-    """The most probable token at each position, until eos.
-
-    Args:
-        step: the model, one token further.
-        cache: the cache that `step` starts from, for B rows.
-        max_lengths: [B], the longest output of each row, eos counted; 0 marks padding.
-        max_length: L, the size of the output; no row's maximum is larger.
-        forbidden_ids: tokens that are never generated.
-        length_penalty: changes the score that is returned, not the tokens.
-        min_length: tokens before eos, at least, where the row's maximum leaves room for them.
-
-    Returns:
-        One hypothesis per row.
-    """
-    penalties = jnp.asarray(length_penalties(max_length, length_penalty))
-    max_lengths = jnp.minimum(max_lengths, max_length)
-    rows = max_lengths.shape[0]
-
-    def body(carry):
-        i, last, tokens, lengths, log_probs, done, cache = carry
-        logits, cache = step(cache, last[:, None], jnp.full((rows, 1), i, jnp.int32))
-        steps, broken = _log_softmax(logits)
-        choices = allowed(steps, forbidden_ids, eos_id, i >= min_length)
-        best = jnp.argmax(choices, axis=-1).astype(jnp.int32)
-        best = jnp.where(i + 1 == max_lengths, eos_id, best)
-        gain = jnp.take_along_axis(steps, best[:, None], axis=-1)[:, 0]
-        gain = jnp.where(broken, jnp.nan, gain)
-        log_probs = jnp.where(done, log_probs, log_probs + gain)
-        lengths = jnp.where(done, lengths, i + 1)
-        last = jnp.where(done, pad_id, best)
-        tokens = lax.dynamic_update_slice_in_dim(tokens, last[:, None], i, axis=1)
-        done |= (best == eos_id) | broken
-        return i + 1, last, tokens, lengths, log_probs, done, cache
-
-    _, _, tokens, lengths, log_probs, _, _ = lax.while_loop(
-        lambda carry: (carry[0] < max_length) & ~jnp.all(carry[5]),
-        body,
-        (
-            jnp.int32(0),
-            jnp.full((rows,), bos_id, jnp.int32),
-            jnp.full((rows, max_length), pad_id, jnp.int32),
-            jnp.zeros((rows,), jnp.int32),
-            jnp.zeros((rows,), jnp.float32),
-            max_lengths <= 0,
-            cache,
-        ),
-    )
-    return Hypotheses(
-        tokens[:, None],
-        lengths[:, None],
-        log_probs[:, None],
-        (log_probs / penalties[lengths])[:, None],
-    )
 
 
 def expand_to_beams(cache: Cache, beam_size: int, batch_axis: int = 0) -> Cache:
@@ -207,7 +131,7 @@ def beam_search(
     Each position takes the K most probable continuations of a row's running prefixes. Those that
     end in eos leave the beam for the row's list of finished hypotheses, which keeps the best
     scores. The others run on, and the next most probable ones take the freed places. With one beam
-    this is greedy search, whatever the length penalty.
+    this is greedy search, the most probable token at each position, whatever the length penalty.
 
     A row stops when no running prefix can still beat the worst finished hypothesis of a full list.
     A prefix of log-probability s can come to at most s / penalty(its row's maximum length), since s
@@ -218,16 +142,9 @@ def beam_search(
         cache: the cache that `step` starts from, for B rows: it is repeated for the beams here.
         max_lengths: [B], the longest output of each row, eos counted; 0 marks padding.
         max_length: L, the size of the output; no row's maximum is larger.
-        beam_size: K.
-        forbidden_ids: tokens that are never generated.
-        length_penalty: 0 or more; 0 leaves log-probabilities as they are.
-        min_length: tokens before eos, at least, where the row's maximum leaves room for them.
         num_hypotheses: R, the length of the finished list; None means K. A short one stops earlier.
         batch_axis: where the rows are in the leaves of the cache: 0, or 1 under scanned layers.
         early_stop: False runs every row to its maximum length, with the same result.
-
-    Returns:
-        The finished lists, best first.
     """
     keep = beam_size if num_hypotheses is None else num_hypotheses
     penalties = jnp.asarray(length_penalties(max_length, length_penalty))
@@ -242,9 +159,10 @@ def beam_search(
         i, tokens, running, done, failed, finished, cache = carry
         last = jnp.where(i == 0, bos_id, tokens[:, :, jnp.maximum(i - 1, 0)])
         logits, cache = step(cache, last.reshape(-1, 1), jnp.full((rows * beams, 1), i, jnp.int32))
-        steps, broken = _log_softmax(logits.reshape(rows, beams, -1))
-        broken &= running > -jnp.inf
-        failed |= jnp.any(broken, axis=1)
+        logits = logits.astype(jnp.float32).reshape(rows, beams, -1)
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        steps = logits - total
+        failed |= jnp.any(~jnp.isfinite(total[:, :, 0]) & (running > -jnp.inf), axis=1)
         # A prefix that has ended runs on as ballast: whatever it gives must count for nothing.
         steps = jnp.where((running > -jnp.inf)[:, :, None], steps, -jnp.inf)
         is_eos = jnp.arange(steps.shape[-1])[None, None] == eos_id
@@ -277,7 +195,8 @@ def beam_search(
         if early_stop:
             done |= best / largest_penalty <= finished.scores[:, -1]
         running = jnp.where(done[:, None], -jnp.inf, running)
-        cache = reorder_beams(cache, parents, batch_axis)
+        if beams > 1:
+            cache = reorder_beams(cache, parents, batch_axis)
         return i + 1, tokens, running, done, failed, finished, cache
 
     empty = jnp.where(is_padding[:, None], 0.0, jnp.full((rows, keep), -jnp.inf))
@@ -313,10 +232,9 @@ def beam_search(
 def _merge(kept: Hypotheses, new: Hypotheses) -> Hypotheses:
     """The best of both by score, as many as `kept` has; of equal scores, `kept` comes first."""
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), kept, new)
-    scores, order = lax.top_k(both.scores, kept.scores.shape[1])
-    return Hypotheses(
-        jnp.take_along_axis(both.tokens, order[:, :, None], axis=1),
-        jnp.take_along_axis(both.lengths, order, axis=1),
-        jnp.take_along_axis(both.log_probs, order, axis=1),
-        scores,
-    )
+    _, order = lax.top_k(both.scores, kept.scores.shape[1])
+
+    def take(leaf):
+        return jnp.take_along_axis(leaf, jnp.expand_dims(order, range(2, leaf.ndim)), axis=1)
+
+    return jax.tree.map(take, both)

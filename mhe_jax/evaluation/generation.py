@@ -70,9 +70,6 @@ class Continuation:
 class Generator:
     """Continues prompts with the model of a run; `evaluation` says how tokens are chosen.
 
-    An `evaluation` of None means `run.evaluation`. `one_line` makes line breaks of a continuation
-    spaces.
-
     Prompts are prefilled in one call, padded to a power of two; then all rows of a batch step
     together until each has ended, by eos or by its length: at most `evaluation.extra_length` tokens
     are added, and prompt and continuation hold at most `data.sequence_length`, since training has
@@ -83,11 +80,9 @@ class Generator:
     the tokens before, not on the batch.
     """
 
-    def __init__(
-        self, run: CompiledRun, evaluation: EvaluationConfig | None = None, one_line: bool = False
-    ):
+    def __init__(self, run: CompiledRun, evaluation: EvaluationConfig):
         assert isinstance(run.tokenizer, Tokenizer)
-        self.run, self.evaluation, self.one_line = run, evaluation or run.evaluation, one_line
+        self.run, self.evaluation = run, evaluation
         self.tokenizer = run.tokenizer
         self.model: Any = run.model
         self.longest = run.config.data.sequence_length
@@ -96,11 +91,7 @@ class Generator:
         self._name = "generate", e.temperature, e.top_k, e.top_p, e.extra_length, e.min_length
 
     def generate(self, prompts: Sequence[str]) -> list[Continuation]:
-        """The continuation of each prompt, in order; an empty prompt begins a new text.
-
-        Raises:
-          InputError: the model's output is not a number.
-        """
+        """The continuation of each prompt, in order; an empty prompt begins a new text."""
         found: list[Continuation] = []
         rows = padded_rows(len(prompts), self.evaluation.batch_size, self.run.mesh)
         for start in range(0, len(prompts), rows):
@@ -151,8 +142,6 @@ class Generator:
         text = text.removeprefix(before) if text.startswith(before) else self.tokenizer.decode(new)
         if prompt[-1:].isspace() and not before[-1:].isspace():  # the tokenizer drops such spaces
             text = text.removeprefix(" ")
-        if self.one_line:
-            text = " ".join(text.splitlines())
         return Continuation(prompt + text, new, truncated=not whole)
 
     def _generate(self, params, tokens, lengths, limits, numbers, seeds):

@@ -47,11 +47,7 @@ class Predictor:
         return self.task.given(self.config, item, where)
 
     def predict(self, examples: Sequence[Any]) -> list[Prediction] | list[float] | list[Answer]:
-        """The prediction for each example, in order.
-
-        Raises:
-          InputError: the model's output is not a number.
-        """
+        """The prediction for each example, in order."""
         if not examples:
             return []
         rows = self.task.rows_of(self.config, self.run.tokenizer, examples)

@@ -1,23 +1,15 @@
-"""Compiled programs of a run: one for each shape, checked to fit into memory."""
+"""Compiled programs of a run: one for each shape."""
 
-import contextlib
-import os
 from collections.abc import Callable, Hashable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from mhe_jax.config import InputError
 from mhe_jax.data import EvaluationBatches
 from mhe_jax.tasks.task import TrainedRun
 from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
-
-# The memory that a container may use, in control groups of version 2 and of version 1.
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
 
 # The least length of rows.
 SHORTEST = 16
@@ -71,15 +63,7 @@ class Programs:
     def __call__(
         self, name: Hashable, function: Callable[..., Any], *arrays: Any
     ) -> Callable[[], Any]:
-        """A call of the program, ready to run; every process gets the whole result.
-
-        Raises:
-          InputError: it needs more memory than the machine has.
-        """
-        # To look inside: nothing can be compiled ahead then.
-        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-            eager = use_mesh(self._mesh)(function)
-            return lambda: eager(self._params, *jax.tree.map(self._put, arrays))
+        """A call of the program, ready to run; every process gets the whole result."""
         leaves, structure = jax.tree.flatten(arrays)
         key = name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self._compiled:
@@ -89,9 +73,7 @@ class Programs:
             )
             with use_mesh(self._mesh):
                 jitted = jax.jit(function, out_shardings=replicated(self._mesh))
-                compiled = jitted.lower(self._params, *shapes).compile()
-            check_fits(compiled, self._mesh, *leaves[0].shape[:2])
-            self._compiled[key] = compiled
+                self._compiled[key] = jitted.lower(self._params, *shapes).compile()
         compiled = self._compiled[key]
         return lambda: compiled(self._params, *jax.tree.map(self._put, arrays))
 
@@ -111,36 +93,3 @@ class CompiledRun(TrainedRun, Protocol):
     def sums_of(self, batches: EvaluationBatches) -> list[dict[str, Any]]:
         """The output of the evaluation step for each batch."""
         ...
-
-
-def machine_memory() -> int:
-    """Bytes of memory: the machine's, or a container's limit where that is lower."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # no such file; "max"
-            found.append(int(path.read_text()))
-    return min(found)
-
-
-def check_fits(compiled: Any, mesh: Any, rows: int, length: int) -> None:
-    """Raises InputError if a program needs more memory than the machine has.
-
-    Linux promises a CPU any memory, and kills the process when the memory is used; a GPU or TPU
-    refuses by itself. A long row needs much: attention's weights grow with the square of its
-    tokens.
-    """
-    analysis = compiled.memory_analysis()
-    if mesh.devices.flat[0].platform != "cpu" or analysis is None:
-        return
-    needed = (
-        analysis.argument_size_in_bytes
-        + analysis.temp_size_in_bytes
-        + analysis.output_size_in_bytes
-        - analysis.alias_size_in_bytes
-    )
-    there = machine_memory()
-    if needed > there:
-        raise InputError(
-            f"{rows} rows of {length:,} tokens need {needed / 1e9:,.1f} GB of memory, the machine "
-            f"has {there / 1e9:,.1f}: give shorter lines, or a smaller --batch_size or --beam_size"
-        )

@@ -29,7 +29,7 @@ from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
-from mhe_jax.evaluation.encoding import Pooling, TextEncoder
+from mhe_jax.evaluation.encoding import Pooling, encode
 from mhe_jax.evaluation.generation import Generator
 from mhe_jax.evaluation.prediction import Predictor
 from mhe_jax.evaluation.programs import Programs
@@ -41,12 +41,11 @@ from mhe_jax.training.state import abstract_params
 from mhe_jax.training.step import make_eval_step
 from mhe_jax.training.summary import described
 
+OUTPUT = ("min_length", "extra_length", "batch_size")
 # Fields of `evaluation` that each method takes by name.
 SETTINGS = {
-    "translate": ("beam_size", "length_penalty", "min_length", "extra_length", "batch_size"),
-    "generate": (
-        *("temperature", "top_k", "top_p", "seed", "min_length", "extra_length", "batch_size"),
-    ),
+    "translate": ("beam_size", "length_penalty", *OUTPUT),
+    "generate": ("temperature", "top_k", "top_p", "seed", *OUTPUT),
     "predict": ("answer_length", "no_answer_threshold", "batch_size"),
     "encode": ("batch_size",),
     "log_probs": ("stride", "batch_size"),
@@ -75,17 +74,8 @@ class Run:
     steps: list[int]  # the checkpoints that params are the mean of
 
     @classmethod
-    def load(
-        cls,
-        workdir: Path,
-        config: Config,
-        devices: Sequence[Any] | None = None,
-    ) -> "Run":
-        """Restores the parameters that `config.evaluation` names, on `devices` (None: all).
-
-        Raises:
-          InputError: no tokenizer or no such checkpoint, or they do not fit the config.
-        """
+    def load(cls, workdir: Path, config: Config, devices: Sequence[Any] | None = None) -> "Run":
+        """Restores the parameters that `config.evaluation` names, on `devices` (None: all)."""
         evaluation = config.evaluation
         tokenizer = load_tokenizer(config, workdir / TOKENIZER)
         mesh = sharding.mesh_at_hand(config, "evaluating", devices)
@@ -108,7 +98,7 @@ class Run:
     def with_params(self, params: Any) -> "Run":
         """This run with other parameters of the same shapes and places; nothing compiles again."""
         other = dataclasses.replace(self, params=params)
-        vars(other)["_programs"] = self._programs.with_params(params)  # as if it were cached
+        vars(other)["_programs"] = self.programs.with_params(params)  # as if it were cached
         return other
 
     @property
@@ -156,7 +146,7 @@ class Run:
 
     def translations(self, texts: Sequence[str]) -> tuple[list[Translation], Cost]:
         """Translations of the texts by beam search, and what they cost."""
-        translator = Translator(self)
+        translator = Translator(self, self.evaluation)
         return translator.translate(texts), translator.cost
 
     def translate(self, texts: Iterable[str], *, details: bool = False, **settings: Any) -> Any:
@@ -167,11 +157,7 @@ class Run:
         batch_size.
         """
         translator = Translator(self, self._asked("translate", settings))
-
-        def answer(texts: list[str]) -> list[Any]:
-            found = translator.translate(texts)
-            return found if details else [translation.text for translation in found]
-
+        answer = translator.translate if details else _texts_of(translator.translate)
         return answers(texts, text_of, answer, translator.evaluation.batch_size)
 
     def generate(self, prompts: Iterable[str], *, details: bool = False, **settings: Any) -> Any:
@@ -183,11 +169,7 @@ class Run:
         the batch.
         """
         generator = Generator(self, self._asked("generate", settings))
-
-        def answer(prompts: list[str]) -> list[Any]:
-            found = generator.generate(prompts)
-            return found if details else [continuation.text for continuation in found]
-
+        answer = generator.generate if details else _texts_of(generator.generate)
         check = functools.partial(text_of, end="\n" if isinstance(prompts, Iterator) else "")
         return answers(prompts, check, answer, generator.evaluation.batch_size)
 
@@ -210,8 +192,9 @@ class Run:
         tokens, including those around it (bos and eos; for a translator, eos). Texts too long for
         `data.sequence_length` (for a translator, `model.max_length`) are cut. Settings: batch_size.
         """
-        encoder = TextEncoder(self, self._asked("encode", settings), pooling)
-        return answers(texts, text_of, encoder.encode, encoder.evaluation.batch_size)
+        evaluation = self._asked("encode", settings)
+        answer = functools.partial(encode, self, evaluation, pooling)
+        return answers(texts, text_of, answer, evaluation.batch_size)
 
     def log_probs(self, texts: Iterable[Any], **settings: Any) -> Any:
         """The log-probability of each token of each text, eos last, as a `Scored`.
@@ -224,11 +207,7 @@ class Run:
         return answers(texts, scorer.item, scorer.score, scorer.evaluation.batch_size)
 
     def _asked(self, method: str, settings: dict[str, Any]) -> EvaluationConfig:
-        """The settings of a call, checked as a config is; checks also that it can be made.
-
-        Raises:
-          InputError: it is another task, or a setting is unknown or not allowed.
-        """
+        """The settings of a call, checked as a config is; checks also that it can be made."""
         check_task(self.workdir, self.config, method)
         check_processes(method)
         allowed = SETTINGS[method]
@@ -273,11 +252,7 @@ def load(
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
-    """The config with other values of `evaluation`.
-
-    Raises:
-      InputError: an unknown field, or a value that is not allowed.
-    """
+    """The config with other values of `evaluation`, checked."""
     for name, value in settings.items():
         config = set_field(config, f"evaluation.{name}", value)
     check(config, trains=False)
@@ -290,24 +265,22 @@ def check_processes(what: str) -> None:
         raise InputError(f"{what} takes one process, not {jax.process_count()}")
 
 
-def tasks_that(method: str) -> list[TaskName]:
-    """The tasks whose runs have a method."""
-    has = {
-        "predict": lambda name: FACTS[name].labelled,
-        "encode": lambda name: "encoder" in FACTS[name].roles,
-        # A masked language model gives no probability to a whole text.
-        "log_probs": lambda name: tasks.TASKS[name].search is not None,
-    }.get(method, lambda name: tasks.TASKS[name].search == method)
-    return [name for name in tasks.TASKS if has(name)]
-
-
 def check_task(workdir: Path, config: Config, method: str) -> None:
     """Raises InputError if a run of this task does not have the method."""
-    if config.task not in (found := tasks_that(method)):
-        verb = {"log_probs": "give log_probs"}.get(method, method) + "s" * (len(found) == 1)
-        raise InputError(
-            f"{workdir} is a run of task {config.task}: only {', '.join(found)} {verb}"
-        )
+
+    def has(name: TaskName) -> bool:
+        facts, search = FACTS[name], tasks.TASKS[name].search
+        # A masked language model gives no probability to a whole text.
+        by_method = {"predict": facts.labelled, "encode": "encoder" in facts.roles}
+        return {**by_method, "log_probs": search is not None}.get(method, search == method)
+
+    if not has(config.task):
+        takes = ", ".join(filter(has, tasks.TASKS))
+        raise InputError(f"{workdir} is a run of task {config.task}: {method} takes {takes}")
+
+
+def _texts_of(answer: Callable[[list[str]], list[Any]]) -> Callable[[list[str]], list[str]]:
+    return lambda texts: [one.text for one in answer(texts)]
 
 
 def _first_of_each_length(batches: EvaluationBatches, text: str) -> Iterator[int]:

@@ -14,9 +14,9 @@ import numpy as np
 from mhe_jax import tasks
 from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.data import EOS, Tokenizer, examples
+from mhe_jax.data.rows import num_windows
 from mhe_jax.evaluation.programs import CompiledRun, padded_rows, plan
 from mhe_jax.evaluation.texts import text_of
-from mhe_jax.tasks.lm import num_windows
 from mhe_jax.tasks.sums import label_nats
 from mhe_jax.tasks.task import not_a_number
 
@@ -51,11 +51,7 @@ class Scorer:
         self._longest = c.model.max_length if self._pairs else c.data.sequence_length
 
     def item(self, item: Any, where: str) -> list[list[int]]:
-        """The tokens of a text, or of a source and a target, each with eos.
-
-        Raises:
-          InputError: it is no such item, or a side of a pair is longer than the model reads.
-        """
+        """The tokens of a text, or of a source and a target, each with eos."""
         if not self._pairs:
             return [[*self.tokenizer.encode(text_of(item, where)), EOS]]
         if not isinstance(item, tuple | list) or len(item) != 2:
@@ -69,11 +65,7 @@ class Scorer:
         return sides
 
     def score(self, items: Sequence[list[list[int]]]) -> list[Scored]:
-        """The scores of each text, in order.
-
-        Raises:
-          InputError: the model's output is not a number.
-        """
+        """The scores of each text, in order."""
         windows = [
             window for number in range(len(items)) for window in self._windows(items, number)
         ]
@@ -112,7 +104,7 @@ class Scorer:
         if not self._pairs:
             return examples.lm_row(sides[0], length)
         source, target = sides
-        return examples.translation_row(source[:-1], target[:-1], length)
+        return examples.translation_row(source, target, length)
 
     def _log_probs(self, params: Any, *inputs: jax.Array) -> jax.Array:
         *read, labels = inputs

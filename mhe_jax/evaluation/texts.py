@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from mhe_jax.config import InputError
-from mhe_jax.data.index import is_broken
+from mhe_jax.data.readers import is_broken
 
 A = TypeVar("A")
 
@@ -26,9 +26,6 @@ def answers(
     """The result of `answer` for each of the texts, in order; for one text, its own.
 
     `check(text, where)` gives a text as `answer` takes it, or raises; `where` reads like texts[3].
-
-    Raises:
-      InputError: not a text, list or iterator, or a text is wrong; names the text.
     """
     if isinstance(texts, str | dict):  # one, or one record
         return answer([check(texts, "texts")])[0]
@@ -60,11 +57,7 @@ def chunks(items: Iterable[A], batch: int, chunk: int | None = None) -> Iterator
 
 
 def text_of(text: Any, where: str, end: str = "\n") -> str:
-    """A text, without the `end` of its line.
-
-    Raises:
-      InputError: it is not a text, or cannot be UTF-8.
-    """
+    """A text, without the `end` of its line."""
     if not isinstance(text, str):
         raise InputError(f"{where} is of type {type(text).__name__}: takes a str")
     if is_broken(text):

@@ -57,9 +57,10 @@ def chunk_numbers(bits: jax.Array) -> jax.Array:
 
 
 class Pool(nn.Module):
-    """`E = Σ_k softmax_k(A)[k] ⊙ dropout(T[c_k])`: bits [B, T, 128] to [B, T, M].
+    """Parameters: `table [1025, M]`, `weights [13, M]` (A). With A = 0 it is the mean of 13 rows.
 
-    Parameters: `table [1025, M]`, `weights [13, M]` (A). With A = 0 it is the mean of 13 rows.
+    Bits [B, T, 128], all 0 at special tokens, where `ordinary` [B, T] is false, to [B, T, M]; so
+    do all three.
     """
 
     features: int
@@ -67,16 +68,12 @@ class Pool(nn.Module):
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
-        """`ordinary` [B, T] is false at special tokens, whose chunks are all 0."""
         M = self.features
         # The mean of 13 rows starts with the variance of one row of an ordinary table.
         init = nn.initializers.normal((len(CHUNKS) / M) ** 0.5)
         table = self.param("table", named(init, (None, "embed")), (ROWS, M))
-        weights = self.param(
-            "weights",
-            named(nn.initializers.normal(0.02), (None, "embed")),
-            (len(CHUNKS), M),
-        )
+        init = nn.initializers.normal(0.02)
+        weights = self.param("weights", named(init, (None, "embed")), (len(CHUNKS), M))
         # The weighted tables are small, and rows looked up in them need not be kept for gradients.
         weighted = nn.softmax(weights, axis=0)[:, None] * table[None]
         weighted = _whole(weighted.reshape(-1, M), (None, "activation_embed"))
@@ -88,37 +85,28 @@ class Pool(nn.Module):
 
 
 class Add(nn.Module):
-    """`E = (W₁ b + W₀ (1 - b)) / √128`: bits [B, T, 128] to [B, T, M].
-
-    Parameters: `one [M, 128]` (W₁), `zero [M, 128]` (W₀), with dropout on them. With W₁ = W₀ it
-    does not depend on the bits.
-    """
+    """Parameters: `one [M, 128]` (W₁), `zero [M, 128]` (W₀), with dropout on them."""
 
     features: int
     dropout_rate: float = 0.0
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
-        """Bits, all 0 at special tokens; `ordinary` makes no difference."""
         init = named(nn.initializers.normal(self.features**-0.5), ("embed", None))
         shape = (self.features, BITS)
         dropout = Dropout(self.dropout_rate)
         one, zero = (
-            dropout(
-                _whole(self.param(name, init, shape), ("activation_embed", None)),
-                deterministic=deterministic,
-            )
-            for name in ("one", "zero")
+            dropout(_whole(matrix, ("activation_embed", None)), deterministic=deterministic)
+            for matrix in (self.param(name, init, shape) for name in ("one", "zero"))
         )
         x = jnp.einsum("btc,mc->btm", bits.astype(one.dtype), one - zero)
         return (x + jnp.sum(zero, axis=1)[None, None]) * BITS**-0.5
 
 
 class Proj(nn.Module):
-    """`E_j = (b - mean b)·(w_j - mean w_j) / (|b - mean b| |w_j - mean w_j|)`: [B, T, 128] to M.
+    """`E_j = (b - mean b)·(w_j - mean w_j) / (|b - mean b| |w_j - mean w_j|)`, in float32.
 
-    In [-1, 1], and the same for a·W + c with any a > 0. Norms are taken as at least 1e-8, so that
-    special tokens have 0. Computed in float32. Parameters: `kernel [M, 128]` (W).
+    Norms are taken as at least 1e-8, so that special tokens have 0. Parameters: `kernel [M, 128]`.
     """
 
     features: int
@@ -126,7 +114,6 @@ class Proj(nn.Module):
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
-        """Bits, all 0 at special tokens; `ordinary` makes no difference."""
         init = named(nn.initializers.normal(self.features**-0.5), ("embed", None))
         kernel = self.param("kernel", init, (self.features, BITS))
         kernel = _standard(_whole(kernel, ("activation_embed", None)))

@@ -67,7 +67,7 @@ class MD:
         return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, BYTES)
 
     def buckets(self, words: Sequence[str], count: int) -> np.ndarray:
-        """A number below `count` for each word: its 128 bits, modulo `count`."""
+        """Numbers below `count` of words: their 128 bits, modulo `count`."""
         halves = self.signatures(words).view(">u8").astype(object)
         return (((halves[:, 0] << 64) + halves[:, 1]) % count).astype(np.int64)
 
@@ -83,8 +83,7 @@ class Features(NamedTuple):
 class LSH:
     """Random hyperplanes of the sub-word pieces of a word: similar letters give similar hashes."""
 
-    def __init__(self, pieces: Any):
-        """`pieces` is a tokenizer: its `encode_batch`, `vocabulary_size`, `characters`."""
+    def __init__(self, pieces: Any):  # a tokenizer
         self._pieces = pieces
         self._drawn = np.zeros(pieces.vocabulary_size, bool)
         self._normal = np.empty((pieces.vocabulary_size, BITS))
@@ -96,7 +95,7 @@ class LSH:
         return np.concatenate([np.empty((0, BYTES), np.uint8), *found])
 
     def buckets(self, words: Sequence[str], count: int) -> np.ndarray:
-        """A number below `count` for each word."""
+        """Numbers below `count` of words."""
         found = [self.buckets_of(part, count) for part in self._in_parts(words)]
         return np.concatenate([np.empty(0, np.int64), *found])
 
@@ -105,11 +104,7 @@ class LSH:
             yield self.features([word[:LONGEST] for word in words[start : start + CHUNK]])
 
     def features(self, words: Sequence[str]) -> Features:
-        """The pieces of each word, and of its prefixes and suffixes.
-
-        The mark of a word's beginning does not count as a character, and is not a feature by
-        itself.
-        """
+        """The pieces of each word, and of its prefixes and suffixes, but for marks of beginning."""
         parts = [
             part
             for word in words
@@ -131,7 +126,6 @@ class LSH:
         return Features(np.array(starts), features, np.array(weights) / room)
 
     def signatures_of(self, features: Features) -> np.ndarray:
-        """Bytes [n, 16] of words with these features."""
         draw = np.random.RandomState()
         for piece in np.unique(features.ids[~self._drawn[features.ids]]):
             draw.seed(piece)
@@ -145,7 +139,6 @@ class LSH:
         return np.packbits(sums > 0, axis=1)
 
     def buckets_of(self, features: Features, count: int) -> np.ndarray:
-        """Numbers below `count` of words with these features."""
         if len(self._ring) != 2 * count:
             self._ring = np.tile(np.random.RandomState(RING_SEED).normal(0, 1, count), 2)
         ring, ids = self._ring, features.ids % count

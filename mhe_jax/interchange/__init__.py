@@ -1,32 +1,23 @@
 """Trained runs for other programs, and back: `export(run, out, to)` writes one of `FORMATS`.
 
-A format is a module here and its entry in `FORMATS`:
-
-    write(run: Run, directory: Path) -> dict[str, Any]
-
-writes a loaded run (`mhe_jax.evaluation.run.Run`) into an empty directory, which gets its name once
-it is whole, and returns what the result reports of it. What has no home in the format is refused by
-an `InputError` that says why. A format is imported on demand, since its libraries are an extra.
+A format is a module here and its entry in `FORMATS`: `write(run: Run, directory: Path) -> dict`
+writes a loaded run into an empty directory, which gets its name once it is whole, and returns what
+the result reports of it. What has no home in the format is refused by an `InputError` that says
+why. A format is imported on demand, since its libraries are an extra.
 
 heads.py        attention of any kind as query heads over key and value heads
 plain.py        parameters in one plain form, from which other layouts are made
 card.py         the README.md of an export: what the model is, and where it comes from
-safetensors.py  parameters by name: a run that eval.py takes
-uptraining.py   a run with another attention
-activations.py  inputs and outputs of attention sublayers, on which uptraining.py fits
-ctranslate2.py  language and translation models for the server CTranslate2
-stablehlo.py    compiled functions without this code
-huggingface/    models and tokenizers of transformers, both ways
+uptraining.py   a run with another attention, fitted on what activations.py records
+safetensors.py  ctranslate2.py  stablehlo.py  huggingface/
 """
 
 import dataclasses
 import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from mhe_jax.config import InputError, not_installed
-from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.files import check_new, publish_directory
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
@@ -65,15 +56,17 @@ def export(
     """
     run, out = path_of(run), path_of(out)
     if to not in FORMATS:
-        near = did_you_mean(nearest(to, list(FORMATS)))
-        raise InputError(f"--to is {to!r}: takes one of {', '.join(FORMATS)}{near}")
+        raise InputError(f"--to is {to!r}: takes one of {', '.join(FORMATS)}")
     config = config_of(run)
     check_new(out, run)
     given = {"checkpoint": checkpoint, "average_checkpoints": average_checkpoints}
     given = {name: value for name, value in given.items() if value is not None}
     evaluation = dataclasses.replace(config.evaluation, **given)
     config = dataclasses.replace(config, evaluation=evaluation)
-    writer = _imported(to)
+    try:
+        writer = importlib.import_module(f"mhe_jax.interchange.{to}")
+    except ModuleNotFoundError as error:
+        raise not_installed(f"--to {to} needs {error.name}", "export") from error
     with publish_directory(out) as directory:
         from mhe_jax.evaluation.run import Run  # starts jax, so only after all cheap checks
 
@@ -81,10 +74,3 @@ def export(
         found = writer.write(loaded, directory)
         size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     return {"format": to, "out": str(out), "steps": loaded.steps, "bytes": size, **found}
-
-
-def _imported(to: str) -> ModuleType:
-    try:
-        return importlib.import_module(f"mhe_jax.interchange.{to}")
-    except ModuleNotFoundError as error:
-        raise not_installed(f"--to {to} needs {error.name}", "export") from error

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from mhe_jax import tasks
-from mhe_jax.attention import Activations, Attention
+from mhe_jax.attention import Activations
 from mhe_jax.attention.mask import as_mask
 from mhe_jax.config import Config
 from mhe_jax.config.data import PAD
@@ -73,13 +73,9 @@ class Recorder:
 
         def watch(call, args, kwargs, context):
             output = call(*args, **kwargs)
-            module = context.module
-            if not isinstance(module, Attention) or context.method_name != "__call__":
+            if context.module.path != path or context.method_name != "__call__":
                 return output
-            if module.path != path:
-                return output
-            query, *others = args
-            key = others[0] if others else None
+            query, key = args[0], args[1] if len(args) > 1 else None
             mask = as_mask(kwargs.get("mask"), query.shape[:1])
             taken.append(Activations(query, key, mask, valid, output))
             raise _Reached

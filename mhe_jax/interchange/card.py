@@ -10,41 +10,60 @@ from mhe_jax.evaluation import in_words
 from mhe_jax.evaluation.run import Run
 from mhe_jax.model import count_parameters
 
+CARD = """\
+# {name}
+
+{what}
+
+{use}
+
+## The model
+
+- task `{config.task}`, {layers} of width {model.features}, a vocabulary of \
+{model.vocabulary_size:,}
+- {counts[total]:,} parameters, {counts[attention]:,} of them in attention
+{facts}
+
+Made by
+
+```
+python -m mhe_jax export {place} OUT --to {to}
+```
+"""
 HEADS = "each head is `softmax(Q_h K_hᵀ/√D) V_h` unless an equation of O says else; W_o joins them"
 
 
-def card(run: Run, to: str, what: str, use: str) -> str:
-    """The text of a card, in Markdown.
-
-    Args:
-      run: whose model it is.
-      to: the format.
-      what: sentences on the files, and on what differs from the run.
-      use: fenced lines of code or a command that use them, and any remarks on it.
-    """
-    config, counts = run.config, count_parameters(run.params, run.config.model)
-    model = config.model
+def write_card(run: Run, directory: Path, to: str, what: str, use: str) -> None:
+    """Writes the card; `what` says what the files are, `use` has lines that use them."""
+    config, model, name = run.config, run.config.model, run.workdir.resolve().name
     layers = f"{model.num_layers} layer{'s' * (model.num_layers != 1)}"
     if "cross" in config.facts.roles:
         layers = f"{model.num_layers} + {model.decoder_layers} layers"
-    kinds = {kind: role for role, kind in reversed(config.kinds.items())}
-    pieces = f"a vocabulary of {model.vocabulary_size:,}"
-    texts = ", ".join(map(_short, config.data.train))
-    facts = [
-        f"- task `{config.task}`, {layers} of width {model.features}, {pieces}",
-        f"- {counts['total']:,} parameters, {counts['attention']:,} of them in attention",
-        *(f"- `{kind}`: {equation(kind)}" for kind in kinds),
-        f"- {HEADS}",
-        *([f"- trained on {texts}"] if texts else []),
-        *([f"- began with {_short(config.train.init_from)}"] if config.train.init_from else []),
-        f"- checkpoint of step {', '.join(map(str, run.steps))}"
-        + (" (their mean)" if len(run.steps) > 1 else ""),
-        *(f"- {split}: {numbers}" for split, numbers in scores_of(run).items()),
-    ]
-    name = run.workdir.resolve().name
-    command = f"python -m mhe_jax export {shlex.quote(name)} OUT --to {to}"
-    origin = ["## The model", "", *facts, "", "Made by", "", "```", command, "```", ""]
-    return "\n".join([f"# {name}", "", what, "", use, "", *origin])
+    facts = [f"`{kind}`: {_equation(kind)}" for kind in dict.fromkeys(config.kinds.values())]
+    facts.append(HEADS)
+    if config.data.train:
+        facts.append(f"trained on {', '.join(map(_short, config.data.train))}")
+    if config.train.init_from:
+        facts.append(f"began with {_short(config.train.init_from)}")
+    mean = " (their mean)" * (len(run.steps) > 1)
+    facts.append(f"checkpoint of step {', '.join(map(str, run.steps))}{mean}")
+    for path in sorted(run.workdir.glob("eval_*.json")):
+        with contextlib.suppress(ValueError, AttributeError, TypeError):  # not such a result
+            scores = in_words(config, json.loads(path.read_bytes()))
+            facts.append(f"{path.stem.removeprefix('eval_')}: {scores}")
+    text = CARD.format(
+        name=name,
+        what=what,
+        use=use,
+        config=config,
+        model=model,
+        layers=layers,
+        counts=count_parameters(run.params, model),
+        facts="\n".join(f"- {fact}" for fact in facts),
+        place=shlex.quote(name),
+        to=to,
+    )
+    (directory / "README.md").write_text(text, encoding="utf-8")
 
 
 def _short(place: str) -> str:
@@ -52,18 +71,7 @@ def _short(place: str) -> str:
     return Path(place).name if Path(place).is_absolute() else place
 
 
-def equation(kind: str) -> str:
+def _equation(kind: str) -> str:
     """The first sentence of a kind's docstring, which is its equation."""
     paragraph = (KINDS[kind].__doc__ or "").partition("\n\n")[0]
     return " ".join(paragraph.partition(": ")[2].split())
-
-
-def scores_of(run: Run) -> dict[str, str]:
-    """The result in each eval_*.json of the run, in words."""
-    found = {}
-    for path in sorted(run.workdir.glob("eval_*.json")):
-        with contextlib.suppress(ValueError, AttributeError, TypeError):  # not such a result
-            found[path.stem.removeprefix("eval_")] = in_words(
-                run.config, json.loads(path.read_bytes())
-            )
-    return found

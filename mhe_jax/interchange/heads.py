@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhe_jax.attention.conversion.heads import NOT_LINEAR
+from mhe_jax.attention import KINDS
 from mhe_jax.config import AttentionConfig, InputError
-from mhe_jax.shapeshifter.kronecker import materialize
 
 # Kinds without heads `x W_q[h]`, `y W_k[g]` and `y W_v[g]`, and why.
 WITHOUT_HEADS = {
-    **NOT_LINEAR,
+    **{kind: module.not_linear for kind, module in KINDS.items() if module.not_linear},
     "gta": "its keys are tied to its values, and share the half that turns",
 }
 
@@ -34,28 +33,16 @@ class Heads(NamedTuple):
     out: np.ndarray  # [H, E, M]
     out_bias: np.ndarray  # [M]
 
-    @property
-    def key_heads(self) -> int:
-        """K."""
-        return self.key.shape[1]
-
     def repeated(self, key_heads: int) -> "Heads":
         """The same with `key_heads` key and value heads, a multiple of K."""
-        times = key_heads // self.key_heads
-        return self._replace(
-            key=np.repeat(self.key, times, 1),
-            key_bias=np.repeat(self.key_bias, times, 0),
-            value=np.repeat(self.value, times, 1),
-            value_bias=np.repeat(self.value_bias, times, 0),
-        )
+        times = key_heads // self.key.shape[1]
+        names = ("key", "key_bias", "value", "value_bias")
+        return self._replace(**{n: np.repeat(getattr(self, n), times, -2) for n in names})
 
     def widened(self, width: int, name: str) -> "Heads":
         """The same with queries, keys and values `width` wide; `name` is that of the home.
 
         Columns of zeros change neither scores nor values; queries make up for the changed scale.
-
-        Raises:
-          InputError: scores or values are wider.
         """
         scored, valued = self.query.shape[-1], self.value.shape[-1]
         if max(scored, valued) > width:
@@ -67,13 +54,13 @@ class Heads(NamedTuple):
             return self
         scale = np.float32((width / scored) ** 0.5)
         return self._replace(
-            query=_padded(self.query * scale, -1, width),
-            query_bias=_padded(self.query_bias * scale, -1, width),
-            key=_padded(self.key, -1, width),
-            key_bias=_padded(self.key_bias, -1, width),
-            value=_padded(self.value, -1, width),
-            value_bias=_padded(self.value_bias, -1, width),
-            out=_padded(self.out, 1, width),
+            query=_padded(self.query * scale, width),
+            query_bias=_padded(self.query_bias * scale, width),
+            key=_padded(self.key, width),
+            key_bias=_padded(self.key_bias, width),
+            value=_padded(self.value, width),
+            value_bias=_padded(self.value_bias, width),
+            out=_padded(self.out.swapaxes(1, 2), width).swapaxes(1, 2),
         )
 
 
@@ -83,15 +70,22 @@ def require_heads(kind: str) -> None:
         raise InputError(f"{kind} is not exported: {WITHOUT_HEADS[kind]}")
 
 
+def require_keys_that_turn(kind: str, home: str) -> None:
+    """Raises InputError if keys have embeddings or biases per head, which `home` rotates too."""
+    require_heads(kind)
+    if kind not in ("mha", "mqa", "gqa", "sha", "skv", "el"):
+        raise InputError(
+            f"model.attention.kind is {kind!r}: {home} turns keys after their embeddings or "
+            "biases, which have no place in it"
+        )
+
+
 def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) -> Heads:
     """The heads of one attention sublayer of a model that is `features` wide.
 
     The key embedding of `mhe_add` is left out, since softmax cancels it. In `mva` and
     `collaborative`, the bias of a key becomes one more column of it. The query's is the root of
     its width, which the scores are divided by.
-
-    Raises:
-      InputError: `normalize_qk`, for which others have no layer; a kind that has no such heads.
     """
     require_heads(config.kind)
     if config.normalize_qk:
@@ -104,7 +98,15 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
     groups = config.num_groups or 1
     S = config.score_features or D
     has_key_bias = kind in ("mva", "collaborative")
-    read = _Reader(params, M)
+
+    def read(name: str, heads: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """A projection [M, heads, width] and its bias [heads, width]."""
+        bias = params[name].get("bias", np.zeros(heads * width, np.float32))
+        kernel = params[name]["kernel"].reshape(-1, heads, width)
+        return kernel, bias.reshape(heads, width)
+
+    def embedding(name: str) -> np.ndarray:
+        return params[f"{name}_embedding"]
 
     if kind in ("mha", "mqa", "gqa", "skv", "el"):
         K = {"mqa": 1, "gqa": config.num_kv_heads or H}.get(kind, H)
@@ -112,86 +114,48 @@ def heads_of(config: AttentionConfig, features: int, params: Mapping[str, Any]) 
         if kind == "el":
             key = value = np.eye(M, dtype=np.float32).reshape(M, H, D), np.zeros((H, D), "f")
         else:
-            both = kind == "skv"
-            key = read("key_value" if both else "key", K, D)
-            value = read("key_value" if both else "value", K, D)
+            key = read("key_value" if kind == "skv" else "key", K, D)
+            value = read("key_value" if kind == "skv" else "value", K, D)
     else:
         # Shared by the heads of a group.
         kernel, bias = read("query", groups, S)
         query = np.repeat(kernel, H // groups, 1), np.repeat(bias, H // groups, 0)
         key = read("key", groups, S)
         value = read("value", H if has_key_bias else groups, D)
-    out, out_bias = read.out(H, D)
+    out = params["out"]["kernel"].reshape(H, D, -1)
+    out_bias = params["out"].get("bias", np.zeros(out.shape[-1], np.float32))
     heads = Heads(*query, *key, *value, out, out_bias)
     if kind == "mhe_add":
-        return _with_added(heads, params, H)
-    if kind == "mhe_mul":
-        e_q, e_k, e_v = (1 + params[f"{role}_head_embedding"] for role in ("query", "key", "value"))
+        if "query_group_embedding" in params:
+            factors = 1 + embedding("query_group")
+            heads = _times(heads, np.repeat(factors, H // len(factors), 0))
+        added = np.einsum("hd,hdm->m", embedding("value_head"), out)
         return heads._replace(
-            query=heads.query * (e_q * e_k),
-            query_bias=heads.query_bias * (e_q * e_k),
-            out=heads.out * e_v[:, :, None],
+            query_bias=heads.query_bias + embedding("query_head"), out_bias=out_bias + added
         )
+    if kind == "mhe_mul":
+        heads = _times(heads, (1 + embedding("query_head")) * (1 + embedding("key_head")))
+        return heads._replace(out=out * (1 + embedding("value_head"))[:, :, None])
     if kind == "collaborative":
-        m = 1 + params["query_head_embedding"]
-        heads = heads._replace(query=heads.query * m, query_bias=heads.query_bias * m)
+        heads = _times(heads, 1 + embedding("query_head"))
     if has_key_bias:
         bias, _ = read("key_bias", H, 1)
-        heads = heads._replace(
-            key=np.repeat(heads.key, H // groups, 1),
-            key_bias=np.repeat(heads.key_bias, H // groups, 0),
-        )
         # The wider heads divide by √(S + 1) instead of √S; the bias must not be divided at all.
-        scale = np.float32(((S + 1) / S) ** 0.5)
+        heads = _times(heads, np.float32(((S + 1) / S) ** 0.5))
         ones = np.full((H, 1), (S + 1) ** 0.5, np.float32)
         return heads._replace(
-            query=_padded(heads.query * scale, -1, S + 1),
-            query_bias=np.concatenate([heads.query_bias * scale, ones], -1),
-            key=np.concatenate([heads.key, bias], -1),
-            key_bias=_padded(heads.key_bias, -1, S + 1),
+            query=_padded(heads.query, S + 1),
+            query_bias=np.concatenate([heads.query_bias, ones], -1),
+            key=np.concatenate([np.repeat(heads.key, H // groups, 1), bias], -1),
+            key_bias=_padded(np.repeat(heads.key_bias, H // groups, 0), S + 1),
         )
     return heads
 
 
-def _with_added(heads: Heads, params: Mapping[str, Any], H: int) -> Heads:
-    e_q, e_v = (params[f"{role}_head_embedding"] for role in ("query", "value"))
-    query, query_bias = heads.query, heads.query_bias
-    if "query_group_embedding" in params:
-        factors = 1 + params["query_group_embedding"]
-        factors = np.repeat(factors, H // len(factors), 0)
-        query, query_bias = query * factors, query_bias * factors
-    return heads._replace(
-        query=query,
-        query_bias=query_bias + e_q,
-        out_bias=heads.out_bias + np.einsum("hd,hdm->m", e_v, heads.out),
-    )
+def _times(heads: Heads, factors: Any) -> Heads:
+    """With queries, and their biases, times `factors`."""
+    return heads._replace(query=heads.query * factors, query_bias=heads.query_bias * factors)
 
 
-def matrix(params: Mapping[str, Any], m: int, n: int) -> np.ndarray:
-    """The kernel [m, n] of a projection, dense or of Kronecker products, multiplied out."""
-    if "kernel" in params:
-        return np.asarray(params["kernel"]).reshape(m, n)
-    return np.asarray(materialize(params["a"], params["b"], m, n))
-
-
-class _Reader:
-    def __init__(self, params: Mapping[str, Any], features: int):
-        self._params, self._features = params, features
-
-    def __call__(self, name: str, heads: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """A projection [M, heads, width] and its bias [heads, width]."""
-        params, n = self._params[name], heads * width
-        kernel = matrix(params, self._features, n).reshape(-1, heads, width)
-        bias = params.get("bias", np.zeros(n, np.float32))
-        return kernel, np.asarray(bias).reshape(heads, width)
-
-    def out(self, heads: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        params, M = self._params["out"], self._features
-        kernel = matrix(params, heads * width, M).reshape(heads, width, M)
-        return kernel, np.asarray(params.get("bias", np.zeros(M, np.float32)))
-
-
-def _padded(x: np.ndarray, axis: int, size: int) -> np.ndarray:
-    pads = [(0, 0)] * x.ndim
-    pads[axis] = (0, size - x.shape[axis])
-    return np.pad(x, pads)
+def _padded(x: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])

@@ -1,30 +1,32 @@
-"""A run's parameters in one plain form, and back: the form that the tables of architectures use.
+"""A run's parameters in one plain form: the form that the tables of other formats use.
 
-    names     those of the parameters, as `decoder/layer_0/mlp/up/kernel`; layers are unrolled
-    kernels   [in, out], heads side by side; attention with the heads of `heads_of`, and all biases
-    tables    `embeddings/token`, `embeddings/position`, `embeddings/type`, as they are added up;
-              without the rows past the vocabulary
-
-Our model multiplies what it looks up by √M and its tied logits by nothing; others have no such
-factor. So tables are multiplied here, and the norm before the logits is divided: the same function.
+names     those of the parameters, as `decoder/layer_0/mlp/up/kernel`; layers are unrolled
+kernels   [in, out], heads side by side; attention with the heads of `heads_of`, and all biases
+tables    `embeddings/token`, `embeddings/position`, `embeddings/type`, without the rows past
+          the vocabulary
 """
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import math
+import re
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from mhe_jax.config import Config, InputError, ModelConfig
-from mhe_jax.interchange.heads import Heads, heads_of, matrix
+from mhe_jax import tasks
+from mhe_jax.config import Config, InputError, KroneckerConfig, ModelConfig
+from mhe_jax.interchange.heads import Heads, heads_of
 from mhe_jax.model import unroll_layers
 from mhe_jax.model.embeddings import sinusoids
-from mhe_jax.model.stack import ATTENTION, VOCABULARY, role_of
+from mhe_jax.model.stack import VOCABULARY, role_of
 from mhe_jax.shapeshifter.kronecker import materialize
 
 Tensors = dict[str, np.ndarray]
+SUBLAYER = re.compile(r"(.*/(?:self|cross)_attention)/(.*)")
 
 
 def require(model: ModelConfig, home: str, **wanted: Any) -> None:
@@ -35,10 +37,15 @@ def require(model: ModelConfig, home: str, **wanted: Any) -> None:
             raise InputError(f"model.{field} is {found!r}: {home} takes {value!r} only")
 
 
-def require_all(tensors: Tensors, used: Iterable[str], home: str) -> None:
-    """Raises InputError unless all tensors are used: without one, another function is computed."""
-    for name in sorted(tensors.keys() - {*used}):
-        raise InputError(f"{name} of the run has no place in {home}")
+def require_heads_of_cross(config: Config, home: str) -> dict[str, int]:
+    """The heads of each role; cross-attention must have as many as the decoder."""
+    heads = {role: config.model.attention_for(role).num_heads for role in config.facts.roles}
+    if heads["decoder"] != heads.get("cross", heads["decoder"]):
+        raise InputError(
+            f"{home} has as many heads in cross-attention as in the decoder: num_heads are "
+            f"{heads['cross']} and {heads['decoder']}"
+        )
+    return heads
 
 
 def plain(
@@ -47,63 +54,48 @@ def plain(
     home: str,
     *,
     rows: np.ndarray | None = None,
+    biases: bool = True,
     key_heads: int | None = None,
-    bias: bool = True,
-    mlp_bias: bool = True,
     width: int | None = None,
     own: bool = False,
 ) -> Tensors:
-    """The parameters of a run in the plain form.
+    """The parameters of a run in the plain form, for the architecture `home`.
 
-    Args:
-      config: of the run.
-      params: of the run.
-      home: the name of the architecture, for messages.
-      rows: our ids in the order of the file; None: all.
-      key_heads: K of every attention sublayer; None: as many as query heads.
-      bias: whether the home has biases in attention.
-      mlp_bias: whether it has biases in MLPs.
-      width: of the home's heads; None: features / num_heads, and no rotary positions.
-      own: each sublayer has as few key heads as its kind allows, and heads as wide as they must be;
-        `key_heads` and `width` are then ignored.
-
-    Raises:
-      InputError: something that the home cannot hold.
+    `rows` are our ids in the order of the file, `biases` says that the home has them in all
+    matrices. Heads are of `width`, by default features / num_heads without rotary positions, and
+    K is `key_heads`, by default H; `own`: they are as few and as wide as the kind allows.
     """
-    model, found = config.model, {}
+    model = config.model
     if not config.facts.is_encoder:  # others have no types of tokens in decoders
         require(model, home, num_token_types=0)
     if width is None and not own and model.positions == "rotary":
         raise InputError(f"model.positions is 'rotary': {home} has learned or fixed positions")
-    tree = unroll_layers(jax.device_get(params))
-
-    def visit(node: Mapping[str, Any], path: tuple[str, ...]) -> None:
-        for name, child in node.items():
-            at = (*path, name)
-            if name in ATTENTION:
-                heads = heads_of(model.attention_for(role_of(at)), model.features, child)
-                if own:
-                    heads = heads.widened(max(heads.query.shape[-1], heads.value.shape[-1]), home)
-                else:
-                    heads = _fitted(model, heads, home, key_heads, width)
-                _attention(heads, "/".join(at), bias, found)
-            elif not isinstance(child, Mapping):
-                found["/".join(at)] = np.asarray(child)
-            elif "a" in child and "b" in child:
-                _multiplied_out(model, child, at, found)
-            else:
-                visit(child, at)
-
-    visit(tree, ())
-    if mlp_bias and not model.mlp_bias:
+    found: Tensors = {}
+    attention: dict[str, Tensors] = {}
+    for path, array in _dense(config, params).items():
+        if inside := SUBLAYER.fullmatch(path):
+            attention.setdefault(inside[1], {})[inside[2]] = array
+        else:
+            found[path] = array
+    for path, arrays in attention.items():
+        wanted = model.attention_for(role_of(tuple(path.split("/"))))
+        heads = heads_of(wanted, model.features, unflatten_dict(arrays, sep="/"))
+        if own:
+            heads = heads.widened(max(heads.query.shape[-1], heads.value.shape[-1]), home)
+        else:
+            heads = _fitted(model, heads, home, key_heads, width)
+        for name in ("query", "key", "value", "out"):
+            at, kernel = f"{path}/{name}/kernel", getattr(heads, name)
+            found[at] = kernel.reshape(flat_shape(at, kernel.shape))
+            if biases or wanted.use_bias:
+                found[f"{path}/{name}/bias"] = getattr(heads, f"{name}_bias").reshape(-1)
+    if biases and not model.mlp_bias:
         for name in [name for name in found if name.endswith(("up/kernel", "down/kernel"))]:
-            bias_of = name.replace("kernel", "bias")
-            found[bias_of] = np.zeros(found[name].shape[1], np.float32)
+            found[name.replace("kernel", "bias")] = np.zeros(found[name].shape[1], np.float32)
     rows = np.arange(model.vocabulary_size) if rows is None else rows
-    for name in list(found):
+    for name in found:
         if name.rpartition("/")[2] in VOCABULARY:
-            axis = 1 if name.endswith("output") else 0
-            found[name] = np.take(found[name], rows, axis)
+            found[name] = np.take(found[name], rows, 1 if name.endswith("output") else 0)
     if model.positions == "sinusoidal":
         positions = jnp.arange(model.max_length)[None]
         found["embeddings/position"] = np.asarray(sinusoids(positions, model.features)[0])
@@ -123,83 +115,64 @@ def _fitted(
     return heads.repeated(key_heads or count)
 
 
-def _attention(heads: Heads, path: str, bias: bool, found: Tensors) -> None:
-    M = heads.out.shape[-1]
-    for name in ("query", "key", "value", "out"):
-        kernel, offset = getattr(heads, name), getattr(heads, f"{name}_bias")
-        found[f"{path}/{name}/kernel"] = kernel.reshape((-1, M) if name == "out" else (M, -1))
-        if bias:
-            found[f"{path}/{name}/bias"] = offset.reshape(-1)
+def _dense(config: Config, params: Any) -> Tensors:
+    """All parameters by name, layers unrolled, Kronecker products multiplied out."""
+    given: dict[str, Any] = flatten_dict(  # pyright: ignore[reportAssignmentType]
+        jax.device_get(unroll_layers(params)), sep="/"
+    )
+    if not any(path.endswith("/a") for path in given):
+        return {path: np.asarray(array) for path, array in given.items()}
+    model = dataclasses.replace(config.model, kronecker=KroneckerConfig(), scan_layers=False)
+    found = {}
+    for path, leaf in abstract_of(dataclasses.replace(config, model=model)).items():
+        factors = path.removesuffix("/kernel")
+        if f"{factors}/a" in given:
+            a, b = given[f"{factors}/a"], given[f"{factors}/b"]
+            m, n = flat_shape(path, leaf.shape)
+            # The factors of an output matrix are those of its transpose.
+            out = path == "embeddings/output"
+            matrix = materialize(a, b, n, m).T if out else materialize(a, b, m, n)
+            found[path] = np.asarray(matrix).reshape(leaf.shape)
+        else:
+            found[path] = np.asarray(given[path])
+    return found
 
 
-def _multiplied_out(model: ModelConfig, params, path: tuple[str, ...], found: Tensors) -> None:
-    """Puts a matrix of Kronecker products in its place as a dense one."""
-    M, F, name = model.features, model.mlp_features, path[-1]
-    if path[0] == "embeddings":
-        V = model.padded_vocabulary_size
-        table = np.asarray(materialize(params["a"], params["b"], V, M))
-        found["/".join(path)] = table.T if name == "output" else table
-        return
-    sizes = {
-        "up": (M, F),
-        "gate": (M, F),
-        "down": (F, M),
-        "head_dense": (M, M),
-        "pooler": (M * (1 + (model.num_spans or 0)), M),
-        "classifier": (M, model.num_classes or 1),
-        "span": (M, 2),
-    }
-    found["/".join((*path, "kernel"))] = matrix(params, *sizes[name])
-    if "bias" in params:
-        found["/".join((*path, "bias"))] = np.asarray(params["bias"])
+def abstract_of(config: Config, sep: str = "/") -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of the parameters of a config's model, by name."""
+    task = tasks.of(config)
+    init = task.initializer(task.model(config.model), config.data.sequence_length)
+    params = nn.unbox(jax.eval_shape(init, jax.random.key(0)))
+    return flatten_dict(params, sep=sep)  # pyright: ignore[reportReturnType]
 
 
-def unscaled(model: ModelConfig, tensors: Tensors, last_norm: str | None) -> Tensors:
-    """The plain form with √M moved into the tables, and out of `last_norm` before tied logits."""
-    return _scaled(model, tensors, last_norm, np.float32(model.features**0.5))
+def flat_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a kernel as a matrix, and of a bias as a vector."""
+    if path.endswith("/kernel"):
+        inputs = shape[:-1] if path.endswith("/out/kernel") else shape[:1]
+        return math.prod(inputs), math.prod(shape[len(inputs) :])
+    return (math.prod(shape),) if path.endswith("/bias") else shape
 
 
-def scaled(model: ModelConfig, tensors: Tensors, last_norm: str | None) -> Tensors:
-    """The inverse of `unscaled`."""
-    return _scaled(model, tensors, last_norm, 1 / np.float32(model.features**0.5))
+def scaled(
+    model: ModelConfig,
+    tensors: Tensors,
+    factor: np.float32,
+    last_norm: str | None = None,
+    tables: tuple[str, ...] = ("token", "type", "position"),
+) -> Tensors:
+    """Tables times `factor`, and the norm before tied logits divided by it.
 
-
-def _scaled(model: ModelConfig, tensors: Tensors, last_norm: str | None, factor) -> Tensors:
+    Our model multiplies what it looks up by √M and its tied logits by nothing; others have no such
+    factor. With √M in the tables, the function is the same.
+    """
     found = dict(tensors)
-    for name in ("token", "type", "position"):
+    for name in tables:
         path = f"embeddings/{name}"
         if path in found and (name != "position" or model.positions == "learned"):
             found[path] = found[path] * factor
     if model.tie_embeddings and last_norm is not None:
-        for part in ("scale", "bias"):
-            if f"{last_norm}/{part}" in found:
-                found[f"{last_norm}/{part}"] = found[f"{last_norm}/{part}"] / factor
+        for path in (f"{last_norm}/scale", f"{last_norm}/bias"):
+            if path in found:
+                found[path] = found[path] / factor
     return found
-
-
-def plain_shapes(abstract: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of the plain form of a model of kind `mha`, `mqa` or `gqa`, by its parameters."""
-    shapes = {}
-    for path, leaf in _leaves(abstract).items():
-        shape = leaf.shape
-        if any(f"/{name}/" in path for name in ATTENTION):
-            if path.endswith("out/kernel"):
-                shape = (shape[0] * shape[1], shape[2])
-            elif path.endswith("kernel"):
-                shape = (shape[0], shape[1] * shape[2])
-            elif len(shape) == 2:
-                shape = (shape[0] * shape[1],)
-        shapes[path] = shape
-    return shapes
-
-
-def from_plain(abstract: Any, tensors: Tensors) -> Any:
-    """Parameters of the shapes of `abstract` from the plain form, which has all of them."""
-    leaves = _leaves(abstract)
-    return unflatten_dict(
-        {path: tensors[path].reshape(leaf.shape) for path, leaf in leaves.items()}, sep="/"
-    )
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-    return flatten_dict(tree, sep="/")  # pyright: ignore[reportReturnType]

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.config.files import CONFIG, TOKENIZER
-from mhe_jax.data import JsonTokenizer
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import card
+from mhe_jax.interchange.card import write_card
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 
 WHAT = """\
 `model.safetensors` has the parameters by name, in float32, layers unrolled; `config.json` every
-setting of the training{vocabulary}."""
-OF_SENTENCEPIECE = ", and `tokenizer.model` is the sentencepiece model of the vocabulary"
-OF_TOKENIZERS = ", and `tokenizer.model` is a `tokenizer.json` of the library `tokenizers`"
+setting of the training. `tokenizer.model`, if there is one, is a model of sentencepiece, or a
+`tokenizer.json` of the library `tokenizers`."""
 USE = """\
 ```
 python eval.py DIRECTORY --checkpoint last
@@ -33,12 +31,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     metadata = {"steps": json.dumps(run.steps), "tokenizer": run.tokenizer.key}
     write_tensors(directory / WEIGHTS, tensors, metadata)
     (directory / CONFIG).write_bytes((run.workdir / CONFIG).read_bytes())
-    vocabulary = ""
     if run.config.model.has_pieces:
         (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
-        is_json = isinstance(run.tokenizer, JsonTokenizer)
-        vocabulary = OF_TOKENIZERS if is_json else OF_SENTENCEPIECE
-    what = WHAT.format(vocabulary=vocabulary)
-    text = card(run, "safetensors", what, USE)
-    (directory / "README.md").write_text(text, encoding="utf-8")
+    write_card(run, directory, "safetensors", WHAT, USE)
     return {"tensors": len(tensors), "parameters": sum(array.size for array in tensors.values())}

@@ -14,14 +14,12 @@ are `folded`, and with a cache `mla` is `absorbed` and `tpa` is `factored`. All 
 `normalize_qk` keep from being folded or absorbed.
 """
 
-import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -31,17 +29,16 @@ from mhe_jax import tasks
 from mhe_jax.config import (
     FORMS_OF_KINDS,
     MHE_KINDS,
-    AttentionConfig,
     Config,
     InputError,
-    Role,
     not_installed,
 )
 from mhe_jax.config.data import PAD
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import card
+from mhe_jax.interchange.card import write_card
+from mhe_jax.interchange.plain import abstract_of
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -97,22 +94,13 @@ class Function(NamedTuple):
 
 
 def write(run: Run, directory: Path) -> dict[str, Any]:
-    """Writes the functions of a run, with parameters, config, tokenizer and a card.
-
-    Returns:
-      `functions`, their names, `platforms`, and the `form` of each role of attention.
-
-    Raises:
-      InputError: a run of hashed words, whose signatures this code alone computes; flatbuffers is
-        not installed.
-    """
+    """Writes the functions of a run, with parameters, config, tokenizer and a card."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise not_installed("stablehlo needs flatbuffers", "export")
     check(run.config)
     config = at_any_length(run.config)
     found = functions(config)
-    params = by_name(run.params)
-    abstract = _abstract(config)
+    abstract = abstract_of(config, sep=".")
     frames = getattr(jax.config, FRAMES)
     jax.config.update(FRAMES, 0)  # frames name files of this machine
     try:
@@ -123,9 +111,9 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
             (directory / f"{name}.{SUFFIX}").write_bytes(exported.serialize())
     finally:
         jax.config.update(FRAMES, frames)
-    write_tensors(directory / WEIGHTS, params, {"steps": json.dumps(run.steps)})
-    (directory / CONFIG).write_bytes((run.workdir / CONFIG).read_bytes())
-    (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
+    write_tensors(directory / WEIGHTS, by_name(run.params), {"steps": json.dumps(run.steps)})
+    for name in (CONFIG, TOKENIZER):
+        (directory / name).write_bytes((run.workdir / name).read_bytes())
     forms = {
         role: f"{kind} {config.model.attention_for(role).form or ''}".strip()
         for role, kind in config.kinds.items()
@@ -140,7 +128,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     lines = LINES["encode" if first == "encode" else config.task]
     types = ", 0 * tokens" if "token_types" in found[first].arguments else ""
     use = USE.format(name=first, lines=lines.replace("{types}", types))
-    (directory / "README.md").write_text(card(run, "stablehlo", what, use), encoding="utf-8")
+    write_card(run, directory, "stablehlo", what, use)
     return {"functions": list(found), "platforms": list(PLATFORMS), "form": forms}
 
 
@@ -156,21 +144,17 @@ def check(config: Config) -> None:
 def at_any_length(config: Config) -> Config:
     """The config with forms and an engine that need not know lengths, and layers unrolled."""
 
-    def form(attention: AttentionConfig, role: Role, rotated: bool) -> AttentionConfig:
-        folds = not (rotated or attention.normalize_qk)
-        absorbs = not (role == "encoder" or attention.normalize_qk)
-        forms = dict.fromkeys(FORMS_OF_KINDS, "materialized")
-        forms |= dict.fromkeys(MHE_KINDS, "folded") if folds else {}
-        forms |= {"mla": "absorbed", "tpa": "factored"} if absorbs else {}
-        return dataclasses.replace(attention, form=forms.get(attention.kind), engine="xla")
-
     config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
     for role in config.facts.roles:
+        attention = config.model.attention_for(role)
         rotated = config.model.positions == "rotary" and role != "cross"
-        attention = form(config.model.attention_for(role), role, rotated)
-        by_role = dataclasses.replace(config.model.attention_by_role, **{role: attention})
-        model = dataclasses.replace(config.model, attention_by_role=by_role)
-        config = dataclasses.replace(config, model=model)
+        forms = dict.fromkeys(FORMS_OF_KINDS, "materialized")
+        if not (rotated or attention.normalize_qk):
+            forms |= dict.fromkeys(MHE_KINDS, "folded")
+        if not (role == "encoder" or attention.normalize_qk):
+            forms |= {"mla": "absorbed", "tpa": "factored"}
+        for field, value in (("form", forms.get(attention.kind)), ("engine", "xla")):
+            config = set_field(config, f"model.attention_by_role.{role}.{field}", value)
     return config
 
 
@@ -187,9 +171,8 @@ def functions(config: Config) -> dict[str, Function]:
             variables["cache"] = unflatten_dict(cache, sep=".")
         return model.apply(variables, *args, **named)
 
-    def with_cache(params: Any, *args: Any, method: str, cache: Any = None) -> Any:
-        given = {} if cache is None else {"cache": cache}
-        found, state = apply(params, *args, method=method, mutable=["cache"], **given)
+    def with_cache(params: Any, *args: Any, **named: Any) -> Any:
+        found, state = apply(params, *args, mutable=["cache"], **named)
         return found, flatten_dict(state["cache"], sep=".")  # pyright: ignore
 
     def step(params: Any, cache: Any, tokens: jax.Array, positions: jax.Array) -> Any:
@@ -232,21 +215,13 @@ def functions(config: Config) -> dict[str, Function]:
         return found
     one = jax.ShapeDtypeStruct((b, 1), jnp.int32)
     if config.task == "lm":
-        cache = jax.eval_shape(start, _abstract(config), one, one)[1]
+        cache = jax.eval_shape(start, abstract_of(config, sep="."), one, one)[1]
     else:
-        cache = jax.eval_shape(start, _abstract(config), rows)
+        cache = jax.eval_shape(start, abstract_of(config, sep="."), rows)
     return {
         "start": Function(start, given),
         "step": Function(step, {"cache": cache, "tokens": one, "positions": one}),
     }
-
-
-def _abstract(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the parameters by their names."""
-    task = tasks.of(config)
-    initialize = task.initializer(task.model(config.model), config.data.sequence_length)
-    params = nn.unbox(jax.eval_shape(initialize, jax.random.key(0)))
-    return flatten_dict(params, sep=".")  # pyright: ignore
 
 
 def _signature(name: str, function: Function) -> str:

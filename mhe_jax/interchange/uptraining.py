@@ -7,6 +7,7 @@ replaced by parameters of the new kind that compute most nearly the same
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.attention import conversion
-from mhe_jax.config import FIELDS_OF_KINDS, Config, ConversionConfig, InputError
+from mhe_jax.attention import KINDS, conversion
+from mhe_jax.config import FIELDS_OF_KINDS, Config, ConversionConfig, InputError, ModelConfig
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
@@ -28,18 +29,11 @@ from mhe_jax.training.run.warm_start import read_run
 
 
 def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[str, Any]:
-    """Makes the run `new` from `run`, as the module says.
+    """Makes the run `new` from `run`, as the module says, whole or not at all.
 
-    Returns:
-      `errors`: for each sublayer, by its path, ‖Y - Y'‖ / ‖Y‖ (Frobenius), Y its output on rows of
-      the training text, `before` and `after` the fit on them (None without rows); the numbers of
-      parameters in attention, `attention_before` and `attention_after`; `use_bias`, True if the
-      run's is or if only biases keep what its attention does; the `kind`; the `step` of the run.
-
-    Raises:
-      InputError: there is no such run, or its checkpoint cannot be read or is of another
-        tokenizer; `new` exists already; what is asked for is not allowed, or cannot be made from
-        this run; its text cannot be read. Nothing has been written.
+    Returns, besides counts: `errors`, for each sublayer, by its path, ‖Y - Y'‖ / ‖Y‖ (Frobenius), Y
+    its output on rows of the training text, `before` and `after` the fit on them (None without
+    rows); `use_bias`, True if the run's is or if only biases keep what its attention does.
     """
     run, new = path_of(run), path_of(new)
     old = config_of(run)
@@ -59,7 +53,8 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
             given, str(wanted.kind), source, recorder.activations(path), fields
         )
     biased = any("bias" in one["out"] for one in made.values())
-    config = _with_biases(config, biased)
+    model = _with_attention(config.model, {"use_bias": biased})
+    config = dataclasses.replace(config, model=model)
     for path, one in made.items():
         at(found, path[:-1])[path[-1]] = _with_zeros(one) if biased else one
     found = stack_layers(found) if old.model.scan_layers else found
@@ -74,24 +69,22 @@ def _sublayer(
     given: Mapping[str, Any], kind: str, source: str, activations: list, fields: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, float | None]]:
     """The parameters of one sublayer, and its errors before and after the fit."""
-
-    def make(*fitted) -> dict[str, Any]:
-        return conversion.convert(given, kind, source=source, activations=fitted, **fields)
-
-    def missed(params: dict[str, Any]) -> float:
-        return conversion.error(conversion.module_of(params, kind), params, activations)
-
-    first = make()
+    convert = functools.partial(conversion.convert, given, kind, source=source, **fields)
+    first = convert()
     if not activations:
         return first, {"before": None, "after": None}
-    best = make(*activations)
-    return best, {"before": missed(first), "after": missed(best)}
+    best = convert(activations=activations)
+    before, after = (
+        conversion.error(conversion.module_of(params, kind), params, activations)
+        for params in (first, best)
+    )
+    return best, {"before": before, "after": after}
 
 
 def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
     """The config of the new run, without biases of its own."""
     if wanted.kind is None:
-        raise InputError(f"--kind is not set: takes one of {', '.join(conversion.TARGETS)}")
+        raise InputError(f"--kind is not set: takes one of {', '.join(KINDS)}")
     conversion.check_target(wanted.kind)
     for kind in old.kinds.values():
         conversion.check_source(kind)
@@ -118,13 +111,7 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
     taken = {f: getattr(wanted, f) for f in conversion.FIELDS}
     of_kind = {**dict.fromkeys(FIELDS_OF_KINDS), **taken}
     # An engine named for the old kind may refuse every call of the new one.
-    attention = dataclasses.replace(old.model.attention, kind=wanted.kind, engine="auto", **of_kind)
-    roles = {
-        role: dataclasses.replace(given, kind=None, engine=None, **dict.fromkeys(FIELDS_OF_KINDS))
-        for role, given in vars(old.model.attention_by_role).items()
-    }
-    by_role = type(old.model.attention_by_role)(**roles)
-    model = dataclasses.replace(old.model, attention=attention, attention_by_role=by_role)
+    model = _with_attention(old.model, {"kind": wanted.kind, "engine": "auto", **of_kind})
     optimizer = old.optimizer
     if wanted.kind not in FIELDS_OF_KINDS["head_embedding_stddev"]:
         optimizer = dataclasses.replace(optimizer, head_embedding_rate=1.0)
@@ -133,15 +120,13 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
     return config
 
 
-def _with_biases(config: Config, biased: bool) -> Config:
-    attention = dataclasses.replace(config.model.attention, use_bias=biased)
-    roles = {
-        role: dataclasses.replace(given, use_bias=None)
-        for role, given in vars(config.model.attention_by_role).items()
-    }
-    by_role = type(config.model.attention_by_role)(**roles)
-    model = dataclasses.replace(config.model, attention=attention, attention_by_role=by_role)
-    return dataclasses.replace(config, model=model)
+def _with_attention(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
+    """The model with other fields of attention, in all roles."""
+    roles = vars(model.attention_by_role)
+    same = {role: dataclasses.replace(of, **dict.fromkeys(changes)) for role, of in roles.items()}
+    attention = dataclasses.replace(model.attention, **changes)
+    by_role = dataclasses.replace(model.attention_by_role, **same)
+    return dataclasses.replace(model, attention=attention, attention_by_role=by_role)
 
 
 def _with_zeros(params: Mapping[str, Any]) -> dict[str, Any]:

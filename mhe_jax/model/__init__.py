@@ -7,8 +7,7 @@ Each is a Linen module that takes a `ModelConfig`; all take token ids and return
     LanguageModel            (tokens [B, T]) -> [B, T, V]
     EncoderDecoder           (sources [B, S], targets [B, T]) -> [B, T, V]
     Classifier               (tokens, token_types, marks [B, T]) -> [B, C]
-    Regressor                (tokens, token_types, marks [B, T]) -> [B], numbers
-    ChoiceScorer             (tokens, token_types, marks [B, C, T]) -> [B, C]
+    Regressor                (tokens, token_types, marks [B, T]) -> [B], [B, C, T] -> [B, C]
     SpanFinder               (tokens, token_types, marks [B, T]) -> [B, 2, T]
 
 For hashed words without a table, tokens are types, and signatures [..., T, 16] are passed by name.
@@ -23,12 +22,11 @@ activation_mlp, activation_vocabulary, activation_heads.
 
 from mhe_jax.model.encoder import MaskedLanguageModel, ShuffleRandomClassifier
 from mhe_jax.model.encoder_decoder import EncoderDecoder
-from mhe_jax.model.heads import ChoiceScorer, Classifier, Regressor, SpanFinder
+from mhe_jax.model.heads import Classifier, Regressor, SpanFinder
 from mhe_jax.model.language_model import LanguageModel
 from mhe_jax.model.stack import count_parameters, stack_layers, unroll_layers
 
 __all__ = [
-    "ChoiceScorer",
     "Classifier",
     "EncoderDecoder",
     "LanguageModel",

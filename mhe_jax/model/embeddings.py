@@ -30,22 +30,14 @@ def sinusoids(positions: jax.Array, features: int) -> jax.Array:
 
 
 def positions_within(segments: jax.Array) -> jax.Array:
-    """Positions [B, T] that count each run of equal `segments` [B, T] from 0.
-
-    >>> positions_within(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
-    [[0, 1, 2, 0, 1, 0]]
-    """
+    """Positions [B, T] that count each run of equal `segments` [B, T] from 0."""
     positions = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
     begins = jnp.diff(segments, axis=1, prepend=-1) != 0
     return positions - jax.lax.cummax(jnp.where(begins, positions, 0), axis=1)
 
 
 def padding_mask(tokens: jax.Array, right_padded: bool) -> Mask:
-    """Which of the `tokens` [B, T] are keys: those that are not padding.
-
-    >>> padding_mask(jnp.array([[7, 8, 0, 0]]), right_padded=True).key_lengths.tolist()
-    [2]
-    """
+    """Which of the `tokens` [B, T] are keys: those that are not padding."""
     exists = tokens != PAD
     if not right_padded:
         return Mask.padding(exists)
@@ -90,36 +82,28 @@ class Embeddings(nn.Module):
     def setup(self):
         c = self.config
         init = nn.initializers.normal(c.features**-0.5)
+
+        def table(name: str, axis: str, rows: int) -> jax.Array:
+            return self.param(name, named(init, (axis, "embed")), (rows, c.features))
+
         if not c.has_table:
             self.token = HashEmbedding(c)
         elif c.kronecker.embedding is not None:
             self.token = self._kronecker(c.kronecker.embedding)
         else:
-            self.token = self.param(
-                "token",
-                named(init, ("vocabulary", "embed")),
-                (c.padded_vocabulary_size, c.features),
-            )
+            self.token = table("token", "vocabulary", c.padded_vocabulary_size)
         if c.positions == "learned":
-            shape = (c.max_length, c.features)
-            self.position = self.param("position", named(init, ("positions", "embed")), shape)
+            self.position = table("position", "positions", c.max_length)
         if c.num_token_types:
-            shape = (c.num_token_types, c.features)
-            self.type = self.param("type", named(init, ("token_types", "embed")), shape)
+            self.type = table("type", "token_types", c.num_token_types)
         if not c.tie_embeddings and c.kronecker.embedding is not None:
             self.output = self._kronecker(c.kronecker.embedding)
         elif not c.tie_embeddings:
-            self.output = self.param(
-                "output",
-                named(nn.initializers.lecun_normal(), ("embed", "vocabulary")),
-                (c.features, c.padded_vocabulary_size),
-            )
+            drawn = named(nn.initializers.lecun_normal(), ("embed", "vocabulary"))
+            self.output = self.param("output", drawn, (c.features, c.padded_vocabulary_size))
         if c.output_bias:
-            self.vocabulary_bias = self.param(
-                "vocabulary_bias",
-                named(nn.initializers.zeros_init(), ("vocabulary",)),
-                (c.padded_vocabulary_size,),
-            )
+            zeros = named(nn.initializers.zeros_init(), ("vocabulary",))
+            self.vocabulary_bias = self.param("vocabulary_bias", zeros, (c.padded_vocabulary_size,))
         if self.normalize:
             self.norm = normalization(c)
         self.dropout = Dropout(c.dropout_rate)
@@ -136,11 +120,6 @@ class Embeddings(nn.Module):
         """Ids [B, T] to [B, T, M]; `positions` [B, T] count from 0 along T by default.
 
         For hashed words without a table, the ids are types, with `signatures` [B, T, 16].
-
-        Raises:
-          ValueError: rows longer than `max_length`; token types where the config has none;
-            signatures where there is a table; no signatures where there is no table, except in
-            `init`.
         """
         c = self.config
         if (length := tokens.shape[1]) > c.max_length:

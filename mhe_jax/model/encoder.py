@@ -104,11 +104,8 @@ class MaskedLanguageModel(EncoderModel):
         c = self.config
         self.head_dense = dense(c, None)
         self.head_norm = normalization(c)
-        self.vocabulary_bias = self.param(
-            "vocabulary_bias",
-            named(nn.initializers.zeros_init(), ("vocabulary",)),
-            (c.padded_vocabulary_size,),
-        )
+        zeros = named(nn.initializers.zeros_init(), ("vocabulary",))
+        self.vocabulary_bias = self.param("vocabulary_bias", zeros, (c.padded_vocabulary_size,))
 
     def __call__(
         self,
@@ -123,15 +120,10 @@ class MaskedLanguageModel(EncoderModel):
         """Float32 logits [B, P, V] at `masked_positions` [B, P] of `tokens` [B, T].
 
         A row with fewer than P masked tokens is filled up with any positions; their loss has weight
-        0. The other arguments are those of `encode`.
+        0.
         """
-        x = self.encode(
-            tokens,
-            token_types,
-            segments=segments,
-            positions=positions,
-            deterministic=deterministic,
-        )
+        packed = {"segments": segments, "positions": positions}
+        x = self.encode(tokens, token_types, **packed, deterministic=deterministic)
         return self.predict(jnp.take_along_axis(x, masked_positions[:, :, None], axis=1))
 
     def predict(self, x: jax.Array) -> jax.Array:

@@ -4,26 +4,20 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
-from mhe_jax.model.embeddings import (
-    Embeddings,
-    padding_mask,
-    poison_inner_padding,
-    positions_within,
-)
+from mhe_jax.model.embeddings import Embeddings, padding_mask, positions_within
+from mhe_jax.model.encoder import EncoderModel
 from mhe_jax.model.language_model import CachedDecoder
 from mhe_jax.model.stack import Decoder, Encoder
 
 
-class EncoderDecoder(CachedDecoder):
+class EncoderDecoder(EncoderModel, CachedDecoder):
     """`logits[t] = decoder(y_0 .. y_t, encoder(x)) · token[v]`: what comes after each target token.
 
     One table serves source, target and (tied) output, and one table of learned positions both
     sides: the vocabulary is joint.
 
     Targets here are what the decoder reads: they begin with bos, and their padding is at the end.
-    With `right_padded` the padding of sources must be at the end too, as in the batches of the
-    task, and engines may skip it; a row with other padding gives NaN. Otherwise the padding of
-    sources may be anywhere.
+    Sources are read as by every `EncoderModel`, with its `right_padded`.
 
     >>> from mhe_jax.config import ModelConfig
     >>> model = EncoderDecoder(ModelConfig(vocabulary_size=11, features=16, num_layers=1))
@@ -32,8 +26,6 @@ class EncoderDecoder(CachedDecoder):
     >>> model.apply(params, sources, targets).shape
     (1, 2, 11)
     """
-
-    right_padded: bool = False
 
     def setup(self):
         c = self.config
@@ -56,32 +48,9 @@ class EncoderDecoder(CachedDecoder):
         both sides of a pair the same number: each pair counts its positions from 0 and sees only
         itself.
         """
-        encoded = self.encode(sources, source_segments, deterministic=deterministic)
-        return self.decode(
-            encoded,
-            sources,
-            targets,
-            source_segments=source_segments,
-            target_segments=target_segments,
-            deterministic=deterministic,
-        )
-
-    def encode(
-        self,
-        sources: jax.Array,
-        segments: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-    ) -> jax.Array:
-        """Source ids [B, S], with `segments` [B, S] if a row holds several, to [B, S, M]."""
-        positions = None if segments is None else positions_within(segments)
-        x = self.embeddings(sources, positions, deterministic=deterministic)
-        if self.right_padded:
-            x = poison_inner_padding(x, sources)
-        mask = padding_mask(sources, self.right_padded)
-        if segments is not None:
-            mask = mask & Mask.segments(segments)
-        return self.encoder(x, mask, positions, deterministic=deterministic)
+        encoded = self.encode(sources, segments=source_segments, deterministic=deterministic)
+        segments = {"source_segments": source_segments, "target_segments": target_segments}
+        return self.decode(encoded, sources, targets, **segments, deterministic=deterministic)
 
     def decode(
         self,

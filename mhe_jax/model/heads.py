@@ -51,15 +51,10 @@ class Classifier(_HeadModel):
     x_0 [M] is the encoder's output at the first token (with `pooling` mean: the mean of its outputs
     where there is no padding) and s_i the mean of its outputs where `marks` is i (0 if that is
     nowhere), for S = `num_spans` spans. The logits are [B, C]. Parameters: `pooler` [(S + 1) M, M]
-    and `classifier` [M, C], C = `num_classes`, with biases.
+    and `classifier` [M, C], C = `num_classes` or 1, with biases.
 
     Source: Devlin et al. 2019, section 4.1; for spans Wang et al. 2019 (SuperGLUE), section 4.
     """
-
-    @property
-    def outputs(self) -> int:
-        """C."""
-        return self.config.num_classes or 1
 
     def setup(self):
         super().setup()
@@ -74,30 +69,22 @@ class Classifier(_HeadModel):
         z = self.dropout(jnp.concatenate(parts, axis=-1), deterministic=fixed)
         z = jnp.tanh(self.pooler(z, (c.features,), ("embed", None)))
         z = self.dropout(z, deterministic=fixed)
-        return self.classifier(z, (self.outputs,), ("embed", None)).astype(jnp.float32)
+        logits = self.classifier(z, (c.num_classes or 1,), ("embed", None))
+        return logits.astype(jnp.float32)
 
 
 class Regressor(Classifier):
-    """`Classifier` with one output, which is a number: [B]."""
+    """A `Classifier` with one output, a number: ids, types and marks [..., T] to numbers [...].
 
-    @property
-    def outputs(self) -> int:
-        return 1
-
-    def head(self, x: jax.Array, tokens: jax.Array, marks: jax.Array, fixed: bool) -> jax.Array:
-        return super().head(x, tokens, marks, fixed)[:, 0]
-
-
-class ChoiceScorer(Regressor):
-    """A `Regressor` of choices: ids, types and marks [B, C, T] (or [B, T]) to scores [B, C]."""
+    Of choices [B, C, T] it is a score of each, [B, C].
+    """
 
     def __call__(self, tokens, token_types, marks, *, signatures=None, deterministic=True):
-        shape = tokens.shape[:-1]
         flat = (x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks))
         if signatures is not None:
             signatures = signatures.reshape(-1, *signatures.shape[-2:])
-        scores = super().__call__(*flat, signatures=signatures, deterministic=deterministic)
-        return scores.reshape(shape)
+        found = super().__call__(*flat, signatures=signatures, deterministic=deterministic)
+        return found.reshape(tokens.shape[:-1])
 
 
 class SpanFinder(_HeadModel):

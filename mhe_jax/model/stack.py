@@ -42,13 +42,11 @@ class _Stack(nn.Module):
     def layer(self, name: str) -> nn.Module:
         raise NotImplementedError
 
-    def rotated(self, positions: jax.Array | None) -> jax.Array | None:
-        """`positions` where layers read them; others were added to the embeddings."""
-        return positions if self.config.positions == "rotary" else None
-
-    def run(self, x: jax.Array, *args: Any, **fixed: Any) -> jax.Array:
-        """Run every layer as `layer(x, *args, **fixed)`; `fixed` is static."""
+    def run(self, x: jax.Array, *args: Any, positions: jax.Array | None, **fixed: Any) -> jax.Array:
+        """Run every layer as `layer(x, *args, positions, **fixed)`; `fixed` is static."""
         c = self.config
+        # Positions that are not rotary were added to the embeddings.
+        args = *args, positions if c.positions == "rotary" else None
         trains = fixed.get("cache", "none") == "none"
 
         def apply(layer, x, *args):
@@ -94,7 +92,7 @@ class Encoder(_Stack):
         deterministic: bool = True,
     ):
         """[B, T, M] to [B, T, M]; `positions` [B, T] are for rows that do not count from 0."""
-        return self.run(x, mask, self.rotated(positions), deterministic=deterministic)
+        return self.run(x, mask, positions=positions, deterministic=deterministic)
 
 
 class Decoder(_Stack):
@@ -118,8 +116,8 @@ class Decoder(_Stack):
         cache: CacheMode = "none",
     ) -> jax.Array:
         """[B, T, M] to [B, T, M]."""
-        arguments = mask, encoded, encoded_mask, self.rotated(positions)
-        return self.run(x, *arguments, deterministic=deterministic, cache=cache)
+        args = mask, encoded, encoded_mask
+        return self.run(x, *args, positions=positions, deterministic=deterministic, cache=cache)
 
 
 def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,8 +129,9 @@ def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
     result = {}
     for name, value in tree.items():
         if name == "layers":
-            for i in range(_length(value)):
-                result[f"layer_{i}"] = _map(lambda leaf, i=i: _slice(leaf, i), value)
+            for i in range(len(jax.tree.leaves(value)[0])):
+                one = jax.tree.map(lambda leaf, i=i: leaf[i], value)
+                result[f"layer_{i}"] = nn.meta.remove_axis(one, 0, _METADATA)
         else:
             result[name] = unroll_layers(value) if isinstance(value, Mapping) else value
     return result
@@ -154,7 +153,8 @@ def stack_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
         if sorted(layers) != list(range(len(layers))):
             raise ValueError(f"layers {sorted(layers)} do not count from 0 without a gap")
         ordered = [layers[i] for i in range(len(layers))]
-        result["layers"] = _map(_stack, *ordered)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ordered)
+        result["layers"] = nn.meta.add_axis(stacked, 0, _METADATA)
     return result
 
 
@@ -190,30 +190,3 @@ def count_parameters(params: Any, config: ModelConfig | None = None) -> dict[str
         if any(getattr(key, "key", None) in ATTENTION for key in path):
             counts["attention"] += size
     return counts
-
-
-def _is_box(leaf: Any) -> bool:
-    return isinstance(leaf, nn.meta.AxisMetadata)
-
-
-def _map(function, *trees):
-    return jax.tree.map(function, *trees, is_leaf=_is_box)
-
-
-def _length(stacked: Any) -> int:
-    return jax.tree.leaves(stacked)[0].shape[0]
-
-
-def _slice(leaf: Any, i: int) -> Any:
-    if _is_box(leaf):
-        return leaf.remove_axis(0, _METADATA).replace_boxed(
-            _slice(leaf.unbox(apply_constraint=False), i)
-        )
-    return leaf[i]
-
-
-def _stack(*leaves: Any) -> Any:
-    if _is_box(leaves[0]):
-        value = _stack(*(leaf.unbox(apply_constraint=False) for leaf in leaves))
-        return leaves[0].add_axis(0, _METADATA).replace_boxed(value)
-    return jnp.stack(leaves)

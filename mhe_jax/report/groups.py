@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, TaskName
-from mhe_jax.config.fields import did_you_mean, nearest, short_names
+from mhe_jax.config.fields import short_names
 from mhe_jax.report.runs import FIELDS, VALIDATION
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.metrics import lower_is_better
@@ -31,29 +31,22 @@ SAME_OF_ATTENTION = (".form", ".engine")  # of every role
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Runs that learn the same from the same text, as DataFrames.
-
-    `runs` are those of `read_runs` with the column `group`, a name, None without one. `groups` has
-    of each the kind, `trained`, the config and the fields that differ. `mean`, `std` (of a sample)
-    and `seeds` have a column for each number; several runs of one seed count as their mean.
-    """
+    """Runs that learn the same from the same text, as DataFrames."""
 
     title: str
     task: TaskName
     metric: str
     chosen: tuple[str, ...]  # fields for which each group has the value that is best for it
-    runs: Any
-    groups: Any
-    mean: Any
-    std: Any
+    runs: Any  # of `read_runs`, with the name of the `group`, None without one
+    groups: Any  # kind, trained, config and the fields that differ
+    mean: Any  # a column for each number; several runs of one seed count as their mean
+    std: Any  # of a sample
     seeds: Any
 
     def base(self, group: str, kind: str) -> str | None:
-        """The base of `group`: the group of `kind` that differs from it in its attention alone.
+        """The group of `kind` that differs from `group` in its attention alone, None if not one.
 
-        One that was trained comes before one that was not. If there are several, it is the one that
-        also has the same number of heads, and the same value of every other field that all kinds
-        have; None if that is not one group.
+        Of several, one that was trained, and one that agrees in all fields that every kind has.
         """
         groups = self.groups.drop(columns=list(self.chosen), errors="ignore")
         if "train.init_from" in groups:  # each kind starts from an encoder of its own
@@ -87,28 +80,20 @@ class Section:
 
 
 def sections(runs: Any, metric: str | None, choose: Sequence[str] = ()) -> list[Section]:
-    """Runs by task and text, each with its groups.
+    """Runs by task and text, with their groups: of those that differ in `choose` alone, the best.
 
-    Args:
-      runs: from `read_runs`.
-      metric: the score; None is that of the task.
-      choose: fields for which each group keeps the value with the lowest mean validation loss, over
-        the seeds that all of its values have.
+    That is the one with the lowest mean validation loss over the seeds that all of them have.
+    A metric of None is that of the task.
 
     Raises:
-      InputError: no run has the metric, or a field of `choose` is unknown or makes no groups.
+      InputError: no run has the metric, or a field of `choose` makes no groups.
     """
     runs = runs[runs.config.notna()].astype({"seed": int, "trained": bool})
     for field in choose:
-        if field not in FIELDS:
-            near = did_you_mean(nearest(field, list(FIELDS)))
-            reason = near or "; fields are dotted, such as optimizer.learning_rate"
-            raise InputError(f"--choose {field}: no such field{reason}")
-        if not _makes_groups(field) or any(_is_text(field, value) for value in runs[field]):
-            raise InputError(
-                f"--choose {field}: makes no groups; takes a field of what is learned, such as "
-                "optimizer.learning_rate"
-            )
+        groups = field in FIELDS and _makes_groups(field)
+        if not groups or any(_is_text(field, value) for value in runs[field]):
+            reason = "takes a field of what is learned, such as optimizer.learning_rate"
+            raise InputError(f"--choose {field}: {reason}")
     texts = [_text(run) for _, run in runs.iterrows()]
     by_text = runs.groupby(texts, sort=False) if texts else ()
     found = [_section(members.copy(), metric, choose) for _, members in by_text]
@@ -152,8 +137,7 @@ def _is_text(name: str, value: str) -> bool:
 
 
 def _makes_groups(name: str) -> bool:
-    same = name in SAME or name.startswith(SAME_BELOW) or name.endswith(SAME_OF_ATTENTION)
-    return not same
+    return not (name in SAME or name.startswith(SAME_BELOW) or name.endswith(SAME_OF_ATTENTION))
 
 
 def _kind_of(config: Config) -> str:

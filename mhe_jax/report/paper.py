@@ -35,7 +35,6 @@ ENCODER_MILLIONS = {
     "mhe_mul": "8.88",
 }
 
-
 # GLUE and SuperGLUE are mean accuracies. `sha` is the row that PEoP starts from.
 BENCHMARKS = ("GLUE", "SuperGLUE", "SQuAD v1.1", "SQuAD v2.0")
 _SCORES = """
@@ -47,8 +46,6 @@ skv      81.4 99.4 0.02  69.9 99.1 0.03   88.1 99.4 0.05   75.9 98.6 0.09
 mhe_add  80.4 98.2 4.92  69.1 97.9 9.44   83.7 94.5 4.65   71.8 93.2 19.88
 mhe_mul  80.6 98.3 5.53  69.6 98.7 12.07  85.9 97.0 13.19  72.3 93.9 22.25
 """
-
-
 # Kind -> score, PRR and PEoP on each of `BENCHMARKS`.
 ENCODER_SCORES = {
     kind: list(zip(cells[::3], cells[1::3], cells[2::3], strict=True))
@@ -125,32 +122,22 @@ class Row(NamedTuple):
     @property
     def shown(self) -> str:
         """`computed` with as many digits as are printed; exact, halves to even."""
-        digits = _decimals(self.printed)
-        return (
-            f"{float(round(self.computed, digits)):{',' if ',' in self.printed else ''}.{digits}f}"
-        )
+        digits, comma = len(self.printed.partition(".")[2]), "," * ("," in self.printed)
+        return f"{float(round(self.computed, digits)):{comma}.{digits}f}"
 
     @property
     def verdict(self) -> str:
         """One of `VERDICTS`."""
         if self.shown == self.printed:
             return "equal"
-        printed, half = Fraction(self.printed.replace(",", "")), _half(self.printed)
-        return "within" if self.low - half <= printed <= self.high + half else "differs"
+        _, low, high = _interval(self.printed)
+        return "within" if self.low <= high and low <= self.high else "differs"
 
 
-def _decimals(printed: str) -> int:
-    return len(printed.partition(".")[2])
-
-
-def _half(printed: str) -> Fraction:
-    """Half of the last printed place: what rounding may have taken or added."""
-    return Fraction(1, 2 * 10 ** _decimals(printed))
-
-
-def _score(printed: str) -> tuple[Fraction, Fraction, Fraction]:
-    """A printed score, and the lowest and highest scores that are printed as it is."""
-    value, half = Fraction(printed), _half(printed)
+def _interval(printed: str) -> tuple[Fraction, Fraction, Fraction]:
+    """A printed number, and the lowest and the highest that are printed as it is."""
+    value = Fraction(printed.replace(",", ""))
+    half = Fraction(1, 2 * 10 ** len(printed.partition(".")[2]))
     return value, value - half, value + half
 
 
@@ -187,18 +174,18 @@ def retention_rows() -> Iterator[Row]:
 
 
 def _retention(score: str, mha: str) -> list[Fraction]:
-    (s, s_low, s_high), (m, m_low, m_high) = _score(score), _score(mha)
+    (s, s_low, s_high), (m, m_low, m_high) = _interval(score), _interval(mha)
     return [retention(s, m), retention(s_low, m_high), retention(s_high, m_low)]
 
 
 def elasticity_rows() -> Iterator[Row]:
     """The 24 published PEoP."""
     for column, benchmark in enumerate(BENCHMARKS):
-        base, base_low, base_high = _score(ENCODER_SCORES["sha"][column][0])
+        base, base_low, base_high = _interval(ENCODER_SCORES["sha"][column][0])
         for kind, entries in ENCODER_SCORES.items():
             printed, counts = entries[column], (encoder_parameters(kind), encoder_parameters("sha"))
             if kind != "sha":
-                score, low, high = _score(printed[0])
+                score, low, high = _interval(printed[0])
                 # PEoP grows with the score and falls with that of sha.
                 pairs = (score, base), (low, base_high), (high, base_low)
                 bounds = [elasticity(s, counts[0], b, counts[1]) for s, b in pairs]

@@ -6,16 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from mhe_jax.report.groups import Section
 from mhe_jax.report.runs import STEP
 from mhe_jax.report.tables import TIMES, unlike
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.cache import cached_numbers
 from mhe_jax.tasks.metrics import lower_is_better
-from mhe_jax.training.curve import new_figure, plain, spread_out
 
 # One more than there are colours in C0 to C9: the first 110 groups all look different.
 MARKS = "osD^vh*d<>p"
+# Above this ratio of the highest to the lowest value, a linear axis hides the low ones.
+WIDE = 4.0
 
 
 def embedded(figure: Any) -> str:
@@ -51,7 +54,7 @@ def scores_and_costs(section: Section) -> Any:
         "cached numbers a token": s.groups.config.map(cached_numbers).replace(0, math.nan),
         "time of a step (ms)": 1000 * s.mean[STEP] * known,
     }
-    figure = new_figure(figsize=(11, 4))
+    figure = Figure(layout="constrained", figsize=(11, 4))
     panels = figure.subplots(1, len(costs), sharey=True)
     for axes, (name, cost) in zip(panels, costs.items(), strict=True):
         for number, group in enumerate(s.groups.index):
@@ -61,7 +64,7 @@ def scores_and_costs(section: Section) -> Any:
         if best := front(points, lower):
             end = (max(cost for cost, _ in points), best[-1][1])
             axes.plot(*zip(*best, end, strict=True), color="0.5", drawstyle="steps-post", zorder=1)
-        spread_out(axes, [cost for cost, _ in points], "x")
+        _spread_out(axes, [cost for cost, _ in points], "x")
         axes.set(xlabel=name, title="" if points else "not known, or does not compare")
         axes.grid(alpha=0.3)
     better = "lower" if lower else "higher"
@@ -73,12 +76,12 @@ def scores_and_costs(section: Section) -> Any:
 def _look(number: int, name: str) -> dict[str, Any]:
     """Colour, mark and label of a group; mha, which the others are to match, is a cross."""
     mark = "X" if name.partition(",")[0] == "mha" else MARKS[number % len(MARKS)]
-    return {"color": f"C{number % 10}", "marker": mark, "label": plain(name)}
+    return {"color": f"C{number % 10}", "marker": mark, "label": _plain(name)}
 
 
 def learning_curves(section: Section) -> Any:
     """Validation loss by step, a line for each run; training loss where there is no validation."""
-    figure = new_figure(figsize=(7.5, 4))
+    figure = Figure(layout="constrained", figsize=(7.5, 4))
     axes = figure.subplots()
     values = []
     for number, group in enumerate(section.groups.index):
@@ -88,7 +91,7 @@ def learning_curves(section: Section) -> Any:
                 values += [loss for _, loss in points]
                 axes.plot(*zip(*points, strict=True), **look)
                 look["label"] = None  # that of its first line is enough
-    spread_out(axes, values)
+    _spread_out(axes, values)
     axes.set(xlabel="step", ylabel=f"loss ({TASKS[section.task].loss_unit})")
     axes.grid(alpha=0.3)
     _legend(figure, axes)
@@ -103,3 +106,25 @@ def _legend(figure: Any, axes: Any) -> None:
         ncols = min(max(int(figure.get_figwidth() / inches), 1), 3)
         figure.set_figheight(figure.get_figheight() + 0.17 * math.ceil(len(labels) / ncols))
         figure.legend(handles, labels, loc="outside lower center", ncols=ncols, fontsize=8)
+
+
+def _spread_out(axes: Any, values: Sequence[float], which: str = "y") -> None:
+    """Makes the axis of these values logarithmic if that helps, with ticks such as 0.5, 1, 2, 5."""
+    values = [value for value in values if math.isfinite(value)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if low <= 0 or high <= WIDE * low:
+        return
+    axes.set(**{f"{which}scale": "log"})
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [digit * 10.0**power for power in decades for digit in (1, 2, 5)]
+    below = max((tick for tick in ticks if tick <= low), default=ticks[0])
+    above = min((tick for tick in ticks if tick >= high), default=ticks[-1])
+    axis = getattr(axes, f"{which}axis")
+    axis.set_ticks([tick for tick in ticks if below <= tick <= above])
+    axis.set_ticks([], minor=True)
+    axis.set_major_formatter("{x:g}")
+
+
+def _plain(name: str) -> str:
+    """`name` as plain text: dollars would begin a formula, and a lone surrogate is no character."""
+    return name.encode(errors="backslashreplace").decode().replace("$", r"\$")

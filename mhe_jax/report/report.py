@@ -7,7 +7,6 @@ OUT/runs.csv       every run: its group, config, numbers and scores in full
 import datetime
 import functools
 import html
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,7 +60,9 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     out = Path(settings.out)
     runs = read_runs(paths, settings.split)
     found = sections(runs, settings.metric, settings.choose)
-    _make(out)  # before minutes of compiling
+    out.mkdir(parents=True, exist_ok=True)  # before minutes of compiling
+    if any(out.iterdir()) and not (out / PAGE).exists():
+        raise InputError(f"--out {out}: holds something other than a report; give another")
     told, body = [], [HEAD, _paragraph(_about(runs, settings.split))]
     for section in found:
         memory = memory_of(section, settings.lengths)
@@ -86,17 +87,6 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     return {"out": str(out), "runs": of_each, "sections": told}
 
 
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}") from None
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: not writable")
-    if any(out.iterdir()) and not (out / PAGE).exists():
-        raise InputError(f"--out {out}: holds something other than a report; give another")
-
-
 def memory_of(section: Section, lengths: Sequence[int]) -> Any:
     """MB of one self-attention layer of each group, one example, a column for each length."""
 
@@ -104,8 +94,8 @@ def memory_of(section: Section, lengths: Sequence[int]) -> Any:
         config = section.groups.config[group]
         model, role = config.model, config.facts.roles[0]
         print(f"memory: {group}, T = {length}", file=sys.stderr)
-        module: Any = attention_module(model, role)
         shape = 1, length, model.features
+        module: Any = attention_module(model, role)
         return _bytes(module, shape, model.dtype, role == "decoder", gradients) / 1e6
 
     groups = section.groups.index

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import pandas as pd
 
 from mhe_jax.config import Config, EvaluationConfig, InputError
-from mhe_jax.config.fields import did_you_mean, leaves, load_json, nearest, to_dict
+from mhe_jax.config.fields import leaves, load_json, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT
 from mhe_jax.config.places import path_of
 from mhe_jax.report import read_result, read_sweep
@@ -40,17 +40,14 @@ def read_runs(paths: Iterable[str | Path], split: str) -> Any:
     """All runs at and below `paths` as a DataFrame, a row each; the index is their paths.
 
     Columns:
-      status, reason: done, not finished or failed, and why. A run that failed before it wrote a
-        config has no more than these.
-      config, seed, device.
-      trained: False if it was converted and only scored.
+      status, reason: done, not finished or failed, and why; a run that failed before it wrote a
+        config has no more.
+      config, seed, device, trained: the last is False if it was converted and only scored.
       FIELDS: those of the config by their dotted names, as JSON, and `changed`, those that were
-        changed in the middle of training.
+        changed in the middle of training; eval.SETTING: how it was evaluated.
       NUMBERS, and every other number that train.py and eval.py left; `step_seconds` is the median
         of the log.
-      metric, scores: the name of the score that decides, and those of all.
-      eval.SETTING: how it was evaluated, as JSON.
-      curve: {split: [(step, loss)]}.
+      metric, scores, curve: the score that decides, those of all, and {split: [(step, loss)]}.
 
     Raises:
       InputError: a path with no runs, or a file that is not what a run leaves.
@@ -59,10 +56,7 @@ def read_runs(paths: Iterable[str | Path], split: str) -> Any:
     for path in map(path_of, paths):
         here = {run["path"].resolve(): run for run in _below(path, split)}
         if not here:
-            near = did_you_mean(nearest(str(path), sorted(map(str, path.parent.glob("*")))))
-            raise InputError(
-                f"no runs below {path}" if path.is_dir() else f"there is no {path}{near}"
-            )
+            raise InputError(f"no runs at or below {path}")
         found |= here
     frame: Any = pd.DataFrame([run | {"path": str(run["path"])} for run in found.values()])
     settings = (f"eval.{name}" for name in SETTINGS)

@@ -58,10 +58,7 @@ class Table(NamedTuple):
 def main_table(section: Section, memory: Any, split: str) -> Table:
     """The paper's table: parameters, score, PRR, PEoP, then memory, cache and speed.
 
-    Args:
-      section: its groups are the rows.
-      memory: MB of a layer, from `memory_of`; the last column is shown.
-      split: where the scores are of.
+    Of `memory`, from `memory_of`, the last column is shown.
     """
     s, how = section, {"lower_is_better": lower_is_better(section.metric)}
     score, count, mean = s.mean[s.metric], s.mean["parameters.attention"], s.mean
@@ -123,10 +120,7 @@ def _notes(section: Section, split: str) -> Sequence[str]:
 def unlike(section: Section, names: Sequence[str], *numbers: str) -> str:
     """The columns in which runs differ, `NAME is A (as one), B (as another)`; "" for none.
 
-    Args:
-      section: of the runs.
-      names: of the columns.
-      numbers: of other columns; a run that has none of these does not count.
+    A run that has none of `numbers` does not count.
     """
     runs = section.runs[section.runs.group.notna()].set_index("group")
     runs = runs[runs[list(numbers)].notna().any(axis="columns")]

@@ -16,15 +16,10 @@ TRANSPOSED = "output"
 
 
 def factorize(params: Any, like: Any) -> tuple[Any, dict[str, float]]:
-    """Parameters of the shapes of `like` that come closest to the dense `params`.
+    """Parameters of the shapes of `like`, of a model with `model.kronecker`, closest to `params`.
 
-    Args:
-      params: parameters of a dense model.
-      like: parameters, or their shapes, of the same model with `model.kronecker`.
-
-    Returns:
-      The parameters, as NumPy arrays where they are new; and, by the path of each matrix that has
-      become factors, its relative error ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius).
+    Also, by the path of each matrix that has become factors, its relative error
+    ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius).
     """
     errors: dict[str, float] = {}
     return _tree(params, like, "", errors), errors

@@ -114,13 +114,10 @@ def rearrange(w: Any, factors: Factors) -> Any:
 
 
 def product(x: jax.Array, a: jax.Array, b: jax.Array, n: int, **how: Any) -> jax.Array:
-    """x [..., m] times W, [..., n], without making W, by the factors in the cheaper order.
-
-    `how`: `precision` and `preferred_element_type` of the products.
-    """
+    """x [..., m] times W, [..., n], without making W, by the factors in the cheaper order."""
     (_, m1, n1), (_, m2, n2) = a.shape, b.shape
     lead = x.shape[:-1]
-    x = _pad_last(x, m1 * m2).reshape(*lead, m1, m2)
+    x = jnp.pad(x, [(0, 0)] * len(lead) + [(0, m1 * m2 - x.shape[-1])]).reshape(*lead, m1, m2)
     if m1 * n2 * (m2 + n1) <= m2 * n1 * (m1 + n2):
         y = jnp.einsum("...ac,kce->...ake", x, b, **how).astype(x.dtype)
         y = jnp.einsum("...ake,kab->...be", y, a, **how)
@@ -172,10 +169,6 @@ class KroneckerDense(nn.Module):
         names: tuple[str | None, ...],
         in_axes: int = 1,
     ) -> jax.Array:
-        """Contract the last `in_axes` axes of x [...] into `features`; `names` are logical axes.
-
-        The `names` after the first `in_axes` belong to `features`, and to the bias.
-        """
         a, b, bias = self._parameters(x.shape[-in_axes:], features, names)
         x, a, b, bias = promote_dtype(x, a, b, bias, dtype=self.dtype)
         m, n = math.prod(x.shape[-in_axes:]), math.prod(features)
@@ -190,7 +183,6 @@ class KroneckerDense(nn.Module):
     def matrix(
         self, inputs: tuple[int, ...], features: tuple[int, ...], names: tuple[str | None, ...]
     ) -> jax.Array:
-        """W [*inputs, *features] of such a call, whatever `apply_as` says."""
         a, b, _ = self._parameters(inputs, features, names)
         whole = materialize(a, b, math.prod(inputs), math.prod(features), self.precision)
         return whole.reshape(*inputs, *features)
@@ -223,17 +215,13 @@ class KroneckerEmbed(nn.Module):
 
         row v = Σ_k A[k, ⌊v / m₂⌋] ⊗ B[k, v mod m₂]        logits = h Wᵀ = Σ_k A_k H B_kᵀ
 
-    Attributes:
-      num_embeddings: V.
-      features: M.
-      stddev: initial standard deviation of the table's numbers.
-      rank, apply_as: as `KroneckerDense`. 'auto' looks up few rows in the factors, and
-        many in W.
+    `rank` and `apply_as` are as of `KroneckerDense`. 'auto' looks up few rows in the factors, and
+    many in W.
     """
 
-    num_embeddings: int
-    features: int
-    stddev: float
+    num_embeddings: int  # V
+    features: int  # M
+    stddev: float  # of the table's numbers at the start
     rank: int = 1
     apply_as: str = "auto"
 
@@ -292,7 +280,3 @@ def multiply(apply: str, x: jax.Array, a: jax.Array, b: jax.Array, n: int, **how
     if is_factored(apply, tokens, rank, Factors(m1, n1, m2, n2), m, n):
         return product(x, a, b, n, **how)
     return jnp.matmul(x, materialize(a, b, m, n, how.get("precision")), **how)
-
-
-def _pad_last(x: jax.Array, size: int) -> jax.Array:
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])

@@ -50,11 +50,7 @@ TASKS: dict[TaskName, Task] = {
 
 
 def of(config: Config) -> Task:
-    """The task of an experiment.
-
-    >>> of(Config(task="lm")).inputs
-    ('tokens',)
-    """
+    """The task of an experiment."""
     return TASKS[config.task]
 
 
@@ -64,11 +60,7 @@ def resolve(config: Config) -> Config:
 
 
 def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validation")) -> None:
-    """Opens and checks every split that is set, and the tokenizer given to a new run.
-
-    Raises:
-      InputError: one line with file, line and reason.
-    """
+    """Opens and checks every split that is set, and the tokenizer given to a new run."""
     for split in splits:
         if split == "train" or getattr(config.data, split):
             try:
@@ -89,9 +81,6 @@ def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
     model that `data.tokenizer` names, that of the run `train.init_from`, or one trained on
     `data.train` is published there. All processes of a run may do this at the same time: they
     publish the same bytes.
-
-    Raises:
-      InputError: it does not have `model.vocabulary_size` pieces, or cannot have them.
     """
     path = path_of(path)
     if not path.exists() and config.model.has_pieces:
@@ -101,7 +90,7 @@ def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
             lsh = config.model.hashing is not None
             option = "data.lsh_pieces" if lsh else "model.vocabulary_size"
             size = config.data.lsh_pieces if lsh else config.model.vocabulary_size
-            tokenizer = train_tokenizer(of(config).text(config), size, option)
+            tokenizer = train_tokenizer(of(config).texts(config), size, option)
         tokenizer.save(path)
     return load_tokenizer(config, path)
 
@@ -109,11 +98,7 @@ def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
 def train_batches(
     config: Config, tokenizer: AnyTokenizer, *, process_index: int = 0, process_count: int = 1
 ) -> TrainBatches:
-    """The batches that an experiment trains on.
-
-    Raises:
-      InputError: something is wrong with `data.train`, or the tokenizer does not fit the model.
-    """
+    """The batches that an experiment trains on."""
     tokenizer.check_vocabulary(config.model.vocabulary_size)
     return of(config).train_batches(config, tokenizer, process_index, process_count)
 
@@ -130,9 +115,6 @@ def evaluation_batches(
     """All of `split` (`validation`, `test` or `train`), `batch_size` rows at a time.
 
     `batch_size` counts the rows of all processes; None means `evaluation.batch_size`.
-
-    Raises:
-      InputError: something is wrong with the split, or the tokenizer does not fit the model.
     """
     tokenizer.check_vocabulary(config.model.vocabulary_size)
     rows = config.evaluation.batch_size if batch_size is None else batch_size

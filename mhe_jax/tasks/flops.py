@@ -1,4 +1,4 @@
-"""Operations of a forward pass, counted from the shapes of a config."""
+"""Operations of a forward pass for each token, counted from the shapes of a config."""
 
 from mhe_jax.attention.cost import forward_flops
 from mhe_jax.config import Config, ModelConfig, Role
@@ -15,28 +15,23 @@ FORMULA = (
 
 
 def encoder_flops(config: Config) -> int:
-    """Operations of the encoder, for each token."""
     layer = attention_flops(config, "encoder", config.data.sequence_length)
     return config.model.num_layers * (layer + mlp_flops(config.model))
 
 
 def decoder_layer_flops(config: Config) -> int:
-    """Operations of causal attention and MLP of one layer, for each token."""
     causal = attention_flops(config, "decoder", (config.data.sequence_length + 1) // 2)
     return causal + mlp_flops(config.model)
 
 
 def logits_flops(model: ModelConfig) -> int:
-    """Operations of the output matrix, for each predicted token."""
     return 2 * model.features * model.vocabulary_size
 
 
 def mlp_flops(model: ModelConfig) -> int:
-    """Operations of one MLP, for each token."""
     matrices = 3 if model.mlp == "gated" else 2
     return 2 * matrices * model.features * model.mlp_features
 
 
 def attention_flops(config: Config, role: Role, keys: int) -> int:
-    """Operations of one attention sublayer, forward, for each token."""
     return forward_flops(attention_module(config.model, role), config.model.features, keys)

@@ -25,11 +25,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def check_bleu(tokenizer: str) -> None:
-    """Loads sacreBLEU's tokenizer.
-
-    Raises:
-      InputError: it needs a package or a file that is not there.
-    """
+    """Raises InputError if sacreBLEU's tokenizer needs a package or a file that is not there."""
     try:
         sacrebleu.BLEU(tokenize=tokenizer)
     except (RuntimeError, OSError) as error:
@@ -40,16 +36,10 @@ def check_bleu(tokenizer: str) -> None:
 def translation_scores(
     hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = "13a"
 ) -> dict[str, float | str]:
-    """Corpus BLEU and chrF with signatures, and the share of exact matches.
+    """Corpus BLEU and chrF with signatures, and the share of exact matches, from 0 to 100.
 
-    Args:
-        hypotheses: one per sentence.
-        references: the right translation of each sentence.
-        tokenizer: how BLEU cuts both into words, by its name in sacreBLEU.
-
-    Returns:
-        `bleu`, `chrf`, `exact_match` from 0 to 100, `bleu_signature`, `chrf_signature`. Two texts
-        match if they differ only in the spaces around them.
+    BLEU cuts texts into words by sacreBLEU's `tokenizer`. Two texts match if they differ only in
+    the spaces around them.
 
     >>> scores = translation_scores(["a small dog runs"], ["a small dog runs"])
     >>> round(scores["bleu"]), round(scores["chrf"]), scores["exact_match"]
@@ -68,9 +58,6 @@ def translation_scores(
 
 def perplexity(nats: float, count: float) -> float:
     """`exp(nats / count)`; `count` counts tokens, or words for perplexity per word.
-
-    Perplexity per word compares models with different tokenizers: `nats` is then the surprise of
-    the whole text in *all* its tokens, and `count` comes from `mhe_jax.data.blocks.count_words`.
 
     >>> round(perplexity(nats=2 * math.log(8), count=2), 6)
     8.0

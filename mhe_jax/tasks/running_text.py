@@ -9,12 +9,19 @@ import flax.linen as nn
 import numpy as np
 
 from mhe_jax.config import Config, ModelConfig
-from mhe_jax.data import AnyTokenizer, EvaluationBatches, Tokenizer, TrainBatches, examples
-from mhe_jax.data.blocks import EvaluationBlocks, RowMaker, TrainBlocks
+from mhe_jax.config.files import cache_directory
+from mhe_jax.data import (
+    AnyTokenizer,
+    EvaluationBatches,
+    TrainBatches,
+    examples,
+    open_split,
+    open_train,
+)
+from mhe_jax.data.batches import mixed, of_rows
 from mhe_jax.data.examples import Row, mlm_row, num_predictions
-from mhe_jax.data.mixture import MixedRows
-from mhe_jax.data.opening import open_split, open_train
-from mhe_jax.data.packed import PackedText
+from mhe_jax.data.rows import EvaluationBlocks, RowMaker, blocks, packed
+from mhe_jax.data.tokens import tokens_of
 from mhe_jax.model import MaskedLanguageModel
 from mhe_jax.tasks.flops import encoder_flops, logits_flops
 from mhe_jax.tasks.task import Task
@@ -27,33 +34,43 @@ class TextTask(Task):
     segments = ("segments",)
 
     def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
-        """How the tokens of a text become a row."""
         raise NotImplementedError
 
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
     ) -> TrainBatches:
         """Rows of running text, or rows packed with several items each."""
-        maker, sources = self.maker(config, tokenizer), open_train(config)
-        given, process = (config.data, config.train.seed), (process_index, process_count)
-        if config.data.packing:
-            assert isinstance(tokenizer, Tokenizer)
-            parts = [PackedText(*given, tokenizer, s, maker, *process) for s, _ in sources]
-        else:
-            parts = [TrainBlocks(*given, tokenizer, s, maker, *process) for s, _ in sources]
-        weights = [weight for _, weight in sources]
-        return parts[0] if len(parts) == 1 else MixedRows(parts, weights, config.train.seed)
+        data, process, parts, weights = config.data, (process_index, process_count), [], []
+        for text, weight in open_train(config):
+            (tokens,) = tokens_of(text, tokenizer, cache_directory(data.cache_directory), *process)
+            make, maker = packed if data.packing else blocks, self.maker(config, tokenizer)
+            parts.append(make(text, tokens, data, maker, config.train.seed))
+            weights.append(weight)
+        return of_rows(mixed(parts, weights), data.batch_size, *process)
 
     def evaluation_batches(
         self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
     ) -> EvaluationBatches:
         """The split cut into rows without gap or overlap."""
-        maker, source = self.maker(config, tokenizer), open_split(config, split)
-        length = config.data.sequence_length
-        return EvaluationBlocks(length, tokenizer, source, batch_size, maker, *process)
+        return self.blocks(config, tokenizer, split, batch_size, *process)
+
+    def blocks(
+        self,
+        config: Config,
+        tokenizer: AnyTokenizer,
+        split: str,
+        batch_size: int,
+        *process: int,
+        stride: int | None = None,
+    ) -> EvaluationBlocks:
+        """The split cut into rows, `stride` tokens apart."""
+        text, maker = open_split(config, split), self.maker(config, tokenizer)
+        cache = cache_directory(config.data.cache_directory)
+        (tokens,) = tokens_of(text, tokenizer, cache, *process)
+        given = (text, tokens, config.data.sequence_length, maker, batch_size)
+        return EvaluationBlocks(*given, *process, stride=stride)
 
     def empty_row(self, config: Config) -> Row:
-        """Tokens, labels and weights, all of the length of a row."""
         return examples.lm_row([], config.data.sequence_length)
 
 
@@ -64,7 +81,6 @@ class MaskedLanguageModeling(TextTask):
     metrics = ("perplexity",)
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """(tokens [B, T], positions [B, P]) -> logits [B, P, V]."""
         return MaskedLanguageModel(config, right_padded=True)
 
     def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
@@ -77,7 +93,6 @@ class MaskedLanguageModeling(TextTask):
         return RowMaker(make, mask_rate=rate)
 
     def empty_row(self, config: Config) -> Row:
-        """A row without text."""
         length, size = config.data.sequence_length, config.model.vocabulary_size
         return mlm_row([], length, size, config.data.mask_rate, np.random.default_rng(0))
 

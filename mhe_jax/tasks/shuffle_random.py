@@ -15,8 +15,8 @@ import numpy as np
 from mhe_jax.config import Config, ModelConfig
 from mhe_jax.config.data import NUM_SPECIAL
 from mhe_jax.data import AnyTokenizer, EvaluationBatches
-from mhe_jax.data.blocks import RowMaker
 from mhe_jax.data.examples import Row, begun
+from mhe_jax.data.rows import RowMaker
 from mhe_jax.model import ShuffleRandomClassifier
 from mhe_jax.tasks.labelled.scores import require_sklearn, roc_auc
 from mhe_jax.tasks.running_text import TextTask
@@ -34,7 +34,6 @@ class ShuffleRandom(TextTask):
     metrics = ("auc",)
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """Tokens [B, T] -> logits [B, T, 3]."""
         return ShuffleRandomClassifier(config, right_padded=True)
 
     def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
@@ -47,7 +46,6 @@ class ShuffleRandom(TextTask):
         return RowMaker(make)
 
     def check_split(self, config: Config, split: str) -> None:
-        """Checks the split as for every text, and that scikit-learn is installed."""
         super().check_split(config, split)
         require_sklearn("task shuffle_random needs")
 

@@ -14,9 +14,15 @@ from jax.sharding import Mesh
 from mhe_jax.config import Config, EvaluationConfig, InputError, ModelConfig
 from mhe_jax.config.data import PAD
 from mhe_jax.config.fields import set_field
-from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, TrainBatches, open_split
+from mhe_jax.data import (
+    AnyTokenizer,
+    EvaluationBatches,
+    Text,
+    TrainBatches,
+    open_split,
+    open_train,
+)
 from mhe_jax.data.examples import Row
-from mhe_jax.data.opening import open_train
 from mhe_jax.tasks.flops import encoder_flops
 from mhe_jax.tasks.sums import label_sums, ratios, total
 
@@ -88,7 +94,6 @@ class Task:
     # What is computed.
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """The model that learns the task: it takes token ids and gives float32 logits."""
         raise NotImplementedError
 
     def initializer(self, model: nn.Module, length: int) -> Callable[[jax.Array], Any]:
@@ -98,7 +103,6 @@ class Task:
 
     @property
     def token_inputs(self) -> tuple[str, ...]:
-        """The inputs that hold tokens: one, or source and target."""
         return tuple(name for name in self.inputs if name not in NOT_TOKENS)
 
     @property
@@ -108,7 +112,6 @@ class Task:
 
     @property
     def batch_names(self) -> tuple[str, ...]:
-        """The arrays that every batch has for a step to read."""
         return (*self.inputs, "labels", "weights")
 
     def read(self, rows: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,25 +152,16 @@ class Task:
         return label_sums(logits, batch["labels"], batch["weights"], label_smoothing)
 
     def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
-        """`outputs` and `index` of a batch, if `scores` takes them."""
         return {}
 
     def step_flops(self, config: Config, rows: int) -> float:
-        """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side).
-
-        Here it counts the encoder at each token: a head that does not predict tokens costs next to
-        nothing.
-        """
+        """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side)."""
         return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
 
     # What is read.
 
     def resolve(self, config: Config) -> Config:
-        """The config, completed from its data.
-
-        Raises:
-          InputError: the config does not agree with the data.
-        """
+        """The config, completed from its data; raises InputError if they do not agree."""
         return config
 
     def check_split(self, config: Config, split: str) -> None:
@@ -177,20 +171,18 @@ class Task:
         else:
             open_split(config, split)
 
-    def text(self, config: Config) -> Source | list[tuple[Source, float]]:
-        """The training text, from which a tokenizer is made."""
+    def texts(self, config: Config) -> list[tuple[Text, float]]:
+        """The training texts with their weights, from which a tokenizer is made."""
         return open_train(config)
 
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
     ) -> TrainBatches:
-        """The batches that an experiment trains on."""
         raise NotImplementedError
 
     def evaluation_batches(
         self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
     ) -> EvaluationBatches:
-        """All of a split, `batch_size` rows at a time: for validation."""
         raise NotImplementedError
 
     def scored_batches(
@@ -218,7 +210,6 @@ class Task:
     # How a run is scored.
 
     def scores(self, batches: EvaluationBatches, outputs: Outputs) -> dict[str, float]:
-        """The metrics that need `outputs`."""
         raise NotImplementedError
 
     def measure(
@@ -245,16 +236,11 @@ class Task:
 
 
 def finite(run: TrainedRun, sums: dict[str, float]) -> dict[str, float]:
-    """The sums, unchanged.
-
-    Raises:
-      InputError: the loss is not a number.
-    """
+    """The sums, unchanged; raises InputError if the loss is not a number."""
     if not sums["nats"] < float("inf"):
         raise not_a_number(run.workdir)
     return sums
 
 
 def not_a_number(workdir: Path) -> InputError:
-    """The error of a run whose model gives NaN or infinity."""
     return InputError(f"{workdir}: the model's output is NaN or infinite: a broken checkpoint")

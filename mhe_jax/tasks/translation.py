@@ -4,14 +4,23 @@ source [S]  target [T]  labels [T]  weights [T]      target is bos and all label
 """
 
 import flax.linen as nn
+import numpy as np
 
 from mhe_jax.config import Config, ModelConfig
 from mhe_jax.config.fields import set_field
-from mhe_jax.data import AnyTokenizer, EvaluationBatches, Tokenizer, TrainBatches, open_split, pairs
+from mhe_jax.config.files import cache_directory
+from mhe_jax.data import (
+    AnyTokenizer,
+    EvaluationBatches,
+    TrainBatches,
+    open_split,
+    open_train,
+    pairs,
+)
+from mhe_jax.data.batches import mixed, of_rows
 from mhe_jax.data.examples import Row, translation_row
-from mhe_jax.data.mixture import MixedBatches, MixedRows
-from mhe_jax.data.opening import open_train
-from mhe_jax.data.packed import PackedPairs
+from mhe_jax.data.pairs import EvaluationPairs, Pairs, choose_buckets, rows_of
+from mhe_jax.data.tokens import tokens_of
 from mhe_jax.model import EncoderDecoder
 from mhe_jax.tasks.flops import attention_flops, decoder_layer_flops, encoder_flops, logits_flops
 from mhe_jax.tasks.metrics import check_bleu, translation_scores
@@ -28,69 +37,57 @@ class Translation(Task):
     search = "translate"
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """(sources [B, S], targets [B, T]) -> logits [B, T, V]."""
         return EncoderDecoder(config, right_padded=True)
 
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
     ) -> TrainBatches:
         """Pairs of similar length, or rows packed with several pairs each."""
-        assert isinstance(tokenizer, Tokenizer)
         data, seed, process = config.data, config.train.seed, (process_index, process_count)
-        sources, weights = zip(*open_train(config), strict=True)
+        cache, texts = cache_directory(data.cache_directory), open_train(config)
+        of = [Pairs(text, tokens_of(text, tokenizer, cache, *process), data) for text, _ in texts]
+        weights = [weight for _, weight in texts]
         if data.packing:
-            parts = [PackedPairs(data, seed, tokenizer, source, *process) for source in sources]
-            return parts[0] if len(parts) == 1 else MixedRows(parts, weights, seed)
-        buckets = pairs.buckets_for(data, tokenizer, sources)
-        parts = [
-            pairs.TrainPairs(data, seed, tokenizer, source, buckets, *process) for source in sources
-        ]
-        return parts[0] if len(parts) == 1 else MixedBatches(parts, weights, seed)
+            part = mixed([pairs.packed(each, data, seed) for each in of], weights)
+            return of_rows(part, rows_of(data, data.sequence_length), *process)
+        longer = np.concatenate([each.lengths.max(axis=1) for each in of])
+        buckets = data.length_buckets or choose_buckets(longer, data.sequence_length)
+        part = mixed([pairs.bucketed(each, data, buckets, seed) for each in of], weights)
+        return TrainBatches(part.rows, part, part.per_epoch, *process)
 
     def evaluation_batches(
         self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
     ) -> EvaluationBatches:
         """All pairs in order of length."""
-        assert isinstance(tokenizer, Tokenizer)
-        source, longest = open_split(config, split), config.model.max_length
-        return pairs.EvaluationPairs(config.data, longest, tokenizer, source, batch_size, *process)
+        text, cache = open_split(config, split), cache_directory(config.data.cache_directory)
+        sides = tokens_of(text, tokenizer, cache, *process)
+        return EvaluationPairs(text, sides, config.model.max_length, batch_size, *process)
 
     def empty_row(self, config: Config) -> Row:
-        """A row without text, of the longest bucket."""
         return translation_row([], [], config.data.sequence_length)
 
     def rows_per_batch(self, config: Config) -> int:
         """Pairs in a batch of the longest bucket."""
-        return pairs.rows_of(config.data, config.data.sequence_length)
+        return rows_of(config.data, config.data.sequence_length)
 
     def with_rows(self, config: Config, rows: int) -> Config:
-        """The config with `rows` pairs in a batch of the longest bucket."""
         tokens = 2 * rows * config.data.sequence_length
         return set_field(config, "data.tokens_per_batch", tokens)
 
     def row_multiple(self, config: Config) -> int:
-        """`data.row_multiple`."""
         return config.data.row_multiple
 
     def step_flops(self, config: Config, rows: int) -> float:
-        """Encoder, decoder with cross-attention, and logits at each token."""
         m, T = config.model, config.data.sequence_length
         layer = decoder_layer_flops(config) + attention_flops(config, "cross", T)
         decoder = m.decoder_layers * layer
         return 3.0 * rows * T * (encoder_flops(config) + decoder + logits_flops(m))
 
     def evaluate(self, run: TrainedRun) -> Result:
-        """BLEU, chrF and exact matches of a split; SPLIT.hypotheses.txt has what was scored.
-
-        Also loss, accuracy and perplexity of the references, as in validation.
-        """
+        """Scores of translations, which SPLIT.hypotheses.txt has, and of the references."""
         evaluation = run.evaluation
         source = open_split(run.config, evaluation.split)
-        texts, references = [], []
-        for number in range(len(source)):
-            text, reference = source[number]
-            texts.append(text)
-            references.append(reference)
+        texts, references = zip(*source, strict=True)
         check_bleu(evaluation.bleu_tokenizer)
         sums = finite(run, total(run.outputs()[0]))
         translations, cost = run.translations(texts)

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -15,21 +13,15 @@ from mhe_jax import tasks
 from mhe_jax.attention import recording
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, shown, to_dict
-from mhe_jax.config.files import CONFIG, RESULT, write_whole
-from mhe_jax.config.places import Bucket, path_of
+from mhe_jax.config.files import RESULT, write_whole
+from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, TrainBatches
 from mhe_jax.training import sharding, summary
-from mhe_jax.training.checkpoint import (
-    Checkpoints,
-    NotSaved,
-    check_path,
-    check_tokenizer,
-    reason_of,
-)
+from mhe_jax.training.checkpoint.manager import Checkpoints
+from mhe_jax.training.checkpoint.store import NotSaved, check_path, check_tokenizer, reason_of
 from mhe_jax.training.cluster import group
 from mhe_jax.training.cluster.group import Signals, Stopped
-from mhe_jax.training.curve import learning_curve
 from mhe_jax.training.meter import NotFinite
 from mhe_jax.training.metric_writers import check_writers, make_writers
 from mhe_jax.training.optimizer import make_optimizer
@@ -55,8 +47,7 @@ def train(
     Args:
       config: the experiment.
       devices: to train on; all there are by default.
-      sample: makes the measure of `train.eval_translate` at each validation. It is passed in, as
-        `evaluation.TranslatedSample`, because search lies in a package above this one.
+      sample: makes the measure of `train.eval_translate`: `evaluation.TranslatedSample`.
 
     Raises:
       InputError: something in the config, the text or the working directory is wrong.
@@ -85,7 +76,6 @@ def _train(
             raise InputError("train.eval_translate: needs train(config, sample=TranslatedSample)")
         workdir = path_of(config.workdir)
         check_path(workdir)
-        _check_writable(workdir)
     writes = jax.process_index() == 0
     with locked(workdir) if writes else contextlib.nullcontext():
         if resume.changed_fields(config) != changed:
@@ -111,12 +101,13 @@ def _check_alike(config: Config) -> None:
                 )
 
 
-def _check_same(split: str, batches: TrainBatches | EvaluationBatches) -> None:
-    """Raises InputError in all processes if one reads another text than process 0."""
+def _check_same(split: str, batches: TrainBatches | EvaluationBatches) -> str:
+    """The key of a text; InputError in all processes if one reads another than process 0."""
     first = group.of_first(f"text/{split}", batches.text)
     with group.fine_in_all():
         if batches.text != first:
             raise InputError(f"data.{split}: is not the text of process 0: takes the same in all")
+    return first
 
 
 def _train_alone(
@@ -130,38 +121,33 @@ def _train_alone(
     # 2. Text becomes batches, by the tokenizer that the working directory keeps.
     with group.first_one_first("tokenizer"):
         # Where it lies is for process 0 to say, which alone holds the lock.
-        file, told = resume.own_tokenizer(config)
+        file = resume.own_tokenizer(config)
         if writes:
             resume.drop_draft(config)
         tokenizer = tasks.make_tokenizer(config, file)
     process = {"process_index": share, "process_count": shares}
     with group.fine_in_all():
         batches = tasks.train_batches(config, tokenizer, **process)
-    _check_same("train", batches)
-    validation = None
+    texts, validation = {"text": _check_same("train", batches)}, None
     if config.data.validation:
         rows = sharding.round_up_rows(config.evaluation.batch_size, mesh)
         validation = tasks.evaluation_batches(
             config, tokenizer, "validation", batch_size=rows, **process
         )
-        _check_same("validation", validation)
+        texts["validation_text"] = _check_same("validation", validation)
 
     # 3. The state comes from the newest checkpoint, or from the seed.
-    task = tasks.of(config)
-    model, optimizer = task.model(config.model), make_optimizer(config)
+    model, optimizer = tasks.of(config).model(config.model), make_optimizer(config)
     wanted = sample if config.train.eval_translate else None
     measure = wanted and wanted(config, mesh, tokenizer, model)
-    texts = {"text": batches.text}
-    if validation is not None:
-        texts["validation_text"] = validation.text
     initialize, abstract = initializer_of(config, model, optimizer, mesh)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
     try:
-        resume.check_length(config, checkpoints.latest_step or 0)
-        if checkpoints.latest_step is not None:
+        done = checkpoints.latest_step
+        if done is not None:
+            resume.check_length(config, done, changed)
             state, meta = checkpoints.restore(abstract)
             check_tokenizer(meta, tokenizer)
-            resume.check_numbers(config, int(state.step), changed)
             resume.check_text(config, meta, texts)
         else:
             given = config.train.init_from and warm_start.read_start(config, mesh)
@@ -170,20 +156,18 @@ def _train_alone(
         start = int(state.step)
         meta |= {"tokenizer": tokenizer.key, **texts}
         resume.note_changes(config, meta, start)
-        c = config.train
-        if start and not resume.holds_run(config):
-            told = [*told, f"{workdir / CONFIG} is gone: going on with what this command says"]
         if writes:
             resume.begin(config, file)
 
         # 4. The steps.
+        num_steps = config.train.num_steps
         writers = make_writers(config, start) if writes else ()
-        with Tracker(workdir, c.num_steps, start, writers=writers, writes=writes) as tracker:
+        with Tracker(workdir, num_steps, start, writers=writers, writes=writes) as tracker:
             about = summary.about(config, mesh, abstract.params)
-            for line in (about, batches.describe(), *told, *changed, *checkpoints.notes):
+            for line in (about, batches.describe(), *changed, *checkpoints.notes):
                 tracker.note(line)
             if start:
-                tracker.note(f"{start} of {c.num_steps} steps are done")
+                tracker.note(f"{start} of {num_steps} steps are done")
             signals = Signals()
             known = (config, mesh, model, optimizer, abstract, measure)
             stepper = Stepper(*known, checkpoints, meta, tracker, signals)
@@ -192,12 +176,9 @@ def _train_alone(
                     stepper.run(state, start, batches, validation)
                     checkpoints.wait()
                 best = checkpoints.best_meta()
-                if writes:
-                    best_step = (best or {}).get("validated_step")
-                    tracker.upload()
-                    tracker.note(learning_curve(workdir, task, best_step))
+                tracker.upload()
             except (NotFinite, OSError) as error:
-                tracker.note(reason := _reason(error, checkpoints, workdir))
+                tracker.note(reason := _reason(error, checkpoints, config.workdir))
                 raise Stopped(1, reason) from error
             except Stopped as stopped:
                 tracker.note(stopped.reason)
@@ -212,18 +193,7 @@ def _train_alone(
             checkpoints.close()
 
 
-def _check_writable(workdir: Path) -> None:
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise InputError(f"workdir={workdir}: is a file, takes a directory") from None
-    except OSError as error:
-        raise InputError(f"workdir={workdir}: {error.strerror}") from None
-    if not (isinstance(workdir, Bucket) or os.access(workdir, os.W_OK | os.X_OK)):
-        raise InputError(f"workdir={workdir}: not writable")
-
-
-def _reason(error: Exception, checkpoints: Checkpoints, workdir: Path) -> str:
+def _reason(error: Exception, checkpoints: Checkpoints, workdir: str) -> str:
     """Why the run stops, and what it can resume from."""
     good = checkpoints.last_good()
     good = "none" if good is None else f"step {good} in {workdir}"

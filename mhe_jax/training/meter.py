@@ -1,14 +1,12 @@
-"""Metrics of the steps, read without making the device wait; their speed, and a trace of some."""
+"""Metrics of the steps, read without making the device wait, and their speed."""
 
-import contextlib
 import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from mhe_jax.tasks.sums import ratios
 from mhe_jax.training.tracking import Tracker
@@ -46,15 +44,9 @@ class Meter:
     `totals` outlives the process with the checkpoints: `tokens` that were trained on (not padding;
     source and target in translation), `seconds` in all, `stepping_seconds` without compilation,
     validation and checkpoints, `skipped` updates, when the run was `started` (seconds since 1970),
-    and `window`, the sums since the last log line.
-
-    Args:
-      tracker: takes the metrics.
-      log_every: steps between log lines.
-      totals: see above; changed here.
-      skip: updates that may be left out because something in them is not finite.
-      flops: of a step with a batch of these shapes; None if nobody asks.
-      peak: FLOP/s of all devices together; None if unknown.
+    and `window`, the sums since the last log line. `skip` updates may be left out because something
+    in them is not finite; `flops` are of a step with a batch of these shapes; `peak` is the FLOP/s
+    of all devices together, if known.
     """
 
     def __init__(
@@ -64,16 +56,13 @@ class Meter:
         totals: dict[str, Any],
         *,
         skip: int = 0,
-        flops: Callable[[dict[str, tuple[int, ...]]], float] | None = None,
+        flops: Callable[[dict[str, tuple[int, ...]]], float] = lambda shapes: 0.0,
         peak: float | None = None,
     ):
         self.tracker, self.log_every, self.totals, self.skip = tracker, log_every, totals, skip
         self._flops, self._peak = flops, peak
-        for name in ("tokens", "seconds", "stepping_seconds"):
-            totals.setdefault(name, 0.0)
-        totals.setdefault("skipped", 0)
-        totals.setdefault("started", time.time())
-        totals.setdefault("window", {})
+        new = dict.fromkeys(("tokens", "seconds", "stepping_seconds"), 0.0)
+        totals.update({**new, "skipped": 0, "started": time.time(), "window": {}, **totals})
         self._pending: tuple[int, Any, float] | None = None
         self._seen: dict[Any, float] = {}  # FLOPs of the shapes that are compiled
         self._begin_window()
@@ -84,22 +73,16 @@ class Meter:
         """Begins `step` and returns the state after it; reads the metrics of the step before it."""
         shapes = {name: array.shape for name, array in batch.items()}
         key = tuple(sorted(shapes.items()))
-        compiles = key not in self._seen
-        if compiles:
-            self._seen[key] = self._flops(shapes) if self._flops else 0.0
+        if compiles := key not in self._seen:
+            self._seen[key] = self._flops(shapes)
             self._lap(stepping=True)
             self.tracker.doing("compiling")
         state, metrics = train_step(state, batch)
         if compiles:
-            self._lap(stepping=False)
-        before, self._pending = self._pending, (step, metrics, self._seen[key])
-        self._read(before)
+            self.idle()
+        self.flush()
+        self._pending = step, metrics, self._seen[key]
         return state
-
-    def flush(self) -> None:
-        """Waits for the last step and reads its metrics."""
-        pending, self._pending = self._pending, None
-        self._read(pending)
 
     def idle(self) -> None:
         """Counts the time since the last reading as spent on something other than steps."""
@@ -120,11 +103,12 @@ class Meter:
         self._window_seconds = self._window_tokens = self._window_flops = 0.0
         self._times: list[float] = []
 
-    def _read(self, pending: tuple[int, Any, float] | None) -> None:
-        if pending is None:
+    def flush(self) -> None:
+        """Waits for the last step that has begun, and reads its metrics."""
+        if self._pending is None:
             return
-        step, flops = pending[0], pending[2]
-        metrics = {k: v.item() for k, v in jax.device_get(pending[1]).items()}
+        (step, found, flops), self._pending = self._pending, None
+        metrics = {k: v.item() for k, v in jax.device_get(found).items()}
         self._lap(stepping=True)
         # A time counts from one reading to the next, if nothing but steps came in between.
         if self._only_stepping:
@@ -160,17 +144,10 @@ class Meter:
         metrics = ratios(window) if window else {}
         if math.isfinite(gradient_norm):
             metrics["gradient_norm"] = gradient_norm
-        metrics |= {
-            "learning_rate": learning_rate,
-            "tokens_per_second": self._window_tokens / seconds,
-        }
+        metrics["learning_rate"] = learning_rate
+        metrics["tokens_per_second"] = self._window_tokens / seconds
         if self._times:
-            middle, high = np.percentile(self._times, [50, 95]).tolist()
-            metrics |= {
-                "step_seconds_p50": middle,
-                "step_seconds_p95": high,
-                "step_seconds_max": max(self._times),
-            }
+            metrics["step_seconds_p50"] = statistics.median(self._times)
         if self._peak:
             metrics["mfu"] = self._window_flops / seconds / self._peak
         elapsed = max(time.time() - self.totals["started"], 1e-9)
@@ -180,39 +157,3 @@ class Meter:
         self.tracker.log(step, "train", metrics)
         window.clear()
         self._begin_window()
-
-
-class Profile:
-    """Traces the steps from `steps[0]` to `steps[1]`, as far as they run; none without `steps`.
-
-    The trace in WORKDIR/profile is for TensorBoard's profile page or xprof.
-    """
-
-    def __init__(self, workdir: Path, steps: Sequence[int]):
-        self._directory = workdir / "profile"
-        self._first, self._last = steps or (1, 0)
-        self._tracing = False
-
-    def before(self, step: int) -> None:
-        """Called when `step` is about to begin."""
-        if not self._tracing and self._first <= step <= self._last:
-            jax.profiler.start_trace(self._directory)
-            self._tracing = True
-
-    def after(self, step: int, state: Any) -> None:
-        """Called when `step` has begun, and will give `state`."""
-        if self._tracing and step == self._last:
-            jax.block_until_ready(state)
-            self._stop()
-
-    def __enter__(self) -> "Profile":
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, *_: Any) -> None:
-        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._tracing:
-            self._tracing = False
-            jax.profiler.stop_trace()

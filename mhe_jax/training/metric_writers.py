@@ -23,18 +23,11 @@ def check_writers(config: Config) -> None:
         if importlib.util.find_spec(library) is None:
             raise not_installed(f"train.{field}=True needs {library}", extra)
         if scheme_of(config.workdir) is not None:
-            raise InputError(
-                f"train.{field}=True: {library} writes files of its own, and --workdir "
-                f"{config.workdir} is not local"
-            )
+            raise InputError(f"train.{field}=True: takes a local --workdir, not {config.workdir}")
 
 
 def make_writers(config: Config, start_step: int) -> "list[MetricWriter]":
-    """The writers that `config.train` asks for; training resumes from `start_step`.
-
-    Raises:
-      InputError: Weights & Biases refuses the run.
-    """
+    """The writers that `config.train` asks for; training resumes from `start_step`."""
     # Weights & Biases first: it may refuse.
     writers: list[MetricWriter] = [WeightsAndBiases(config)] if config.train.wandb else []
     if config.train.tensorboard:
@@ -49,23 +42,18 @@ class TensorBoard:
         from tensorboardX import SummaryWriter
 
         self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
+        self.close = self._events.close
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._events.add_scalar(f"{split}/{name}", value, step)
 
-    def close(self) -> None:
-        self._events.close()
-
 
 class WeightsAndBiases:
     """A run of Weights & Biases, the same one whenever training resumes.
 
-    Its id lies in WORKDIR/wandb/run_id, with its local files. WANDB_PROJECT (`mhe_jax` without it),
-    WANDB_ENTITY, WANDB_MODE and the other variables of the library say where it goes.
-
-    Raises:
-      InputError: the library refuses, for example because nobody is logged in.
+    Its id lies in WORKDIR/wandb/run_id, with its local files. The variables of the library say
+    where it goes; WANDB_PROJECT is `mhe_jax` if it is not set.
     """
 
     def __init__(self, config: Config):
@@ -90,13 +78,10 @@ class WeightsAndBiases:
             raise InputError(f"train.wandb=True: {' '.join(str(error).split())}") from error
         # The library's own step count never goes back, but a run's does after a crash.
         self._run.define_metric("*", step_metric="step")
+        self.close = self._run.finish
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
-        named = {f"{split}/{name}": value for name, value in metrics.items()}
-        self._run.log({"step": step, **named})
-
-    def close(self) -> None:
-        self._run.finish()
+        self._run.log({"step": step, **{f"{split}/{name}": x for name, x in metrics.items()}})
 
 
 MetricWriter = TensorBoard | WeightsAndBiases

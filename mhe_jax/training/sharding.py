@@ -62,13 +62,10 @@ def rules_of(mesh: MeshConfig) -> Rules:
 
 
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh over `devices` (all there are by default), with Auto axes.
+    """The mesh over `devices` (all there are by default), with Auto axes; InputError if none fits.
 
     `data` goes between slices (of TPUs, or groups of GPUs with a fast network of their own), and so
     does `fsdp` if there are more slices than that; `tensor` stays within one.
-
-    Raises:
-      InputError: the config cannot be laid over this many devices.
     """
     devices = jax.devices() if devices is None else list(devices)
     check_devices(config, len(devices))
@@ -101,11 +98,8 @@ def use_mesh(mesh: Mesh, rules: Rules = RULES) -> Iterator[None]:
 
 
 def mesh_at_hand(config: Config, doing: str, devices: Sequence[Any] | None = None) -> Mesh:
-    """The run's mesh if its devices are there, else all there are along `data`, with a note.
-
-    What training requires of its batches does not matter here: batches are rounded up, or there are
-    none.
-    """
+    """The run's mesh if its devices are there, else all there are along `data`, with a note."""
+    # What training requires of its batches does not matter: they are rounded up, or there are none.
     count = jax.device_count() if devices is None else len(devices)
     config = dataclasses.replace(
         config,
@@ -120,29 +114,15 @@ def mesh_at_hand(config: Config, doing: str, devices: Sequence[Any] | None = Non
 
 
 def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
-    """Shardings of parameters whose leaves are boxed with logical names (abstract ones will do).
-
-    Raises:
-      ValueError: an axis has a name that `RULES` does not have.
-      InputError: a mesh axis does not divide an axis that is split over it.
-    """
-    known = {name for name, _ in RULES}
-    specs = nn.get_partition_spec(boxed)
-    is_spec = lambda leaf: isinstance(leaf, PartitionSpec)  # noqa: E731
-    for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec):
-        unknown = [name for name in spec if name is not None and name not in known]
-        if unknown:
-            raise ValueError(f"{path_name(path)}: no rule for the logical axis {unknown[0]!r}")
-    shardings = nn.logical_to_mesh_sharding(specs, mesh, RULES)
+    """Shardings of parameters whose leaves are boxed with logical names (abstract ones will do)."""
+    shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
     shapes = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))
-    for (path, leaf), sharding, names in zip(
-        shapes, jax.tree.leaves(shardings), jax.tree.leaves(specs, is_leaf=is_spec), strict=True
-    ):
-        for size, axis, name in zip(leaf.shape, sharding.spec, names, strict=False):
+    for (path, leaf), sharding in zip(shapes, jax.tree.leaves(shardings), strict=True):
+        for size, axis in zip(leaf.shape, sharding.spec, strict=False):
             if axis is not None and size % mesh.shape[axis]:
                 raise InputError(
-                    f"mesh.{axis}={mesh.shape[axis]} must divide the size of axis {name!r} of "
-                    f"parameter {path_name(path)}, {size}"
+                    f"mesh.{axis}={mesh.shape[axis]} must divide {size}, an axis of parameter "
+                    f"{path_name(path)}"
                 )
     return shardings
 
@@ -150,15 +130,6 @@ def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
 def shardings_of(tree: Any) -> Any:
     """The sharding of each leaf, an array or its shape."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)
-
-
-def with_shardings(shapes: Any, shardings: Any) -> Any:
-    """The shape of each leaf, with its sharding."""
-    return jax.tree.map(
-        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
-        shapes,
-        shardings,
-    )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -178,19 +149,14 @@ def global_batch(rows: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 def feed(batches: Iterable[Any], put: Callable[[Any], T]) -> Generator[T, None, None]:
     """`put(batch)` of each in order, and one ahead: a thread puts batch n + 1 while n is used.
 
-    So at most two batches are on the devices. What `batches` or `put` raise comes in place of its
-    batch; close this iterator before `batches`.
+    So at most two batches are on the devices. Close this iterator before `batches`.
     """
-    iterator, end = iter(batches), object()
-
-    def next_batch() -> Any:
-        rows = next(iterator, end)
-        return end if rows is end else put(rows)
-
+    fed: Iterator[Any] = map(put, batches)
+    end: Any = object()
     with ThreadPoolExecutor(1, "feed") as thread:
-        ahead = thread.submit(next_batch)
+        ahead = thread.submit(next, fed, end)
         while (batch := ahead.result()) is not end:
-            ahead = thread.submit(next_batch)
+            ahead = thread.submit(next, fed, end)
             yield batch
 
 
@@ -198,9 +164,7 @@ def share_of_rows(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     """(i, n): `process` (None: this one) reads part i of n equal parts of each global batch.
 
     n is the number of processes, or fewer where `tensor` spreads the same rows over several.
-
-    Raises:
-      InputError: processes share some of their rows, but not all.
+    InputError if processes share some of their rows, but not all.
     """
     process = jax.process_index() if process is None else process
     shards = mesh.shape["data"] * mesh.shape["fsdp"]

@@ -33,7 +33,7 @@ class TrainState(flax.struct.PyTreeNode):
     def create(
         cls, params: Any, optimizer: optax.GradientTransformation, key: jax.Array, ema: bool
     ) -> "TrainState":
-        """The state before the first step."""
+        """Before the first step."""
         return cls(
             step=jnp.zeros((), jnp.int32),
             params=params,
@@ -51,15 +51,10 @@ def make_initializer(
 ) -> tuple[Callable[[jax.Array], TrainState], TrainState]:
     """A jitted `key -> TrainState` with a sharded result, and its abstract result with shardings.
 
-    Args:
-      init_params: key to parameters boxed with logical names.
-      optimizer: gives the optimizer's state.
-      mesh: what to shard over.
-      ema: keep an average of the parameters.
-
-    Every device computes the same numbers whatever the mesh, so that the state is a function of
-    the key alone. Parts of the optimizer's state that have a parameter's shape are sharded as it
-    is; the others (counts, Adafactor's rows and columns) are small and whole.
+    `init_params` gives parameters boxed with logical names; with `ema` there is their average too.
+    The state is a function of the key alone, whatever the mesh. Parts of the optimizer's state that
+    have a parameter's shape are sharded as it is; the others (counts, Adafactor's rows and columns)
+    are small and whole.
     """
 
     def create(key: jax.Array) -> TrainState:
@@ -88,7 +83,11 @@ def make_initializer(
         ema_params=of_params if ema else None,
         key=whole,
     )
-    abstract = sharding.with_shardings(abstract, shardings)
+    abstract = jax.tree.map(
+        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
+        abstract,
+        shardings,
+    )
     create_sharded = jax.jit(create, out_shardings=shardings)
 
     def initialize(key: jax.Array) -> TrainState:

@@ -82,11 +82,8 @@ def make_train_step(
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         gradient_norm = optax.tree.norm(gradients)
-        finite = (
-            jnp.isfinite(sums["loss"])
-            & jnp.isfinite(gradient_norm)
-            & jnp.isfinite(optax.tree.norm(updates))
-        )
+        of_all = jnp.stack([sums["loss"], gradient_norm, optax.tree.norm(updates)])
+        finite = jnp.isfinite(of_all).all()
         metrics = {**sums, "gradient_norm": gradient_norm, "finite": finite}
         updates_before = state.step
         if schedule is not None:
@@ -157,12 +154,10 @@ def make_eval_step(
 def average(ema: Any, params: Any, n: jax.Array, decay: float | None) -> Any:
     """`d · ema + (1 - d) · params` with d = min(decay, (1 + n) / (10 + n)), n updates before.
 
-    The smaller d of the first steps forgets the initial parameters. None stays None.
+    The smaller d of the first steps forgets the initial parameters. Without `decay` there is none.
     """
-    if ema is None:
-        return None
     if decay is None:
-        raise ValueError("the state has averaged parameters, but ema_decay is None")
+        return None
     d = jnp.minimum(decay, (1.0 + n) / (10.0 + n))
     return jax.tree.map(lambda e, p: d * e + (1 - d) * p, ema, params)
 

@@ -21,7 +21,7 @@ from mhe_jax.config.places import path_of
 from mhe_jax.training import sharding, summary
 from mhe_jax.training.checkpoint import Checkpoints, Meta
 from mhe_jax.training.cluster.group import Signals, Stopped
-from mhe_jax.training.meter import PEAK, Meter, NotFinite, Profile
+from mhe_jax.training.meter import PEAK, Meter, NotFinite
 from mhe_jax.training.state import TrainState
 from mhe_jax.training.step import make_eval_step, train_step_of
 from mhe_jax.training.tracking import Tracker
@@ -55,32 +55,30 @@ class Stepper:
         self.eval_step = make_eval_step(evaluated, self.mesh, shardings.params)
 
     def run(self, state: TrainState, start: int, batches, validation) -> None:
-        """Steps `start + 1` to the last.
-
-        Raises:
-          Stopped: a signal came, and all is saved.
-          NotFinite: a loss or an update is not finite, and no more may be left out.
-          NotSaved: a checkpoint cannot be written.
-        """
+        """Steps `start + 1` to the last, unless Stopped, NotFinite or NotSaved ends them."""
         # A signal can come before the validation of a step.
         if start and self._validates(start) and self.meta.get("validated_step") != start:
             stop = self._validate(state, start, validation)
             self._save(state, start, stop=stop)
         c, last = self.config.train, self.config.train.num_steps
         meter = self._meter()
-        profile = Profile(path_of(self.config.workdir), c.profile_steps)
+        first_traced, last_traced = c.profile_steps or (0, 0)
         with (
             batches.iterate(start, last) as rows,
             contextlib.closing(sharding.feed(rows, self._on_devices)) as fed,
-            profile,
+            contextlib.ExitStack() as traced,
         ):
             for step, batch in enumerate(fed, start + 1):
-                profile.before(step)
+                if step == max(first_traced, start + 1) <= last_traced:
+                    place = path_of(self.config.workdir) / "profile"
+                    traced.enter_context(jax.profiler.trace(place))
                 state = meter.run(self.train_step, state, batch, step)
-                profile.after(step, state)
-                if step == start + 1:  # now it is traced
+                if step == last_traced:
+                    jax.block_until_ready(state)
+                    traced.close()
+                if step == start + 1:
                     self.meta["attention"] = choices()
-                    self.tracker.note(f"attention: {summary.runs_as()}")
+                    self.tracker.note(f"attention: {summary.runs_as(choices())}")
                 stop = self.signals.agreed()
                 saves = step % c.checkpoint_every == 0 or step == last
                 if not (stop or saves or self._validates(step)):
@@ -125,10 +123,7 @@ class Stepper:
         return bool(c.data.validation) and due
 
     def _validate(self, state: TrainState, step: int, validation) -> int:
-        """Scores the validation split.
-
-        Returns the signal that cut it short, 0 for none.
-        """
+        """Scores the validation split; returns the signal that cut it short, 0 for none."""
         self.tracker.doing("validating")
         # The parameters that count: the average, where there is one.
         params = state.params if state.ema_params is None else state.ema_params

@@ -1,5 +1,6 @@
 """A run in one line before it, and in one JSON object after it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,9 +22,9 @@ def about(config: Config, mesh: Mesh, params: Any) -> str:
     )
 
 
-def runs_as() -> str:
-    """The form and engine of each kind of attention that has been traced."""
-    return ", ".join(f"{kind} {how}" for kind, how in choices().items())
+def runs_as(chosen: Mapping[str, str]) -> str:
+    """Form and engine of each kind of attention, from `choices()`."""
+    return ", ".join(f"{kind} {how}" for kind, how in chosen.items())
 
 
 def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:

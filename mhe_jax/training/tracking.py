@@ -7,7 +7,6 @@ Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `sp
 import contextlib
 import io
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,22 +16,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from mhe_jax.config import InputError
 from mhe_jax.config.files import METRICS, write_whole
 from mhe_jax.config.places import Bucket, path_of
 from mhe_jax.training.metric_writers import MetricWriter
 
 
 class Tracker:
-    """Takes metrics by step. Close it, or use it in a `with`.
+    """Takes metrics by step, in a `with`.
 
-    Args:
-      workdir: where files go.
-      num_steps: of the whole run.
-      start_step: the step that training goes on from; what an earlier process logged after it is
-        dropped, since those steps run again.
-      writers: take all metrics too; closed with it.
-      writes: False on all processes but the first.
+    What an earlier process logged after `start_step` is dropped, since those steps run again.
+    `writers` take all metrics too, and are closed at the end. Without `writes`, as in all processes
+    but the first, nothing is written or shown.
     """
 
     def __init__(
@@ -44,39 +38,37 @@ class Tracker:
         writers: Sequence[MetricWriter] = (),
         writes: bool = True,
     ):
-        self.workdir, self.writes = path_of(workdir), writes
-        # Without emoji, `train:` stays a word and does not become a tram.
-        self._console = Console(stderr=True, emoji=False)
-        self._shown: dict[str, float] = {}  # beside the bar
-        self._writers = writers
-        self._num_steps = num_steps
+        self.workdir, self.writes, self._num_steps = path_of(workdir), writes, num_steps
         self._file = self._progress = None
+        self._shown = ""  # beside the bar
+        self._writers = writers
         self._closing = contextlib.ExitStack()  # closes all, whatever one of them raises
-        for writer in reversed(self._writers):
+        for writer in reversed(writers):
             self._closing.callback(writer.close)
-        if not self.writes:
+        if not writes:
             return
         truncate(self.workdir / METRICS, start_step)
         self._file = _open_log(self.workdir / METRICS)
         self._closing.callback(self._file.close)
-        if self._console.is_terminal:
+        # Without emoji, `train:` stays a word and does not become a tram.
+        console = Console(stderr=True, emoji=False)
+        if console.is_terminal:
             self._progress = Progress(
                 MofNCompleteColumn(),
                 BarColumn(),
                 TextColumn("{task.fields[metrics]}", table_column=Column(no_wrap=True)),
                 TimeRemainingColumn(),
-                console=self._console,
+                console=console,
             )
             self._task = self._progress.add_task(
                 "", total=num_steps, completed=start_step, metrics=""
             )
-            self._closing.callback(self._progress.stop)
-            self._progress.start()
+            self._closing.enter_context(self._progress)
 
     def advance(self, step: int) -> None:
         """Shows that `step` updates are done."""
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, metrics=_readable(self._shown))
+            self._progress.update(self._task, completed=step, metrics=self._shown)
 
     def doing(self, what: str) -> None:
         """Shows `what`, such as compiling, until the next step is done."""
@@ -85,30 +77,22 @@ class Tracker:
 
     def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
         """Writes metrics down and shows them."""
-        if not self.writes:
+        if self._file is None:
             return
-        assert self._file is not None
-        line = {"step": step, "split": split, **{k: _rounded(v) for k, v in metrics.items()}}
-        self._file.write(json.dumps(line) + "\n")
+        rounded = {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in metrics.items()}
+        self._file.write(json.dumps({"step": step, "split": split, **rounded}) + "\n")
         self._file.flush()
         for writer in self._writers:
             writer.log(step, split, metrics)
-        text = _readable(metrics)
-        if self._progress is None:
-            self.note(f"step {step}/{self._num_steps} {split}: {text}")
-            return
-        if split == "train":
-            self._shown = {k: metrics[k] for k in ("loss", "tokens_per_second") if k in metrics}
-            self._progress.update(self._task, metrics=_readable(self._shown))
+        if self._progress is not None and split == "train":
+            shown = ("loss", "tokens_per_second")
+            self._shown = _readable({k: metrics[k] for k in shown if k in metrics})
+            self._progress.update(self._task, metrics=self._shown)
         else:
-            self.note(f"step {step} {split}: {text}")
+            self.note(f"step {step}/{self._num_steps} {split}: {_readable(metrics)}")
 
     def upload(self) -> None:
-        """Uploads the log before a checkpoint: that needs the log of all steps up to it.
-
-        Raises:
-          InputError: it cannot be written.
-        """
+        """Uploads the log before a checkpoint: that needs the log of all steps up to it."""
         if self._file is not None and isinstance(self.workdir, Bucket):
             write_whole(self.workdir / METRICS, self._file.getvalue())
 
@@ -122,20 +106,13 @@ class Tracker:
             else:
                 print(line, file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """Leaves the terminal as it was, and the log whole."""
-        with contextlib.suppress(InputError):  # why the run ended comes first
-            self.upload()
-        self._closing.close()
-        self._progress = None
-
     def __enter__(self) -> "Tracker":
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: Any) -> None:
         # Why a run ends comes first.
-        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
-            self.close()
+        with contextlib.suppress(Exception) if error else contextlib.nullcontext(), self._closing:
+            self.upload()
 
 
 def _open_log(path: Path) -> Any:
@@ -153,8 +130,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
-            # A number of thousands of digits gives a ValueError of another kind.
-            with contextlib.suppress(ValueError, RecursionError):
+            with contextlib.suppress(ValueError):
                 line = json.loads(text)
                 if isinstance(line, dict) and "split" in line and type(line.get("step")) is int:
                     yield line
@@ -162,22 +138,13 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 def truncate(path: Path, step: int) -> None:
     """Drops the lines after `step`; whole or not at all."""
-    if not path.exists():
-        return
-    kept = [json.dumps(line) + "\n" for line in read(path) if line["step"] <= step]
-    write_whole(path, "".join(kept))
-
-
-def _rounded(value: float) -> float:
-    if isinstance(value, float) and math.isfinite(value) and value:
-        return float(f"{value:.7g}")
-    return value
+    if path.exists():
+        kept = [json.dumps(line) + "\n" for line in read(path) if line["step"] <= step]
+        write_whole(path, "".join(kept))
 
 
 def _readable(metrics: Mapping[str, float]) -> str:
-    units = {"tokens_per_second": "tokens/s"}
-    shown = []
-    for name, value in metrics.items():
-        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-        shown.append(f"{units.get(name, name)} {number}")
-    return ", ".join(shown)
+    return ", ".join(
+        f"{name} {value:,.0f}" if abs(value) >= 1000 else f"{name} {value:.4g}"
+        for name, value in metrics.items()
+    )

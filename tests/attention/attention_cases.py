@@ -88,19 +88,20 @@ class Case:
         return make_attention(self.kind, **(given | fields))
 
     def reference(self, params, q, k, v, mask, **more):
-        given = self._given(params, q, k, v, mask)
-        return reference.attention(*given, **self._how, **more)
+        """Output and weights."""
+        return self._run(params, q, k, v, mask, **more)[:2]
 
     def reference_gradients(self, params, q, k, v, mask, cotangent, **more):
-        given = self._given(params, q, k, v, mask)
-        return reference.gradients(*given, np.float64(cotangent), **self._how, **more)
+        return self._run(params, q, k, v, mask, **more)[2](np.float64(cotangent))
 
-    def _given(self, params, q, k, v, mask):
-        return KINDS[self.kind].head, *f64((params, q, k, v)), np.asarray(mask)
+    def output_and_gradients(self, params, q, k, v, mask, cotangent, **more):
+        output, _, pull = self._run(params, q, k, v, mask, **more)
+        return output, pull(np.float64(cotangent))
 
-    @property
-    def _how(self):
-        return {"heads": self.heads, "turned": KINDS[self.kind].turned(self)}
+    def _run(self, params, q, k, v, mask, **more):
+        given = KINDS[self.kind].head, *f64((params, q, k, v)), np.asarray(mask)
+        turned = KINDS[self.kind].turned(self)
+        return reference.run(*given, heads=self.heads, turned=turned, **more)
 
 
 CASES = [Case(kind, **fields) for kind in KINDS for fields in KINDS[kind].cases]
@@ -171,121 +172,81 @@ def assert_close(actual, wanted, tolerance=1e-5):
         np.testing.assert_array_less(np.abs(a - w), tolerance * scale + 1e-30, err_msg=name)
 
 
+def parts(T, S):
+    """Masks of parts alone and together, for engines that take no array; some rows see no key."""
+    rng = np.random.default_rng(3)
+    valid = rng.random((B, S)) < 0.7
+    of_queries, of_keys = (np.sort(rng.integers(0, 3, (B, n)), 1) for n in (T, S))
+    padding, segments = Mask.padding(valid), Mask.segments(of_queries, of_keys)
+    near = S // 5
+    return {
+        "none": Mask(),
+        "causal": Mask.causal(),
+        "offset": Mask.causal(jnp.array([-3, S // 3])),
+        "offset of all": Mask.causal(2) & padding,
+        "window": Mask.local(near, 2),
+        "window & causal": Mask.local(near, 2) & Mask.causal() & padding,
+        "window & offset": Mask.local(near, 2) & Mask.causal(jnp.array([-2, 3])),
+        "window, offset": Mask.local(near, 1, jnp.array([S // 2, -2])) & Mask.lengths([S, S // 2]),
+        "lengths": Mask.lengths(jnp.array([S - 2, S // 2 + 1], jnp.uint8 if S < 256 else int)),
+        "nothing of one": Mask.lengths(jnp.array([0, S // 2])) & Mask.causal(),
+        "length of all": Mask.lengths(5) & segments & Mask.local(S, 3),
+        "padding": padding,
+        "segments": segments,
+        "segments of all": Mask.segments(of_queries[:1], of_keys[:1]) & Mask.causal(),
+        "one mark of queries": Mask.padding([[True], [False]])
+        & Mask.segments(of_queries[:, -1:], of_keys),
+        "one mark of keys": Mask.segments(of_queries, of_keys[:, :1]),
+        "all of them": Mask.causal(1) & padding & segments & Mask.lengths([S - 1, S]),
+    }
+
+
 @functools.cache
 def masks(queries, keys, heads):
-    """{name: (what is passed, booleans [B, H, queries, keys])}."""
+    """What callers pass: masks of parts, and arrays of all shapes and types."""
     rng = np.random.default_rng(3)
-    full = (B, heads, queries, keys)
-    t, s = np.arange(queries)[:, None], np.arange(keys)[None]
-    causal = (s <= t)[None, None]
     valid = np.arange(keys)[None] < np.array([keys - 2, keys])[:, None]
-    of_queries = np.sort(rng.integers(0, 3, (B, queries)), 1)
-    of_keys = of_queries if queries == keys else np.sort(rng.integers(0, 3, (B, keys)), 1)
-    same = (of_queries[:, :, None] == of_keys[:, None, :])[:, None]
-    other_q, other_k = rng.integers(0, 2, (B, queries)), rng.integers(0, 2, (B, keys))
-    same_other = (other_q[:, :, None] == other_k[:, None, :])[:, None]
     dense = rng.random((B, 1, queries, keys)) < 0.6
     dense[:, :, :, 0] = True
-    per_head = rng.random(full) < 0.6
-    one_empty = dense.copy()
+    per_head = rng.random((B, heads, queries, keys)) < 0.6
+    one_empty, empty_of_a_head = dense.copy(), per_head.copy()
     one_empty[0, :, 2] = False
-    empty_of_a_head = per_head.copy()
     empty_of_a_head[1, 0, 1] = False
-    some_queries = np.arange(queries)[:, None] != 1
-
-    def behind(offset):
-        return (s[None] <= t[None] + np.array(offset)[:, None, None])[:, None]
-
-    def offset(*places):
-        return Mask.causal(jnp.array(places))
-
-    def around(left, right, offset=(0,)):
-        p = t + np.array(offset)[:, None, None]
-        return ((p - left <= s) & (s <= p + right))[:, None]
-
-    def of_length(lengths):
-        return (s < np.array(lengths)[:, None, None])[:, None]
-
-    A, P = Mask.array, Mask.padding(jnp.asarray(valid))
-    G = Mask.segments(jnp.asarray(of_queries), jnp.asarray(of_keys))
-    pad = valid[:, None, None]
-    found = {
-        "none": (None, np.ones(full, bool)),
-        "empty Mask": (Mask(), np.ones(full, bool)),
-        "causal": (Mask.causal(), causal),
-        "causal offset": (offset(2, 0), behind([2, 0])),
-        "causal offset below 0": (offset(-2, 1), behind([-2, 1])),
-        "window": (Mask.local(1, 2), around(1, 2)),
-        "window offset": (Mask.local(2, 0, jnp.array([3, -2])), around(2, 0, [3, -2])),
-        "window & causal": (Mask.local(2, 1) & Mask.causal(), around(2, 1) & causal),
-        "window & causal offset": (
-            Mask.local(2, 1) & offset(-1, 1), around(2, 1) & behind([-1, 1])
-        ),
-        "window & window": (Mask.local(2, 0) & Mask.local(1, 3), around(1, 0)),
-        "lengths": (Mask.lengths(jnp.array([keys - 2, keys])), pad),
-        "lengths & lengths": (
-            Mask.lengths(2) & Mask.lengths(jnp.array([1, keys])), of_length([1, 2])
-        ),
-        "window & lengths": (
-            Mask.local(1, 1) & Mask.lengths(jnp.array([0, 3])), around(1, 1) & of_length([0, 3])
-        ),
-        "padding": (P, pad),
-        "padding 0/1": (Mask.padding(jnp.asarray(valid, jnp.float32)), pad),
-        "segments": (G, same),
-        "bool": (jnp.asarray(dense), dense),
-        "numpy bool": (dense, dense),
-        "float 0/1": (jnp.asarray(dense, jnp.float32), dense),
-        "int 0/1": (jnp.asarray(dense, jnp.int32), dense),
-        "[T, S]": (jnp.asarray(dense[0, 0]), dense[:1]),
-        "[1, T, S]": (jnp.asarray(dense[0]), dense[:1]),
-        "[T, 1], a query without keys": (jnp.asarray(some_queries), some_queries[None, None]),
-        "one row empty": (jnp.asarray(one_empty), one_empty),
-        "all empty": (jnp.zeros((B, 1, 1, 1), bool), np.zeros(full, bool)),
-        "an example empty": (
-            Mask.padding(jnp.asarray(valid & [[False], [True]])), pad & [[[[False]]], [[[True]]]]
-        ),
-        "Flax padding": (
-            nn.make_attention_mask(jnp.ones((B, queries)), jnp.asarray(valid, jnp.float32)), pad
-        ),
-        "Flax combined": (
-            nn.combine_masks(jnp.asarray(dense, jnp.float32), jnp.asarray(pad, jnp.float32)),
-            dense & pad,
-        ),
-        "causal & padding": (Mask.causal() & P, causal & pad),
-        "padding & causal offset": (P & offset(2, 0), pad & behind([2, 0])),
-        "causal & causal offset": (Mask.causal() & offset(2, -1), causal & behind([2, -1])),
-        "offset & causal": (offset(2, -1) & Mask.causal(), causal & behind([2, -1])),
-        "offset & offset": (offset(2, 0) & offset(0, 1), behind([0, 0])),
-        "segments & segments": (
-            G & Mask.segments(jnp.asarray(other_q), jnp.asarray(other_k)), same & same_other
-        ),
-        "padding & padding": (P & Mask.padding(jnp.asarray(valid[::-1])), pad & pad[::-1]),
-        "array & array": (A(jnp.asarray(dense)) & A(jnp.asarray(one_empty)), dense & one_empty),
-        "all of them": (
-            Mask.causal() & P & G & A(jnp.asarray(dense)), causal & pad & same & dense
-        ),
-    }  # fmt: skip
+    found = parts(queries, keys) | {
+        "none": None,
+        "empty Mask": Mask(),
+        "an example empty": Mask.padding(valid & [[False], [True]]),
+        "causal & padding": Mask.causal() & Mask.padding(valid),
+        "bool": jnp.asarray(dense),
+        "numpy bool": dense,
+        "float 0/1": jnp.asarray(dense, jnp.float32),
+        "int 0/1": jnp.asarray(dense, jnp.int32),
+        "[T, S]": jnp.asarray(dense[0, 0]),
+        "[1, T, S]": jnp.asarray(dense[0]),
+        "[T, 1], a query without keys": jnp.asarray(np.arange(queries)[:, None] != 1),
+        "one row empty": jnp.asarray(one_empty),
+        "all empty": jnp.zeros((B, 1, 1, 1), bool),
+        "Flax padding": nn.make_attention_mask(jnp.ones((B, queries)), valid.astype(np.float32)),
+        "causal & array": Mask.causal() & dense,
+    }
     if heads > 1:
         found |= {
-            "[B, H, T, S]": (jnp.asarray(per_head), per_head),
-            "[H, T, S]": (jnp.asarray(per_head[0]), per_head[:1]),
-            "a head's row empty": (jnp.asarray(empty_of_a_head, jnp.int32), empty_of_a_head),
-            "heads & causal": (A(jnp.asarray(per_head)) & Mask.causal(), per_head & causal),
+            "[B, H, T, S]": jnp.asarray(per_head),
+            "[H, T, S]": jnp.asarray(per_head[0]),
+            "a head's row empty": jnp.asarray(empty_of_a_head, jnp.int32),
         }
-    if queries == keys:
-        found["segments of one"] = (Mask.segments(jnp.asarray(of_queries)), same)
-        found["Flax causal"] = (nn.make_causal_mask(jnp.ones((B, queries))), causal)
-    return {k: (m, np.broadcast_to(d, full)) for k, (m, d) in found.items()}
+    return found
 
 
 def mask_names(case, queries, keys):
-    heads = case.mask_heads
-    return list(masks(queries, keys, heads))
+    return list(masks(queries, keys, case.mask_heads))
 
 
 def mask_for(case, name, queries, keys):
-    """The mask `name`, and its booleans over all of the case's heads."""
-    passed, dense = masks(queries, keys, case.mask_heads)[name]
+    """The mask `name`, and its booleans, which test_mask.py holds, over all heads of the case."""
+    passed = masks(queries, keys, case.mask_heads)[name]
+    dense = passed.to_dense(queries, keys) if isinstance(passed, Mask) else passed
+    dense = np.asarray(True if dense is None else dense, bool)
     return passed, np.broadcast_to(dense, (B, case.heads, queries, keys))
 
 
@@ -316,16 +277,60 @@ def on_mesh(data, tensor):
         yield mesh
 
 
-def run_for_tpus(script, *arguments):
-    """Runs a script that compiles for TPUs which are not here; libtpu takes it as on one host."""
+AHEAD_OF_TIME = """
+import sys
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from mhe_jax.attention import Mask, engines
+from mhe_jax.attention.engines import Options
+
+name, chip, where, dtype, T, Q, K, H, D, E = *sys.argv[1:5], *map(int, sys.argv[5:])
+engine = engines.LADDER.get(name) or engines.SHARED[name]
+devices = topologies.get_topology_desc(platform="tpu", topology_name=chip).devices
+shape = (2, 2) if where == "mesh" else (1, 1)
+devices = np.array(devices[: np.prod(shape)]).reshape(shape)
+mesh = Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+rules = [("batch", "data"), ("activation_heads", "tensor")]
+
+def loss(query, key, value, key_bias, valid, segments):
+    mask = Mask.padding(valid) & Mask.segments(segments)
+    mask = {"lengths": Mask.local(150, 9) & Mask.lengths(segments[:, 0]), "whole": mask}.get(
+        where, mask & Mask.causal()
+    )
+    call = query, key, value, key_bias, mask, Options()
+    assert engine.refusal(*call) is None, engine.refusal(*call)
+    return (engine.attend(*call, scale=0.1)[0].astype(jnp.float32) ** 2).sum()
+
+shapes = (4, T, Q, D), (4, T, K, D), (4, T, K, E), (4, T, H), (4, T), (4, T)
+dtypes = *[jnp.dtype(dtype)] * 3, jnp.float32, jnp.bool_, jnp.int32
+rows = NamedSharding(mesh, P("data"))
+args = [jax.ShapeDtypeStruct(s, d, sharding=rows) for s, d in zip(shapes, dtypes)]
+with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(*args).compile()
+print("kernels", compiled.as_text().count('custom_call_target="tpu_custom_call"'))
+"""
+
+
+def kernels_for_tpus(engine, call):
+    """How many kernels an engine and its gradient compile to, for a TPU which is not here.
+
+    `call` is the chips, "one", "mesh" or a mask, the type, length, heads of queries, of keys and of
+    the output, and widths of keys and values.
+    """
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "",
         "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5e-8",
+        "TPU_ACCELERATOR_TYPE": "v5e-8",  # libtpu takes it as on one host
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", AHEAD_OF_TIME, engine, *call.split()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert "kernels " in done.stdout, done.stdout + done.stderr[-3000:]
+    return int(done.stdout.split()[-1])

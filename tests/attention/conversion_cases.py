@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention import make_attention
-from mhe_jax.attention.conversion.heads import Heads
+from mhe_jax.attention.conversion import module_of
+from mhe_jax.attention.nearest.heads import Heads
 
 H, D, T = 6, 5, 7
 M = H * D
-ORDER = [2, 0, 1, 5, 4, 3]
+ORDER = [2, 4, 1, 5, 0, 3]
 FIELDS = {
     "gqa": {"num_kv_heads": 3},
     "gta": {"num_kv_heads": 3},
@@ -66,6 +67,11 @@ def apart(made, params, other, theirs, x=None, **how):
     y = made.apply({"params": params}, x, **how)
     z = other.apply({"params": theirs}, x, **how)
     return float(jnp.linalg.norm(y - z) / jnp.linalg.norm(y))
+
+
+def heads_of(params, kind):
+    """With a key and a value head for each."""
+    return module_of(params, kind).heads(params).repeated()
 
 
 def moved(heads):

@@ -1,7 +1,7 @@
 """The kernels for Hopper in plain JAX, with their roundings and in their order of blocks.
 
-What a GPU computes, as far as numbers go, where there is none: for tests, and for the smoke run of
-gpu_kernels.py. See `hopper_forward` and `hopper_backward` for arguments and results.
+What a GPU computes, as far as numbers go, where there is none. See `hopper_forward` and
+`hopper_backward` for arguments and results.
 """
 
 import math

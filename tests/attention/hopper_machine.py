@@ -6,7 +6,8 @@ an arrival that is under way. Copies read and write when they are drawn, and pro
 operands when they are awaited: what is overwritten too early is wrong in the result. Faults are
 - that nothing can go on,
 - a barrier two phases ahead of a warpgroup that waits for it: its bit of parity cannot tell,
-- a copy or an arrival for a program that has ended, and
+- a copy or an arrival for a program that has ended,
+- a copy of what was written before it with no fence between, and
 - a barrier that is left half full.
 """
 
@@ -19,6 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
+
+# Whether a thread has written since its last fence.
+writes = threading.local()
 
 
 class Fault(AssertionError):
@@ -47,6 +51,7 @@ class Ref:
         return jnp.asarray(np.array(self.at[index].view()))
 
     def __setitem__(self, index, value):
+        writes.unfenced = True
         self.at[index].view()[...] = np.asarray(value)
 
 
@@ -213,7 +218,12 @@ class Machine:
             self.send(p, arrives)
         self.give_way()
 
+    def commit_smem(self):
+        writes.unfenced = False
+
     def copy_smem_to_gmem(self, source, target):
+        if getattr(writes, "unfenced", False):
+            raise Fault("a copy without a fence")
         stores = self.own.stores
 
         def arrives():
@@ -301,7 +311,6 @@ def install(monkeypatch, module, blocks, seed):
         ),
         ACC=accumulator,
         transpose_ref=Ref.transpose,
-        commit_smem=lambda: None,
         set_max_registers=lambda *_, **__: None,
         load=lambda ref, *_, **__: ref[...],
         layout_cast=lambda x, layout: x,

@@ -11,17 +11,6 @@ NORMS = {"query_ln", "key_ln"}
 EPSILON = 1e-6  # Flax's LayerNorm
 
 
-def attention(head, params, inputs_q, inputs_k, inputs_v, mask, **more):
-    """Output [B, T, M] and weights [B, H, T, S]; arguments as `run`."""
-    output, weights, _ = run(head, params, inputs_q, inputs_k, inputs_v, mask, **more)
-    return output, weights
-
-
-def gradients(head, params, inputs_q, inputs_k, inputs_v, mask, cotangent, **more):
-    """Gradients of `sum(output * cotangent)` for (params, inputs_q, inputs_k, inputs_v)."""
-    return run(head, params, inputs_q, inputs_k, inputs_v, mask, **more)[2](cotangent)
-
-
 def run(
     head,
     params,

@@ -1,16 +1,15 @@
 """Dropout: the weights that the drawn mask leaves, in every form, and when it is drawn."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import (
+    BATTERY,
     B,
     Case,
     S,
     T,
     assert_close,
-    every_case,
     kept_by_words,
     mask_for,
     normal,
@@ -33,8 +32,13 @@ def kept(case, broadcast):
     return np.broadcast_to(draw / (1 - RATE), (B, case.heads, T, S))
 
 
+# One for each way of weights, and e_v, which is weighed too.
+CASES = "mha", "sha", "mhe_add-materialized", "mhe_add-folded", "mhe_add-shared"
+CASES += "mhe_mul-folded", "mva-shared", "mla-absorbed", "tpa-factored"
+
+
 @pytest.mark.covering(1)
-@every_case
+@pytest.mark.parametrize("case", [c for c in BATTERY if str(c) in CASES], ids=str)
 @pytest.mark.parametrize("broadcast", [True, False, "batch"])
 def test_dropout_equals_the_reference_with_the_same_mask(case, broadcast):
     """Outputs and gradients; e_v too: times the sum of the kept weights, 0 without keys."""
@@ -58,10 +62,11 @@ def test_dropout_equals_the_reference_with_the_same_mask(case, broadcast):
 
     gradients, output = jax.device_get(run(params, q, k))
     how = {"kept": kept(case, broadcast)}
-    assert_close(output, case.reference(params, q, k, k, dense, **how)[0])
+    wanted, pulled = case.output_and_gradients(params, q, k, k, dense, cotangent, **how)
+    assert_close(output, wanted)
     bias = np.broadcast_to(params["out"]["bias"], output[0].shape)
     np.testing.assert_array_equal(output[0], bias)
-    of_params, of_q, of_k, of_v = case.reference_gradients(params, q, k, k, dense, cotangent, **how)
+    of_params, of_q, of_k, of_v = pulled
     assert_close(gradients, (of_params, of_q, of_k + of_v))
 
 
@@ -89,13 +94,3 @@ def test_deterministic_is_asked_for_once_as_in_flax(case):
         np.testing.assert_array_equal(same.apply(params, x, deterministic=argument), plain)
     with pytest.raises(Exception, match="dropout"):  # flax: no such random stream
         case.module(dropout_rate=RATE, deterministic=False).apply(params, x)
-
-
-def test_old_keys_draw_what_new_ones_draw():
-    case, x = Case("mha"), normal(1, B, T, 33)
-    module = case.module(dropout_rate=RATE, deterministic=False)
-    params = {"params": random_parameters(module, x)}
-    found = [
-        module.apply(params, x, dropout_rng=key(7)) for key in (jax.random.key, jax.random.PRNGKey)
-    ]
-    np.testing.assert_array_equal(*map(jnp.asarray, found))

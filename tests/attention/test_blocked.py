@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import B, Case, S, T, mask_for, mask_names, normal, on_mesh
+from attention_cases import B, Case, S, T, mask_for, normal, on_mesh
 from test_kinds import check, gradient
 
 from mhe_jax.attention import Mask, engines
-from mhe_jax.attention.engines import Options, blocked, blocks, mesh, xla
+from mhe_jax.attention.engines import Options, blocked, blocks, xla
 from mhe_jax.model.stack import _is_kept
 
 RATE = 0.3
@@ -34,32 +34,32 @@ def small(monkeypatch, request):
 MHA, GROUPED, BIASED = Case("mha"), Case("gqa", heads=6, kv_heads=2), Case("collaborative")
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("case", [MHA, GROUPED, BIASED], ids=str)
-def test_every_mask(case):
+@pytest.mark.parametrize(
+    ("small", "case"),
+    [("cpu", GROUPED), ("tpu", GROUPED), ("examples", BIASED), ("spread", MHA)],
+    indirect=["small"],
+    ids=str,
+)
+def test_every_mask(small, case):
     """Output and gradients against the float64 reference, by one program."""
     q, k = normal(1, B, T, case.width), normal(2, B, S, case.width)
-    for name in mask_names(case, T, S):
+    for name in ("[B, H, T, S]", "one row empty", "a head's row empty", "all empty"):
         _, dense = mask_for(case, name, T, S)
         check(case, jnp.asarray(dense), dense, q, k, engine="blocked")
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.covering(1)
 @pytest.mark.parametrize(
-    "name",
+    ("small", "name"),
     [
-        "all of them",
-        "causal offset",
-        "segments of one",
-        "window",
-        "window & causal",
-        "window offset",
-        "window & lengths",
+        ("cpu", "all of them"),
+        ("tpu", "window & offset"),
+        ("examples", "window, offset"),
+        ("spread", "length of all"),
+        ("tpu", "segments of all"),
     ],
+    indirect=["small"],
 )
-def test_a_mask_in_parts(name):
+def test_a_mask_in_parts(small, name):
     """Each block has its own part of it, and a band leaves out the keys behind it."""
     mask, dense = mask_for(MHA, name, T, T)
     check(MHA, mask, dense, normal(1, B, T, MHA.width), engine="blocked")
@@ -76,7 +76,7 @@ def run(engine, mask, options, bias, *qkv):
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("sizes", [(0, 5), (1, 1), (4, 0), (9, 3), (3, 9)], ids=str)
+@pytest.mark.parametrize("sizes", [(0, 5), (4, 0), (9, 3), (3, 9)], ids=str)
 def test_other_lengths_and_a_key_bias(sizes):
     qkv, bias = call(*sizes), normal(4, B, sizes[1], 4)
     cotangent = normal(6, B, sizes[0], 4, 6)
@@ -138,7 +138,7 @@ def test_dropout_has_one_mask_in_both_passes(broadcast):
     weights, total, gradients = jax.device_get(ours(q, k, v))
     np.testing.assert_allclose(total[..., 0], weights.sum(-1), rtol=1e-5)
     kept = weights > 0
-    assert 0 < kept.mean() < 1
+    assert abs(kept.mean() - (1 - RATE)) < 0.15
     shared = {True: (2,), "batch": (0, 2), False: ()}[broadcast]
     for axis in (0, 2):
         alike = bool((kept == np.take(kept, [0], axis)).all())
@@ -160,84 +160,24 @@ def test_dropout_has_one_mask_in_both_passes(broadcast):
         np.testing.assert_allclose(a, b, atol=3e-6)
 
 
-def test_dropout_keeps_its_share(monkeypatch):
-    """Of 10⁶ weights, within four standard errors; masks of blocks differ."""
-    monkeypatch.setattr(blocked, "CPU_SCORES", 1000 * 125)
-    q, k = jnp.zeros((1, 1000, 1, 1)), jnp.zeros((1, 1000, 1, 1))
-    v = jnp.eye(1000)[None, :, None]
+def test_memory_is_linear_in_the_length(monkeypatch):
+    """Temporaries and outputs with gradients, dropout on, as of a scanned layer."""
+    monkeypatch.setattr(blocked, "CPU_SCORES", 4 * 1024 * 8)
     options = Options(dropout_rate=RATE, dropout_rng=KEY)
-    kept = jax.jit(functools.partial(run, blocked, Mask(), options, None))(q, k, v)[0, :, 0] > 0
-    error = (RATE * (1 - RATE) / kept.size) ** 0.5
-    assert abs(float(kept.mean()) - (1 - RATE)) < 4 * error
-    assert not (kept[:125] == kept[125:250]).all()
-
-
-def bytes_of(engine, T: int) -> int:
-    """Of temporaries and outputs of a core with gradients, dropout on, as of a scanned layer."""
-    options = Options(dropout_rate=RATE, dropout_rng=KEY)
-    core = functools.partial(run, engine, Mask(), options, None)
+    core = functools.partial(run, blocked, Mask(), options, None)
     core = jax.checkpoint(core, policy=_is_kept)
-    shape = jax.ShapeDtypeStruct((1, T, 4, 16), jnp.float32)
 
     def both(cotangent, *qkv):
         output, pull = jax.vjp(core, *qkv)
         return output, pull(cotangent)
 
-    memory = jax.jit(both).lower(*[shape] * 4).compile().memory_analysis()
-    return memory.temp_size_in_bytes + memory.output_size_in_bytes
-
-
-def test_memory_is_linear_in_the_length(monkeypatch):
-    monkeypatch.setattr(blocked, "CPU_SCORES", 4 * 1024 * 8)
-    few, many = (bytes_of(blocked, T) for T in (1024, 4096))
-    assert many < 4.5 * few
-    assert many < bytes_of(xla, 4096) / 10
-
-
-@pytest.mark.parametrize(
-    ("call", "block"),
-    [
-        # Of BERT-base 512 queries fit, of Transformer-big 128 of 16 examples; then queries of one.
-        ((32, 512, 512, 12, 1), (1, 12, 512)),
-        ((48, 128, 128, 1, 16), (16, 1, 128)),
-        ((14, 128, 128, 16, 1), (14, 16, 256)),
-        ((3, 2048, 2048, 12, 1), (1, 12, 256)),
-        ((3, 4096, 4096, 12, 1), (1, 12, 128)),
-    ],
-)
-def test_a_block_is_of_whole_examples(monkeypatch, call, block):
-    """Off the CPU: as many as have 2^22 scores; else about so many of one, by powers of two."""
-    monkeypatch.setattr(blocked, "platform", lambda: "tpu")
-    monkeypatch.setattr(blocked, "sees_one_device", lambda: True)
-    examples, heads, queries = blocked._block(*call)
-    assert (examples, heads, min(queries, call[1])) == (*block[:2], min(block[2], call[1]))
-    monkeypatch.setattr(blocked, "sees_one_device", lambda: False)
-    assert blocked._block(*call)[:2] == (call[0], call[3])
-
-
-def test_devices_that_a_call_does_not_know_of():
-    """Arrays are those of one device inside `shard_map`; a mesh alone may split them anyhow."""
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices, see tests/conftest.py")
-    assert not mesh.sees_one_device()
     found = []
-
-    def run(x):
-        found.append(mesh.sees_one_device())
-        return x
-
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    of_two, of_one = (jax.make_mesh((n, 1), ("data", "tensor"), axis_types=auto) for n in (2, 1))
-    by_rows = jax.sharding.PartitionSpec("data")
-    with jax.set_mesh(of_two):
-        jax.eval_shape(run, jnp.ones(2))
-        # Of one axis alone: the other is left to XLA.
-        for axes in ({"data", "tensor"}, {"data"}):
-            part = jax.shard_map(run, in_specs=by_rows, out_specs=by_rows, axis_names=axes)
-            jax.eval_shape(part, jnp.ones(2))
-    with jax.set_mesh(of_one):
-        jax.eval_shape(run, jnp.ones(2))
-    assert found == [False, True, False, True]
+    for length in (1024, 4096):
+        shape = jax.ShapeDtypeStruct((1, length, 4, 16), jnp.float32)
+        memory = jax.jit(both).lower(*[shape] * 4).compile().memory_analysis()
+        found.append(memory.temp_size_in_bytes + memory.output_size_in_bytes)
+    assert found[1] < 4.5 * found[0]
+    assert found[1] < 4 * 4096 * 4096 * 4 / 10  # of scores
 
 
 def test_a_shard_map_over_some_axes_is_not_split_again():
@@ -259,7 +199,7 @@ def test_sown_weights_are_refused():
     assert blocked.refusal(*call(3, 3), None, Mask(), Options(dropout_rate=RATE)) is None
 
 
-@pytest.mark.parametrize(("of_head", "of_all", "wanted"), [(7, 49, "xla"), (6, 48, "blocked")])
+@pytest.mark.parametrize(("of_head", "of_all", "wanted"), [(7, 52, "xla"), (6, 48, "blocked")])
 def test_auto_takes_it_for_many_scores(monkeypatch, of_head, of_all, wanted):
     """Of a head, whatever the batch, on a CPU and a TPU; of a device on a GPU."""
     given = *call(2, 3), None, Mask(), Options()  # B = 2, H = 4: 48 scores, 6 a head
@@ -271,14 +211,10 @@ def test_auto_takes_it_for_many_scores(monkeypatch, of_head, of_all, wanted):
     monkeypatch.setattr(blocked, "STORED", of_all)
     assert engines.attend(*given)[2] == wanted
 
-
-def test_the_bound_of_a_gpu_is_of_one_device(monkeypatch):
-    monkeypatch.setattr(blocked, "platform", lambda: "gpu")
-    given = *call(2, 3), None, Mask(), Options()  # 48 scores, 12 of a device
+    # Of 48 scores, 12 of a device.
     with on_mesh(2, 2):
-        for bound, taken in ((12, True), (13, False)):
-            monkeypatch.setattr(blocked, "STORED", bound)
-            assert (blocked.passed_by(*given) is None) == taken
+        monkeypatch.setattr(blocked, "STORED", of_all // 4)
+        assert (blocked.passed_by(*given) is None) == (wanted == "blocked")
 
 
 def test_dropout_does_not_depend_on_devices(monkeypatch):
@@ -288,16 +224,12 @@ def test_dropout_does_not_depend_on_devices(monkeypatch):
     q, k, _ = call(6, 7, K=4)
     v = jnp.broadcast_to(jnp.eye(7)[None, :, None], (B, 7, 4, 7))
 
-    def both(rate):
-        options = Options(dropout_rate=rate, dropout_rng=KEY, broadcast_dropout=False)
-        mask = Mask.array(jnp.asarray(normal(8, B, 4, 6, 7) > -1))
-        attend = jax.jit(functools.partial(run, blocked, mask, options, None))
-        wanted = attend(q, k, v)
-        with on_mesh(2, 2):
-            jax.clear_caches()
-            np.testing.assert_allclose(attend(q, k, v), wanted, atol=1e-6)
-        return wanted
-
-    masks = np.asarray(both(RATE) > 0)
+    options = Options(dropout_rate=RATE, dropout_rng=KEY, broadcast_dropout=False)
+    mask = Mask.array(jnp.asarray(normal(8, B, 4, 6, 7) > -1))
+    attend = jax.jit(functools.partial(run, blocked, mask, options, None))
+    wanted = attend(q, k, v)
+    with on_mesh(2, 2):
+        jax.clear_caches()
+        np.testing.assert_allclose(attend(q, k, v), wanted, atol=1e-6)
+    masks = np.asarray(wanted > 0)
     assert len({masks[b, :, h].tobytes() for b in range(B) for h in range(4)}) == 4 * B
-    both(0.0)

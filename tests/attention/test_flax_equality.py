@@ -14,14 +14,12 @@ import pytest
 from attention_cases import (
     B,
     Case,
-    D,
     H,
     S,
     T,
     assert_close,
     every_kind,
     mask_for,
-    mask_names,
     normal,
     random_parameters,
 )
@@ -50,9 +48,7 @@ def test_fields_and_call_are_those_of_flax():
         if name not in ("attention_fn", "bias_init"):
             assert ours[name] == default, name
     for kind in KINDS.values():
-        assert list(ours) == [f.name for f in dataclasses.fields(kind)][: len(ours)] or set(
-            ours
-        ) <= {f.name for f in dataclasses.fields(kind)}
+        assert set(ours) <= {f.name for f in dataclasses.fields(kind)}
     mine, theirs = (inspect.signature(c.__call__).parameters for c in (MultiHeadAttention, Flax))
     assert list(mine) == [*theirs, "positions"]
 
@@ -62,12 +58,11 @@ def test_outputs_under_every_mask_on_rows_with_a_key():
     q, k, v = normal(1, B, T, 33), normal(2, B, S, 33), normal(3, B, S, 33)
     params = {"params": random_parameters(flax, q, k, v)}
     mine, theirs = (jax.jit(m.apply) for m in (ours, flax))
-    for name in mask_names(MHA, T, S):
+    for name in ("none", "[B, H, T, S]", "one row empty", "a head's row empty"):
         _, dense = mask_for(MHA, name, T, S)
         has_key = dense.any(-1).all(1)
-        if has_key.any():
-            found = (f(params, q, k, v, mask=jnp.asarray(dense))[has_key] for f in (mine, theirs))
-            assert_close(*found, 1e-6)
+        found = (np.asarray(f(params, q, k, v, mask=dense))[has_key] for f in (mine, theirs))
+        assert_close(*found, 1e-6)
 
 
 FIELDS = [
@@ -106,14 +101,19 @@ OF_ALL = {name: INITIALIZERS[name] for name in ("kernel_init", "bias_init")}
 
 @pytest.mark.parametrize(
     "fields",
-    [{"use_bias": False}, {"normalize_qk": True}, OF_ALL, INITIALIZERS],
-    ids=["no biases", "norms", "given", "given for out"],
+    [{"use_bias": False, "normalize_qk": True}, OF_ALL, INITIALIZERS],
+    ids=["no biases", "given", "given for out"],
 )
 def test_initial_parameters_are_those_of_flax(fields):
     ours, flax = pair(**fields)
     q, k = normal(1, B, T, 17), normal(2, B, S, 19)
     mine, theirs = (jax.jit(m.init)(jax.random.key(3), q, k) for m in (ours, flax))
     jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+
+
+@functools.cache
+def started(module, shape):
+    return jax.device_get(jax.jit(module.init)(jax.random.key(0), jnp.zeros(shape))["params"])
 
 
 @every_kind
@@ -123,8 +123,7 @@ def test_initial_standard_deviations_are_those_of_flax(case):
     x = jnp.zeros((1, 2, inputs))
     kv = {"num_kv_heads": 2} if case.kv_heads else {}
     module = KINDS[case.kind](num_heads=heads, qkv_features=width, **kv)
-    both = module, Flax(num_heads=heads, qkv_features=width)
-    params, flax = (jax.device_get(jax.jit(m.init)(jax.random.key(0), x)["params"]) for m in both)
+    params, flax = started(module, x.shape), started(Flax(heads, qkv_features=width), x.shape)
     for name, leaves in params.items():
         if name.endswith("embedding"):
             assert leaves.shape == (heads, width // heads)
@@ -167,16 +166,6 @@ def test_sown_weights_are_those_of_flax():
     assert_close(mine, theirs, 1e-6)
 
 
-@pytest.mark.parametrize("force", [True, False])
-def test_weights_are_sown_in_the_type_of_the_softmax(force):
-    x = normal(1, B, T, 33)
-    for module in pair(dtype=jnp.bfloat16, force_fp32_for_softmax=force):
-        params = {"params": random_parameters(module, x)}
-        _, sown = module.apply(params, x, sow_weights=True, mutable=["intermediates"])
-        (weights,) = sown["intermediates"]["attention_weights"]
-        assert weights.dtype == (jnp.float32 if force else jnp.bfloat16)
-
-
 def test_decoding_step_by_step_is_that_of_flax():
     ours, flax = pair(decode=True, normalize_qk=True)
     x = normal(1, B, T, 33)
@@ -212,7 +201,7 @@ class Model(nn.Module):
 
 
 def train_step(attention):
-    """Loss, gradients and parameters after one step of AdamW, all jitted."""
+    """Loss before and after steps of AdamW, and the gradients of the first, all jitted."""
     model = Model(attention)
     x, memory = normal(1, 3, T, 24), normal(2, 3, S, 24)
     labels = jnp.asarray(np.random.default_rng(4).integers(0, 5, (3, T)))
@@ -233,30 +222,20 @@ def train_step(attention):
     before, grads, after, state = step(params, state)
     for _ in range(4):
         value, _, after, state = step(after, state)
-    return before, value, grads, params, after
+    return before, value, grads
 
 
-@pytest.mark.parametrize("kind", ["gqa", "mhe_add", "mla"])
+@pytest.mark.parametrize("kind", ["gqa", "mhe_add"])
 def test_a_model_takes_any_kind_by_one_name(kind):
     attention = KINDS[kind]
     if kind in FIELDS_OF_KINDS["num_kv_heads"]:
         attention = functools.partial(attention, num_kv_heads=2)
-    before, later, grads, params, after = train_step(attention)
+    before, later, grads = train_step(attention)
     assert later < before
     for path, g in jax.tree_util.tree_leaves_with_path(grads):
         assert np.isfinite(g).all()
         if "key_head_embedding" not in jax.tree_util.keystr(path) or kind != "mhe_add":
             assert np.any(g), path
-    assert not any(
-        np.array_equal(a, b)
-        for path, a, b in zip(
-            (p for p, _ in jax.tree_util.tree_leaves_with_path(params)),
-            jax.tree.leaves(params),
-            jax.tree.leaves(after),
-            strict=True,
-        )
-        if path[-1].key == "kernel"
-    )
 
 
 def test_the_model_with_mha_is_the_model_with_flax():
@@ -268,41 +247,25 @@ def test_the_model_with_mha_is_the_model_with_flax():
     assert_close(mine[2], theirs[2])
 
 
-def test_a_kind_inside_remat():
-    """`nn.remat` hands `x, x, x` on as three arrays."""
-    module = nn.remat(KINDS["mhe_mul"])(num_heads=H, qkv_features=H * D)
-    x, plain = normal(1, B, T, 33), Case("mhe_mul").module()
-    params = {"params": random_parameters(plain, x)}
-    assert_close(module.apply(params, x, x, x), plain.apply(params, x))
-
-
-@pytest.mark.parametrize("case", [Case("skv")], ids=str)
-@pytest.mark.parametrize("lift", [nn.remat, nn.jit], ids=["remat", "jit"])
-def test_values_of_their_own_do_not_depend_on_identity(case, lift):
+def test_values_of_their_own_do_not_depend_on_identity():
     """The same array, an equal one and another one, as they are and through a lifted call."""
+    case = Case("skv")
     module = case.module()
-    lifted = lift(KINDS[case.kind])(**fields_of(module))
+    lifted = nn.remat(KINDS[case.kind])(**fields_of(module))
     q, k, v = (normal(i, B, n, case.width) for i, n in ((1, T), (2, S), (3, S)))
     params = {"params": random_parameters(module, q)}
 
     @jax.jit
-    def outputs(params, q, k, v):
-        runs = {
-            "alone": lambda m: m.apply(params, q, k),
-            "the same": lambda m: m.apply(params, q, k, k),
-            "equal": lambda m: m.apply(params, q, k, k * 1),
-            "another": lambda m: m.apply(params, q, k, v),
-        }
-        return [{name: run(m) for name, run in runs.items()} for m in (module, lifted)]
+    def outputs(q, k, v):
+        calls = (q, k), (q, k, k), (q, k, k * 1), (q, k, v)
+        return [m.apply(params, *call) for m in (module, lifted) for call in calls]
 
-    plain, through = jax.device_get(outputs(params, q, k, v))
-    alone = plain["alone"]
-    for found in (plain, through):
-        assert_close(found["the same"], alone)
-        assert_close(found["equal"], alone)
-        mask = np.ones((B, case.heads, T, S), bool)
-        assert_close(found["another"], case.reference(params["params"], q, k, v, mask)[0])
-        assert np.abs(found["another"] - alone).max() > 0.1
+    alone, *others = outputs(q, k, v)
+    mask = np.ones((B, case.heads, T, S), bool)
+    another = case.reference(params["params"], q, k, v, mask)[0]
+    assert np.abs(another - alone).max() > 0.1
+    for found, wanted in zip(others, (alone, alone, another, *3 * (alone,), another), strict=True):
+        assert_close(found, wanted)
 
 
 def fields_of(module):
@@ -332,7 +295,7 @@ def test_what_a_decoding_call_means_does_not_depend_on_identity(case):
         np.testing.assert_array_equal(after["cache"]["cache_index"], [T] * B)
 
 
-@pytest.mark.parametrize("case", [Case("mha"), Case("mhe_mul"), Case("tpa")], ids=str)
+@pytest.mark.parametrize("case", [Case("mhe_mul"), Case("tpa")], ids=str)
 def test_a_kind_in_nnx_does_what_it_does_in_linen(case):
     module, x = case.module(), normal(1, B, T, case.width)
     bridge = nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(x)

@@ -104,8 +104,8 @@ def check(name, cluster, slots, monkeypatch, rows=N, **how):
     ("name", "cluster", "slots"),
     [
         *((name, 2, 2) for name in ("causal, no keys", "causal, ids", "window, ids, bits")),
-        ("causal", 1, 2),
         ("none", 1, 3),
+        ("ids", 1, 2),
         ("bits", 2, 3),
     ],
 )

@@ -26,17 +26,18 @@ MASKS = (
 )  # fmt: skip
 
 
-def visible_of(mask: str, dropout: bool = False, n: int = N):
+def visible_of(mask: str, dropout: bool = False, shape=(N, T, S)):
     """What `mask` lets queries see, and the booleans [N, T, S] that say so, and what is kept."""
+    n, T, S = shape
     t, j = np.arange(T)[None, :, None], np.arange(S)[None, None]
     first, last = np.zeros((n, T, 1), int), np.full((n, T, 1), S - 1)
     of_queries, of_keys = np.zeros((n, T)), np.zeros((n, S))
     if mask == "lengths":
-        last[:] = np.array([300, 0])[:n, None, None]
+        last[:] = np.array([S - 84, 0])[:n, None, None]
     if "causal" in mask:
         last[:] = t
     if mask == "offsets":
-        last[:] = t + np.array([120, 131])[:n, None, None]
+        last[:] = np.minimum(t + np.array([120, 131])[:n, None, None], S - 1)
     if "window" in mask:
         first[:], last[:] = np.maximum(t - (211 if mask == "wide window" else 37), 0), t + 3
     if mask == "padding":
@@ -70,9 +71,10 @@ def sizes_for(blocks, dropout=False, chunks=1, heads=2, width=32):
     return hopper.Sizes(0.3, chunks, heads, width, 16, 0.5 if dropout else 1.0, *blocks)
 
 
-def arrays(sizes, n=N, grid=None):
+def arrays(sizes, shape=(N, T, S), grid=None):
     """q, k, and columns and weights of values and exponentiated biases, as `mosaic` lays them."""
     C, H, E, W = sizes.chunks, sizes.heads, sizes.width, sizes.weights
+    n, T, S = shape
     q, k, v, b = (
         normal(1, n, T, D),
         normal(2, n, S, D),
@@ -205,23 +207,17 @@ def interpreted(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(
-    ("mask", "dropout", "blocks"),
-    [
-        ("none", False, (128, 2, 2)),
-        ("offsets", True, (64, 3, 3)),
-        ("causal segments", True, (64, 2, 2)),
-    ],
-)
-def test_interpreted(mask, dropout, blocks, interpreted):
+def test_interpreted(interpreted):
     """Who waits for whom, and what is read where, fences too."""
-    visible, *_ = visible_of(mask, dropout, n=1)
-    sizes = sizes_for(blocks, dropout, chunks=1 + (mask == "none"))
-    check(interpreted, sizes, arrays(sizes, n=1, grid=4), visible)
+    check(interpreted, "offsets", (64, 2, 1), (1, 128, 192), dropout=True)
 
 
-def check(run, sizes, given, visible):
+def check(run, mask, blocks, shape, dropout, **more):
+    visible, *_ = visible_of(mask, dropout, shape)
+    sizes = sizes_for(blocks, dropout, **more)
+    given = arrays(sizes, shape, grid=4)
     found = run(sizes, *given, visible)
+    sizes = sizes._replace(keys=64) if visible.ids else sizes  # as it takes them
     high, low, *rest = emulated.forward(sizes, *given, visible)
     np.testing.assert_allclose(
         np.float64(found[0]) + np.float64(found[1]),
@@ -236,34 +232,36 @@ def check(run, sizes, given, visible):
 
 
 @pytest.mark.parametrize(
-    ("mask", "dropout", "blocks"),
+    ("mask", "dropout", "blocks", "shape", "more"),
     [
-        ("none", False, (64, 2, 1)),
-        ("none", True, (64, 2, 2)),
-        ("causal", False, (64, 3, 3)),
-        ("window", True, (64, 2, 1)),
-        ("lengths", False, (128, 2, 2)),
-        ("offsets", True, (64, 3, 3)),
-        ("causal segments", False, (64, 4, 4)),
+        ("none", False, (64, 2, 1), (2, 128, 192), {"chunks": 2}),
+        # Parts of the output that begin inside a head.
+        ("none", True, (64, 2, 2), (1, 128, 192), {"heads": 4, "width": 48}),
+        ("causal", False, (64, 3, 3), (1, 256, 384), {}),
+        ("wide window", True, (64, 2, 1), (1, 256, 384), {}),
+        ("lengths", False, (128, 2, 2), (2, 128, 384), {}),
+        ("offsets", True, (64, 3, 3), (2, 128, 384), {}),
+        ("causal segments", False, (128, 2, 2), (1, 256, 384), {}),
+        ("a query without keys", False, (64, 2, 2), (1, 256, 256), {}),
+        ("holes", True, (64, 2, 2), (1, 128, 192), {}),
     ],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2))])
-def test_on_a_machine(mask, dropout, blocks, seed, monkeypatch):
+def test_on_a_machine(mask, dropout, blocks, shape, more, seed, monkeypatch):
     """In an order that is drawn of what may happen in any order."""
     hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed)
-    visible, *_ = visible_of(mask, dropout, n=1)
-    sizes = sizes_for(blocks, dropout, chunks=1 + (mask == "none"))
-    check(hopper.forward, sizes, arrays(sizes, n=1, grid=4), visible)
+    check(hopper.forward, mask, blocks, shape, dropout, **more)
 
 
 def test_small_denominators_of_large_values(monkeypatch):
     """Neither of the output's factors, 1 / d and a power of two, overflows before the other."""
     hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed=0)
     sizes = sizes_for((64, 2, 2))
-    q, k, columns, weights, powers = arrays(sizes, n=1, grid=4)
+    shape = 1, 128, 128
+    q, k, columns, weights, powers = arrays(sizes, shape, grid=4)
     small = jnp.asarray(2.0**-80, jnp.bfloat16)
     given = q, k, columns * small, weights * small, powers * 2.0**100
-    output = hopper.forward(sizes, *given, visible_of("none", n=1)[0])[0]
+    output = hopper.forward(sizes, *given, visible_of("none", shape=shape)[0])[0]
     assert np.isfinite(np.float32(output)).all()
 
 

@@ -19,7 +19,7 @@ PARTS = {
     "other window": Mask.local(2, 1),
     "window, offset": Mask.local(2, 0, jnp.array([1, -4])),
     "lengths": Mask.lengths(jnp.array([3, 0])),
-    "other lengths": Mask.lengths(jnp.array([2, 5])),
+    "other lengths": Mask.lengths(jnp.array([2, 5], jnp.uint8)),
     "padding": Mask.padding(jnp.array([[1, 0, 1, 1, 0, 0, 1], [0] * 7])),
     "segments": Mask.segments(*SEGMENTS),
     "other segments": Mask.segments(
@@ -106,45 +106,30 @@ def test_who_may_have_rows_without_a_key():
     assert {name for name, mask in PARTS.items() if not mask.may_empty_a_row} == {"causal"}
 
 
-@pytest.mark.parametrize("size", [-1, 2.0, None])
-def test_sizes_of_a_window(size):
-    with pytest.raises(ValueError, match=f"left={size} of a window must be a whole number >= 0"):
-        Mask.local(size)
-    with pytest.raises(ValueError, match=f"right={size} of a window must be a whole number >= 0"):
-        Mask.local(1, size)
+def test_sizes_of_a_window():
+    for size in (-1, 2.0):
+        with pytest.raises(ValueError, match=f"left={size} of a window must be a whole number"):
+            Mask.local(size)
+        with pytest.raises(ValueError, match=f"right={size} of a window must be a whole number"):
+            Mask.local(1, size)
 
 
-def test_parts_may_be_lists():
-    lists = Mask.lengths([3, 4]) & Mask.padding([[1, 1, 0, 1]] * 2) & Mask.segments([[1, 1, 2, 2]])
-    arrays = [jnp.array(part) for part in ([3, 4], [[1, 1, 0, 1]] * 2, [[1, 1, 2, 2]])]
-    lengths, padding, segments = arrays
-    same = Mask.lengths(lengths) & Mask.padding(padding) & Mask.segments(segments)
-    np.testing.assert_array_equal(lists.to_dense(4, 4), same.to_dense(4, 4))
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize(
-    "how", ["array", "constant", "Mask.array", "Mask", "and", "padding", "valid"]
-)
-@pytest.mark.parametrize("value", [-1e9, -np.inf, np.nan, 0.5, 2, 255])
-def test_values_that_are_neither_0_nor_1(how, value):
+@pytest.mark.parametrize("value", [-1e9, np.nan, 0.5, 255])
+def test_values_that_are_neither_0_nor_1(value):
     """Those of a mask that is added to scores would mean the opposite."""
     kept = np.tril(np.ones((T, T)))
-    wrong = {2: 2 * kept.astype(int), 255: (255 * kept).astype(np.uint8)}.get(
-        value, np.where(kept, 0.0, value)
-    )
-    x = jnp.ones((B, T, 4))
-    module = make_attention("mha", num_heads=2)
+    wrong = (255 * kept).astype(np.uint8) if value == 255 else np.where(kept, 0.0, value)
+    module, x = make_attention("mha", num_heads=2), jnp.ones((B, T, 4))
     params = module.init(jax.random.key(0), x)
     call = functools.partial(module.apply, params, x)
-    calls = {
-        "array": lambda: call(mask=jnp.asarray(wrong)),
-        "constant": lambda: jax.jit(lambda x: module.apply(params, x, mask=wrong))(x),
-        "Mask.array": lambda: Mask.array(wrong),
-        "Mask": lambda: call(mask=Mask(allowed=jnp.asarray(wrong)[None, None])),
-        "and": lambda: Mask.causal() & wrong,
-        "padding": lambda: Mask.padding(wrong[:B]),
-        "valid": lambda: call(mask=Mask(key_valid=jnp.asarray(wrong[:B]))),
-    }
-    with pytest.raises(ValueError, match=f"mask: .*{jnp.asarray(wrong).dtype.type(value)}"):
-        calls[how]()
+    for made in (
+        lambda: call(mask=jnp.asarray(wrong)),
+        lambda: jax.jit(functools.partial(module.apply, mask=wrong))(params, x),
+        lambda: call(mask=Mask(allowed=jnp.asarray(wrong)[None, None])),
+        lambda: call(mask=Mask(key_valid=jnp.asarray(wrong[:B]))),
+        lambda: Mask.array(wrong),
+        lambda: Mask.causal() & wrong,
+        lambda: Mask.padding(wrong[:B]),
+    ):
+        with pytest.raises(ValueError, match=f"mask: .*{jnp.asarray(wrong).dtype.type(value)}"):
+            made()

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_shared
-from attention_cases import kept_by_words, on_mesh, run_for_tpus
-from jax.sharding import PartitionSpec as P
+from attention_cases import kept_by_words, kernels_for_tpus, on_mesh, parts
 
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import Options, is_saved
-from mhe_jax.attention.engines.blocks import parts
+from mhe_jax.attention.engines import blocks as of_engines
 from mhe_jax.attention.engines.shared import kernels, tpu
 
 B, T, S, D, E, R = 2, 5, 7, 11, 13, 3
@@ -34,17 +33,6 @@ def inputs(groups=1, values=None, lengths=(T, S), spread=2.0, heads=R, dtype=jnp
     return *arrays, jnp.asarray(spread * key_bias, jnp.float32), jnp.asarray(cotangent, dtype)
 
 
-def reference(query, key, value, key_bias, cotangent, mask, left=1.0):
-    """Output and gradients in float64; `left` of the weights by dropout."""
-    *given, cotangent = (
-        np.asarray(x, np.float64) for x in (query, key, value, key_bias, cotangent)
-    )
-    allowed = mask.to_dense(query.shape[1], key.shape[1])
-    allowed = np.ones((1, 1, 1, 1), bool) if allowed is None else np.asarray(allowed)
-    output = test_shared.reference(*given, allowed, left)[2]
-    return output, *test_shared.reference_gradients(*given, allowed, cotangent, left)
-
-
 @functools.partial(jax.jit, static_argnames=("blocks", "rate", "broadcast"))
 def run(query, key, value, key_bias, cotangent, mask, blocks=None, rate=0.0, broadcast=True):
     """Output and gradients by the interpreted kernels; the sum of the weights."""
@@ -61,39 +49,14 @@ def run(query, key, value, key_bias, cotangent, mask, blocks=None, rate=0.0, bro
 def check(given, mask=None, blocks=None, tolerance=1e-5, left=1.0, **dropout):
     mask = Mask() if mask is None else mask
     got, kept = run(*given, mask, blocks, **dropout)
-    for name, x, y in zip(NAMES, got, reference(*given, mask, left), strict=True):
+    wanted = test_shared.wanted_of(given[:4], given[4], mask, left)
+    for name, x, y in zip(NAMES, got, wanted, strict=True):
         x = np.asarray(x, np.float64)
         # Gradients that cancel to 0 are as exact as what cancels.
         np.testing.assert_allclose(
             x, y, rtol=0, atol=tolerance * max(1, abs(y).max()), err_msg=name
         )
     return got, kept
-
-
-def masks(queries, keys):
-    """Each mask that the kernels take, and all together; some rows see no key."""
-    rng = np.random.default_rng(3)
-    valid = Mask.padding(jnp.asarray(rng.random((B, keys)) < 0.8))
-    ids = (rng.integers(0, 2, (B, n)) for n in (queries, keys))
-    segments = Mask.segments(*map(jnp.asarray, ids))
-    one_for_all = Mask.segments(*(jnp.arange(n)[None] // 4 for n in (queries, keys)))
-    return {
-        "offset": Mask.causal(jnp.array([-2, 3])),
-        "offset of all": Mask.causal(2) & valid,
-        "window & causal": Mask.local(9, 2) & Mask.causal(),
-        "window & offset": Mask.local(9, 2) & Mask.causal(jnp.array([-2, 3])),
-        "window, offset": Mask.local(5, 1, jnp.array([4, -7])) & valid,
-        "lengths": Mask.lengths(jnp.array([keys - 3, 1])),
-        "lengths, of one nothing": Mask.lengths(jnp.array([0, 17])) & Mask.causal(),
-        "length of all": Mask.lengths(5) & segments & Mask.local(30, 3),
-        "valid": valid,
-        "segments of all": one_for_all & Mask.causal(),
-        "everything": Mask.causal() & valid & segments,
-        # One mark for the whole length.
-        "valid [B, 1]": Mask.padding(jnp.array([[True], [False]])),
-        "segments of queries [B, 1]": Mask.segments(jnp.ones((B, 1), int), segments.segment_ids[1]),
-        "segments of keys [B, 1]": Mask.segments(segments.segment_ids[0], jnp.ones((B, 1), int)),
-    }
 
 
 @pytest.mark.parametrize(("groups", "own_values"), [(1, True), (2, False)])
@@ -103,14 +66,8 @@ def test_prime_sizes(groups, own_values):
     assert kept == 1
 
 
-@pytest.mark.parametrize(("lengths", "blocks"), [((29, 43), (8, 16)), ((43, 29), (16, 8))])
-def test_several_blocks(lengths, blocks):
-    check(inputs(lengths=lengths), blocks=blocks)
-
-
-@pytest.mark.parametrize("name", ["window, offset", "lengths"])
-def test_forward_blocks_of_their_own(name):
-    check(inputs(lengths=(29, 61)), masks(29, 61)[name], (8, 16, 32))
+def test_forward_blocks_of_their_own():
+    check(inputs(lengths=(29, 61)), parts(29, 61)["window, offset"], (8, 16, 32))
 
 
 def test_saturated_queries_have_no_gradient():
@@ -130,13 +87,22 @@ def test_calls_of_nothing():
         np.testing.assert_array_equal(output, np.zeros(cotangent.shape))
 
 
-OF_OTHERS = "window & causal", "lengths", "valid"  # parts of them
-
-
-@pytest.mark.parametrize("name", [name for name in masks(T, S) if name not in OF_OTHERS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "offset of all",
+        "window, offset",
+        "nothing of one",
+        "length of all",
+        "segments of all",
+        "one mark of queries",
+        "one mark of keys",
+        "all of them",
+    ],
+)
 def test_masks(name):
     """A row without a key has output and gradients of 0."""
-    mask = masks(29, 43)[name]
+    mask = parts(29, 43)[name]
     _, kept = check(inputs(2, lengths=(29, 43)), mask, (8, 16))
     np.testing.assert_array_equal(kept, mask.row_has_key(29, 43, jnp.float32))
 
@@ -150,7 +116,7 @@ def test_gradients_of_many_queries(monkeypatch):
     """Those of queries that do not stay on the chip together go one part after the other."""
     monkeypatch.setattr(kernels, "QUERIES_BYTES", 16 * 4 * tpu.LANES)
     jax.clear_caches()
-    check(inputs(lengths=(45, 43)), masks(45, 43)["offset"], (8, 16))
+    check(inputs(lengths=(45, 43)), parts(45, 43)["window & offset"], (8, 16))
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -163,8 +129,7 @@ def test_scores_far_apart(order):
     check((query, key, *rest), blocks=(8, 8), tolerance=3e-4)
 
 
-@pytest.mark.parametrize("spread", [57, 1e3])
-def test_spread_of_the_key_bias(spread, monkeypatch):
+def test_spread_of_the_key_bias(monkeypatch):
     """Beyond the bound the call goes head by head, forward and backward."""
     went = []
     for name in ("forward", "gradient"):
@@ -176,10 +141,11 @@ def test_spread_of_the_key_bias(spread, monkeypatch):
 
         monkeypatch.setattr(tpu.head_by_head, name, spied)
     jax.clear_caches()
-    tolerance = 1e-4 if spread > 60 else 1e-5  # the rounding error of a logit of 1000 is 6e-5
-    check(inputs(spread=spread, lengths=(29, 43)), blocks=(8, 16), tolerance=tolerance)
-    jax.effects_barrier()
-    assert set(went) == ({"forward", "gradient"} if spread > 60 else set())
+    # The rounding error of a logit of 1000 is 6e-5.
+    for spread, tolerance, wanted in ((57, 1e-5, set()), (1e3, 1e-4, {"forward", "gradient"})):
+        check(inputs(spread=spread, lengths=(29, 43)), blocks=(8, 16), tolerance=tolerance)
+        jax.effects_barrier()
+        assert set(went) == wanted
 
 
 @pytest.mark.parametrize(("width", "name"), [(E, "offset"), (tpu.LANES, "lengths")])
@@ -191,25 +157,7 @@ def test_groups_of_heads(width, name, monkeypatch):
     monkeypatch.setattr(tpu, "GROUP_WIDTH", 2 * width)
     given = inputs(2, 10, lengths=(9, 19), heads=5, width=width)
     jax.clear_caches()
-    check(given, masks(9, 19)[name], (8, 16))
-
-
-def test_blocks_are_wide_where_all_keys_are_seen():
-    """And no dropout is drawn; those of the forward kernel the most, as far as memory goes."""
-
-    def keys(mask=None, keep=1.0, length=2048, width=64, dtype=jnp.bfloat16):
-        value = jax.ShapeDtypeStruct((1, length, 1, width), dtype)
-        static, mask = tpu.Static(1.0, keep, None), mask or Mask()
-        sizes = tpu._sizes(static, length, length, width, 12, value, mask, None, False)
-        return sizes.block_keys, sizes.forward_keys
-
-    plain = keys(keep=0.9)
-    assert plain == keys(Mask.causal()) == keys(Mask.local(5, 5)) == (tpu.BLOCK, tpu.BLOCK)
-    assert keys() == (tpu.WIDE_BLOCK, 2048)
-    assert keys(length=3072) == (tpu.WIDE_BLOCK, 1024)
-    assert keys(width=128)[0] < keys(width=128)[1]
-    assert keys(dtype=jnp.float32)[1] == 1024
-    assert keys(length=2560) == (tpu.BLOCK, tpu.BLOCK)
+    check(given, parts(9, 19)[name], (8, 16))
 
 
 def test_a_scanned_layer_saves_what_the_kernel_gives():
@@ -238,9 +186,9 @@ def test_dropout(broadcast, spread):
     left = kept_by_words(KEY, RATE, rows, 21, 43)[:, None] / (1 - RATE)
     given = inputs(lengths=(21, 43), spread=spread)
     _, kept = check(given, None, (8, 16), tolerance, left=left, rate=RATE, broadcast=broadcast)
-    ones = given[0], given[1], jnp.ones_like(given[2]), *given[3:]
-    (of_ones, *_), _ = run(*ones, Mask(), (8, 16), RATE, broadcast)
-    np.testing.assert_allclose(kept, of_ones[..., :1], rtol=1e-5)
+    ones = given[0], given[1], jnp.ones_like(given[2]), given[3]
+    sums = test_shared.wanted_of(ones, given[4], True, left)[0]
+    np.testing.assert_allclose(kept, sums[..., :1], rtol=tolerance)
 
 
 def test_dropout_keeps_its_share():
@@ -287,12 +235,12 @@ def test_bfloat16():
 
 def test_denominators_are_wider_than_bfloat16():
     """With values of 1 the output is 1, to within the rounding of w."""
-    query, key, value, key_bias, cotangent = inputs(dtype=jnp.bfloat16, lengths=(29, 43), spread=3)
-    first, second = parts(key_bias, 2)
+    query, key, value, key_bias, cotangent = inputs(2, lengths=(29, 43), dtype=jnp.bfloat16)
+    first, second = of_engines.parts(key_bias, 2)
     assert (first == first.astype(jnp.bfloat16).astype(jnp.float32)).all()
     assert (first + second == key_bias).all()
     given = query, key, jnp.ones_like(value), key_bias, cotangent
-    (output, *_), _ = run(*given, Mask(), (16, 16))
+    (output, *_), _ = run(*given, Mask.causal(), (16, 16))
     np.testing.assert_allclose(output.astype(jnp.float32), 1, atol=2**-8)
 
 
@@ -327,103 +275,25 @@ def test_refusals():
 
 
 @pytest.mark.usefixtures("on_a_tpu")
-def test_the_column_of_dropout_is_part_of_the_width():
-    query, key, _, *rest, _ = call()
-    value = jnp.zeros((B, S, 1, 1024), query.dtype)
-    assert tpu.refusal(query, key, value, *rest, Options()) is None
-    given = query, key, value, *rest, Options(dropout_rate=0.1)
-    assert "no wider than 1024" in str(tpu.refusal(*given))
-
-
-@pytest.mark.usefixtures("on_a_tpu")
 def test_takes_the_rest():
-    for mask in (Mask(), *masks(T, S).values()):
+    for mask in parts(T, S).values():
         for dtype in (jnp.bfloat16, jnp.float32):
             assert tpu.refusal(*call(dtype, mask=mask)) is None
 
 
-def test_on_a_mesh():
-    """Inside `shard_map`, examples and heads apart: results are those of one device."""
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices, see tests/conftest.py")
-    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    given, mask = inputs(heads=4), Mask.causal()
-    rows, heads = P("data"), P("data", None, "tensor")
-    specs = (rows, rows, rows, heads)
-
-    @jax.jit
-    @functools.partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
-    def attend(*args):
-        return tpu.attend(*args, mask, Options(), scale=D**-0.5, blocks=(8, 16), interpret=True)[0]
-
-    with jax.default_matmul_precision("highest"):
-        output, pull = jax.vjp(attend, *given[:4])
-        got = output, *pull(given[4])
-    for name, x, y in zip(NAMES, got, reference(*given, mask), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * abs(y).max(), err_msg=name)
-
-
-AHEAD_OF_TIME = """
-import sys
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from mhe_jax.attention import Mask
-from mhe_jax.attention.engines import Options
-from mhe_jax.attention.engines.shared import tpu
-
-AXES = "data", "fsdp", "tensor"
-name, where, dtype, T, H, D = *sys.argv[1:4], *map(int, sys.argv[4:])
-topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
-devices = np.array(topology.devices[: 8 if where == "mesh" else 1])
-mesh = Mesh(devices.reshape((2, 2, 2) if where == "mesh" else (1, 1, 1)), AXES)
-rows, heads = P(("data", "fsdp")), P(("data", "fsdp"), None, "tensor")
-specs = rows, rows, rows, heads, rows, rows
-
-def attend(query, key, value, key_bias, valid, segments):
-    mask = Mask.causal() & Mask.padding(valid) & Mask.segments(segments)
-    if where == "lengths":
-        mask = Mask.local(150, 9) & Mask.lengths(segments[:, 0])
-    if where == "whole":
-        mask = Mask.padding(valid) & Mask.segments(segments)
-    return tpu.attend(query, key, value, key_bias, mask, Options(), scale=0.1)[0]
-
-if where == "mesh":
-    attend = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
-
-def loss(*args):
-    output = attend(*args)
-    return (output.astype(jnp.float32) ** 2).sum(), output
-
-shapes = *[(4, T, 1, D)] * 3, (4, T, H), (4, T), (4, T)
-dtypes = *[jnp.dtype(dtype)] * 3, jnp.float32, jnp.bool_, jnp.int32
-args = [
-    jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
-    for shape, dtype, spec in zip(shapes, dtypes, specs)
-]
-gradient = jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)
-compiled = jax.jit(gradient).lower(*args).compile()
-print("kernels", compiled.as_text().count('custom_call_target="tpu_custom_call"'))
-"""
-
-
 @pytest.mark.parametrize(
-    "command",
+    "call",
     [
-        "v5e:2x2 one float32 1024 12 64",
-        "v5e:2x4 mesh bfloat16 200 6 24",
-        "v5p:2x2x1 one bfloat16 200 6 24",
-        "v6e:2x2 one bfloat16 200 6 24",
-        "v5e:2x2 lengths bfloat16 1024 12 64",
-        "v5e:2x2 whole bfloat16 2048 12 64",
-        "v5e:2x2 whole bfloat16 2048 8 128",
-        "v6e:2x2 whole bfloat16 1024 6 128",
+        "v5e:2x2 one float32 1024 1 1 12 64 64",
+        "v5e:2x4 mesh bfloat16 200 1 1 6 24 24",
+        "v5p:2x2x1 one bfloat16 200 1 1 6 24 24",
+        "v6e:2x2 one bfloat16 200 1 1 6 24 24",
+        "v5e:2x2 lengths bfloat16 1024 1 1 12 64 64",
+        "v5e:2x2 whole bfloat16 2048 1 1 12 64 64",
+        "v6e:2x2 whole bfloat16 1024 1 1 6 128 128",
     ],
 )
 @pytest.mark.libtpu
-def test_compiles_ahead_of_time(command):
+def test_compiles_ahead_of_time(call):
     """The forward and the backward kernel compile for chips that are not here."""
-    done = run_for_tpus(AHEAD_OF_TIME, *command.split())
-    assert "kernels 2" in done.stdout, done.stdout + done.stderr[-3000:]
+    assert kernels_for_tpus("pallas", call) == 2

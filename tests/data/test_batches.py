@@ -4,21 +4,18 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
 from text_for_tests import REAL_DATA, equal, experiment, joined, sentences, with_seed, write_lines
 
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import Config, DataConfig, InputError
 from mhe_jax.config.fields import set_field
-from mhe_jax.data import (
-    BOS,
-    EOS,
-    PAD,
-    BatchIterator,
-)
-from mhe_jax.data.pairs import choose_buckets, token_lengths
+from mhe_jax.config.rules import check, training_sources
+from mhe_jax.data import BOS, EOS, MASK, PAD, open_source
+from mhe_jax.data.pairs import choose_buckets
+from mhe_jax.data.tokenizer import NUM_FIXED
 from mhe_jax.tasks import check_sources, evaluation_batches, make_tokenizer, train_batches
 
 TASKS = ("mlm", "lm", "translation")
@@ -70,12 +67,17 @@ def test_evaluation_rows_do_not_depend_on_processes(config, tokenizer):
 def test_what_cannot_be_batched_is_refused(config, tokenizer, tmp_path):
     write_lines(tmp_path / "a.tsv", ["haus\t", "\thaus", f"{'haus ' * 50}\thund"])
     unusable = experiment(tmp_path, "translation", train=("a.tsv",))
-    with pytest.raises(InputError, match="none of 3 pairs .* 2 have an empty side, 1 are longer"):
+    with pytest.raises(InputError, match="none of 3 pairs .* 1 too long, 2 with an empty side"):
         train_batches(unusable, tokenizer)
     with pytest.raises(InputError, match="model.vocabulary_size is 400"):
         train_batches(set_field(config, "model.vocabulary_size", 400), tokenizer)
+
+    def split():
+        odd = train_batches(config, tokenizer, process_index=0, process_count=3)
+        return [odd.batch(step) for step in range(20)]
+
     with pytest.raises(InputError, match="cannot be split over 3 processes"):
-        train_batches(config, tokenizer, process_index=0, process_count=3)
+        split()
 
 
 def test_iterating_resumes_exactly(config, tokenizer):
@@ -101,22 +103,22 @@ def test_steps_and_seeds_differ(config, tokenizer):
 
 
 def test_rows_are_full_and_shaped(config, tokenizer):
-    batches = train_batches(config, tokenizer)
+    batches, short = train_batches(config, tokenizer), 0
     for step in range(60):
         batch = batches.batch(step)
         if config.task != "translation":
             assert batch["tokens"].shape == (8, 24)
-            assert (batch["tokens"] != PAD).all()
             assert (batch["tokens"][:, 0] == BOS).all()
-            assert batch["weights"].all()
+            short += (batch["tokens"] == PAD).any(axis=1).sum()
         else:
             length = batch["source"].shape[1]
             assert batch["source"].shape == batch["target"].shape == batch["labels"].shape
-            assert length in batches.buckets
+            assert length in (4, 8, 12, 16, 20, 24)
             assert (batch["target"][:, 0] == BOS).all()
             assert ((batch["labels"] == EOS).sum(axis=1) == 1).all()
             assert ((batch["source"] == EOS).sum(axis=1) == 1).all()
             np.testing.assert_array_equal(batch["weights"], batch["labels"] != PAD)
+    assert short <= 60 / batches.steps_per_epoch + 1  # the last row of an epoch
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -137,103 +139,6 @@ def test_padding_stands_at_the_end_of_a_row(config, tokenizer, packing):
             assert (exists[:, :-1] >= exists[:, 1:]).all()
             padded += (~exists).sum()
     assert padded
-
-
-def test_each_pair_once_an_epoch(directory, tokenizer):
-    config = experiment(directory, "translation", train=("train.tsv",))
-    batches = train_batches(config, tokenizer)
-    tokens = token_lengths(batches.source, tokenizer, directory / "cache")
-    lengths = tokens.max(axis=1) + 1
-    usable = np.flatnonzero((lengths <= 24) & (tokens.min(axis=1) > 0))
-    assert len(batches.usable) == len(usable)
-    assert 0 < batches.usable.num_too_long == (lengths > 24).sum()
-    orders = []
-    for epoch in range(3):
-        numbers = Counter()
-        for i in range(batches.steps_per_epoch):
-            length, of_batch = batches.pair_numbers(epoch * batches.steps_per_epoch + i)
-            assert len(of_batch) == batches.rows[batches.buckets.index(length)]
-            assert (lengths[of_batch] <= length).all()
-            numbers.update(of_batch.tolist())
-        assert sorted(numbers) == usable.tolist()
-        repeated = sum(count - 1 for count in numbers.values())
-        assert repeated < sum(batches.rows)
-        orders.append(tuple(numbers))
-    assert (lengths[usable] == 24).any()  # the longest that is used
-    assert len(set(orders)) == 3
-
-
-def test_rows_of_a_translation_batch(directory, tokenizer):
-    options = {"train": ("train.tsv",), "length_buckets": (6, 12, 24), "row_multiple": 4}
-    for tokens, rows in ((384, (32, 16, 8)), (20, (4, 4, 4))):
-        config = experiment(directory, "translation", **options, tokens_per_batch=tokens)
-        batches = train_batches(config, tokenizer)
-        assert (batches.buckets, batches.rows) == ((6, 12, 24), rows)
-
-
-@pytest.mark.parametrize("pairs", [10, 12])  # 12 fill three batches of four
-def test_what_fills_a_batch_up_are_other_pairs(tmp_path, tokenizer, pairs):
-    write_lines(tmp_path / "a.tsv", ["haus\thund"] * pairs)
-    options = {"length_buckets": (24,), "tokens_per_batch": 192, "row_multiple": 1}
-    config = experiment(tmp_path, "translation", train=("a.tsv",), **options)
-    batches = train_batches(config, tokenizer)
-    assert (batches.rows, batches.steps_per_epoch) == ((4,), 3)
-    numbers = np.concatenate([batches.pair_numbers(step)[1] for step in range(3)])
-    counts = np.bincount(numbers, minlength=pairs)
-    assert (counts.min(), counts.max()) == (1, 1 + (pairs < 12))
-
-
-def test_each_pair_is_in_the_shortest_bucket_that_holds_it(directory, tokenizer):
-    """One of exactly a bucket's length is in that bucket."""
-    buckets = (11, 13, 24)
-    config = experiment(
-        directory,
-        "translation",
-        train=("train.tsv",),
-        test=("train.tsv",),
-        length_buckets=buckets,
-        tokens_per_batch=53,
-        row_multiple=1,
-    )
-    batches = train_batches(config, tokenizer)
-    lengths = token_lengths(batches.source, tokenizer, directory / "cache").max(axis=1) + 1
-    assert set(buckets) <= set(lengths)
-    of_pair = {}
-    for step in range(batches.steps_per_epoch):
-        length, numbers = batches.pair_numbers(step)
-        of_pair |= dict.fromkeys(numbers.tolist(), length)
-    for number, bucket in of_pair.items():
-        assert bucket == min(b for b in buckets if b >= lengths[number])
-    found = evaluation_batches(config, tokenizer, "test", batch_size=8)
-    buckets = {batch["source"].shape[1] for batch in found}
-    assert buckets <= set(lengths.clip(max=40))
-    for batch in found:
-        for number in batch["index"][batch["index"] >= 0]:
-            longest = min(lengths[number], 40)
-            assert batch["source"].shape[1] == min(b for b in buckets if b >= longest)
-
-
-def test_the_order_of_pairs_is_drawn_anew(directory, tokenizer):
-    """Of the pairs of a bucket, and of the batches: for each epoch and seed."""
-    options = {"train": ("train.tsv",), "length_buckets": (24,), "tokens_per_batch": 192}
-    options |= {"row_multiple": 1}
-    config = experiment(directory, "translation", **options)
-    batches, other = (train_batches(with_seed(config, seed), tokenizer) for seed in (3, 4))
-    steps = batches.steps_per_epoch
-    first, second, of_seed = (
-        np.concatenate([of.pair_numbers(first + step)[1] for step in range(steps)])
-        for of, first in ((batches, 0), (batches, steps), (other, 0))
-    )
-    for one, two in ((first, second), (first, of_seed), (first, np.sort(first))):
-        assert (one == two).mean() < 0.05
-    # Which pairs share a batch is drawn too, not only the order of batches.
-    rows = batches.rows[0]
-    together = [{frozenset(x) for x in order.reshape(-1, rows)} for order in (first, second)]
-    assert len(together[0] & together[1]) < 3
-    options |= {"length_buckets": (16, 20, 24)}
-    batches = train_batches(experiment(directory, "translation", **options), tokenizer)
-    lengths = [batches.pair_numbers(step)[0] for step in range(batches.steps_per_epoch)]
-    assert lengths != sorted(lengths)
 
 
 def test_rows_of_the_same_text_are_masked_differently(tmp_path, tokenizer):
@@ -267,38 +172,150 @@ def test_rows_of_the_same_text_are_masked_differently(tmp_path, tokenizer):
     assert len({row.tobytes() for row in rows}) == 20
 
 
+def epoch_of(batches, number=0):
+    """All batches of an epoch of a whole number of steps."""
+    steps = int(batches.steps_per_epoch)
+    assert steps == batches.steps_per_epoch
+    return [batches.batch(number * steps + i) for i in range(steps)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("task", ["mlm", "lm"])
-def test_the_order_of_rows_is_drawn_anew(tmp_path, tokenizer, task):
-    """Where rows start: in another order for each epoch and seed, and shifted."""
-    write_lines(tmp_path / "a.txt", sentences(400))
-    config = experiment(tmp_path, task, train=("a.txt",))
+def test_each_token_once_an_epoch(tmp_path, tokenizer, task, count):
+    """Rows are stretches of the text, which goes round; where they are cut is drawn anew."""
+    write_lines(tmp_path / "a.txt", sentences(100))
+    text = [i for line in sentences(100) for i in [*tokenizer.encode(line), EOS]]
+    size = 4
+    config = experiment(tmp_path, task, train=("a.txt",), batch_size=size)
+    each = [
+        train_batches(config, tokenizer, process_index=p, process_count=count) for p in range(count)
+    ]
+    rows, starts = round(each[0].steps_per_epoch * size), []
+    known = defaultdict(lambda: defaultdict(list))
+    for length in {24 - (task == "mlm"), len(text) % (24 - (task == "mlm"))}:
+        for start in range(len(text)):
+            known[length][tuple((text + text)[start : start + length])].append(start)
+    steps = range(-(-3 * rows // size))
+    batches = [joined([of.batch(step) for of in each]) for step in steps]
+    batch = joined(batches)
+    for epoch in range(3):
+        found = []
+        for i in range(epoch * rows, (epoch + 1) * rows):
+            ids = (batch["tokens"] if task == "mlm" else batch["labels"])[i].copy()
+            if task == "mlm":
+                counted = batch["weights"][i] > 0
+                ids[batch["positions"][i][counted]] = batch["labels"][i][counted]
+                ids = ids[1:]
+            found.append(tuple(ids[ids != PAD].tolist()))
+        assert Counter(i for row in found for i in row) == Counter(text)
+        # Where each row stands, as far as that is known: all are the parts of one cut.
+        assert all(row in known[len(row)] for row in found)
+        where = {p[0]: len(row) for row in found if len(p := known[len(row)][row]) == 1}
+        starts.append(tuple(where))
+        taken = sorted(where)
+        assert all(a + where[a] <= b for a, b in itertools.pairwise(taken))
+        assert len(where) > 0.9 * rows
+    assert len({frozenset(of) for of in starts}) == 3  # cut elsewhere
+    assert starts[0] != tuple(sorted(starts[0]))  # in another order than in the text
+
+
+@pytest.fixture(scope="module")
+def pairs(directory):
+    return list(open_source(["train.tsv"], "pair", directory=str(directory)))
+
+
+def translation(directory, **options):
+    return experiment(directory, "translation", **{"train": ("train.tsv",)} | options)
+
+
+def lengths_of(tokenizer, pairs):
+    """Tokens of the longer side of each pair, with eos; 0 where a side is empty."""
+    sides = [[len(tokenizer.encode(text)) + 1 for text in pair] for pair in pairs]
+    return np.array([max(both) if min(both) > 1 else 0 for both in sides])
+
+
+def test_each_pair_once_an_epoch(directory, pairs, tokenizer):
+    batches, lengths = (
+        train_batches(translation(directory), tokenizer),
+        lengths_of(tokenizer, pairs),
+    )
+    usable = np.flatnonzero((lengths > 0) & (lengths <= 24))
+    too_long, empty = (lengths > 24).sum(), (lengths == 0).sum()
+    assert too_long > 0
+    said = f"{len(usable)} of them used ({too_long} too long, {empty} with an empty side)"
+    assert said in batches.describe()
+    orders = []
+    for epoch in range(3):
+        numbers, steps = Counter(), range(int(batches.steps_per_epoch))
+        for step in steps:
+            planned = batches.plan[epoch * len(steps) + step]
+            length = batches.batch(epoch * len(steps) + step)["source"].shape[1]
+            assert (lengths[planned.numbers] <= length).all()
+            numbers.update(planned.numbers.tolist())
+        assert sorted(numbers) == usable.tolist()
+        assert sum(numbers.values()) - len(numbers) < 6 * 48
+        orders.append(tuple(numbers))
+    assert (lengths[usable] == 24).any()  # the longest that is used
+    assert len(set(orders)) == 3
+
+
+def test_rows_of_a_translation_batch(directory, tokenizer):
+    options = {"length_buckets": (6, 12, 24), "row_multiple": 4}
+    for tokens, rows in ((384, {6: 32, 12: 16, 24: 8}), (20, {6: 4, 12: 4, 24: 4})):
+        config = translation(directory, **options, tokens_per_batch=tokens)
+        shapes = {batch["source"].shape for batch in epoch_of(train_batches(config, tokenizer))}
+        assert shapes == {(count, length) for length, count in rows.items()}
+
+
+@pytest.mark.parametrize("count", [10, 12])  # 12 fill three batches of four
+def test_what_fills_a_batch_up_are_other_pairs(tmp_path, tokenizer, count):
+    write_lines(tmp_path / "a.tsv", ["haus\thund"] * count)
+    options = {"length_buckets": (24,), "tokens_per_batch": 192, "row_multiple": 1}
+    batches = train_batches(translation(tmp_path, train=("a.tsv",), **options), tokenizer)
+    assert batches.steps_per_epoch == 3
+    numbers = np.concatenate([batches.plan[step].numbers for step in range(3)])
+    counts = np.bincount(numbers, minlength=count)
+    assert (counts.min(), counts.max()) == (1, 1 + (count < 12))
+
+
+def test_each_pair_is_in_the_shortest_bucket_that_holds_it(directory, pairs, tokenizer):
+    """One of exactly a bucket's length is in that bucket."""
+    buckets = (11, 13, 24)
+    options = {"length_buckets": buckets, "tokens_per_batch": 53, "row_multiple": 1}
+    config = translation(directory, test=("train.tsv",), **options)
+    batches, lengths = train_batches(config, tokenizer), lengths_of(tokenizer, pairs)
+    assert {*buckets} <= {*lengths.tolist()}
+    for step, batch in enumerate(epoch_of(batches)):
+        for number in batches.plan[step].numbers:
+            assert batch["source"].shape[1] == min(b for b in buckets if b >= lengths[number])
+    found = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    buckets = {batch["source"].shape[1] for batch in found}
+    longest = np.array([max(len(tokenizer.encode(t)) + 1 for t in pair) for pair in pairs])
+    for batch in found:
+        for number in batch["index"][batch["index"] >= 0]:
+            fits = min(b for b in buckets if b >= min(longest[number], 40))
+            assert batch["source"].shape[1] == fits
+
+
+def test_the_order_of_pairs_is_drawn_anew(directory, tokenizer):
+    """Of the pairs of a bucket, and of the batches: for each epoch and seed."""
+    options = {"length_buckets": (24,), "tokens_per_batch": 192, "row_multiple": 1}
+    config = translation(directory, **options)
     batches, other = (train_batches(with_seed(config, seed), tokenizer) for seed in (3, 4))
-    n = batches.num_rows
-
-    def places(batches, epoch):
-        return np.array([batches._place(epoch * n + i) for i in range(n)])
-
-    one, two, of_seed = places(batches, 0), places(batches, 1), places(other, 0)
-    stride = batches.source.extent / n
-    shifts = [found.min() / stride for found in (one, two, of_seed)]
-    assert all(0 < shift < 1 for shift in shifts)
-    assert len(set(np.round(shifts, 6))) == 3
-    orders = [np.argsort(np.argsort(found)) for found in (one, two, of_seed)]
-    for a, b in ((0, 1), (0, 2)):
-        assert (orders[a] == orders[b]).mean() < 0.05
-    assert (orders[0] == np.arange(n)).mean() < 0.05
-    for found in (one, two, of_seed):
-        np.testing.assert_allclose(np.diff(np.sort(found)), stride)
-
-
-def test_the_rows_of_steps_follow_each_other(tmp_path, tokenizer):
-    write_lines(tmp_path / "a.txt", sentences(97))
-    batches = train_batches(experiment(tmp_path, "lm", train=("a.txt",)), tokenizer)
-    equal(joined([batches.batch(0), batches.batch(1)]), _stacked(batches.rows(range(16))))
-
-
-def _stacked(rows):
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    steps = int(batches.steps_per_epoch)
+    first, second, of_seed = (
+        np.concatenate([of.plan[first + step].numbers for step in range(steps)])
+        for of, first in ((batches, 0), (batches, steps), (other, 0))
+    )
+    for one, two in ((first, second), (first, of_seed), (first, np.sort(first))):
+        assert (one == two).mean() < 0.05
+    # Which pairs share a batch is drawn too, not only the order of batches.
+    together = [{frozenset(x) for x in order.reshape(-1, 4).tolist()} for order in (first, second)]
+    assert len(together[0] & together[1]) < 3
+    options |= {"length_buckets": (16, 20, 24)}
+    batches = epoch_of(train_batches(translation(directory, **options), tokenizer))
+    lengths = [batch["source"].shape[1] for batch in batches]
+    assert lengths != sorted(lengths)
 
 
 def test_buckets_pad_the_least():
@@ -316,32 +333,6 @@ def test_buckets_pad_the_least():
         assert padded(found) == min(padded([*choice, longest]) for choice in all_choices)
         assert len(found) <= 6
         assert found[-1] == longest
-
-
-@pytest.mark.parametrize("task", [pytest.param("mlm", marks=pytest.mark.rest), "lm"])
-def test_training_text_is_that_of_the_file(directory, tokenizer, task):
-    """Rows are stretches of the text, and epochs show all of it about equally often."""
-    config = experiment(directory, task, train=("train.txt",), sequence_length=80)
-    batches = train_batches(config, tokenizer)
-    text = [i for line in sentences(400) for i in [*tokenizer.encode(line), EOS]]
-    # Stretches of 60 tokens, each of which is there once, and where they begin.
-    where = {tuple((text + text)[start : start + 60]): start for start in range(len(text))}
-    assert len(where) == len(text)
-    seen = np.zeros(len(text))
-    epochs = 20
-    for step in range(round(epochs * batches.steps_per_epoch)):
-        batch = batches.batch(step)
-        for i, ids in enumerate(batch["tokens"] if task == "mlm" else batch["labels"]):
-            ids = ids.copy()
-            if task == "mlm":
-                ids[batch["positions"][i]] = batch["labels"][i]
-                ids = ids[1:]
-            places = (where[tuple(ids[:60])] + np.arange(len(ids))) % len(text)
-            np.testing.assert_array_equal(ids, np.array(text)[places])
-            seen[places] += 1
-    assert abs(seen.mean() / epochs - 1) < 0.05
-    assert seen.min() > 0.4 * epochs
-    assert seen.max() < 1.8 * epochs
 
 
 def test_a_file_shorter_than_a_row(tmp_path, tokenizer):
@@ -374,7 +365,7 @@ def test_lm_evaluation_covers_each_token_once(directory, tokenizer):
     assert labels[: len(ids)].tolist() == ids
     assert not labels[len(ids) :].any()
     np.testing.assert_array_equal(weights, np.arange(len(labels)) < len(ids))
-    assert batches.num_tokens == len(ids) == weights.sum()
+    assert len(ids) == weights.sum()
     assert batches.num_words == sum(len(line.split()) + 1 for line in text)
     tokens = np.concatenate([b["tokens"] for b in batches])
     assert set(tokens[: len(ids) // 24, 0]) == {BOS}
@@ -415,6 +406,7 @@ def test_mlm_evaluation_has_fixed_masks(directory, tokenizer):
 def test_translation_evaluation_covers_each_pair_once(directory, tokenizer):
     config = experiment(directory, "translation", train=("train.tsv",), test=("test.tsv",))
     batches = evaluation_batches(config, tokenizer, "test", batch_size=8)
+    pairs = list(open_source(["test.tsv"], "pair", directory=str(directory)))
     found = []
     for batch in batches:
         assert len(batch["source"]) == 8
@@ -423,14 +415,14 @@ def test_translation_evaluation_covers_each_pair_once(directory, tokenizer):
                 assert not any(batch[name][row].any() for name in ("source", "labels", "weights"))
                 continue
             found.append(int(number))
-            source, target = batches.source[number]
+            source, target = pairs[number]
             for name, text in (("source", source), ("labels", target)):
                 ids = [*tokenizer.encode(text)[:39], EOS]
                 got = batch[name][row]
                 assert got[: len(ids)].tolist() == ids
                 assert not got[len(ids) :].any()
-    assert sorted(found) == list(range(len(batches.source)))
-    assert any(len(tokenizer.encode(text)) > 39 for pair in batches.source for text in pair)
+    assert sorted(found) == list(range(len(pairs)))
+    assert any(len(tokenizer.encode(text)) > 39 for pair in pairs for text in pair)
     lengths = [batch["source"].shape[1] for batch in batches]
     assert lengths == sorted(lengths)
 
@@ -441,22 +433,22 @@ def test_evaluation_is_finite_and_repeatable(config, tokenizer):
     assert len(first) == len(second) == len(batches) > 1
     for one, other in zip(first, second, strict=True):
         equal(one, other)
-    with pytest.raises(IndexError):
-        batches.batch(len(batches))
     with batches.iterate(1, 3) as some:
         assert len(list(some)) == 2
 
 
-def test_a_thread_brings_its_error_and_ends():
-    before = set(threading.enumerate())
+def test_a_thread_brings_its_error_and_ends(config, tokenizer, monkeypatch):
+    before, found = set(threading.enumerate()), train_batches(config, tokenizer)
+    own = found.batch
 
     def batch(step):
         if step == 12:
             raise InputError("a.txt:7: went away")
-        return {"tokens": np.full(3, step)}
+        return own(step)
 
-    with BatchIterator(batch, 5) as iterator:
-        assert [next(iterator)["tokens"][0] for _ in range(2)] == [5, 6]
+    monkeypatch.setattr(found, "batch", batch)
+    with found.iterate(5) as iterator:
+        equal(next(iterator), own(5))
         with pytest.raises(InputError, match="a.txt:7: went away"):
             list(iterator)
     for _ in range(600):
@@ -464,6 +456,107 @@ def test_a_thread_brings_its_error_and_ends():
             return
         time.sleep(0.1)
     raise AssertionError("a thread goes on")
+
+
+# Mixtures
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    path = tmp_path_factory.mktemp("two")
+    lines = sentences(60, longest=5)
+    write_lines(path / "a.txt", [line for line in lines if line])
+    write_lines(path / "a.en", lines)
+    write_lines(path / "a.de", lines[::-1])
+    write_lines(path / "b.txt", ["katze " * 5] * 20)
+    write_lines(path / "b.tsv", ["katze katze\tkatze"] * 90)
+    return path
+
+
+def mixture(directory, task, packing=False, **changes):
+    train = ("a.en", "a.de", "b.tsv") if task == "translation" else ("a.txt", "b.txt")
+    options = {"train": train, "train_weights": (1.0, 3.0), "packing": packing}
+    return experiment(directory, task, **options | changes)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_mixture(two, tokenizer, task, packing):
+    """Each source as often as its weight says, through epochs of its own."""
+    config = mixture(two, task, packing)
+    found = train_batches(config, tokenizer)
+    each = [train_batches(config, tokenizer, process_index=p, process_count=2) for p in range(2)]
+    of_second = [MASK, *tokenizer.encode("katze katze")]
+    side = "source" if task == "translation" else "tokens"
+    rows = of_b = 0
+    for step in range(60):
+        batch = found.batch(step)
+        equal(batch, joined([part.batch(step) for part in each]))
+        # The second source has one word only.
+        text = batch[side] >= MASK
+        second = (np.isin(batch[side], of_second) & text).sum(axis=1) > 0.8 * text.sum(axis=1)
+        if task == "translation" and not packing:
+            assert second.all() or not second.any()
+            second = second[:1]
+        rows, of_b = rows + len(second), of_b + second.sum()
+    assert abs(of_b / rows - 0.75) < 0.05
+    assert found.describe().count("\n") == 1
+    parts = []
+    for names in (config.data.train[:-1], config.data.train[-1:]):
+        alone = dataclasses.replace(config.data, train=names, train_weights=())
+        parts.append(train_batches(dataclasses.replace(config, data=alone), tokenizer))
+    per_epoch = [part.steps_per_epoch for part in parts]
+    assert found.steps_per_epoch == pytest.approx(max(per_epoch[0] * 4, per_epoch[1] * 4 / 3))
+    if packing or task == "lm":  # nothing is drawn for the place in the mixture
+
+        def rows_in(batches, steps):
+            return Counter(row.tobytes() for s in range(steps) for row in batches.batch(s)[side])
+
+        mixed, of_first = rows_in(found, 24), rows_in(parts[0], 6)
+        assert sum((mixed & of_first).values()) >= 47  # 6 · 8 of 24 · 8 rows, in their order
+
+
+def test_which_names_are_one_source():
+    """A file of pairs is one by itself; a weight for each name says that no two are one."""
+    for form in (".tsv", ".csv", ".jsonl.gz", ".TAB.xz", ".ndjson"):
+        train = ("b.en", "b.de", f"a{form}", "c.en", "c.de")
+        data = DataConfig(train=train, train_weights=(1.0,) * 3)
+        found = [names for names, _ in training_sources(Config(task="translation", data=data))]
+        assert found == [("b.en", "b.de"), (f"a{form}",), ("c.en", "c.de")]
+    data = DataConfig(train=("saved/a", "b"), train_weights=(1.0, 2.0))
+    found = training_sources(Config(task="translation", data=data))
+    assert found == [(("saved/a",), 1.0), (("b",), 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "said"),
+    [
+        ("lm", {"train_weights": ()}, "data.train is .*data.train_weights"),
+        ("lm", {"train_weights": (1.0,)}, "data.train_weights is .*which has 2"),
+        ("lm", {"train_weights": (1.0, 0.0)}, "data.train_weights.1 is 0"),
+        ("mlm", {"train_weights": (1.0, float("nan"))}, "data.train_weights.1 is nan"),
+        ("lm", {"train": ("a.txt", "none.txt")}, "none.txt: no such file"),
+        ("translation", {"train_weights": (1.0,) * 3}, "data.train_weights is .*which has 2"),
+        ("translation", {"train": ("b.tsv", "a.en")}, "data.train=a.en: .*two parallel"),
+        ("translation", {"packing": True, "length_buckets": (8, 24)}, "data.length_buckets"),
+    ],
+)
+def test_bad_mixtures_are_one_clear_line(two, tokenizer, task, changes, said):
+    config = mixture(two, task, **changes)
+    with pytest.raises(InputError, match=said):
+        check(config) or train_batches(config, tokenizer)
+    with pytest.raises(InputError, match="data.train has several sources"):
+        evaluation_batches(mixture(two, "lm"), tokenizer, "train")
+
+
+def test_the_tokenizer_sees_all_sources(two, tmp_path):
+    config = set_field(mixture(two, "translation"), "model.vocabulary_size", 310)
+    check_sources(config)
+    tokenizer = make_tokenizer(config, tmp_path / "tokenizer.model")
+    alone = dataclasses.replace(config.data, train=("a.en", "a.de"), train_weights=())
+    first = make_tokenizer(dataclasses.replace(config, data=alone), tmp_path / "first.model")
+    assert len(tokenizer.encode("katze")) < len(first.encode("katze"))
+    assert min(tokenizer.encode("haus")) >= NUM_FIXED  # pieces, not bytes
 
 
 @pytest.mark.skipif(not MULTI30K.exists(), reason=f"needs the real data: {MULTI30K}")
@@ -480,15 +573,15 @@ def test_multi30k(tmp_path):
     }.items():
         config = set_field(config, name, value)
     tokenizer = make_tokenizer(config, tmp_path / "tokenizer.model")
-    batches = train_batches(config, tokenizer)
-    steps = range(batches.steps_per_epoch)
-    numbers = {number for step in steps for number in batches.pair_numbers(step)[1].tolist()}
-    usable = batches.usable
-    assert len(numbers) == len(usable) == 29_000 - usable.num_too_long - usable.num_empty
-    batch = batches.batch(0)
+    found = train_batches(config, tokenizer)
+    steps = range(int(found.steps_per_epoch))
+    numbers = {number for step in steps for number in found.plan[step].numbers.tolist()}
+    assert 28_000 < len(numbers) <= 29_000
+    assert f"{len(numbers):,} of them used" in found.describe()
+    batch = found.batch(0)
     assert 0.7 * 4096 < batch["source"].size + batch["target"].size <= 4096
-    found = evaluation_batches(config, tokenizer, "validation")
-    assert sum((batch["index"] >= 0).sum() for batch in found) == 1014
+    validation = evaluation_batches(config, tokenizer, "validation")
+    assert sum((batch["index"] >= 0).sum() for batch in validation) == 1014
 
 
 def test_check_sources(directory, tokenizer, tmp_path):
@@ -501,6 +594,5 @@ def test_check_sources(directory, tokenizer, tmp_path):
             check_sources(config)
     with pytest.raises(InputError, match="data.train is not set"):
         check_sources(Config(task="lm"))
-    tsv = experiment(directory, "lm", train=("train.tsv",))
-    with pytest.raises(InputError, match=r"train.tsv:1: has several columns"):
-        check_sources(tsv)
+    with pytest.raises(InputError, match=r"train.tsv:2: has no field 'text'"):
+        check_sources(experiment(directory, "lm", train=("train.tsv",)))

@@ -12,8 +12,7 @@ from pyarrow import ipc, parquet
 from mhe_jax.config import InputError, places
 from mhe_jax.config.places import Bucket
 from mhe_jax.data import open_source
-from mhe_jax.tasks.labelled.records import read_records
-from mhe_jax.tasks.labelled.table import DatasetRow
+from mhe_jax.data.readers import open_records
 
 LINES = "one\ntwo\nthree\n"
 
@@ -36,16 +35,13 @@ def put(url):
 
 @pytest.fixture
 def read(tmp_path):
+    """What `open_source` gives, a text as itself."""
+
     def open_it(*written, content="text", **options):
-        return open_source(written, content, cache=tmp_path / "cache", **options)
+        source = open_source(written, content, cache=tmp_path / "cache", **options)
+        return [item[0] if len(item) == 1 else item for item in source]
 
     return open_it
-
-
-def rows_of(url, name, tmp_path):
-    """The records that labelled examples are made of."""
-    own = DatasetRow("classification", "own", ("text",))
-    return [record.values for record in read_records(name, own, url, tmp_path / "cache", [])]
 
 
 def test_every_form_is_read_as_a_local_one(url, put, read, tmp_path):
@@ -56,20 +52,25 @@ def test_every_form_is_read_as_a_local_one(url, put, read, tmp_path):
     parquet.write_table(pa.table({"text": LINES.split()}), tmp_path / "a.parquet")
     put("a.parquet", (tmp_path / "a.parquet").read_bytes())
     for name in ("a.txt", "a.txt.gz", "a.txt.xz", "a.jsonl", "a.parquet"):
-        assert list(read(f"{url}/{name}")) == ["one", "two", "three"], name
-    assert rows_of(url, "a.parquet", tmp_path) == [{"text": text} for text in LINES.split()]
+        assert read(f"{url}/{name}") == ["one", "two", "three"], name
+    records = open_records("a.parquet", (), url, tmp_path / "cache")  # of labelled examples
+    assert [values for _, values in records.read()] == [{"text": text} for text in LINES.split()]
     put("a.tsv", b"one\teins\ntwo\tzwei\n")
     pairs = [("one", "eins"), ("two", "zwei")]
-    assert list(read(f"{url}/a.tsv", content="pair")) == pairs
+    assert read(f"{url}/a.tsv", content="pair") == pairs
     put("p.en", b"one\ntwo\n")
     put("p.de", b"eins\nzwei\n")
-    assert list(read("p.en", "p.de", content="pair", directory=url)) == pairs
+    assert read("p.en", "p.de", content="pair", directory=url) == pairs
 
 
-def test_its_key_is_that_of_the_same_text_on_a_disk(url, put, read, tmp_path):
+def test_its_key_is_that_of_the_same_text_on_a_disk(url, put, tmp_path):
     put("a.txt", LINES.encode())
     (tmp_path / "b.txt").write_text(LINES)
-    assert read(f"{url}/a.txt").key == read("b.txt", directory=str(tmp_path)).key
+    keys = {
+        open_source([name], "text", directory=place, cache=tmp_path / "cache").key
+        for name, place in (("a.txt", url), ("b.txt", str(tmp_path)))
+    }
+    assert len(keys) == 1
 
 
 def test_patterns_and_directories_are_sources_of_all_their_files(url, put, read):
@@ -77,13 +78,13 @@ def test_patterns_and_directories_are_sources_of_all_their_files(url, put, read)
     put("c/1.txt", b"one\ntwo\n")
     put("c/_about", b"no text\n")
     put("c/deeper/3.txt", b"five\n")
-    assert list(read(f"{url}/c/*.txt")) == ["one", "two", "three", "four"]
-    assert list(read("c/?.txt", directory=url)) == ["one", "two", "three", "four"]
-    assert list(read(f"{url}/c/**/*.txt")) == ["one", "two", "three", "four", "five"]
-    assert list(read(f"{url}/c/[12d]*")) == ["one", "two", "three", "four"]  # no directory
-    assert list(read(f"{url}/c")) == ["one", "two", "three", "four"]
+    assert read(f"{url}/c/*.txt") == ["one", "two", "three", "four"]
+    assert read("c/?.txt", directory=url) == ["one", "two", "three", "four"]
+    assert read(f"{url}/c/**/*.txt") == ["one", "two", "three", "four", "five"]
+    assert read(f"{url}/c/[12d]*") == ["one", "two", "three", "four"]  # no directory
+    assert read(f"{url}/c") == ["one", "two", "three", "four"]
     put("d/[a].txt", b"a name, no pattern\n")
-    assert list(read(f"{url}/d/[a].txt")) == ["a name, no pattern"]
+    assert read(f"{url}/d/[a].txt") == ["a name, no pattern"]
 
 
 def test_a_saved_data_set_is_what_its_state_names(url, put, read, tmp_path):
@@ -93,8 +94,8 @@ def test_a_saved_data_set_is_what_its_state_names(url, put, read, tmp_path):
             out.write_table(table)
         put(f"s/{name}.arrow", (tmp_path / name).read_bytes())
     put("s/state.json", b'{"_data_files": [{"filename": "a.arrow"}]}')
-    assert list(read(f"{url}/s")) == ["one", "two"]
-    assert list(read(f"{url}/s/*.arrow")) == ["one", "two", "other"]
+    assert read(f"{url}/s") == ["one", "two"]
+    assert read(f"{url}/s/*.arrow") == ["one", "two", "other"]
 
 
 def test_it_is_fetched_once_and_anew_when_it_has_changed(url, put, read, tmp_path, monkeypatch):
@@ -103,24 +104,24 @@ def test_it_is_fetched_once_and_anew_when_it_has_changed(url, put, read, tmp_pat
     monkeypatch.setattr(Bucket, "fetch", lambda *args: fetched.append(args) or fetch(*args))
     put("a.txt", b"one\n")
     for _ in range(2):
-        assert list(read(f"{url}/a.txt")) == ["one"]
+        assert read(f"{url}/a.txt") == ["one"]
     assert len(fetched) == 1
     put("a.txt", b"two\n")  # of the same size
-    assert list(read(f"{url}/a.txt")) == ["two"]
+    assert read(f"{url}/a.txt") == ["two"]
     assert len(fetched) == 2
     (copy,) = (tmp_path / "cache" / "fetched").glob("*/*")
     assert copy.read_bytes() == b"two\n"
     draft = copy.with_name(".of another process.tmp")
     draft.touch()
     put("a.txt", b"six\n")
-    assert list(read(f"{url}/a.txt")) == ["six"]
+    assert read(f"{url}/a.txt") == ["six"]
     assert draft.exists()
 
 
 def test_objects_of_one_name_in_two_places_are_kept_both(url, put, read, tmp_path):
     for name, text in (("x/a.txt", b"one\n"), ("y/a.txt", b"two\n")):
         put(name, text)
-        assert list(read(f"{url}/{name}")) == [text.decode().strip()]
+        assert read(f"{url}/{name}") == [text.decode().strip()]
     copies = (tmp_path / "cache" / "fetched").glob("*/*")
     assert sorted(copy.read_bytes() for copy in copies) == [b"one\n", b"two\n"]
 

@@ -99,14 +99,14 @@ def test_lm_row():
 
 
 def test_translation_row():
-    row = translation_row([7, 8], [9, 10, 11], 4)
+    row = translation_row([7, 8, EOS], [9, 10, 11, EOS], 4)
     assert row["source"].tolist() == [7, 8, EOS, PAD]
     assert row["target"].tolist() == [BOS, 9, 10, 11]
     assert row["labels"].tolist() == [9, 10, 11, EOS]
     assert row["weights"].tolist() == [1, 1, 1, 1]
-    cut = translation_row([7, 8, 9], [9, 10, 11], 2)
+    cut = translation_row([7, 8, 9, EOS], [9, 10, 11, EOS], 2)
     assert cut["source"].tolist() == [7, EOS]
     assert cut["labels"].tolist() == [9, EOS]
-    empty = translation_row([], [], 2)
+    empty = translation_row([EOS], [EOS], 2)
     assert empty["source"].tolist() == [EOS, PAD]
     assert empty["weights"].tolist() == [1, 0]

@@ -137,7 +137,7 @@ def test_a_file_that_is_missing_names_the_command(tmp_path):
     ("arguments", "says"),
     [
         (["--directory"], "'--directory'"),
-        (["tiny", "x"], "'tiny x'"),
+        (["tiny", "x"], "tiny x is given"),
         (["wikitext2"], "wikitext2: TFDS .* did you mean wikitext-2"),
         (["glue/none"], "glue/none: TFDS cannot prepare it"),
         (["squad", "--directory", "x"], "--directory x: squad"),

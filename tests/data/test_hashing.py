@@ -31,9 +31,7 @@ def test_md_vectors():
     words = list(MD_VECTORS)
     signatures = MD().signatures(words)
     assert [row.tobytes().hex() for row in signatures] == [d for d, _ in MD_VECTORS.values()]
-    assert (MD().buckets(words, 50260) + 5).tolist() == [
-        bucket for _, bucket in MD_VECTORS.values()
-    ]
+    assert (MD().buckets(words, 50260) + 5).tolist() == [b for _, b in MD_VECTORS.values()]
     for word in WORDS:
         assert MD().signatures([word]).tobytes() == hmac.digest(b"en", word.encode(), "md5")
 
@@ -50,11 +48,8 @@ def test_lsh_vectors(lsh, monkeypatch):
     monkeypatch.setattr(lsh, "_normal", np.empty((50001, 128)))
     (signature,) = lsh.signatures_of(one_feature(102))
     assert signature.tobytes().hex() == "ec215cddc6ae65500393272c2b711a6f"
-    assert (lsh.buckets_of(one_feature(102, 1000, 50000), 50260) + 5).tolist() == [
-        15746,
-        14848,
-        16108,
-    ]
+    buckets = lsh.buckets_of(one_feature(102, 1000, 50000), 50260) + 5
+    assert buckets.tolist() == [15746, 14848, 16108]
 
 
 def by_the_word(lsh, word):

@@ -45,6 +45,17 @@ def segments(batch):
             yield found, row, number
 
 
+def epoch_of(config, tokenizer, number=0):
+    """All rows of an epoch, as one batch."""
+    batches = train_batches(config, tokenizer)
+    size = len(batches.batch(0)["labels"])
+    rows = round(batches.steps_per_epoch * size)
+    steps = range(number * rows // size, -(-(number + 1) * rows // size))
+    found = joined([batches.batch(step) for step in steps])
+    first = number * rows - steps[0] * size
+    return {name: array[first : first + rows] for name, array in found.items()}
+
+
 @pytest.mark.parametrize("measures", [1, 2])
 def test_a_plan_has_each_example_once(measures):
     generator = np.random.default_rng(measures)
@@ -103,11 +114,9 @@ def test_padding_has_segment_0_and_counts_for_nothing(config, tokenizer):
         assert len(batch["source"]) == 8  # 384 / 48
 
 
-def test_each_example_once_an_epoch(config, tokenizer):
+def test_each_example_once_an_epoch(directory, config, tokenizer):
     """And whole: its text, from bos on where it is read, to eos."""
-    batches = train_batches(config, tokenizer)
-    epoch = [batches.rows([i])[0] for i in range(batches.num_rows)]
-    batch = {name: np.stack([row[name] for row in epoch]) for name in epoch[0]}
+    batch = epoch_of(config, tokenizer)
     shapes = {name: array.shape[1:] for name, array in batch.items()}
     predicted = num_predictions(24, 0.15) if config.task == "mlm" else 24
     assert shapes.pop("labels") == shapes.pop("weights") == (predicted,)
@@ -141,7 +150,8 @@ def test_each_example_once_an_epoch(config, tokenizer):
             assert mine.sum() == max(1, round(0.15 * (text - (labels[-1] == EOS))))
         parts.append(labels)
         found[tokenizer.decode(labels)] += labels[-1] == EOS
-    items = list(batches.source)
+    lines = (directory / config.data.train[0]).read_text().split("\n")[:-1]
+    items = [tuple(line.split("\t")) if "\t" in line else line for line in lines]
     if config.task == "translation":
         wanted = [
             pair for pair in items if all(0 < len(tokenizer.encode(text)) <= 23 for text in pair)
@@ -160,27 +170,29 @@ def test_each_example_once_an_epoch(config, tokenizer):
     assert len(wanted) > 100
 
 
+def restored(batch):
+    """{text: masked text} of each example of an mlm batch; texts are all different."""
+    found = {}
+    for example, row, number in segments(batch):
+        full, counted = batch["tokens"][row].copy(), batch["weights"][row] > 0
+        full[batch["positions"][row][counted]] = batch["labels"][row][counted]
+        text = full[batch["segments"][row] == number]
+        found[tuple(text.tolist())] = tuple(example["tokens"].tolist())
+    return found
+
+
 def test_masks_do_not_depend_on_the_packing(tmp_path, tokenizer):
     """An example is masked alike in short rows and in long ones, and anew in each epoch."""
-    write_lines(tmp_path / "a.txt", [line[:20] for line in sentences(90, longest=3)])
+    write_lines(tmp_path / "a.txt", [f"{line[:18]} {i}" for i, line in enumerate(sentences(90))])
     masked = []
-    for length, size in ((24, 8), (37, 4)):
+    for length, size in ((30, 8), (37, 4)):
         options = {"packing": True, "sequence_length": length, "batch_size": size}
         config = experiment(tmp_path, "mlm", train=("a.txt",), **options)
-        batches = train_batches(config, tokenizer)
-        found = {}
-        for epoch in range(2):
-            for i in range(batches.num_rows):
-                number = epoch * batches.num_rows + i
-                _, members = batches.plan.row(number)
-                row = batches.rows([number])[0]
-                for k, member in enumerate(members.tolist(), 1):
-                    found[epoch, member] = row["tokens"][row["segments"] == k].tolist()
-        masked.append(found)
-    short, long = masked
-    assert short == long
-    assert len(short) == 180
-    assert sum(short[0, i] != short[1, i] for i in range(90)) > 45
+        masked.append([restored(epoch_of(config, tokenizer, epoch)) for epoch in range(2)])
+    assert masked[0] == masked[1]
+    first, second = masked[0]
+    assert len(first) == len(second) == 90
+    assert sum(first[text] != second[text] for text in first) > 45
 
 
 def test_the_same_line_is_masked_differently(tmp_path, tokenizer):
@@ -188,15 +200,13 @@ def test_the_same_line_is_masked_differently(tmp_path, tokenizer):
     line = "haus hund katze baum auto und oder nicht sehr dog cat " * 2
     write_lines(tmp_path / "a.txt", [line] * 31)
     config = experiment(tmp_path, "mlm", train=("a.txt",), packing=True, sequence_length=113)
-    masked = {}
+    masked = set()
     for seed in (3, 4):
-        batches = train_batches(with_seed(config, seed), tokenizer)
-        assert batches.num_rows == 31
-        for number in range(62):
-            epoch, (member,) = batches.plan.row(number)
-            (row,) = batches.rows([number])
-            masked[seed, epoch, member] = row["positions"].tobytes()
-    assert len(masked) == len(set(masked.values())) == 124
+        for epoch in range(2):
+            batch = epoch_of(with_seed(config, seed), tokenizer, epoch)
+            assert len(batch["positions"]) == 31
+            masked |= {row.tobytes() for row in batch["positions"]}
+    assert len(masked) == 124
 
 
 def test_the_order_of_examples_is_drawn_anew():

@@ -41,10 +41,8 @@ def test_classes(name):
 def test_correlations():
     for _ in range(20):
         labels, predictions = DRAW.integers(0, 6, 30).astype(float), DRAW.normal(size=30)
-        for name, reference in (
-            ("pearson", scipy.stats.pearsonr),
-            ("spearman", scipy.stats.spearmanr),
-        ):
+        for name in ("pearson", "spearman"):
+            reference = getattr(scipy.stats, f"{name}r")
             found = scores.METRICS[name](labels, predictions)
             assert found == pytest.approx(reference(labels, predictions)[0], abs=1e-12)
 
@@ -57,14 +55,9 @@ def test_what_cannot_be_computed_is_zero():
 
 def test_multirc_by_hand():
     # Two questions, all answers of the second right; F1a: precision 2/3, recall 2/2.
-    found = scores.official_scores(
-        TABLE["multirc"], [1, 0, 1, 0], [1, 1, 1, 0], [(0, 0), (0, 0), (0, 1), (0, 1)]
-    )
-    assert found == {
-        "f1": pytest.approx(80.0),
-        "exact_match": pytest.approx(50.0),
-        "score": pytest.approx(65.0),
-    }
+    given = [1, 0, 1, 0], [1, 1, 1, 0], [(0, 0), (0, 0), (0, 1), (0, 1)]
+    found = scores.official_scores(TABLE["multirc"], *given)
+    assert found == pytest.approx({"f1": 80.0, "exact_match": 50.0, "score": 65.0})
 
 
 @pytest.mark.parametrize("dataset", [name for name, row in TABLE.items() if row.suite != "squad"])

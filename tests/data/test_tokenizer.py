@@ -18,17 +18,17 @@ from mhe_jax.data import (
     NUM_SPECIAL,
     PAD,
     UNK,
+    Text,
     Tokenizer,
     train_tokenizer,
 )
 from mhe_jax.data import tokenizer as module
-from mhe_jax.data.sources import Items
 from mhe_jax.data.tokenizer_json import JsonTokenizer
 from mhe_jax.tasks import check_sources, make_tokenizer
 
 
 def items(lines):
-    return Items("lines", lines, "text", "lines")
+    return [(Text.of("lines", [(line,) for line in lines]), 1.0)]
 
 
 PARTS = [
@@ -66,7 +66,7 @@ def test_batches_and_threads_give_the_same(tokenizer):
 
 
 def test_deterministic_and_sized(tokenizer):
-    again = train_tokenizer(Items("words", sentences(300), "text", "words"), 300)
+    again = train_tokenizer([(Text.of("words", [(x,) for x in sentences(300)]), 1.0)], 300)
     assert again.model == tokenizer.model
     assert again.key == tokenizer.key
     assert tokenizer.vocabulary_size == 300
@@ -84,7 +84,7 @@ def test_vocabulary_that_does_not_fit_the_text():
     most = int(re.search(r"<= (\d+)", str(high.value))[1])
     for size in (least, most):
         assert train_tokenizer(items(sentences(300)), size).vocabulary_size == size
-    with pytest.raises(InputError, match="no text to train a tokenizer on"):
+    with pytest.raises(InputError, match="lines: has no text"):
         train_tokenizer(items(["", " "]), 300)
 
 
@@ -96,17 +96,16 @@ def test_no_text_is_lost_to_a_reserved_character(tokenizer):
     assert found.decode(found.encode(lines[0])) == lines[0]
 
 
-def test_large_text_is_sampled_everywhere(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "SAMPLE_PLACES", 50)
+def test_large_text_is_sampled_everywhere():
     lines = [f"line {i}" for i in range(20_000)]
-    source = items(lines)
-    sample = list(module.sample_text(source, 20_000))
-    assert 19_000 <= sum(len(line) + 1 for line in sample) < 30_000
+    ((text, _),) = items(lines)
+    sample = list(module.sample_text(text, 20_000))
+    assert 18_000 <= sum(map(len, sample)) < 22_000
     numbers = [int(line.split()[1]) for line in sample]
-    assert max(numbers) > 19_000
-    assert min(numbers) < 1000
-    assert sample == list(module.sample_text(source, 20_000))
-    assert list(module.sample_text(source, 1 << 20)) == lines
+    assert numbers == sorted(numbers)
+    np.testing.assert_allclose(np.histogram(numbers, 4)[0] / len(numbers), 0.25, atol=0.03)
+    assert sample == list(module.sample_text(text, 20_000))
+    assert list(module.sample_text(text, 1 << 20)) == lines
 
 
 def test_saved_and_loaded(tokenizer, tmp_path):

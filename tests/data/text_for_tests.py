@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from mhe_jax.config import Config, DataConfig, ModelConfig, TrainConfig
-from mhe_jax.data import Tokenizer, train_tokenizer
-from mhe_jax.data.sources import Items
+from mhe_jax.data import Text, Tokenizer, train_tokenizer
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 WORDS = [
@@ -29,7 +28,8 @@ def sentences(count: int, seed: int = 0, longest: int = 12) -> list[str]:
 
 def small_tokenizer(vocabulary_size: int = 300) -> Tokenizer:
     """A tokenizer of the words above."""
-    return train_tokenizer(Items("words", sentences(300), "text", "words"), vocabulary_size)
+    words = Text.of("words", [(line,) for line in sentences(300)])
+    return train_tokenizer([(words, 1.0)], vocabulary_size)
 
 
 def write_lines(path: Path, lines: list[str]) -> Path:

@@ -24,6 +24,7 @@ from mhe_jax.config import (
 )
 from mhe_jax.config.fields import save_json
 from mhe_jax.data import EOS
+from mhe_jax.evaluation import answer_lines, evaluate
 from mhe_jax.evaluation.run import Run
 from mhe_jax.tasks import TASKS, make_tokenizer, resolve
 from mhe_jax.tasks.labelled.table import TABLE
@@ -194,6 +195,31 @@ def load(run_of, translation_run):
         return mhe_jax.load(workdir, devices=jax.devices()[:1], **settings)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def score():
+    """`score(run, split="validation")`: what `evaluate` finds with other settings."""
+
+    def score(run, devices=1, **changes):
+        evaluation = dataclasses.replace(run.evaluation, **changes)
+        return evaluate(run.workdir, evaluation, devices=jax.devices()[:devices])
+
+    return score
+
+
+@pytest.fixture(scope="session")
+def by_lines():
+    """`by_lines("translate", run, lines)`: what is written for them, and the summary."""
+
+    def by_lines(method, run, lines, written=None, chunk=None, **changes):
+        written = [] if written is None else written
+        given = run.workdir, dataclasses.replace(run.evaluation, **changes), iter(lines)
+        one = {"devices": jax.devices()[:1], "chunk": chunk}
+        summary = answer_lines(method, *given, written.append, **one)
+        return "".join(written), summary
+
+    return by_lines
 
 
 @pytest.fixture(scope="session")

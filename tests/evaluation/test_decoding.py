@@ -8,10 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhe_jax.evaluation.decoding import (
-    beam_search,
-    greedy_search,
-)
+from mhe_jax.evaluation.decoding import beam_search
 
 FEATURES = 7
 ALPHAS = [0.0, 0.6]
@@ -90,15 +87,13 @@ class ManyToys(Toy):
 
 
 def search(toy, rows, max_lengths=None, *, layers=0, bos_id=0, pad_id=0, **options):
-    options = {"max_length": toy.max_length, "forbidden_ids": (), **options}
+    """With one beam, unless told otherwise."""
+    options = {"max_length": toy.max_length, "beam_size": 1, "forbidden_ids": (), **options}
     if max_lengths is None:
         max_lengths = [options["max_length"]] * rows
     step = toy.scanned_step if layers else toy.step
-    call = beam_search if "beam_size" in options else greedy_search
-    if layers:
-        options["batch_axis"] = 1
-    call = functools.partial(call, step, bos_id=bos_id, eos_id=toy.eos_id, pad_id=pad_id, **options)
-    call = jax.jit(call)
+    options |= {"bos_id": bos_id, "eos_id": toy.eos_id, "pad_id": pad_id}
+    call = jax.jit(functools.partial(beam_search, step, batch_axis=min(layers, 1), **options))
     with jax.numpy_rank_promotion("raise"):
         result = call(toy.cache(rows, layers), jnp.asarray(max_lengths, jnp.int32))
     return jax.tree.map(np.asarray, result)
@@ -191,19 +186,27 @@ def test_what_an_ended_prefix_gives_counts_for_nothing(options):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("eos_bias", [-2.0, 0.0])
-def test_one_beam_equals_greedy(alpha, eos_bias):
-    toy = Toy(11, vocabulary=13, max_length=9, eos_bias=eos_bias)
-    lengths = [9, 3, 0, 1] * 10
-    one = search(toy, 40, lengths, beam_size=1, length_penalty=alpha)
-    greedy = search(toy, 40, lengths, length_penalty=alpha)
-    np.testing.assert_array_equal(one.tokens, greedy.tokens)
-    np.testing.assert_array_equal(one.lengths, greedy.lengths)
-    np.testing.assert_allclose(one.log_probs, greedy.log_probs, rtol=1e-6)
-    np.testing.assert_allclose(one.scores, greedy.scores, rtol=1e-6)
-    assert len(set(greedy.lengths[:, 0].tolist())) > 3
+@pytest.mark.parametrize(("alpha", "eos_bias"), [(0.0, -2.0), (0.6, 0.0)])
+def test_one_beam_takes_the_most_probable_token(alpha, eos_bias):
+    """At each position; at the last, the end."""
+    toy = Toy(11, vocabulary=7, max_length=6, eos_bias=eos_bias)
+    lengths = [6, 3, 0, 1] * 5
+    found = search(toy, 20, lengths, length_penalty=alpha)
+    for row, length in enumerate(lengths):
+        expected, log_prob = [], 0.0
+        while len(expected) < length and toy.eos_id not in expected:
+            words = range(toy.vocabulary) if len(expected) + 1 < length else [toy.eos_id]
+            totals = {word: toy.log_prob(row, [*expected, word], 0) for word in words}
+            expected.append(max(totals, key=totals.get))
+            log_prob = totals[expected[-1]]
+        n = len(expected)
+        assert found.lengths[row].tolist() == [n]
+        assert found.tokens[row, 0].tolist() == expected + [0] * (6 - n)
+        np.testing.assert_allclose(found.log_probs[row, 0], log_prob, rtol=1e-5)
+        np.testing.assert_allclose(
+            found.scores[row, 0], log_prob / ((5 + n) / 6) ** alpha, rtol=1e-5
+        )
+    assert len(set(found.lengths[:, 0].tolist())) > 3
 
 
 @pytest.mark.covering(1)
@@ -217,24 +220,6 @@ def test_early_stop_changes_nothing(alpha, keep):
     for a, b in zip(early, full, strict=True):
         np.testing.assert_array_equal(a, b)
     assert len(set(full.lengths[:, 0].tolist())) > 5
-
-
-@pytest.mark.parametrize("early_stop", [True, False])
-def test_of_equal_scores_the_first_stays_and_empty_places_are_padding(early_stop):
-    """The end and 2 are as probable as each other; after 2 comes the end."""
-
-    def step(cache, tokens, positions):
-        sure = jnp.where(jnp.arange(4) == 1, 0.0, -jnp.inf)
-        first = jnp.where((jnp.arange(4) == 1) | (jnp.arange(4) == 2), 0.0, -jnp.inf)
-        return jnp.where(positions == 0, first[None], sure[None]), cache
-
-    options = {"max_length": 3, "beam_size": 2, "bos_id": 0, "eos_id": 1, "pad_id": 3}
-    options |= {"forbidden_ids": (), "early_stop": early_stop}
-    for keep in (1, 4):
-        found = beam_search(step, {}, jnp.array([3]), num_hypotheses=keep, **options)
-        expected = [[1, 3, 3], [2, 1, 3], [3, 3, 3], [3, 3, 3]]
-        assert found.tokens[0].tolist() == expected[:keep]
-        assert found.lengths[0].tolist() == [1, 2, 0, 0][:keep]
 
 
 @pytest.mark.parametrize(("early_stop", "finite"), [(True, True), (False, False)])
@@ -302,19 +287,6 @@ def test_each_row_has_its_own_longest_output(options):
     short = search(toy, 5, [3] * 5, **{**options, "max_length": 3})
     np.testing.assert_array_equal(result.tokens[1, :, :3], short.tokens[1])
     np.testing.assert_array_equal(result.scores[1], short.scores[1])
-
-
-@pytest.mark.parametrize("options", [{}, {"beam_size": 3}])
-def test_float16_is_summed_in_float32(options):
-    toy = Toy(4, vocabulary=9, max_length=6)
-    step = toy.step
-
-    def half(cache, tokens, positions):
-        logits, cache = step(cache, tokens, positions)
-        return logits.astype(jnp.bfloat16), cache
-
-    toy.step = half
-    assert search(toy, 4, **options).log_probs.dtype == np.float32
 
 
 @pytest.mark.parametrize(

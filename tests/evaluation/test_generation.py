@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mhe_jax.config import InputError
 from mhe_jax.data import BOS, EOS
 from mhe_jax.data.tokenizer_json import JsonTokenizer
-from mhe_jax.evaluation import decoding, generate
+from mhe_jax.evaluation import decoding
 from mhe_jax.evaluation.decoding import FORBIDDEN
 from mhe_jax.evaluation.generation import Generator, filter_logits
 
@@ -154,7 +153,7 @@ def test_draws_depend_on_seed_and_number_alone(load):
     run = load("lm", temperature=1.0, extra_length=8)
     together = [one.tokens for one in run.generate(PROMPTS, details=True)]
     assert [one.tokens for one in run.generate(PROMPTS, details=True, seed=1)] != together
-    generator = Generator(run)
+    generator = Generator(run, run.evaluation)
     assert [generator.generate([prompt])[0].tokens for prompt in PROMPTS] == together
     assert generator.generate([PROMPTS[0]])[0].tokens != together[0]
 
@@ -183,7 +182,7 @@ def test_a_least_number_of_tokens(load, run_of):
             assert found.tokens.index(EOS) == least
 
 
-def test_of_a_long_prompt_the_end_is_read(load, capsys):
+def test_of_a_long_prompt_the_end_is_read(load, capsys, by_lines):
     run = load("lm", extra_length=4)
     long = "the cat sleeps " * 20 + "a dog"
     found = run.generate(long, details=True)
@@ -193,10 +192,9 @@ def test_of_a_long_prompt_the_end_is_read(load, capsys):
     allowed = full_pass(run)(end)
     allowed[list(FORBIDDEN)] = -np.inf
     assert found.tokens[0] == allowed.argmax()
-    written, one = [], jax.devices()[:1]
-    summary = generate(run.workdir, run.evaluation, iter(["x", long]), written.append, devices=one)
-    assert summary["truncated_prompts"] == 1
-    assert "prompt 2" in capsys.readouterr().err
+    _, summary = by_lines("generate", run, ["x", long])
+    assert summary["truncated_lines"] == 1
+    assert "line 2" in capsys.readouterr().err
 
 
 def uncased():
@@ -226,34 +224,11 @@ def test_a_prompt_comes_back_as_it_went_in(load, make):
     assert len({one.text for one in found}) == len(TYPED)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "new", "text"),
-    [
-        ("A Dog", ["##s", ".", "a"], "A Dogs. a"),
-        ("A  Dog", ["a", "dog"], "A  Dog a dog"),
-        ("A Dog ", ["a", "</s>"], "A Dog a"),
-        ("Cafe\u0301\n", ["cafe"], "Cafe\u0301\ncafe"),
-        ("", ["dog"], "dog"),
-    ],
-)
-def test_a_continuation_goes_on_from_its_prompt(load, prompt, new, text):
-    run = dataclasses.replace(load("lm"), tokenizer=(made := uncased()))
-    ids = dict(zip(made.pieces(range(304)), range(304), strict=True))
-    tokens = [ids[piece] for piece in new]
-    assert Generator(run)._continuation(prompt, made.encode(prompt), True, tokens).text == text
-
-
-def test_a_line_gives_a_line(load):
+def test_a_line_gives_a_line(load, monkeypatch, by_lines):
     """A continuation may have line breaks, of every kind; those of a prompt are its own."""
     run, prompt = load("lm"), "the\x0bcat"
     read, (_, *new) = map(run.tokenizer.encode, (prompt, "\nb\r\nc\u2028d"))
-    for one_line, end in ((False, "\nb\r\nc\u2028d"), (True, " b c d")):
-        generator = Generator(run, one_line=one_line)
-        assert generator._continuation(prompt, read, True, new).text == prompt + end
-
-
-def test_a_broken_checkpoint_generates_nothing(load, run_of):
-    run, written, one = load(run_of("lm", "not a number")), [], jax.devices()[:1]
-    with pytest.raises(InputError, match="NaN or infinite"):
-        generate(run.workdir, run.evaluation, iter(["x"]), written.append, devices=one)
-    assert written == []
+    found = Generator(run, run.evaluation)._continuation(prompt, read, True, new)
+    assert found.text == prompt + "\nb\r\nc\u2028d"
+    monkeypatch.setattr(Generator, "generate", lambda self, prompts: [found])
+    assert by_lines("generate", run, [prompt])[0] == prompt + " b c d\n"

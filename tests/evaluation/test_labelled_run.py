@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation import run as evaluation_run
 from mhe_jax.tasks import TASKS, evaluation_batches, train_batches
 from mhe_jax.tasks.labelled.answers import exact_match, word_f1
@@ -23,16 +22,11 @@ def run(load, labelled_run):
     return lambda dataset: load(labelled_run(dataset))
 
 
-def score(run, devices=1, **changes):
-    evaluation = dataclasses.replace(run.evaluation, **changes)
-    return evaluate(run.workdir, evaluation, devices=jax.devices()[:devices])
-
-
 @pytest.mark.parametrize(
     ("dataset", "suffix"),
     [("stsb", "tsv"), ("copa", "jsonl"), pytest.param("wic", "jsonl", marks=pytest.mark.rest)],
 )
-def test_scores_and_submission(run, dataset, suffix):
+def test_scores_and_submission(run, dataset, suffix, score):
     one = run(dataset)
     result = score(one, split="validation")
     assert set(TABLE[dataset].metrics) < set(result)
@@ -45,22 +39,23 @@ def test_scores_and_submission(run, dataset, suffix):
     assert len(lines) == 3 + (suffix == "tsv")
 
 
-def test_other_files_of_mnli(run):
-    """The commands of configs/glue.py; the diagnostic set has no labels."""
+def test_other_files_of_mnli(run, score):
+    """The commands of configs/finetune.py; the diagnostic set has no labels."""
     one = run("mnli")
     directory = one.workdir.parent
-    (directory / "dev_mismatched.tsv").write_bytes((directory / "dev.tsv").read_bytes())
-    (directory / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n1\tb\ta\n")
-    some = "index\tsentence1\tsentence2\tgold_label\n0\ta\tb\tneutral\n1\tb\ta\t \n"
+    other = (directory / "validation.parquet").read_bytes()
+    (directory / "mismatched.parquet").write_bytes(other)
+    (directory / "diagnostic.tsv").write_text("index\tpremise\thypothesis\n0\ta\tb\n1\tb\ta\n")
+    some = "index\tpremise\thypothesis\tlabel\n0\ta\tb\tneutral\n1\tb\ta\t \n"
     (directory / "some.tsv").write_text(some)
-    assert score(one, split="validation", sources=("dev_mismatched.tsv",))["examples"] == 3
+    assert score(one, split="validation", sources=("mismatched.parquet",))["examples"] == 3
     for name, unlabelled in (("diagnostic.tsv", 2), ("some.tsv", 1)):
         found = score(one, split="test", sources=(name,))
         assert "score" not in found
         assert found["unlabelled_examples"] == unlabelled
     lines = (one.workdir / "diagnostic_tsv.predictions.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == ["index", "0", "1"]
-    with pytest.raises(InputError, match="diagnostic.tsv:2: has no 'gold_label'"):
+    with pytest.raises(InputError, match="diagnostic.tsv:2: has no 'label'"):
         score(one, split="validation", sources=("diagnostic.tsv",))
 
 
@@ -86,7 +81,7 @@ def test_no_time_goes_into_compiling(run, monkeypatch):
     assert set(before) == set(timed) - {"clock"}
 
 
-def test_squad_by_hand(run):
+def test_squad_by_hand(run, score):
     """Answers from plain forward passes over whole contexts, against those of windows."""
     one = run("squad_v2")
     none = score(one, no_answer_threshold=-1000.0)
@@ -125,7 +120,7 @@ def test_squad_by_hand(run):
         assert odds[name] == pytest.approx(least[name] - best[name][0], abs=1e-4)
 
 
-def test_rows_over_devices_change_no_score(run):
+def test_rows_over_devices_change_no_score(run, score):
     one = run("rte")
     single = score(one, split="validation")
     predictions = (one.workdir / "validation.predictions.tsv").read_text()

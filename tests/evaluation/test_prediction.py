@@ -1,8 +1,5 @@
 """`run.predict` and `--predict` against the task's own evaluation."""
 
-import csv
-import dataclasses
-import io
 import json
 import math
 from pathlib import Path
@@ -11,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from labelled_files import ROWS
 
 from mhe_jax import InputError
-from mhe_jax.evaluation import evaluate, predict
 from mhe_jax.evaluation.prediction import Prediction
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.tasks.labelled.windows import Answer
@@ -24,26 +21,21 @@ def run(load, labelled_run):
     return lambda dataset, **settings: load(labelled_run(dataset), **settings)
 
 
-def records(run, split="validation"):
-    """What the file of a split holds, by name."""
-    path = Path(run.config.data.directory, getattr(run.config.data, split)[0])
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    rows = csv.DictReader(io.StringIO(path.read_text()), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return list(rows)
+@pytest.fixture
+def evaluated(score):
+    """The result of the validation split, and the predictions that it leaves."""
 
+    def evaluated(run):
+        result = score(run, split="validation")
+        (path,) = run.workdir.glob("validation.predictions.*")
+        return result, path.read_text()
 
-def evaluated(run, split="validation"):
-    """The result of a split, and the predictions that it leaves."""
-    evaluation = dataclasses.replace(run.evaluation, split=split)
-    result = evaluate(run.workdir, evaluation, devices=jax.devices()[:1])
-    (path,) = run.workdir.glob(f"{split}.predictions.*")
-    return result, path.read_text()
+    return evaluated
 
 
 @pytest.mark.parametrize("dataset", ["stsb", "copa", "wic"])
-def test_predictions_are_those_of_the_evaluation(run, dataset):
-    one, given = run(dataset), records(run(dataset))
+def test_predictions_are_those_of_the_evaluation(run, dataset, evaluated):
+    one, given = run(dataset), list(ROWS[dataset])
     found = one.predict(given)
     result, written = evaluated(one)
     if dataset == "stsb":
@@ -58,7 +50,8 @@ def test_predictions_are_those_of_the_evaluation(run, dataset):
     else:
         predicted = [json.loads(line)["label"] for line in written.splitlines()]
         assert labels == [str(label).lower() for label in predicted]
-    right = [str(record[TABLE[dataset].label]).lower() for record in given]
+    names = TABLE[dataset].labels
+    right = [names[record["label"]] for record in given]
     accuracy = 100 * np.mean([a == b for a, b in zip(labels, right, strict=True)])
     assert result.get("accuracy", accuracy) == pytest.approx(accuracy)
 
@@ -80,7 +73,7 @@ def test_probabilities_are_the_softmax_of_the_model(run):
         assert math.fsum(prediction.probabilities.values()) == pytest.approx(1)
 
 
-def test_one_by_one_is_all_together(run, compiled):
+def test_one_by_one_is_all_together(run):
     one = run("sst2")
     texts = ["a", "first 1 naïve", "", "x y z " * 9, "long " * 60]
     together = one.predict(texts)
@@ -91,18 +84,9 @@ def test_one_by_one_is_all_together(run, compiled):
         assert alone.probabilities == pytest.approx(found.probabilities, abs=1e-6)
     assert one.predict([]) == []
     assert one.predict("a") == one.predict(["a"])[0]
-    # Lazily, and without another program for the same shapes.
-    texts, seen = [f"text {n % 5}" for n in range(100)], []
-    expected = [found.label for found in one.predict(texts[:6], batch_size=2)]
-    compiled.clear()
-    found = one.predict((seen.append(text) or text for text in texts), batch_size=2)
-    assert seen == []
-    assert [next(found).label for _ in range(6)] == expected
-    assert len(seen) == 10
-    assert compiled == []
 
 
-def test_answers_are_those_of_the_evaluation(run):
+def test_answers_are_those_of_the_evaluation(run, evaluated):
     one = run("squad_v2", no_answer_threshold=1000.0)
     path = Path(one.config.data.directory, one.config.data.validation[0])
     (paragraph,) = json.loads(path.read_text())["data"][0]["paragraphs"]
@@ -139,29 +123,19 @@ def test_answers_are_those_of_the_evaluation(run):
 )
 def test_bad_items(run, dataset, item, says):
     one = run(dataset)
-    good = {"wic": records(run("wic"))[0], "rte": ("a", "b"), "squad_v2": ("a", "b")}
+    good = {"wic": ROWS["wic"][0], "rte": ("a", "b"), "squad_v2": ("a", "b")}
     with pytest.raises(InputError, match=f"^{says}"):
         one.predict([good.get(dataset, "a"), item])
-
-
-def test_a_broken_checkpoint_predicts_nothing(load, labelled_run):
-    with pytest.raises(InputError, match="NaN or infinite"):
-        load(labelled_run("sst2", "not a number")).predict(["a"])
 
 
 # Lines of standard input
 
 
-def by_lines(run, lines, written=None, **options):
-    written, one = [] if written is None else written, jax.devices()[:1]
-    summary = predict(run.workdir, run.evaluation, lines, written.append, devices=one, **options)
-    return "".join(written).split("\n")[:-1], summary
-
-
-def test_a_line_out_for_each_line_in(run):
+def test_a_line_out_for_each_line_in(run, by_lines):
     one = run("mnli")
     lines = ["first\tsecond", "", " \t ", "a\tb", "first 2 \tsecond"]
-    found, summary = by_lines(one, lines)
+    text, summary = by_lines("predict", one, lines)
+    found = text.split("\n")[:-1]
     assert found[1] == found[2] == ""
     predictions = one.predict([tuple(line.split("\t")) for line in lines if line.strip()])
     for line, prediction in zip([found[0], found[3], found[4]], predictions, strict=True):
@@ -172,24 +146,20 @@ def test_a_line_out_for_each_line_in(run):
         expected = [*prediction.probabilities.values()]
         assert [*map(float, shown)] == pytest.approx(expected, abs=6e-5)
     assert (summary["lines"], summary["task"], summary["steps"]) == (5, "classification", [7])
-    assert by_lines(one, lines, chunk=1)[0] == found
+    assert by_lines("predict", one, lines, chunk=1)[0] == text
     written = []
     with pytest.raises(InputError, match="^standard input, line 2 has 3 texts: takes 2"):
-        by_lines(one, ["a\tb", "a\tb\tc", "a\tb"], written)
+        by_lines("predict", one, ["a\tb", "a\tb\tc", "a\tb"], written)
     assert "".join(written).count("\n") == 1
 
 
-def test_lines_of_numbers_and_answers(run):
+def test_lines_of_numbers_and_answers(run, by_lines):
     one = run("stsb")
-    found, _ = by_lines(one, ["a\tb", "c\td"])
-    assert [*map(float, found)] == pytest.approx(one.predict([("a", "b"), ("c", "d")]), abs=6e-5)
+    found, _ = by_lines("predict", one, ["a\tb", "c\td"])
+    assert [*map(float, found.splitlines())] == pytest.approx(
+        one.predict([("a", "b"), ("c", "d")]), abs=6e-5
+    )
     one = run("squad_v2", no_answer_threshold=99.0)
     (answer,) = one.predict([("Who?", "In 911, Rollo came")])
-    found, _ = by_lines(one, ["Who?\tIn 911, Rollo came"])
-    assert found == [f"{answer.text}\t{answer.score:.4f}\t{answer.start}\t{answer.end}"]
-
-
-def test_only_runs_on_labelled_examples_predict(load):
-    for call in (lambda run: run.predict(["a"]), lambda run: by_lines(run, ["a"])):
-        with pytest.raises(InputError, match="is a run of task lm"):
-            call(load("lm"))
+    found, _ = by_lines("predict", one, ["Who?\tIn 911, Rollo came"])
+    assert found == f"{answer.text}\t{answer.score:.4f}\t{answer.start}\t{answer.end}\n"

@@ -12,7 +12,6 @@ import pytest
 
 import mhe_jax
 from mhe_jax import InputError, data
-from mhe_jax.evaluation import generate, programs, translate
 from mhe_jax.evaluation.generation import Continuation
 from mhe_jax.evaluation.run import Run
 from mhe_jax.evaluation.translator import Translation, Translator
@@ -20,32 +19,25 @@ from mhe_jax.evaluation.translator import Translation, Translator
 LINES = ["the cat", "", "a small dog runs", "  ", "old", "the big bird sleeps", "a dog"]
 
 
-def by_command(command, run, lines, **settings):
-    """What `eval.py` writes, line by line."""
-    written, one = [], jax.devices()[:1]
-    changed = dataclasses.replace(run.evaluation, **settings)
-    command(run.workdir, changed, iter(lines), written.append, devices=one)
-    return "".join(written).split("\n")[:-1]
-
-
-def test_translations_are_those_of_the_command(load):
+def test_translations_are_those_of_the_command(load, by_lines):
     run = load("translation")
     found = run.translate(LINES)
-    assert found == by_command(translate, run, LINES)
+    assert [*found, ""] == by_lines("translate", run, LINES)[0].split("\n")
     assert found[1] == found[3] == ""
     assert len(set(found)) > 4
     greedy = run.translate(LINES, beam_size=1, extra_length=3)
-    assert greedy == by_command(translate, run, LINES, beam_size=1, extra_length=3)
+    settings = {"beam_size": 1, "extra_length": 3}
+    assert [*greedy, ""] == by_lines("translate", run, LINES, **settings)[0].split("\n")
     assert greedy == load("translation", beam_size=1, extra_length=3).translate(LINES)
     assert greedy != found
 
 
-def test_texts_are_those_of_the_command(load):
+def test_texts_are_those_of_the_command(load, by_lines):
     run = load("lm")
     settings = {"temperature": 1.0, "top_p": 0.9, "seed": 5, "extra_length": 6}
     found = run.generate(LINES, **settings)
     lines = [" ".join(text.splitlines()) for text in found]
-    assert lines == by_command(generate, run, LINES, **settings)
+    assert [*lines, ""] == by_lines("generate", run, LINES, **settings)[0].split("\n")
     assert found != run.generate(LINES, **settings | {"seed": 6})
 
 
@@ -60,19 +52,17 @@ def test_a_large_seed_is_that_of_jax(load, seed):
     assert found.tokens == [int(jax.random.categorical(key, allowed))]
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_text_has_a_translation(load, run_of, beam_size):
+def test_a_text_has_a_translation(load, run_of):
     """Even if the model finds the empty one the likeliest; unless it is allowed."""
     workdir = run_of("translation", "ending", output_bias=True)
-    run, lines = load(workdir, length_penalty=0.0, beam_size=beam_size), LINES[:3]
+    run, lines = load(workdir, length_penalty=0.0), LINES[:3]
     assert run.translate(lines, min_length=0) == [""] * 3
     assert [bool(found.strip()) for found in run.translate(lines)] == [True, False, True]
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_the_longest_and_the_shortest_translation(load, run_of, beam_size):
+def test_the_longest_and_the_shortest_translation(load, run_of):
     """As long as the text with its eos, and `extra_length`, if nothing is less likely than eos."""
-    run = load(run_of("translation", "endless", output_bias=True), beam_size=beam_size)
+    run = load(run_of("translation", "endless", output_bias=True))
     for text, found in zip(LINES, run.translate(LINES, details=True, extra_length=2), strict=True):
         longest = len(run.tokenizer.encode(text)) + 1 + 2
         assert len(found.tokens) == min(longest, run.config.model.max_length) * bool(text.strip())
@@ -91,10 +81,9 @@ class Tempted:
         return output, state
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_translation_has_no_special_token_but_its_end(load, beam_size):
-    run = load("translation", beam_size=beam_size)
-    translator = Translator(dataclasses.replace(run, model=Tempted(run.model)))
+def test_a_translation_has_no_special_token_but_its_end(load):
+    run = load("translation")
+    translator = Translator(dataclasses.replace(run, model=Tempted(run.model)), run.evaluation)
     for found in translator.translate(["the cat", "a small dog runs"]):
         assert len(found.tokens) > 1
         assert not {data.PAD, data.UNK, data.BOS, data.MASK} & {*found.tokens}
@@ -165,14 +154,6 @@ def test_the_same_shapes_compile_nothing_again(load, compiled):
         assert compiled == []
 
 
-def test_a_short_text_is_not_padded_to_a_batch(load, monkeypatch):
-    run, shapes = load("translation", batch_size=16), []
-    monkeypatch.setattr(run.programs, "_put", lambda rows: shapes.append(rows.shape) or rows)
-    for count in (1, 5, 17):
-        run.translate(["the cat"] * count)
-    assert shapes == [(1, 16), (1,), (8, 16), (8,), *[(16, 16), (16,)] * 2]
-
-
 def test_a_run_without_validation_has_its_last_checkpoint(load, translation_run, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(translation_run, workdir)
@@ -186,24 +167,37 @@ def test_a_run_without_validation_has_its_last_checkpoint(load, translation_run,
     ("call", "says"),
     [
         (lambda run: run.translate(b"a text"), "not bytes"),
-        (lambda run: run.translate({"a": 1}), "texts is of type dict"),
         (lambda run: run.translate("\ud800"), "texts has half a surrogate pair"),
         (lambda run: run.translate(["a", None]), r"texts\[1\] is of type NoneType"),
         (lambda run: run.translate(["a"], beam=1), "translate has no setting beam"),
-        (lambda run: run.translate(["a"], seed=1), "translate has no setting seed"),
         (lambda run: run.translate(["a"], beam_size=0), "evaluation.beam_size is 0"),
-        (lambda run: run.generate(["a"]), "is a run of task translation"),
         (lambda run: mhe_jax.load(run.workdir / "none"), "no run at .*/none"),
         (lambda run: mhe_jax.load(None), "None is not a path"),
         (lambda run: mhe_jax.load(run.workdir, checkpoint=99), "has no checkpoint '99'"),
         (lambda run: mhe_jax.load(run.workdir, beem_size=9), "evaluation.beem_size"),
-        (lambda run: mhe_jax.load(run.workdir, beam_size=-1), "evaluation.beam_size is -1"),
     ],
 )
 def test_bad_input(load, call, says):
     with pytest.raises(InputError, match=says) as found:
         call(load("translation"))
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "change"),
+    [
+        ("generate", "lm", "not a number"),
+        ("log_probs", "lm", "not a number"),
+        ("log_probs", "lm", "never ending"),
+        ("encode", "mlm", "not a number"),
+        ("predict", "sst2", "not a number"),
+    ],
+)
+def test_a_broken_checkpoint_gives_nothing(load, run_of, labelled_run, method, name, change):
+    bias = {"output_bias": True} if change == "never ending" else {}
+    workdir = labelled_run(name, change) if name == "sst2" else run_of(name, change, **bias)
+    with pytest.raises(InputError, match="NaN or infinite"):
+        getattr(load(workdir), method)(["a"])
 
 
 def test_several_processes(load, monkeypatch):
@@ -219,21 +213,3 @@ def test_a_tokenizer_that_does_not_fit(load):
     model = dataclasses.replace(run.config.model, vocabulary_size=400)
     with pytest.raises(InputError, match="model.vocabulary_size is 400"):
         Run.load(run.workdir, dataclasses.replace(run.config, model=model))
-
-
-@pytest.mark.parametrize("limit", ["max", "", None, str(7 * 2**20), str(9 * 2**20)])
-def test_what_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch, limit):
-    """Of the machine, or of a container; arguments count with outputs: here 4 MiB each."""
-    if limit is not None:
-        (tmp_path / "memory.max").write_text(limit)
-    monkeypatch.setattr(programs, "LIMITS", (tmp_path / "other", tmp_path / "memory.max"))
-    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}.get)
-    given = int(limit) if limit and limit.isdecimal() else 1 << 32
-    assert programs.machine_memory() == given
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    compiled = jax.jit(lambda x: x * 2).lower(jnp.zeros(2**20)).compile()
-    if given >= 8 * 2**20:
-        programs.check_fits(compiled, mesh, 1, 1)
-    else:
-        with pytest.raises(InputError, match="of memory, the machine has"):
-            programs.check_fits(compiled, mesh, 1, 1)

@@ -7,10 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from mhe_jax.data import BOS, EOS, open_split
-from mhe_jax.evaluation import evaluate
-from mhe_jax.tasks import evaluation_batches
-from mhe_jax.tasks.lm import SlidingWindows
+from mhe_jax.data import BOS, EOS
+from mhe_jax.tasks import evaluation_batches, of
 
 T = 16
 
@@ -26,10 +24,16 @@ def ids(run, texts):
     return [i for line in lines for i in [*run.tokenizer.encode(line), EOS]]
 
 
+def windows_of(run, config, rows, stride, *process):
+    evaluation = dataclasses.replace(config.evaluation, stride=stride)
+    config = dataclasses.replace(config, evaluation=evaluation)
+    return of(config).scored_batches(config, run.tokenizer, "test", rows, *process)
+
+
 @pytest.mark.parametrize("stride", [1, 5, T - 1, T])
 def test_each_token_once_with_its_context(run, ids, stride):
     rows = 3
-    windows = SlidingWindows(T, run.tokenizer, open_split(run.config, "test"), rows, stride)
+    windows = windows_of(run, run.config, rows, stride)
     predicted = []
     for batch in windows:
         assert batch["tokens"].shape == (rows, T)
@@ -51,7 +55,7 @@ def test_rows_of_processes_are_those_of_one(run):
     count = 3
 
     def windows(rows, *process):
-        return SlidingWindows(T, run.tokenizer, open_split(run.config, "test"), rows, 5, *process)
+        return windows_of(run, run.config, rows, 5, *process)
 
     one = windows(6).batch(1)
     parts = [windows(6, index, count).batch(1) for index in range(count)]
@@ -64,13 +68,14 @@ def test_a_text_shorter_than_a_window(run, tmp_path):
     tmp_path.joinpath("short.txt").write_text("the cat\n")
     data = dataclasses.replace(run.config.data, directory=str(tmp_path), test=("short.txt",))
     config = dataclasses.replace(run.config, data=data)
-    windows = SlidingWindows(T, run.tokenizer, open_split(config, "test"), 4, 3)
+    windows = windows_of(run, config, 4, 3)
     assert len(windows) == 1
-    assert windows.batch(0)["weights"].sum() == windows.num_tokens < T
+    tokens = len(run.tokenizer.encode("the cat")) + 1
+    assert windows.batch(0)["weights"].sum() == tokens < T
 
 
 def test_the_stride_of_a_block_gives_the_blocks(run):
-    windows = SlidingWindows(T, run.tokenizer, open_split(run.config, "test"), 8, T)
+    windows = windows_of(run, run.config, 8, T)
     blocks = evaluation_batches(run.config, run.tokenizer, "test", batch_size=8)
     for one, other in zip(windows, blocks, strict=True):
         assert one.keys() == other.keys()
@@ -78,10 +83,9 @@ def test_the_stride_of_a_block_gives_the_blocks(run):
             np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_perplexity_by_hand(run, ids):
+def test_perplexity_by_hand(run, ids, score):
     stride = 4
-    evaluation = dataclasses.replace(run.config.evaluation, stride=stride)
-    result = evaluate(run.workdir, evaluation, devices=jax.devices()[:1])
+    result = score(run, stride=stride)
     forward = jax.jit(lambda params, row: jax.nn.log_softmax(run.model.apply(params, row)[0]))
     nats = 0.0
     for number, label in enumerate(ids):
@@ -97,6 +101,6 @@ def test_perplexity_by_hand(run, ids):
     assert result["perplexity_per_word"] == pytest.approx(
         math.exp(nats / result["words"]), rel=1e-5
     )
-    plain = evaluate(run.workdir, run.config.evaluation, devices=jax.devices()[:1])
+    plain = score(run)
     assert plain["stride"] is None
     assert plain["nats"] != pytest.approx(nats, rel=1e-4)

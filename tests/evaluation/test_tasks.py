@@ -13,15 +13,8 @@ import pytest
 from mhe_jax.attention import choices, make_attention
 from mhe_jax.config import InputError, MeshConfig
 from mhe_jax.data import BOS, EOS
-from mhe_jax.evaluation import evaluate
 from mhe_jax.evaluation.run import Run
 from mhe_jax.evaluation.translator import Translator
-from mhe_jax.training.sharding import mesh_at_hand
-
-
-def score(run, **changes):
-    evaluation = dataclasses.replace(run.evaluation, **changes)
-    return evaluate(run.workdir, evaluation, devices=jax.devices()[:1])
 
 
 def pairs_of(texts):
@@ -41,7 +34,7 @@ def _log_probs(run, sources, targets):
     return np.sum(steps, axis=1, where=labels != 0)
 
 
-def test_translation_result_and_hypotheses(load, texts):
+def test_translation_result_and_hypotheses(load, texts, score):
     run = load("translation")
     result = score(run)
     assert json.loads((run.workdir / "eval_test.json").read_text()) == result
@@ -59,11 +52,11 @@ def test_translation_result_and_hypotheses(load, texts):
     assert "tok:13a" in result["bleu_signature"]
     for rate in ("sentences_per_second", "output_tokens_per_second", "seconds"):
         assert 0 < result[rate] < math.inf
-    # The file has the original order: each line is what its source alone gives.
+    # The file has the original order.
     pairs = pairs_of(texts)
     written = (run.workdir / "test.hypotheses.txt").read_text().split("\n")
     assert written.pop() == ""
-    assert written == [run.translate(source) for source, _ in pairs]
+    assert written == run.translate([source for source, _ in pairs[::-1]])[::-1]
     assert len(set(written)) > 10
     # The loss is that of the references.
     ids = [[run.tokenizer.encode(text)[:19] for text in pair] for pair in pairs]
@@ -75,7 +68,7 @@ def test_translation_result_and_hypotheses(load, texts):
     assert 0 <= result["accuracy"] <= 1
 
 
-def test_a_result_names_the_choices_of_its_evaluation_and_no_other(load):
+def test_a_result_names_the_choices_of_its_evaluation_and_no_other(load, score):
     run = load("lm")
     elsewhere = make_attention("mhe_add", num_heads=2, form="materialized")
     elsewhere.init(jax.random.key(0), jnp.ones((1, 3, 4)))
@@ -83,7 +76,7 @@ def test_a_result_names_the_choices_of_its_evaluation_and_no_other(load):
     assert choices() == {}
 
 
-def test_other_sources_leave_the_splits_files_alone(load, texts):
+def test_other_sources_leave_the_splits_files_alone(load, texts, score):
     """Also one that is called like a split."""
     run = load("lm")
     score(run)
@@ -119,7 +112,7 @@ def test_scores_are_the_models_own(load, run_of, texts, scan_layers, beam_size):
 
 def test_devices_change_nothing(load, texts):
     """Rows over `data` and `fsdp`, parameters over `fsdp` and `tensor`."""
-    run = load("translation", beam_size=2)
+    run = load("translation")
     config = dataclasses.replace(run.config, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     sharded = Run.load(run.workdir, config)
     assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(sharded.params)} == {8}
@@ -132,7 +125,7 @@ def test_devices_change_nothing(load, texts):
 
 def test_blank_texts_long_texts_and_line_breaks(load):
     run = load("translation", beam_size=1)
-    translator, encode = Translator(run), run.tokenizer.encode_batch
+    translator, encode = Translator(run, run.evaluation), run.tokenizer.encode_batch
     translator.tokenizer = SimpleNamespace(
         encode_batch=encode, decode=lambda ids: "a\nb\r\nc\u2028d"
     )
@@ -142,7 +135,7 @@ def test_blank_texts_long_texts_and_line_breaks(load):
     assert [bool(t.tokens) for t in found] == [False, False, True, True]
 
 
-def test_lm_by_hand(load, texts):
+def test_lm_by_hand(load, texts, score):
     run = load("lm")
     result = score(run)
     lines = (texts / "lines.txt").read_text().split("\n")[:-1]
@@ -164,7 +157,7 @@ def test_lm_by_hand(load, texts):
 
 
 @pytest.mark.parametrize("task", ["mlm", "lm"])
-def test_scores_do_not_depend_on_the_batch(load, task):
+def test_scores_do_not_depend_on_the_batch(load, task, score):
     run = load(task)
     few, many = (score(run, batch_size=size, split="validation") for size in (3, 64))
     for name in ("loss", "accuracy"):
@@ -177,18 +170,8 @@ def test_scores_do_not_depend_on_the_batch(load, task):
         assert few["predicted_tokens"] > 50
 
 
-def test_a_broken_checkpoint_is_no_score(load, run_of):
+def test_a_broken_checkpoint_is_no_score(load, run_of, score):
     run = load(run_of("lm", "not a number"))
     with pytest.raises(InputError, match="NaN or infinite"):
         score(run)
     assert not (run.workdir / "eval_test.json").exists()
-
-
-def test_devices_that_are_not_there_are_done_without(load, capsys):
-    config = load("lm").config
-    for mesh, said in ((config.mesh, ""), (MeshConfig(data=64), "8 devices")):
-        found = mesh_at_hand(dataclasses.replace(config, mesh=mesh), "evaluating")
-        assert dict(found.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-        err = capsys.readouterr().err
-        assert said in err
-        assert bool(said) == bool(err)

@@ -9,17 +9,11 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
-from mhe_jax.cli import evaluate as cli_evaluate
+from mhe_jax.cli import commands
 from mhe_jax.cli.evaluate import input_lines
 from mhe_jax.config import InputError
-from mhe_jax.data import EOS
-from mhe_jax.evaluation import generate, translate
-from mhe_jax.evaluation.decoding import Hypotheses
-from mhe_jax.evaluation.programs import Programs
-from mhe_jax.evaluation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
 ODD = [
@@ -33,52 +27,32 @@ ODD = [
 ]
 
 
-def run_lines(run, lines, command=translate, **options):
-    written, one = [], jax.devices()[:1]
-    summary = command(
-        run.workdir, run.evaluation, iter(lines), written.append, devices=one, **options
-    )
-    return written, summary
-
-
 @pytest.fixture
 def run(load):
     return load("translation", beam_size=1)
 
 
-def test_one_line_out_for_each_line_in_whatever_the_chunk(run, capsys):
+def test_one_line_out_for_each_line_in_whatever_the_chunk(run, capsys, by_lines):
     # The fifth is cut too: characters of other scripts are several byte tokens each.
     lines = [*ODD, "the big dog " * 60, "end"] * 2
-    whole, summary = run_lines(run, lines)
-    assert "".join(whole).count("\n") == len(lines) == summary["lines"]
+    whole, summary = by_lines("translate", run, lines)
+    assert whole.count("\n") == len(lines) == summary["lines"]
     assert summary["truncated_lines"] == 4
     notes = capsys.readouterr().err.splitlines()
-    assert notes == [f"note: line {n} is cut to 20 tokens" for n in (5, 8, 14, 17)]
-    one_by_one, _ = run_lines(run, lines, chunk=1)
-    assert len(one_by_one) == len(lines)
-    assert "".join(one_by_one) == "".join(whole)
-    outputs = "".join(whole).split("\n")
+    assert [note.split()[2] for note in notes] == ["5", "8", "14", "17"]
+    written = []
+    assert by_lines("translate", run, lines, written, chunk=1)[0] == whole
+    assert len(written) == len(lines)
+    outputs = whole.split("\n")
     assert outputs[1] == outputs[2] == ""
     assert all(len(text.splitlines()) <= 1 for text in outputs)
-    assert run_lines(run, [])[0] == []
+    assert by_lines("translate", run, [])[0] == ""
 
 
-def test_lines_before_a_bad_one_are_translated(run):
-    written, one = [], jax.devices()[:1]
-
-    def lines():
-        yield from ["the cat", "the dog"]
-        raise InputError("line 3 is bad")
-
-    with pytest.raises(InputError, match="line 3 is bad"):
-        translate(run.workdir, run.evaluation, lines(), written.append, devices=one)
-    assert "".join(written).count("\n") == 2
-
-
-def test_other_tasks_are_refused(load):
-    for command, task in ((translate, "lm"), (generate, "translation")):
+def test_other_tasks_are_refused(load, by_lines):
+    for method, task in (("translate", "lm"), ("generate", "translation"), ("predict", "lm")):
         with pytest.raises(InputError, match=f"is a run of task {task}"):
-            run_lines(load(task), ["a"], command)
+            by_lines(method, load(task), ["a"])
 
 
 def test_only_a_line_feed_ends_a_line():
@@ -88,25 +62,6 @@ def test_only_a_line_feed_ends_a_line():
     assert lines == ["a", "b\u2028c\x85d\re", "", "  ", "\ufefflast"]
     assert list(input_lines(io.BytesIO(b""))) == []
     assert list(input_lines(io.BytesIO(b"a\n"))) == ["a"]
-
-
-@pytest.mark.parametrize("count", [1, 15, 19, 20, 31])
-def test_what_is_read_of_a_line_that_just_fits(run, monkeypatch, count):
-    """`model.max_length` is 20 tokens with eos."""
-    monkeypatch.setattr(run.tokenizer, "encode_batch", lambda texts: [[*range(100, 100 + count)]])
-    read = []
-
-    def program(self, name, decode, sources, limits):
-        read.extend([*map(int, sources[0])])
-        found = [np.full(shape, EOS) for shape in [(1, 1, 1), (1, 1), (1, 1), (1, 1)]]
-        return lambda: Hypotheses(*found)
-
-    monkeypatch.setattr(Programs, "__call__", program)
-    (found,) = Translator(run).translate(["the cat"])
-    kept = min(count, 19)
-    assert [token for token in read if token] == [*range(100, 100 + kept), EOS]
-    assert len(read) == (16 if count < 16 else 20)
-    assert found.truncated == (count > 19)
 
 
 @pytest.fixture
@@ -119,7 +74,7 @@ def command(monkeypatch, capfd):
         text = "".join(f"{line}\n" for line in lines).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
         capfd.readouterr()
-        cli_evaluate.main([str(run.workdir), *flags.split()])
+        commands.main(["eval", str(run.workdir), *flags.split()])
         return capfd.readouterr()
 
     return start
@@ -141,7 +96,7 @@ def test_the_commands(command, load, labelled_run):
         run = load(labelled_run(name) if name == "sst2" else name, **settings)
         out, err = command(run, flags, lines)
         summary = json.loads(err.splitlines()[-1])
-        assert summary["lines" if name != "lm" else "prompts"] == 3
+        assert summary["lines"] == 3
         found = out.split("\n")[:-1]
         if name == "sst2":
             labels = [one.label for one in run.predict(lines)]

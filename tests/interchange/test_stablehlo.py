@@ -1,6 +1,5 @@
 """Serialized functions of a run: what they give is what the run's own model gives."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -116,29 +115,6 @@ def test_translation(run_of, load, tmp_path, capsys):
     check_example(tmp_path / "out", capsys)
 
 
-@pytest.mark.parametrize(
-    ("task", "kind", "fields", "form"),
-    [
-        ("mlm", "mva", {}, "materialized"),
-        ("mlm", "mhe_add", {}, "folded"),
-        ("mlm", "mla", {}, "materialized"),
-        ("mlm", "tpa", {}, "materialized"),
-        ("lm", "mha", {}, None),
-        ("lm", "mhe_mul", {}, "folded"),
-        ("lm", "mhe_add", {"model.positions": "rotary"}, "materialized"),
-        ("lm", "mhe_add", {f"{ATTENTION}normalize_qk": True}, "materialized"),
-        ("lm", "mla", {f"{ATTENTION}latent_groups": 2}, "absorbed"),
-        ("lm", "tpa", {}, "factored"),
-        ("lm", "tpa", {f"{ATTENTION}normalize_qk": True}, "materialized"),
-    ],
-)
-def test_the_form_of_each_kind(texts, tmp_path, task, kind, fields, form):
-    config = tiny_config(task, texts, tmp_path, **{f"{ATTENTION}kind": kind, **fields})
-    for role in config.facts.roles:
-        attention = stablehlo.at_any_length(config).model.attention_for(role)
-        assert (attention.form, attention.engine) == (form, "xla")
-
-
 def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
     text = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -150,12 +126,3 @@ def test_hashed_words_have_no_home(texts, tmp_path):
     """Refused before anything of the run is read but its config."""
     with pytest.raises(InputError, match=r"model\.hashing is 'md_proj'"):
         stablehlo.check(tiny_config("mlm", texts, tmp_path, **{"model.hashing": "md_proj"}))
-
-
-def test_without_its_library_it_says_what_to_install(run_of, tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-    without = lambda name, *rest: None if name == "flatbuffers" else found(name, *rest)  # noqa: E731
-    monkeypatch.setattr(importlib.util, "find_spec", without)
-    with pytest.raises(InputError, match=r"flatbuffers.*\[export\]"):
-        export(run_of("lm"), tmp_path / "out", "stablehlo")
-    assert not list(tmp_path.iterdir())

@@ -24,6 +24,13 @@ from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 from mhe_jax.training.state import TrainState
 
+# Fields without which a kind cannot be made, and others of it.
+KINDS = {
+    **{kind: {} for kind in ("mha", "sha", "mqa", "skv", "el", "mhe_add", "mhe_mul")},
+    "gqa": {"num_kv_heads": 2},
+    "mva": {"score_features": 3},
+    "collaborative": {"score_features": 3},
+}
 WORDS = ["red", "green", "cat", "dog", "bird", "runs", "sleeps", "the", "a", "small", "big", "old"]
 
 

@@ -5,6 +5,7 @@ F=20, V=26. Parameters are drawn at random, biases and norms too: nothing is 0 o
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -24,6 +25,26 @@ FAST_COMPILE = {"xla_backend_optimization_level": 0}
 TOKENS = np.array([[3, 14, 5, 9, 2, 6, 25], [8, 7, 9, 4, 0, 0, 0]])
 TARGETS = np.array([[2, 5, 6, 19, 11], [2, 16, 1, 0, 0]])
 MASKED = np.array([[1, 4, 6], [0, 3, 3]])
+
+
+@functools.cache
+def program(task, config):
+    """What the model of a task computes, compiled where layers are scanned."""
+    apply = TASKS[task].model(config).apply
+    return Tiny.jit(apply) if config.scan_layers else apply
+
+
+@functools.cache
+def drawn(task, config, seed):
+    model = TASKS[task].model(config)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *Tiny.inputs(task))["params"]
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        value = 0.3 * rng.normal(size=leaf.shape).astype(np.float32)
+        return jnp.asarray(value + (path[-1].key == "scale"))
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 class Tiny:
@@ -62,16 +83,8 @@ class Tiny:
 
     @classmethod
     def params(cls, task, config, seed=0):
-        """Random parameters of the model's shapes."""
-        model = TASKS[task].model(config)
-        shapes = jax.eval_shape(model.init, jax.random.key(0), *cls.inputs(task))["params"]
-        rng = np.random.default_rng(seed)
-
-        def draw(path, leaf):
-            value = 0.3 * rng.normal(size=leaf.shape).astype(np.float32)
-            return jnp.asarray(value + (path[-1].key == "scale"))
-
-        return jax.tree_util.tree_map_with_path(draw, shapes)
+        """Random parameters of the model's shapes, in a tree of the caller's own."""
+        return jax.tree.map(lambda leaf: leaf, drawn(task, config, seed))
 
     @staticmethod
     def jit(function):
@@ -84,13 +97,8 @@ class Tiny:
 
     @classmethod
     def logits(cls, task, config, params, inputs=None, **fields):
-        model = TASKS[task].model(config)
-
-        def apply(params, inputs):
-            return model.apply({"params": params}, *inputs, **fields)
-
         inputs = cls.inputs(task) if inputs is None else inputs
-        return cls.maybe_jit(apply, config)(params, tuple(jnp.asarray(x) for x in inputs))
+        return program(task, config)({"params": params}, *map(jnp.asarray, inputs), **fields)
 
 
 @pytest.fixture(scope="session")

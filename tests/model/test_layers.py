@@ -10,7 +10,7 @@ import pytest
 import scipy.special
 
 from mhe_jax.attention import KINDS, Mask
-from mhe_jax.config import FIELDS_OF_KINDS, AttentionByRole, AttentionConfig, AttentionOverride
+from mhe_jax.config import FIELDS_OF_KINDS
 from mhe_jax.model.layers import MLP, DecoderLayer, EncoderLayer, attention_module, normalization
 from mhe_jax.model.stack import Encoder
 
@@ -108,30 +108,24 @@ def test_dropout_takes_what_a_sublayer_adds_and_nothing_else(tiny, name, norm_po
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", FORMULAS)
-def test_activations(tiny, activation):
-    module = MLP(tiny.config(activation=activation))
-    x = jnp.ones((1, 3, 12)) * jnp.array([[[-2.0], [0.5], [3.0]]])
-    p = random_like(jax.eval_shape(module.init, jax.random.key(0), x))["params"]
-    want = mlp(x, p, FORMULAS[activation])
-    np.testing.assert_allclose(module.apply({"params": p}, x), want, atol=1e-5)
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["biases", "none"])
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_gated_mlp(tiny, activation, bias):
-    module = MLP(tiny.config(mlp="gated", activation=activation, mlp_bias=bias))
+@pytest.mark.parametrize(
+    ("sort", "activation", "bias"),
+    [("plain", name, True) for name in FORMULAS]
+    + [("gated", "silu", True), ("gated", "gelu", False)],
+)
+def test_mlp(tiny, sort, activation, bias):
+    module = MLP(tiny.config(mlp=sort, activation=activation, mlp_bias=bias))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 12)).astype(np.float32))
     p = random_like(jax.eval_shape(module.init, jax.random.key(0), x))["params"]
-    shapes = {"gate": (12, 20), "up": (12, 20), "down": (20, 12)}
+    shapes = {"up": (12, 20), "down": (20, 12)} | ({"gate": (12, 20)} if sort == "gated" else {})
     want = {n: {"kernel": s} | ({"bias": s[1:]} if bias else {}) for n, s in shapes.items()}
     assert jax.tree.map(lambda leaf: leaf.shape, p) == want
 
     def through(name, y):
         return y @ np.asarray(p[name]["kernel"]) + np.asarray(p[name].get("bias", 0.0))
 
-    y = np.asarray(x)
-    y = through("down", FORMULAS[activation](through("gate", y)) * through("up", y))
+    y = FORMULAS[activation](through("gate" if sort == "gated" else "up", np.asarray(x)))
+    y = through("down", y * through("up", np.asarray(x)) if sort == "gated" else y)
     np.testing.assert_allclose(module.apply({"params": p}, x), y, atol=1e-5)
 
 
@@ -151,23 +145,18 @@ def test_rms_norm(tiny):
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
-def test_every_norm_of_a_model_is_of_its_sort(tiny, task, norm_position):
+def test_every_norm_of_a_model_is_of_its_sort(tiny, norm_position):
     """Scales alone, where LayerNorm has biases too; and the MLP has none either."""
-    config = tiny.config(norm="rms", norm_position=norm_position, mlp="gated", mlp_bias=False)
-    params = tiny.params(task, config)
-    paths = [[key.key for key in path] for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    assert not any("bias" in path for path in paths if "head_dense" not in path)
-    norms = [path for path in paths if path[-1] == "scale"]
-    layers = sum(path[-2].endswith("_norm") and path[-2] != "head_norm" for path in norms)
-    assert layers == {"mlm": 4, "lm": 4, "translation": 10}[task]
-    ends = {"mlm": 1 + 1, "lm": int(norm_position == "pre"), "translation": 0}[task]
-    if task == "translation":
-        ends = 2 * (norm_position == "pre")
-    assert len(norms) - layers == ends
-    plain = tiny.params(task, tiny.config(norm_position=norm_position))
-    like = [p for p, _ in jax.tree_util.tree_leaves_with_path(plain) if p[-1].key == "scale"]
-    assert len(like) == len(norms)
+
+    def paths(**changes):
+        config = tiny.config(norm_position=norm_position, mlp_bias=False, **changes)
+        params = tiny.params("translation", config)
+        return {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)}
+
+    plain, rms = paths(), paths(norm="rms")
+    assert plain - rms == {p.replace("scale", "bias") for p in rms if "scale" in p}
+    assert rms < plain
+    assert sum("scale" in p for p in rms) == 10 + 2 * (norm_position == "pre")
 
 
 def test_layer_norm_of_bfloat16_is_computed_in_float32(tiny):
@@ -235,23 +224,6 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
     if mhe:
         assert default.form == "auto"
         assert default.head_embedding_init is KINDS[kind].head_embedding_init
-
-
-def test_roles_choose_their_own_attention(tiny):
-    roles = AttentionByRole(
-        encoder=AttentionOverride(kind="skv"),
-        decoder=AttentionOverride(num_heads=2),
-        cross=AttentionOverride(kind="mqa", dropout_rate=0.5),
-    )
-    config = dataclasses.replace(tiny.config(), attention_by_role=roles)
-    got = {
-        role: (lambda m: (m.kind, m.num_heads, m.dropout_rate))(
-            attention_module(config, role, role)
-        )
-        for role in ("encoder", "decoder", "cross")
-    }
-    assert got == {"encoder": ("skv", 4, 0.0), "decoder": ("mha", 2, 0.0), "cross": ("mqa", 4, 0.5)}
-    assert config.attention == AttentionConfig(num_heads=4)
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])

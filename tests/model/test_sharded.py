@@ -48,7 +48,7 @@ def test_without_rules_parameters_are_plain(tiny):
 
 @pytest.mark.parametrize(("task", "scan_layers"), [("lm", True), ("translation", False)])
 def test_eight_devices_compute_what_one_does(tiny, task, scan_layers):
-    config = tiny.config("mhe_mul", scan_layers=scan_layers)
+    config = tiny.config("mhe_mul", scan_layers=scan_layers, num_layers=1 + scan_layers)
     params = tiny.params(task, config)
     model = TASKS[task].model(config)
     inputs = tuple(np.concatenate([x, x[::-1]]) for x in tiny.inputs(task))

@@ -1,7 +1,9 @@
 """A tiny parallel text, and configs of each task on it."""
 
+import functools
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +23,7 @@ from mhe_jax.config import (
 )
 from mhe_jax.config.fields import set_field, to_dict
 from mhe_jax.tasks import TASKS
-from mhe_jax.training import sharding
+from mhe_jax.training import loop, sharding
 from mhe_jax.training.checkpoint import Checkpoints
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import initializer_of
@@ -50,43 +52,74 @@ def text(tmp_path_factory):
     return directory
 
 
+def config_of(text, task, changes):
+    pair = task == "translation"
+    languages = ("en", "de") if pair else ("en",)
+    config = Config(
+        task=task,
+        model=ModelConfig(
+            vocabulary_size=300,
+            features=16,
+            mlp_features=24,
+            num_layers=1,
+            max_length=16,
+            attention=AttentionConfig(kind="mhe_mul", num_heads=2),
+        ),
+        data=DataConfig(
+            directory=str(text),
+            train=tuple(f"train.{language}" for language in languages),
+            validation=tuple(f"validation.{language}" for language in languages),
+            cache_directory=str(text / "cache"),
+            sequence_length=16,
+            batch_size=8,
+            tokens_per_batch=256,
+            length_buckets=(8, 16) if pair else (),
+        ),
+        optimizer=OptimizerConfig(warmup_steps=3),
+        train=TrainConfig(
+            num_steps=6, eval_every=3, checkpoint_every=2, keep_checkpoints=2, log_every=2
+        ),
+        evaluation=EvaluationConfig(batch_size=8),
+    )
+    for name, value in changes.items():
+        config = set_field(config, name, value)
+    return config
+
+
 @pytest.fixture
 def tiny(text, tmp_path):
     """`tiny(task, **{"dotted.field": value})`: an experiment of a second or two."""
 
     def make(task="mlm", /, **changes):
-        pair = task == "translation"
-        languages = ("en", "de") if pair else ("en",)
-        config = Config(
-            task=task,
-            workdir=str(tmp_path / "run"),
-            model=ModelConfig(
-                vocabulary_size=300,
-                features=16,
-                mlp_features=24,
-                num_layers=1,
-                max_length=16,
-                attention=AttentionConfig(kind="mhe_mul", num_heads=2),
-            ),
-            data=DataConfig(
-                directory=str(text),
-                train=tuple(f"train.{language}" for language in languages),
-                validation=tuple(f"validation.{language}" for language in languages),
-                cache_directory=str(text / "cache"),
-                sequence_length=16,
-                batch_size=8,
-                tokens_per_batch=256,
-                length_buckets=(8, 16) if pair else (),
-            ),
-            optimizer=OptimizerConfig(warmup_steps=3),
-            train=TrainConfig(
-                num_steps=6, eval_every=3, checkpoint_every=2, keep_checkpoints=2, log_every=2
-            ),
-            evaluation=EvaluationConfig(batch_size=8),
-        )
-        for name, value in changes.items():
-            config = set_field(config, name, value)
-        return config
+        return config_of(text, task, {"workdir": str(tmp_path / "run"), **changes})
+
+    return make
+
+
+FINISHED = {"optimizer.ema_decay": 0.9, "optimizer.label_smoothing": 0.1, "train.num_steps": 6}
+
+
+@pytest.fixture(scope="session")
+def finished(text, tmp_path_factory):
+    """`finished(task)`: config and result of one whole run with FINISHED; not to be changed."""
+
+    @functools.cache
+    def make(task):
+        workdir = tmp_path_factory.mktemp("finished") / "run"
+        config = config_of(text, task, {"workdir": str(workdir), **FINISHED})
+        return config, loop.train(config, jax.devices()[:1])
+
+    return make
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """`copied(task)`: the config of a copy of that run."""
+
+    def make(task, workdir=tmp_path / "run"):
+        config, _ = finished(task)
+        shutil.copytree(config.workdir, workdir)
+        return set_field(config, "workdir", str(workdir))
 
     return make
 

@@ -6,8 +6,8 @@ import socket
 import uuid
 
 import jax
-import numpy as np
 import pytest
+from whole_runs import assert_same, logged
 
 import mhe_jax
 from mhe_jax.config import Comparison, EvaluationConfig, InputError, places
@@ -58,31 +58,19 @@ def nothing_local(tmp_path, monkeypatch):
     assert not os.listdir(place)
 
 
-def numbers_of(workdir):
-    """The log, without what depends on the clock."""
-    return [
-        {k: v for k, v in line.items() if "second" not in k and k != "goodput"}
-        for line in tracking.read(path_of(workdir) / METRICS)
-    ]
-
-
-def assert_same(one, other):
-    jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
 @pytest.mark.whole_run
-def test_a_run_and_all_that_is_done_with_it(tiny, saved, bucket, tmp_path, one_device):
-    config = tiny("lm", **CHANGES)
+def test_a_run_and_all_that_is_done_with_it(finished, tiny, saved, bucket, tmp_path, one_device):
+    config, wanted = finished("lm")
     there = set_field(config, "workdir", f"{bucket}/runs/a")
-    results = [loop.train(c, one_device) for c in (config, there)]
-    assert results[0]["best_validation_loss"] == results[1]["best_validation_loss"]
+    found = loop.train(there, one_device)
+    assert found["best_validation_loss"] == wanted["best_validation_loss"]
     assert_same(saved(config), saved(there))
-    assert numbers_of(config.workdir) == numbers_of(there.workdir) != []
+    assert logged(config.workdir) == logged(there.workdir) != []
     names = {path.name for path in path_of(there.workdir).iterdir()}
     assert {CONFIG, METRICS, RESULT, TOKENIZER, "checkpoints"} <= names
     assert FILE not in names  # it is given back
 
-    assert loop.train(there, one_device) == results[1]  # complete: the same again
+    assert loop.train(there, one_device) == found  # complete: the same again
     longer = set_field(there, "train.num_steps", 7)
     assert loop.train(longer, one_device)["steps"] == 7
 
@@ -121,7 +109,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_that_one(
     assert code == 0, err
     assert "3 of 6 steps are done" in err
     assert_same(saved(config, tmp_path / "whole"), saved(config, f"{bucket}/run"))
-    assert numbers_of(tmp_path / "whole") == numbers_of(f"{bucket}/run")
+    assert logged(tmp_path / "whole") == logged(f"{bucket}/run")
 
 
 @pytest.mark.slow
@@ -134,7 +122,7 @@ def test_two_processes_and_a_kill_in_the_middle_of_a_save(tiny, job, saved, buck
     for code, _, err in job(config, f"{bucket}/run", 2):
         assert code == 0, err
     assert_same(saved(config, tmp_path / "whole"), saved(config, f"{bucket}/run"))
-    assert numbers_of(tmp_path / "whole") == numbers_of(f"{bucket}/run")
+    assert logged(tmp_path / "whole") == logged(f"{bucket}/run")
 
 
 @pytest.mark.slow

@@ -4,18 +4,13 @@ import gzip
 import os
 import shutil
 
-import jax
 import pytest
+from whole_runs import train
 
 from mhe_jax import tasks
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import set_field
-from mhe_jax.training import loop
 from mhe_jax.training.run import resume
-
-
-def train(config):
-    return loop.train(config, jax.devices()[:1])
 
 
 @pytest.fixture

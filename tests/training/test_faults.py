@@ -3,23 +3,20 @@
 import gc
 import io
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+from whole_runs import assert_same, logged, steps_in, train
 
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import set_field
-from mhe_jax.config.files import METRICS
-from mhe_jax.data.blocks import TrainBlocks
-from mhe_jax.tasks import sums
+from mhe_jax.data import TrainBatches
 from mhe_jax.training import loop, stepper, tracking
-from mhe_jax.training.checkpoint import reason_of
+from mhe_jax.training.checkpoint.store import reason_of
 from mhe_jax.training.cluster import group as signals
 from mhe_jax.training.cluster.group import Stopped
 from mhe_jax.training.optimizer import make_schedule
@@ -27,33 +24,20 @@ from mhe_jax.training.optimizer import make_schedule
 pytestmark = pytest.mark.whole_run
 
 
-def train(config):
-    return loop.train(config, jax.devices()[:1])
-
-
-def lines_of(config):
-    return list(tracking.read(Path(config.workdir) / METRICS))
-
-
-def steps_in(config):
-    return sorted(path.name for path in (Path(config.workdir) / "checkpoints").iterdir())
-
-
-def test_a_damaged_newest_checkpoint_costs_one_and_is_told(tiny, saved, capsys):
-    config = tiny("lm", **{"train.num_steps": 4})
-    train(config)
+def test_a_damaged_newest_checkpoint_costs_one_and_is_told(copied, saved, capsys):
+    config = copied("lm")
     wanted, workdir = saved(config), Path(config.workdir)
-    file = next((workdir / "checkpoints/4/optimizer/ocdbt.process_0/d").iterdir())
+    file = next((workdir / "checkpoints/6/optimizer/ocdbt.process_0/d").iterdir())
     file.write_bytes(file.read_bytes()[::-1])
     capsys.readouterr()
     train(config)
     told = capsys.readouterr().err
-    aside = workdir / "checkpoints_unreadable" / "4"
-    assert f"warning: {workdir}/checkpoints/4 cannot be read (optimizer/ocdbt.process_0/d/" in told
+    aside = workdir / "checkpoints_unreadable" / "6"
+    assert f"warning: {workdir}/checkpoints/6 cannot be read (optimizer/ocdbt.process_0/d/" in told
     assert f"it is now {aside}" in told
-    assert "3 of 4 steps are done" in told
+    assert "4 of 6 steps are done" in told
     assert aside.is_dir()
-    jax.tree.map(np.testing.assert_array_equal, wanted, saved(config))
+    assert_same(wanted, saved(config))
 
 
 @pytest.fixture
@@ -68,9 +52,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_stops_the_run_with_the_last_good_step(tiny, small_disk, capsys):
-    config = tiny("lm", workdir=str(small_disk / "run"), **{"train.num_steps": 4})
-    train(config)
+def test_a_full_disk_stops_the_run_with_the_last_good_step(copied, small_disk, capsys):
+    config = copied("lm", small_disk / "run")
     left = os.statvfs(small_disk)
     with open(small_disk / "other", "wb") as other:  # someone else's
         other.write(bytes(left.f_bavail * left.f_bsize - 32 * 1024))
@@ -78,9 +61,9 @@ def test_a_full_disk_stops_the_run_with_the_last_good_step(tiny, small_disk, cap
         train(set_field(config, "train.num_steps", 200))
     told = str(stopped.value)
     assert stopped.value.code == 1
-    assert "No space left on device; last good checkpoint: step 4 in " in told
+    assert "No space left on device; last good checkpoint: step 6 in " in told
     assert "\n" not in told
-    assert {"3", "4"} <= {*steps_in(config)}
+    assert {4, 6} <= {*steps_in(config)}
     gc.collect()  # Orbax's other writes, which failed too
     err = capsys.readouterr().err
     assert told in err
@@ -92,25 +75,6 @@ def test_a_full_disk_by_the_word_of_the_store_alone():
     found = reason_of(ValueError(f'RESOURCE_EXHAUSTED: Error opening "zarr" driver: {where}'))
     assert found == "No space left on device"
     assert "memory" in reason_of(ValueError("RESOURCE_EXHAUSTED: Out of memory on a device"))
-
-
-def test_a_disk_that_fails_while_writing(tiny, monkeypatch):
-    """Where a small file system cannot be mounted too: Orbax meets an error at step 4."""
-    save = ocp.CheckpointManager.save
-
-    def failing(self, step, **arguments):
-        if step == 4:
-            raise OSError(28, "No space left on device")
-        return save(self, step, **arguments)
-
-    monkeypatch.setattr(ocp.CheckpointManager, "save", failing)
-    config = tiny("lm")
-    with pytest.raises(Stopped) as stopped:
-        train(config)
-    assert str(stopped.value) == (
-        f"cannot write {config.workdir}/checkpoints: No space left on device; "
-        f"last good checkpoint: step 3 in {config.workdir}"
-    )
 
 
 def test_a_log_on_a_full_disk_is_told_with_the_last_good_step(tiny, monkeypatch):
@@ -133,19 +97,17 @@ def test_a_log_on_a_full_disk_is_told_with_the_last_good_step(tiny, monkeypatch)
         train(tiny("lm"))
 
 
-def test_a_directory_that_cannot_be_written_is_an_input_error(tiny, monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "run")
-    with pytest.raises(InputError, match="workdir=.*/run: not writable"):
-        train(tiny("lm"))
+def test_a_directory_that_cannot_be_written_is_an_input_error(tiny, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="workdir=.*/file/run: Not a directory"):
-        train(tiny("lm", workdir=str(tmp_path / "file" / "run")))
+    for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match=f"workdir={workdir}: "):
+            train(tiny("lm", workdir=str(workdir)))
 
 
 @pytest.fixture
 def spoil(monkeypatch):
     """`spoil(step, ...)`: weights of these steps make loss and gradient infinite."""
-    whole = TrainBlocks.batch
+    whole = TrainBatches.batch
 
     def make(*steps):
         def spoiled(self, number):
@@ -154,7 +116,7 @@ def spoil(monkeypatch):
                 rows = rows | {"weights": np.full_like(rows["weights"], np.inf)}
             return rows
 
-        monkeypatch.setattr(TrainBlocks, "batch", spoiled)
+        monkeypatch.setattr(TrainBatches, "batch", spoiled)
 
     return make
 
@@ -169,7 +131,7 @@ def test_updates_that_are_not_finite_are_left_out_up_to_a_limit(tiny, saved, spo
     config = skipping(tiny, 5, 2)
     spoil(2, 4)
     train(config)
-    lines = lines_of(config)
+    lines = logged(config.workdir)
     assert [line["skipped"] for line in lines] == [0, 1, 1, 2, 2]
     # What was left out does not count: the rate stands still, as the optimizer's does.
     schedule = make_schedule(config.optimizer, 5)
@@ -198,7 +160,7 @@ def test_a_step_that_is_left_out_changes_nothing_but_the_step(tiny, saved, spoil
     train(skipping(tiny, 3, 1))
     after = saved(skipping(tiny, 3, 1))
     assert (before.step, after.step) == (2, 3)
-    jax.tree.map(np.testing.assert_array_equal, before, after.replace(step=before.step))
+    assert_same(before, after.replace(step=before.step))
 
 
 def test_a_signal_before_the_first_step_leaves_nothing_in_the_way(tiny, monkeypatch):
@@ -208,16 +170,17 @@ def test_a_signal_before_the_first_step_leaves_nothing_in_the_way(tiny, monkeypa
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(loop.tasks, "train_batches", interrupt)
-    config = tiny("lm")
+    config = tiny("lm", **{"train.num_steps": 1})
     with pytest.raises(KeyboardInterrupt):
         train(config)
     monkeypatch.undo()
-    assert train(config)["steps"] == 6
+    assert train(config)["steps"] == 1
 
 
-def test_a_signal_in_the_validation_that_was_left_over_is_heard(tiny, monkeypatch):
+def test_a_signal_in_the_validation_that_was_left_over_is_heard(finished, tmp_path, monkeypatch):
     """A run that was stopped in its last step validates first, when it goes on."""
-    config = tiny("lm")
+    whole, wanted = finished("lm")
+    config = set_field(whole, "workdir", str(tmp_path / "run"))
 
     def killing(make, when):
         def made(*arguments):
@@ -241,8 +204,6 @@ def test_a_signal_in_the_validation_that_was_left_over_is_heard(tiny, monkeypatc
         assert stopped.value.code == 128 + signal.SIGTERM
         assert not (Path(config.workdir) / "result.json").exists()
     result = train(config)
-    shutil.rmtree(config.workdir)
-    wanted = train(config)
     assert (result["validation_loss"], result["best_step"]) == (
         wanted["validation_loss"],
         wanted["best_step"],
@@ -265,12 +226,10 @@ def test_a_hang_up_that_is_ignored_stays_so():
 @pytest.mark.parametrize(
     ("numbers", "received", "ended"),
     [
-        ("HUP HUP", "HUP", None),
         ("TERM HUP HUP", "TERM", None),
         ("HUP INT", "HUP", None),
         ("HUP TERM INT", "HUP", 130),
         ("INT TERM", "INT", 143),
-        ("INT INT", "INT", 130),
     ],
 )
 def test_only_a_second_order_to_end_ends_at_once(monkeypatch, numbers, received, ended):
@@ -282,30 +241,3 @@ def test_only_a_second_order_to_end_ends_at_once(monkeypatch, numbers, received,
             signal.raise_signal(signal.Signals[f"SIG{name}"])
         assert caught.agreed() == signal.Signals[f"SIG{received}"]
     assert exits == ([ended] if ended else [])
-
-
-def test_the_first_signal_says_what_comes(capfd):
-    with signals.Signals():
-        signal.raise_signal(signal.SIGINT)
-    line = "SIGINT: saving after this step; a second signal ends at once\n"
-    assert capfd.readouterr().err == line
-
-
-def test_signals_give_back_what_they_found():
-    with signals.Signals() as caught:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert caught.agreed() == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) != caught._catch
-
-
-def test_label_sums_ignore_what_does_not_exist():
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(2, 3, 7)).astype(np.float32)
-    labels, weights = rng.integers(0, 7, (2, 3)), np.ones((2, 3), np.float32)
-    padded = np.pad(logits, ((0, 0), (0, 0), (0, 4)), constant_values=-np.inf)
-    for smoothing in (0.0, 0.1):
-        want = sums.label_sums(logits, labels, weights, smoothing)
-        got = sums.label_sums(padded, labels, weights, smoothing)
-        assert {k: float(v) for k, v in got.items()} == pytest.approx(
-            {k: float(v) for k, v in want.items()}, rel=1e-6
-        )

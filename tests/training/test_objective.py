@@ -1,4 +1,4 @@
-"""Sums of losses against float64, with smoothing and weights."""
+"""Sums of losses against float64, with smoothing and weights; what a validation says of them."""
 
 import flax.linen as nn
 import jax
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mhe_jax.tasks import TASKS
-from mhe_jax.tasks.sums import label_sums, ratios, squared_error_sums
+from mhe_jax.tasks.sums import criterion, label_sums, ratios, squared_error_sums, total
+from mhe_jax.tasks.task import Task
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -62,23 +63,6 @@ def test_a_label_without_weight_may_be_a_token_that_does_not_exist(smoothing):
     np.testing.assert_array_equal(gradient, same)
     assert np.isfinite(gradient).all()
     assert not np.any(gradient[weights == 0])
-
-
-def test_a_row_of_padding_changes_nothing_but_is_not_counted(tiny):
-    config = tiny("translation", **{"model.dropout_rate": 0.0})
-    model = TASKS["translation"].model(config.model)
-    params = jax.jit(TASKS["translation"].initializer(model, 16))(jax.random.key(0))
-    rng = np.random.default_rng(1)
-    batch = {name: rng.integers(5, 300, (2, 8)) for name in ("source", "target", "labels")}
-    batch = {k: jnp.asarray(v, jnp.int32) for k, v in batch.items()} | {
-        "weights": jnp.ones((2, 8), jnp.float32)
-    }
-    padded = {k: jnp.concatenate([v, jnp.zeros_like(v)]) for k, v in batch.items()}
-    sums_function = jax.jit(lambda p, b: TASKS["translation"].sums(model)(p, b, None))
-    one, two = (sums_function(params, b) for b in (batch, padded))
-    for name in one:
-        np.testing.assert_allclose(one[name], two[name], rtol=1e-6)
-    assert one["tokens"] == 32
 
 
 def test_squared_errors_of_what_counts():
@@ -146,3 +130,49 @@ def test_outputs_of_shuffle_random_tell_shuffled_from_original():
     log_p = np.asarray(jax.nn.log_softmax(logits))
     np.testing.assert_allclose(found["outputs"], log_p[..., 1] - log_p[..., 0], atol=1e-6)
     np.testing.assert_array_equal(found["index"], [[0, 1, 2, -1, 0], [-1, 0, 1, 0, -1]])
+
+
+LOSSES = [
+    {"loss": np.float32(6.0), "count": np.float32(3.0), "tokens": np.float32(11.0)},
+    {"loss": np.float32(1.0), "count": np.float32(2.0), "tokens": np.float32(7.0)},
+]
+
+
+class Scored(Task):
+    """Scores batches by what it is given of them."""
+
+    def __init__(self):
+        self.given = []
+
+    def scores(self, batches, outputs):
+        self.given.append((batches, outputs))
+        return {"score": 83.0}
+
+
+def test_the_best_has_the_least_loss_or_the_highest_score():
+    assert criterion({"loss": 2.0}) < criterion({"loss": 3.0})
+    one, other = {"loss": 3.0, "score": 5.0}, {"loss": 2.0, "score": 4.0}
+    assert criterion(one) < criterion(other)
+    # Of equal scores, the least loss.
+    assert criterion({"loss": 2.0, "score": 5.0}) < criterion(one)
+
+
+def test_a_loss_that_is_no_number_is_never_the_best():
+    nan = criterion({"loss": float("nan")})
+    assert criterion({"loss": 1e30}) < nan
+    assert criterion({"loss": 9.0, "score": -9.0}) < criterion({"loss": 1.0, "score": np.nan})
+
+
+def test_sums_are_of_all_batches_and_lose_no_digits():
+    found = [{"loss": np.float32(1.0), "index": 0}, {"loss": np.float32(2.0**24), "index": 1}]
+    assert total(found) == {"loss": 1.0 + 2.0**24}
+
+
+def test_scores_come_where_there_are_outputs_that_are_numbers():
+    found = [batch | {"index": i, "outputs": 10 * i} for i, batch in enumerate(LOSSES)]
+    task = Scored()
+    assert task.measure(found, "batches") == {"loss": pytest.approx(7 / 5), "score": 83.0}
+    assert task.given == [("batches", [(0, 0), (1, 10)])]
+    broken = [found[0], found[1] | {"loss": np.float32("nan")}]
+    assert set(task.measure(broken, "batches")) == {"loss"}
+    assert len(task.given) == 1

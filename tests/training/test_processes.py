@@ -6,33 +6,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
-
-from mhe_jax.config.files import METRICS
-from mhe_jax.training import tracking
+from whole_runs import KILL, assert_same, logged
 
 pytestmark = pytest.mark.whole_run
-
-# A signal of its own making once step STEP is read and step SAVED is on disk.
-KILL = """
-import os, time
-from mhe_jax.training import tracking
-
-step, saved, *signals = {}
-advance = tracking.Tracker.advance
-
-def advance_and_kill(self, done):
-    advance(self, done)
-    if done == step:
-        while saved and not (self.workdir / "checkpoints" / str(saved)).exists():
-            time.sleep(0.01)
-        for number in signals:
-            os.kill(os.getpid(), number)
-
-tracking.Tracker.advance = advance_and_kill
-"""
 
 
 @pytest.mark.parametrize("task", ["mlm", pytest.param("translation", marks=pytest.mark.slow)])
@@ -50,24 +27,13 @@ def test_kill_minus_nine_loses_nothing_that_was_saved(tiny, launch, finish, save
     resumed, again, err = finish(launch(config, tmp_path / "killed"))
     assert resumed == 0, err
     assert "4 of 8 steps are done" in err
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        saved(config, tmp_path / "whole"),
-        saved(config, tmp_path / "killed"),
-    )
+    assert_same(*(saved(config, tmp_path / name) for name in ("whole", "killed")))
     results = [
         {k: v for k, v in json.loads(text.splitlines()[-1]).items() if "loss" in k or "best" in k}
         for text in (out, again)
     ]
     assert results[0] == results[1]
-    logs = [
-        [
-            {k: v for k, v in line.items() if "second" not in k and k != "goodput"}
-            for line in tracking.read(tmp_path / name / METRICS)
-        ]
-        for name in ("whole", "killed")
-    ]
-    assert logs[0] == logs[1]
+    assert logged(tmp_path / "whole") == logged(tmp_path / "killed")
 
 
 def test_sigterm_exits_143(tiny, launch, finish, tmp_path):
@@ -77,32 +43,6 @@ def test_sigterm_exits_143(tiny, launch, finish, tmp_path):
     assert "SIGTERM: stopped after step 3" in err
     assert "Traceback" not in err
     assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
-
-
-# A Ctrl-C when a module is about to be loaded.
-CTRL_C = """
-import signal
-
-class Finder:
-    def find_spec(self, name, path, target=None):
-        if name == {!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Finder())
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "module", "status"),
-    [
-        ("train.py", "mhe_jax.cli.arguments", -2),  # 130 to a shell
-        ("train.py", "tyro", 130),
-        ("eval.py", "mhe_jax.training.cluster.distributed", 130),
-    ],
-)
-def test_ctrl_c_while_modules_load(tiny, launch, finish, tmp_path, script, module, status):
-    process = launch(tiny("lm"), tmp_path / "run", CTRL_C.format(module), script=script)
-    assert finish(process) == (status, "", "")
 
 
 def test_importing_the_configs_room_loads_no_jax():

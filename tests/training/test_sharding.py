@@ -1,6 +1,9 @@
-"""The mesh, the rules, and how the state is laid out."""
+"""The mesh, the rules, how the state is laid out, and batches in order, the next on its way."""
 
 import dataclasses
+import threading
+import time
+from contextlib import closing
 
 import flax.linen as nn
 import jax
@@ -59,18 +62,11 @@ def test_axis_that_does_not_divide_is_named(tiny):
     boxed = {
         "a": nn.LogicallyPartitioned(jax.ShapeDtypeStruct((4, 3), jnp.float32), ("embed", "heads"))
     }
-    with pytest.raises(
-        InputError, match="mesh.tensor=2 must divide the size of axis 'heads' of parameter a, 3$"
-    ):
+    with pytest.raises(InputError, match="mesh.tensor=2 must divide 3, an axis of parameter a$"):
         sharding.parameter_shardings(boxed, mesh)
 
 
-def test_name_without_a_rule_is_an_error(tiny):
-    boxed = {"a": nn.LogicallyPartitioned(jax.ShapeDtypeStruct((4,), jnp.float32), ("width",))}
-    with pytest.raises(ValueError, match="a: no rule for the logical axis 'width'"):
-        sharding.parameter_shardings(boxed, mesh_of(tiny(), 8, 1, 1))
-
-
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 @pytest.mark.parametrize("task", ["mlm", "translation"])
@@ -122,3 +118,45 @@ def test_global_batch_and_rows(tiny):
     np.testing.assert_array_equal(batch["tokens"], rows)
     assert batch["tokens"].sharding.spec == sharding.BATCH
     assert [sharding.round_up_rows(n, mesh) for n in (1, 4, 5)] == [4, 4, 8]
+
+
+def waited(condition):
+    for _ in range(6000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_one_ahead_and_in_order():
+    put = []
+
+    def to_device(batch):
+        put.append(batch)
+        return batch * 10
+
+    with closing(sharding.feed(range(5), to_device)) as batches:
+        for i, batch in enumerate(batches):
+            assert batch == 10 * i
+            assert waited(lambda i=i: put == list(range(min(i + 2, 5))))
+
+
+def test_an_error_comes_in_its_place():
+    def to_device(batch):
+        if batch == 2:
+            raise ValueError("no room")
+        return batch
+
+    batches = sharding.feed(range(5), to_device)
+    assert [next(batches), next(batches)] == [0, 1]
+    with pytest.raises(ValueError, match="no room"):
+        next(batches)
+
+
+def test_the_thread_ends():
+    before = set(threading.enumerate())
+    with closing(sharding.feed(iter(range(100)), str)) as batches:
+        assert next(batches) == "0"
+        assert set(threading.enumerate()) - before
+    assert not set(threading.enumerate()) - before
+    assert list(sharding.feed([], str)) == []

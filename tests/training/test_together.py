@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from whole_runs import KILL, assert_same
 
 from mhe_jax.config.files import METRICS
 from mhe_jax.evaluation import TranslatedSample
@@ -31,16 +32,6 @@ def told(rows, mesh):
     print("rows", len(rows["labels"]), file=sys.stderr)
     return whole(rows, mesh)
 sharding.global_batch = told
-"""
-# Kills itself when `step` is read.
-KILL = """
-from mhe_jax.training import tracking
-advance = tracking.Tracker.advance
-def advance_and_kill(self, done):
-    advance(self, done)
-    if done == {}:
-        os.kill(os.getpid(), {})
-tracking.Tracker.advance = advance_and_kill
 """
 
 
@@ -119,7 +110,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tiny, job, tmp_pa
         "lm",
         **{"train.num_steps": never, "train.eval_every": never, "train.checkpoint_every": never},
     )
-    found = job(config, tmp_path / "run", 2, before={1: KILL.format(3, 15)})
+    found = job(config, tmp_path / "run", 2, before={1: KILL.format("3, 0, 15")})
     assert_ended(found, 143)
     (step,) = (path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert int(step) > 3
@@ -132,15 +123,14 @@ def test_a_killed_process_ends_the_others_and_nothing_is_lost(tiny, job, saved, 
     config = tiny("mlm", **CHANGES)
     assert_ended(job(config, tmp_path / "whole", 2))
     begin = time.monotonic()
-    found = job(config, tmp_path / "killed", 2, before={killed: KILL.format(5, 9)}, timeout=60)
+    found = job(config, tmp_path / "killed", 2, before={killed: KILL.format("5, 0, 9")}, timeout=60)
     assert time.monotonic() - begin < 240  # 60 of them without a sign of life
     other = 1 - killed
     assert found[killed][0] == -9
     assert found[other][0] != 0
     assert not (tmp_path / "killed" / "checkpoints" / "8").exists()
     assert_ended(job(config, tmp_path / "killed", 2))
-    whole, killed_one = saved(config, tmp_path / "whole"), saved(config, tmp_path / "killed")
-    jax.tree.map(np.testing.assert_array_equal, whole, killed_one)
+    assert_same(*(saved(config, tmp_path / name) for name in ("whole", "killed")))
     assert numbers_of(tmp_path / "whole") == numbers_of(tmp_path / "killed")
 
 

@@ -1,5 +1,6 @@
 """BLEU of a sample while training: of the right parameters, compiled once, by all processes."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_it_is_what_eval_translates_with_these_parameters(tiny, scored, capsys):
     result = train(config, sample=TranslatedSample)
     assert [len(hypotheses) for hypotheses, _ in scored] == [5] * 4
     source = open_split(config, "validation")
-    texts, references = zip(*(source[number] for number in range(5)), strict=True)
+    texts, references = zip(*itertools.islice(source, 5), strict=True)
     run = load(config.workdir, checkpoint="last", beam_size=1)
     assert scored[-1] == (run.translate(list(texts)), list(references))
     assert scored[-1][0] != scored[-2][0]
@@ -52,10 +53,8 @@ def test_it_is_what_eval_translates_with_these_parameters(tiny, scored, capsys):
 
 @pytest.mark.whole_run
 def test_more_than_there_is_takes_all_and_compiles_once(tiny, scored, monkeypatch):
-    compiled, check = [], programs.check_fits
-    monkeypatch.setattr(
-        programs, "check_fits", lambda *a: compiled.append(len(scored)) or check(*a)
-    )
+    compiled, use = [], programs.use_mesh
+    monkeypatch.setattr(programs, "use_mesh", lambda *a: compiled.append(len(scored)) or use(*a))
     train(tiny("translation", **{"train.eval_translate": 99}), sample=TranslatedSample)
     assert [len(hypotheses) for hypotheses, _ in scored] == [24, 24]
     assert set(compiled) == {0}  # before the first score

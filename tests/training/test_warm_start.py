@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from whole_runs import assert_same, params_of
 
 from mhe_jax.cli.arguments import parse_train_arguments
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.evaluation import evaluate
 from mhe_jax.model.stack import unroll_layers
-from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.loop import train
 from mhe_jax.training.run import warm_start
 from mhe_jax.training.run.warm_start import check_init_from, start_from
 from mhe_jax.training.sharding import make_mesh
-from mhe_jax.training.state import TrainState, abstract_params
+from mhe_jax.training.state import TrainState
 from mhe_jax.training.tracking import read
 
 pytestmark = pytest.mark.whole_run
@@ -60,27 +60,24 @@ def tuned(tiny, moods, tmp_path):
     return make
 
 
+# A step so small that nothing moves.
+STILL = {
+    "train.num_steps": 1,
+    "optimizer.learning_rate": 1e-30,
+    "optimizer.weight_decay": 0.0,
+    "data.validation": (),
+}
+
+
 @pytest.fixture
 def one():
     return jax.devices()[:1]
 
 
 @pytest.fixture
-def pretrained(tiny, tmp_path, one):
-    """`pretrained(**changes)`: the workdir of a finished run of a masked language model."""
-
-    def make(**changes):
-        config = tiny("mlm", workdir=str(tmp_path / "mlm"), **changes)
-        train(config, one)
-        return config.workdir
-
-    return make
-
-
-def params_of(workdir, which="best"):
-    config = load_json(Path(workdir) / "config.json")
-    mesh = make_mesh(dataclasses.replace(config), jax.devices()[:1])
-    return jax.device_get(restore_params(workdir, which, abstract_params(config, mesh))[0])
+def pretrained(finished):
+    """The workdir of a finished run of a masked language model."""
+    return finished("mlm")[0].workdir
 
 
 def test_it_learns_and_keeps_the_best_by_score(tuned, one):
@@ -113,20 +110,14 @@ def test_it_learns_and_keeps_the_best_by_score(tuned, one):
 
 
 def test_a_start_takes_exactly_the_encoder(pretrained, tuned, one):
-    run = pretrained()
-    # A step so small that nothing moves.
-    fields = {
-        "train.init_from": run,
-        "train.num_steps": 1,
-        "optimizer.learning_rate": 1e-30,
-        "optimizer.weight_decay": 0.0,
-    }
+    run = pretrained
+    fields = {"train.init_from": run, **STILL}
     config = tuned(**fields)
     train(config, one)
     theirs, ours = params_of(run), params_of(config.workdir)
     assert set(ours) == {"embeddings", "encoder", "pooler", "classifier"}
     for name in ("embeddings", "encoder"):
-        jax.tree.map(np.testing.assert_array_equal, ours[name], theirs[name])
+        assert_same(ours[name], theirs[name])
     assert Path(config.workdir, "tokenizer.model").read_bytes() == (
         Path(run, "tokenizer.model").read_bytes()
     )
@@ -141,17 +132,17 @@ def test_a_start_takes_exactly_the_encoder(pretrained, tuned, one):
 
 def test_an_average_starts_with_the_encoder_too():
     """In arrays of its own: a step gives up those that it is given."""
-    fresh = {name: jnp.zeros(3) for name in ("embeddings", "encoder", "pooler")}
+
+    def filled(value, *names):
+        return {name: {"token": jnp.full(3, value)} for name in names}
+
+    fresh = filled(0.0, "embeddings", "encoder", "pooler")
     state = TrainState(step=0, params=fresh, opt_state=(), ema_params=fresh, key=None)
-    taken = {name: jnp.full(3, 7.0) for name in ("embeddings", "encoder")}
+    taken = filled(7.0, "embeddings", "encoder")
     started = start_from(taken, state)
-    for params in (started.params, started.ema_params):
-        assert {name: float(x[0]) for name, x in params.items()} == {
-            "embeddings": 7.0,
-            "encoder": 7.0,
-            "pooler": 0.0,
-        }
-    assert started.ema_params["encoder"] is not started.params["encoder"]
+    assert_same(started.params, {**fresh, **taken})
+    assert_same(started.ema_params, {**fresh, **taken})
+    assert started.ema_params["encoder"]["token"] is not started.params["encoder"]["token"]
     assert start_from(taken, state.replace(ema_params=None)).ema_params is None
 
 
@@ -173,27 +164,23 @@ def test_a_start_is_from_the_best_checkpoint(tuned, one, monkeypatch, validation
 
 def test_a_stopped_run_does_not_start_again(pretrained, tuned, one):
     """Resuming takes the run's own parameters, not the pre-trained ones."""
-    run = pretrained()
-    config = tuned(**{"train.init_from": run, "train.num_steps": 4, "train.checkpoint_every": 2})
-    whole = train(config, one)
-    part = dataclasses.replace(config, workdir=config.workdir + "-parts")
+    part = tuned(**{"train.init_from": pretrained, "train.num_steps": 4})
     train(set_field(part, "train.num_steps", 2), one)
-    resumed = train(part, one)
-    # The schedule is not that of a whole run; a start anew would take the first step again.
-    assert resumed["steps"] == whole["steps"] == 4
+    # A start anew would take the first step again.
+    assert train(part, one)["steps"] == 4
     lines = read(Path(part.workdir, "metrics.jsonl"))
     assert [line["step"] for line in lines if line["split"] == "train"] == [2, 4]
     with pytest.raises(InputError, match="holds a run with train.init_from="):
         train(set_field(part, "train.init_from", None), one)
 
 
-def test_a_run_goes_on_without_the_one_it_started_from(pretrained, tuned, one, tmp_path):
-    run = pretrained()
+def test_a_run_goes_on_without_the_one_it_started_from(copied, tuned, one, tmp_path):
+    run = copied("mlm").workdir
     config = tuned(**{"train.init_from": run, "train.num_steps": 2})
     train(config, one)
     Path(run).rename(tmp_path / "elsewhere")
     assert train(set_field(config, "train.num_steps", 3), one)["steps"] == 3
-    command = ["configs/glue.py:rte", "--train.init_from", run, "--workdir", config.workdir]
+    command = ["configs/finetune.py:rte", "--train.init_from", run, "--workdir", config.workdir]
     found = parse_train_arguments([*command, "--data.sequence_length", "16"])
     assert found.model.features == config.model.features
     Path(tmp_path / "elsewhere").rename(run)
@@ -249,9 +236,6 @@ def test_a_run_of_another_task_has_nothing_to_give(tuned, tiny, tmp_path, task, 
         check_init_from(make(**{"train.init_from": other.workdir}))
 
 
-STILL = {"train.num_steps": 1, "optimizer.learning_rate": 1e-30, "optimizer.weight_decay": 0.0}
-
-
 @pytest.mark.parametrize(
     "task",
     [
@@ -262,14 +246,15 @@ STILL = {"train.num_steps": 1, "optimizer.learning_rate": 1e-30, "optimizer.weig
 )
 def test_a_run_of_the_same_task_is_taken_whole(tiny, one, tmp_path, task):
     """Also with layers scanned."""
-    first = tiny(task, **{"workdir": str(tmp_path / "first"), "model.num_layers": 2})
+    fields = {"model.num_layers": 2, "data.validation": (), "train.num_steps": 2}
+    first = tiny(task, **fields, workdir=str(tmp_path / "first"))
     train(first, one)
     fields = {"train.init_from": first.workdir, "model.num_layers": 2, **STILL}
     fields["model.scan_layers"] = True
     config = tiny(task, **fields, workdir=str(tmp_path / "second"))
     train(config, one)
     theirs, ours = params_of(first.workdir), unroll_layers(params_of(config.workdir))
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert_same(ours, theirs)
     # And back.
     again = tiny(
         task,
@@ -281,13 +266,12 @@ def test_a_run_of_the_same_task_is_taken_whole(tiny, one, tmp_path, task):
         },
     )
     train(again, one)
-    jax.tree.map(np.testing.assert_array_equal, params_of(again.workdir), theirs)
+    assert_same(params_of(again.workdir), theirs)
 
 
 @pytest.mark.parametrize("length", [12, 24])
-def test_positions_are_cut_or_drawn(tiny, one, tmp_path, length):
-    first = tiny("lm", workdir=str(tmp_path / "first"))
-    train(first, one)
+def test_positions_are_cut_or_drawn(finished, tiny, one, tmp_path, length):
+    first, _ = finished("lm")
     fields = {"model.max_length": length, "data.sequence_length": 12, **STILL}
     config = tiny(
         "lm", **fields, **{"train.init_from": first.workdir}, workdir=str(tmp_path / "second")
@@ -314,13 +298,14 @@ def test_positions_are_cut_or_drawn(tiny, one, tmp_path, length):
     ],
 )
 def test_other_labels_get_a_head_of_their_own(tuned, one, tmp_path, labels):
-    first = tuned(**{"workdir": str(tmp_path / "first"), "train.num_steps": 2})
+    moves = {"train.num_steps": 2, "data.validation": ()}
+    first = tuned(workdir=str(tmp_path / "first"), **moves)
     train(first, one)
     fields = {"train.init_from": first.workdir, "data.labels": labels, **STILL}
     config = tuned(**fields, workdir=str(tmp_path / "second"))
     train(config, one)
     theirs, ours = params_of(first.workdir), params_of(config.workdir)
-    jax.tree.map(np.testing.assert_array_equal, ours["encoder"], theirs["encoder"])
+    assert_same(ours["encoder"], theirs["encoder"])
     same = np.array_equal(ours["pooler"]["kernel"], theirs["pooler"]["kernel"])
     assert same == (labels == ("down", "up"))
     assert ours["classifier"]["kernel"].shape == (16, len(labels))
@@ -330,7 +315,7 @@ def test_the_command_line_takes_the_shape_of_the_other_run(tiny, tmp_path):
     mlm = tiny("mlm", workdir=str(tmp_path / "mlm"), **{"model.dropout_rate": 0.3})
     Path(mlm.workdir).mkdir()
     save_json(mlm, Path(mlm.workdir) / "config.json")
-    command = ["configs/glue.py:rte", "--train.init_from", mlm.workdir]
+    command = ["configs/finetune.py:rte", "--train.init_from", mlm.workdir]
     found = parse_train_arguments([*command, "--data.sequence_length", "16"])
     assert found.model == dataclasses.replace(mlm.model, dropout_rate=0.1)
     computed = {"dtype": "bfloat16", "remat": True, "scan_layers": True}
@@ -344,5 +329,5 @@ def test_the_command_line_takes_the_shape_of_the_other_run(tiny, tmp_path):
     save_json(pooled, Path(mlm.workdir) / "config.json")
     found = parse_train_arguments([*command, "--data.sequence_length", "16"])
     assert found.model.pooling == "first"  # of the head, which is its own
-    with pytest.raises(InputError, match="train.init_from: no run at .*mlmm; did you mean .*mlm"):
+    with pytest.raises(InputError, match="train.init_from: no run at .*mlmm.*; did you mean .*mlm"):
         parse_train_arguments([*command[:2], mlm.workdir + "m"])

@@ -1,13 +1,7 @@
 """From the parameters of one attention kind to those of another.
 
-heads.py             a kind as heads of its own, exactly
-factors.py           the best factors that several heads can share
-scores.py            the target, in coordinates in which all differences count the same
-kinds.py             the parameters of each kind that come closest to given heads
-latents.py           those of kinds with a norm on a latent
-tied.py              those of the kind whose keys are in part its values
-tensor_products.py   those of the kind whose projections are mixed by heads
-fitting.py           moments of real inputs, and W_o fitted to them
+A source gives its heads, and the target's class its `nearest` parameters (`attention.nearest`).
+fitting.py has the moments of real inputs, and fits W_o to them.
 """
 
 import dataclasses
@@ -18,14 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhe_jax.attention.conversion.fitting import Activations, error, fit_output, moments_of
-from mhe_jax.attention.conversion.heads import NOT_LINEAR, Heads, expand
-from mhe_jax.attention.conversion.kinds import TARGETS, closest
-from mhe_jax.attention.conversion.scores import Moments, Target
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.module import Attention
-from mhe_jax.config import MHE_KINDS, InputError
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import Moments, Parameters
+from mhe_jax.config import InputError
 
 __all__ = [
     "FIELDS",
@@ -37,15 +31,19 @@ __all__ = [
     "module_of",
 ]
 
-# Kinds that can hold a bias of the queries, and of the output, without `use_bias`.
-BIASED_QUERIES, BIASED_OUTPUT = ("mhe_add", "mva", "collaborative"), ("mhe_add",)
-# Kinds that need biases to be made: constants that hold a norm, or that are factors of heads.
-BIASED = ("mla", "mfa", "tpa")
-# Fields of a module that a conversion takes, and those that must divide the number of heads.
-FIELDS = tuple(
-    f.name for f in dataclasses.fields(Target) if f.name not in ("kind", "width", "use_bias")
+# Fields of a module that a conversion takes.
+FIELDS = (
+    "num_kv_heads",
+    "num_groups",
+    "score_groups",
+    "score_features",
+    "query_rank",
+    "key_rank",
+    "value_rank",
+    "reuse_keys",
+    "latent_features",
+    "latent_groups",
 )
-DIVISORS = ("num_kv_heads", "num_groups", "score_groups", "latent_groups")
 
 
 def convert(
@@ -59,11 +57,11 @@ def convert(
     """Parameters of `make_attention(kind, ...)` that come closest to another module's.
 
     Scores are `x Q[h] K[h]ᵀ yᵀ`, and a head adds `y V[h] O[h]`: the parameters of `kind` are those
-    whose products come closest, by least squares (`kinds.py`). A kind that can represent another
-    takes it exactly: each into `mha` (except `mva` and `collaborative`, where score_features + 1 is
-    more than the width of a head), those with one head into those with several, and `mha` into
-    `collaborative`, `tpa` and, without biases of queries or with `query_rank`, `mla` that are wide
-    enough. None of this holds where rotary positions
+    whose products come closest, by least squares (`nearest` of its class). A kind that can
+    represent another takes it exactly: each into `mha` (except `mva` and `collaborative`, where
+    score_features + 1 is more than the width of a head), those with one head into those with
+    several, and `mha` into `collaborative`, `tpa` and, without biases of queries or with
+    `query_rank`, `mla` that are wide enough. None of this holds where rotary positions
     rotate queries and keys: their products then differ at each distance.
 
     Args:
@@ -96,41 +94,51 @@ def convert(
 
     Raises:
       ValueError: an unknown kind; a source whose heads are not linear; a field that the kind does
-        not have, or that does not divide the heads, or is too small for a latent; key and value
-        inputs that differ in width for a kind with one input for both, or for `el` from
-        `qkv_features`; a LayerNorm between projections and scores (`normalize_qk`); activations of
-        another width; parameters or activations that hold NaN or infinity.
+        not have, or that does not divide the heads, or is too small for a latent; inputs of keys
+        and values whose widths the kind does not take; a LayerNorm between projections and scores
+        (`normalize_qk`); activations of another width; parameters or activations that hold NaN or
+        infinity.
     """
     given = module_of(params, source)
-    made = _target_module(kind, given, fields)
-    if kind == source and made == given:
+    made = _target(kind, given, fields)
+    inputs = _inputs(params)
+    shapes = _shapes(made, inputs)  # refuses fields that do not go together
+    if kind == source and shapes == jax.tree.map(np.shape, dict(params)):
         return dict(params)
     check_source(source)
-    heads = expand(params, source)
-    keys, values = heads.key.shape[1], heads.value.shape[1]
-    if made.one_source and keys != values:
-        raise InputError(
-            f"{kind} makes keys and values of one input: the parameters take inputs {keys} and "
-            f"{values} wide, which must be equal"
-        )
-    if kind == "el" and keys != given.qkv_features:
-        raise InputError(
-            f"el cuts its inputs into heads: the parameters take keys {keys} wide, and must take "
-            f"qkv_features={given.qkv_features}"
-        )
-    biased = given.use_bias or _needs_bias(kind, heads)
-    made = made.clone(use_bias=biased)
-    target = Target(kind, heads.value.shape[-1], use_bias=biased, **_numbers(made))
-    _check_activations(activations, _inputs(params, source)[0])
+    if given.normalize_qk:
+        raise InputError("normalize_qk: a LayerNorm lies between projections and scores")
+    if not all(isinstance(a, Activations) for a in activations):
+        raise InputError("activations must be a list of Activations, one for each batch")
+    for shape in (np.shape(a.query) for a in activations):
+        if len(shape) != 3 or shape[-1] != inputs[0]:
+            raise InputError(
+                f"activations: query has shape {shape}: takes [batch, length, {inputs[0]}]"
+            )
+    heads = given.heads(params).repeated()
+    biases = {"query": heads.query[:, -1], "out": heads.constant}
+    lost = any(np.any(biases[role]) for role in biases if role not in made.keeps_bias)
+    made = made.clone(use_bias=bool(given.use_bias or made.not_linear or lost))
     whole = [a.completed(given, params) for a in activations]
     moments = moments_of(whole) if whole else Moments.unit(heads)
     for name, arrays in (("params", params), ("activations", dataclasses.astuple(moments))):
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays)):
             raise InputError(f"{name} hold NaN or infinity: takes finite numbers")
-    found = closest(heads, target, moments)
     dtype = params["out"]["kernel"].dtype
-    found = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), found)
+    found = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), nearest(made, heads, moments))
     return fit_output(made, found, whole) if whole else found
+
+
+def nearest(module: Attention, heads: Heads, moments: Moments) -> Parameters:
+    """All parameters of the module that come nearest to what the heads do, as float64."""
+    found = module.nearest(heads, moments)
+    found["out"]["bias"] = heads.constant
+    given: dict[Any, Any] = flatten_dict(found)
+    widths = [part.shape[1] - 1 for part in (heads.query, heads.key, heads.value)]
+    shapes: dict[Any, Any] = flatten_dict(_shapes(module, widths))
+    return unflatten_dict(
+        {path: np.reshape(given.get(path, np.zeros(s)), s) for path, s in shapes.items()}
+    )
 
 
 def module_of(params: Mapping[str, Any], kind: str) -> Attention:
@@ -145,139 +153,81 @@ def module_of(params: Mapping[str, Any], kind: str) -> Attention:
         H, D, P = np.shape(params["out"]["kernel"])
         fields = {"use_bias": "bias" in params["out"], **_fields(params, kind)}
         module = KINDS[kind](num_heads=H, qkv_features=H * D, out_features=P, **fields)
-        shapes = jax.eval_shape(
-            lambda *x: module.init(jax.random.key(0), *x)["params"],
-            *(jax.ShapeDtypeStruct((1, 1, width), jnp.float32) for width in _inputs(params, kind)),
-        )
-        same = jax.tree.map(np.shape, dict(params)) == jax.tree.map(np.shape, shapes)
+        same = jax.tree.map(np.shape, dict(params)) == _shapes(module, _inputs(params))
     except (KeyError, ValueError, TypeError, IndexError):
         same = False
     if not same:
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        found = [
-            f"{jax.tree_util.keystr(path, simple=True, separator='/')} {np.shape(leaf)}"
-            for path, leaf in leaves
-        ]
-        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
         raise ValueError(
             f"these are not the parameters of an attention module of kind {kind}: "
-            f"{', '.join(found[:4]) or 'none'}{more}"
+            f"{jax.tree.map(np.shape, dict(params))}"
         )
     return module
 
 
-def _check_activations(activations: Sequence[Activations], width: int) -> None:
-    """Raises InputError where inputs of queries are not `width` wide."""
-    several = isinstance(activations, Sequence)
-    if not several or not all(isinstance(a, Activations) for a in activations):
-        raise InputError("activations must be a list of Activations, one for each batch")
-    for a in activations:
-        if np.ndim(a.query) != 3 or np.shape(a.query)[-1] != width:
-            raise InputError(
-                f"activations: query has shape {np.shape(a.query)}, and must be [batch, length, "
-                f"{width}], as the parameters take inputs {width} wide"
-            )
-
-
-def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The fields of the module that the parameters tell, beyond its heads and widths."""
-
-    def shape(*names: str) -> tuple[int, ...]:
-        value: Any = params
-        for name in names:
-            value = value[name]
-        return np.shape(value)
-
-    fields: dict[str, Any] = {"normalize_qk": any(name.endswith("_ln") for name in params)}
-    query = shape("query", "kernel")
-    if kind in ("gqa", "gta"):
-        fields["num_kv_heads"] = shape("key" if kind == "gqa" else "key_value", "kernel")[1]
-    if kind in (*MHE_KINDS, "mva", "collaborative") and len(query) == 3:
-        fields["num_groups"] = query[1]
-    if "query_group_embedding" in params:
-        fields["score_groups"] = len(params["query_group_embedding"])
-    if kind in ("mva", "collaborative"):
-        fields["score_features"] = query[-1]
-    if "query_latent" in params:
-        fields["query_rank"] = len(params["query"]["kernel"])
-    if kind == "mfa":
-        fields["reuse_keys"] = "value_scale" in params
-    if kind == "tpa":
-        for role in ("query", "key", "value"):
-            fields[f"{role}_rank"] = shape(role, "kernel")[2]
-    if kind == "mla":
-        scale = shape("latent_norm", "scale")
-        fields |= {"latent_features": math.prod(scale), "latent_groups": math.prod(scale[:-1])}
-    return fields
-
-
-def _inputs(params: Mapping[str, Any], kind: str) -> list[int]:
-    """Widths of the inputs: queries, keys and values, or one of both where the kind takes one."""
-
-    def width(*names: str) -> list[int]:
-        return [len(params[name]["kernel"]) for name in names if name in params][:1]
-
-    found = width("query_latent", "query")
-    if kind == "el":  # its keys and values are its inputs, cut into heads
-        return [*found, math.prod(np.shape(params["out"]["kernel"])[:2])]
-    found += width("key_value", "latent", "key")
-    return found if kind == "mla" else found + width("value")
-
-
 def check_target(kind: str) -> None:
     """Raises InputError for an unknown kind."""
-    if kind not in TARGETS:
-        raise InputError(f"kind {kind!r} cannot be made: takes one of {', '.join(TARGETS)}")
+    if kind not in KINDS:
+        raise InputError(f"kind {kind!r} cannot be made: takes one of {', '.join(KINDS)}")
 
 
 def check_source(kind: str) -> None:
     """Raises InputError for a kind that is not converted into others."""
-    if kind in NOT_LINEAR:
-        raise InputError(f"{kind} is not converted into others: {NOT_LINEAR[kind]}")
+    if reason := KINDS[kind].not_linear:
+        raise InputError(f"{kind} is not converted into others: {reason}")
 
 
-def _target_module(kind: str, given: Attention, fields: Mapping[str, Any]) -> Attention:
+def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The fields of the module that the parameters tell, beyond its heads and widths."""
+    query = np.shape(params["query"]["kernel"])
+    fields: dict[str, Any] = {
+        "normalize_qk": any(name.endswith("_ln") for name in params),
+        "reuse_keys": "value_scale" in params,
+        "score_features": query[-1],
+    }
+    if "num_kv_heads" in KINDS[kind].__dataclass_fields__:
+        key = params.get("key_value", params.get("key", {}))
+        fields["num_kv_heads"] = np.shape(key["kernel"])[1]
+    if len(query) == 3:
+        fields["num_groups"] = query[1]
+    if "query_group_embedding" in params:
+        fields["score_groups"] = len(params["query_group_embedding"])
+    if "query_latent" in params:
+        fields["query_rank"] = query[0]
+    if "query_basis" in params:
+        for role in ("query", "key", "value"):
+            fields[f"{role}_rank"] = np.shape(params[role]["kernel"])[2]
+    if "latent_norm" in params:
+        scale = np.shape(params["latent_norm"]["scale"])
+        fields |= {"latent_features": math.prod(scale), "latent_groups": math.prod(scale[:-1])}
+    return {name: fields[name] for name in fields if name in KINDS[kind].__dataclass_fields__}
+
+
+def _inputs(params: Mapping[str, Any]) -> list[int]:
+    """Widths of the inputs of queries, keys and values."""
+
+    def width(*names: str) -> int:
+        # Keys and values that no kernel makes are inputs, cut into heads.
+        whole = math.prod(np.shape(params["out"]["kernel"])[:2])
+        return next((len(params[name]["kernel"]) for name in names if name in params), whole)
+
+    query, key = width("query_latent", "query"), width("key_value", "latent", "key")
+    return [query, key, key if "latent" in params else width("value", "key_value", "key")]
+
+
+def _shapes(module: Attention, inputs: Sequence[int]) -> dict[str, Any]:
+    """The shapes of the module's parameters for inputs of these widths."""
+    given = (jax.ShapeDtypeStruct((1, 1, width), jnp.float32) for width in inputs)
+    made = jax.eval_shape(lambda *x: module.init(jax.random.key(0), *x)["params"], *given)
+    return jax.tree.map(np.shape, made)
+
+
+def _target(kind: str, given: Attention, fields: Mapping[str, Any]) -> Attention:
     check_target(kind)
     theirs = set(KINDS[kind].__dataclass_fields__) & set(FIELDS)
     for field in fields:
         if field not in theirs:
             has = ", ".join(sorted(theirs)) or "none"
             raise ValueError(f"{kind} has no field {field!r} to be converted with; it has {has}")
-    H = given.num_heads
-    if "num_kv_heads" in theirs and fields.get("num_kv_heads") is None:
-        raise ValueError(f"num_kv_heads is not set: it must divide num_heads={H}")
-    D = (given.qkv_features or 0) // H
-    fields = {name: value for name, value in fields.items() if value is not None}
-    for field, value in fields.items():
-        if field in DIVISORS and (value < 1 or H % value):
-            raise ValueError(f"{field}={value} must divide num_heads={H}")
-        if field != "reuse_keys" and value < 1:
-            raise ValueError(f"{field}={value} must be 1 or more")
-    if kind in ("mva", "collaborative"):
-        fields.setdefault("score_features", D)
-    if kind == "mfa":
-        fields.setdefault("query_rank", D)
-    if kind == "mla":
-        fields.setdefault("latent_features", 4 * D)
-    made = KINDS[kind](
-        num_heads=H,
-        qkv_features=given.qkv_features,
-        out_features=given.out_features,
-        use_bias=given.use_bias,
-        normalize_qk=given.normalize_qk,
-        **fields,
-    )
-    made.widths(D)  # refuses fields that do not go together
-    return made
-
-
-def _numbers(module: Attention) -> dict[str, Any]:
-    return {name: value for name in FIELDS if (value := getattr(module, name, None))}
-
-
-def _needs_bias(kind: str, heads: Heads) -> bool:
-    if kind in BIASED:
-        return True
-    queries, output = np.any(heads.query[:, -1]), np.any(heads.bias)
-    # `expand` writes a bias of keys as one of queries, which only these kinds take back.
-    return bool((queries and kind not in BIASED_QUERIES) or (output and kind not in BIASED_OUTPUT))
+    names = ("num_heads", "qkv_features", "out_features", "use_bias", "normalize_qk")
+    own = {name: getattr(given, name) for name in names}
+    return KINDS[kind](**own, **{name: fields[name] for name in fields if fields[name] is not None})

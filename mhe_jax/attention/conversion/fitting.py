@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mhe_jax.attention.conversion.scores import Moments
 from mhe_jax.attention.mask import Mask, as_mask
 from mhe_jax.attention.module import Attention
+from mhe_jax.attention.nearest.scores import Moments
 
 # How strongly W_o is held where it was, as a share of the mean square of what it reads.
 RIDGE = 1e-3

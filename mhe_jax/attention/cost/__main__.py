@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.attention import KINDS, Attention, Rotary, cost, make_attention
+from mhe_jax.attention import KINDS, Rotary, make_attention
+from mhe_jax.attention.cost import cached_numbers, forward_flops, parameters
 
 HEADINGS = ("kind", "parameters", "of mha", "cached a token", "of mha", "forward MFLOPs a token")
 ROWS = """\
@@ -39,22 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rotary", action="store_true", help=TURNED)
     asked = parser.parse_args(arguments)
     M, H = asked.features, asked.num_heads
-    rotary = Rotary() if asked.rotary else None
-    mha = counts(make_attention("mha", num_heads=H, use_bias=False), M, asked.keys)
+    fields: dict[str, Any] = {"num_heads": H, "use_bias": False}
+    mha = make_attention("mha", **fields)
+    whole = parameters(mha, M), cached_numbers(mha, M)
+    fields["rotary"] = Rotary() if asked.rotary else None
     cells: list[tuple[str, ...]] = [HEADINGS]
     for row in asked.rows or every(M, H):
         try:
             kind, *given = row.split(",")
-            fields: dict[str, Any] = {"num_heads": H, "use_bias": False, "rotary": rotary}
-            fields |= {name: ast.literal_eval(number) for name, number in map(field, given)}
-            of_kind = make_attention(kind, **fields)
+            own = {name: ast.literal_eval(number) for name, number in (f.split("=") for f in given)}
+            of_kind = make_attention(kind, **(fields | own))
             jax.eval_shape(of_kind.init, jax.random.key(0), jnp.zeros((1, 1, M)))  # checks it
-            parameters, cached, flops = counts(of_kind, M, asked.keys)
         except (TypeError, ValueError) as error:
             parser.error(f"{row}: {error}")
-        of_mha = f"{100 * parameters / mha[0]:.0f} %", f"{100 * cached / mha[1]:.0f} %"
-        numbers = f"{parameters:,}", of_mha[0], f"{cached:,}", of_mha[1], f"{flops / 1e6:.2f}"
-        cells.append((row.replace(",", ", "), *numbers))
+        counts = parameters(of_kind, M), cached_numbers(of_kind, M)
+        numbers = [
+            cell
+            for count, all in zip(counts, whole, strict=True)
+            for cell in (f"{count:,}", f"{100 * count / all:.0f} %")
+        ]
+        flops = forward_flops(of_kind, M, asked.keys)
+        cells.append((row.replace(",", ", "), *numbers, f"{flops / 1e6:.2f}"))
     print(f"one layer: M = {M:,}, H = {H:,}, {asked.keys:,} keys, no biases\n")
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, *rest in cells:
@@ -73,22 +79,6 @@ def every(M: int, H: int) -> list[str]:
         if kind == "mva":
             rows.append(f"{kind},score_features={max(1, M // 2)}")
     return rows
-
-
-def field(text: str) -> list[str]:
-    """The name and the number of FIELD=NUMBER."""
-    if len(parts := text.split("=")) != 2:
-        raise ValueError(f"{text!r} is not FIELD=NUMBER")
-    return parts
-
-
-def counts(of_kind: Attention, features: int, keys: int) -> tuple[int, int, int]:
-    """Parameters, cached numbers and operations."""
-    return (
-        cost.parameters(of_kind, features),
-        cost.cached_numbers(of_kind, features),
-        cost.forward_flops(of_kind, features, keys),
-    )
 
 
 if __name__ == "__main__":

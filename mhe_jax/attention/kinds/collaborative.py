@@ -1,15 +1,19 @@
 """Collaborative attention: one query and key projection, which each head mixes in its own way."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
+import numpy as np
 
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.kinds.mva import MultiValueAttention
 from mhe_jax.attention.module import Call
+from mhe_jax.attention.nearest.factors import Cost, Factors, parafac, sharing
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import Scores
 from mhe_jax.attention.projection import named
 from mhe_jax.config import FORMS_OF_KINDS
 
@@ -56,3 +60,29 @@ class CollaborativeAttention(MultiValueAttention):
         weighted = self.num_heads * head_features
         row = super().widths(head_features)
         return dataclasses.replace(row, scored=scored, weighted=weighted, tables=scored)
+
+    def heads(self, params: Mapping[str, Any]) -> Heads:
+        heads = super().heads(params)
+        m = 1 + np.asarray(params["query_head_embedding"], np.float64)
+        m = np.pad(m, ((0, 0), (0, 1)), constant_values=1)  # not the column of the bias
+        return dataclasses.replace(heads, query=heads.query * m[:, None])
+
+    def common_cost(self, scores: Scores, rank: int) -> Cost:
+        return sharing(scores.forms, rank)
+
+    def common_forms(self, forms: np.ndarray, rank: int, width: int) -> Factors:
+        """`A diag(m[h]) Kᵀ` by PARAFAC.
+
+        Where there is room for every head's singular vectors, `width` per head, these are used,
+        exactly.
+        """
+        u, d, vt = np.linalg.svd(forms, full_matrices=False)
+        width = min(width, d.shape[1])
+        chosen = np.argsort(-d[:, :width], None, kind="stable")[:rank]
+        h, i = np.unravel_index(chosen, (len(forms), width))
+        A = u[h, :, i].T * d[h, i]
+        if rank < len(forms) * width:
+            return parafac(forms, rank, [A])[:3]
+        size = len(forms) ** 0.5  # m has mean square 1, as in `parafac`
+        own = np.arange(len(forms))[:, None] == h
+        return A / size, own * size, vt[h, i].T

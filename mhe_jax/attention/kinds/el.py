@@ -1,13 +1,17 @@
 """EL-attention: the hidden states are keys and values."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
+import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.module import Attention, Call
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, last, norm
 
 
 class ELAttention(Attention):
@@ -38,6 +42,43 @@ class ELAttention(Attention):
     def widths(self, head_features: int) -> Widths:
         HD = self.num_heads * head_features
         return Widths(query=HD, key=0, value=0, cached=HD, scored=HD, weighted=HD)
+
+    def heads(self, params: Mapping[str, Any]) -> Heads:
+        H, D, _ = params["out"]["kernel"].shape
+        slices = {"kernel": np.eye(H * D).reshape(H * D, H, D)}
+        return Heads.of({**params, "hidden": slices}, key="hidden", value="hidden")
+
+    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
+        """Least squares of each head's scores and values by a slice of the inputs.
+
+        Heads get slices by exchanges of two, as long as one helps.
+        """
+        (H, D, _), scores = heads.out.shape, Scores(heads, moments, self.use_bias)
+        seen, added = (np.split(root, H, 1) for root in (scores.key, scores.value))
+        forms = scores.forms.swapaxes(1, 2)
+
+        def fit(h: int, i: int) -> tuple[np.ndarray, np.ndarray]:
+            query = np.linalg.lstsq(seen[i], forms[h], rcond=None)[0]
+            return query.T, np.linalg.lstsq(added[i], scores.maps[h], rcond=None)[0]
+
+        def cost(h: int, i: int) -> float:
+            query, out = fit(h, i)
+            missed = norm(forms[h] - seen[i] @ query.T) / norm(forms[h])
+            return missed**2 + (norm(scores.maps[h] - added[i] @ out) / norm(scores.maps[h])) ** 2
+
+        costs = np.array([[cost(h, i) for i in range(H)] for h in range(H)])
+        order = np.arange(H)
+        while True:
+            of_pairs = costs[order]  # [i, j]: the head of slice i in slice j
+            now = np.diag(of_pairs)
+            gains = of_pairs + of_pairs.T - now - now[:, None]
+            i, j = np.unravel_index(np.argmin(gains), gains.shape)
+            if gains[i, j] > -1e-9:
+                break
+            order[[i, j]] = order[[j, i]]
+        query, out = zip(*(fit(h, i) for i, h in enumerate(order)), strict=True)
+        query, bias = scores.queries(np.stack(query) * D**0.5)
+        return {"query": {"kernel": last(query), "bias": bias}, "out": {"kernel": np.stack(out)}}
 
     def _slices(self, x: jax.Array, call: Call) -> jax.Array:
         """[B, S, H·D] to [B, S, H, D]."""

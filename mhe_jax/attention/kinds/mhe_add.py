@@ -1,7 +1,8 @@
 """MHE-Add: head embeddings are added to the shared projections."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -12,6 +13,9 @@ from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
 from mhe_jax.attention.module import Call
+from mhe_jax.attention.nearest.factors import common_factor, parafac, sharing, sharing_mean
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, balance, shared_values
 from mhe_jax.attention.projection import named
 from mhe_jax.config import FORMS_OF_KINDS
 
@@ -46,6 +50,7 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
 
     kind: ClassVar[str] = "mhe_add"
     forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mhe_add"]
+    keeps_bias: ClassVar[tuple[str, ...]] = ("query", "out")
     shared_queries: ClassVar[int] = 32
     not_rotated: ClassVar[str] = (
         "what a key embedding adds to a score then depends on the distance, and does not cancel"
@@ -115,3 +120,59 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
         # One score matrix per group, and H sums and H denominators.
         scored = max(self.num_groups, C) * D
         return dataclasses.replace(row, scored=scored, weighted=H * D + H)
+
+    def heads(self, params: Mapping[str, Any]) -> Heads:
+        """The key embedding is left out, since softmax cancels it."""
+        heads = super().heads(params)
+        e_q, e_v = (
+            np.asarray(params[f"{role}_head_embedding"], np.float64) for role in ("query", "value")
+        )
+        query = heads.query
+        if "query_group_embedding" in params:
+            u = np.asarray(params["query_group_embedding"], np.float64)
+            query = query * (1 + np.repeat(u, len(query) // len(u), 0))[:, None]
+        query = np.concatenate([query[:, :-1], query[:, -1:] + e_q[:, None]], 1)
+        bias = heads.bias + np.einsum("hd,hdp->p", e_v, heads.out)
+        return dataclasses.replace(heads, query=query, bias=bias)
+
+    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
+        """One form for the heads of a group, and a bias of keys for each: what its mean query adds.
+
+        That bias is e_q[h] W_kᵀ. With `score_groups` the forms `W_q diag(1 + u[c]) W_kᵀ` are found
+        by PARAFAC, with the biases. W_o can absorb all of e_v.
+        """
+        (H, D, _), G = heads.out.shape, self.num_groups
+        C = max(G, self.score_groups)
+        n = H // C
+
+        def costs(scores: Scores) -> list:
+            shared = [sharing_mean(scores.rest, D, float(np.sum(scores.forms**2)))]
+            # Values are not shared by groups of scores.
+            return shared + [sharing(scores.maps.swapaxes(1, 2), D)] * (C == G)
+
+        heads, scores = Scores.in_groups(heads, moments, self.use_bias, C, costs)
+        means = scores.rest.reshape(C, n, *scores.rest.shape[1:]).mean(1) * n**0.5
+        kernels, keys, tables, factors = [], [], [], np.ones((1, D))
+        for g, mean in enumerate(np.split(scores.mean, G)):
+            if C == G:
+                key = common_factor(np.concatenate([means[g], mean]), D)
+                found, rows = means[g] @ key, mean @ key
+            else:
+                found, factors, key, rows = parafac(means, D, (), mean)
+            scale = balance(found / n**0.5, key)
+            kernel = scores.queries_about_mean(found * scale / n**0.5)
+            of_heads = np.repeat(factors, len(rows) // len(factors), 0)
+            tables.append(rows * scale - (scores.mu @ kernel) * of_heads)
+            kernels.append(kernel)
+            keys.append(scores.key_inverse @ (key / scale))
+        params = shared_values(scores, G, D) | {
+            "query": {"kernel": np.stack(kernels, 1) * D**0.5},
+            "key": {"kernel": np.stack(keys, 1)},
+            "query_head_embedding": np.concatenate(tables) * D**0.5,
+            "query_group_embedding": factors - 1,
+        }
+        if not self.use_bias:
+            out = params["out"]["kernel"]
+            flat = np.linalg.lstsq(out.reshape(H * D, -1).T, heads.constant, rcond=None)[0]
+            params["value_head_embedding"] = flat.reshape(H, D)
+        return params

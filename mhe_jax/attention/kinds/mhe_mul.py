@@ -1,13 +1,25 @@
 """MHE-Mul: head embeddings multiply the shared projections."""
 
-from collections.abc import Callable
-from typing import ClassVar
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
+import numpy as np
 
 from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
 from mhe_jax.attention.module import Call
+from mhe_jax.attention.nearest.factors import parafac
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import (
+    Moments,
+    Parameters,
+    Scores,
+    balance,
+    shared_values,
+    shares_both,
+)
 from mhe_jax.config import FORMS_OF_KINDS
 
 
@@ -46,3 +58,32 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
 
     def fold_output(self, heads: jax.Array, weight_sum: jax.Array, e_v: jax.Array) -> jax.Array:
         return heads * (1 + e_v)[None, None]
+
+    def heads(self, params: Mapping[str, Any]) -> Heads:
+        heads = super().heads(params)
+        e_q, e_k, e_v = (
+            1 + np.asarray(params[f"{role}_head_embedding"], np.float64)
+            for role in ("query", "key", "value")
+        )
+        query = heads.query * (e_q * e_k)[:, None]
+        return dataclasses.replace(heads, query=query, out=heads.out * e_v[:, :, None])
+
+    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
+        """Forms `W_q diag((1 + e_q[h]) (1 + e_k[h])) W_kᵀ` by PARAFAC; W_o absorbs all of e_v."""
+        (H, D, _), G = heads.out.shape, self.num_groups
+        heads, scores = Scores.in_groups(
+            heads, moments, self.use_bias, G, lambda scores: shares_both(scores, D)
+        )
+        queries, keys, factors = [], [], []
+        for own in np.split(np.arange(H), G):
+            found, factor, key, _ = parafac(scores.forms[own], D)
+            scale = balance(found, key)
+            queries.append(found * scale * D**0.5)
+            keys.append(scores.key_inverse @ (key / scale))
+            factors.append(factor)
+        query, bias = scores.queries(np.stack(queries))
+        return shared_values(scores, G, D) | {
+            "query": {"kernel": query.swapaxes(0, 1), "bias": bias},
+            "key": {"kernel": np.stack(keys, 1)},
+            "query_head_embedding": np.concatenate(factors) - 1,
+        }

@@ -5,11 +5,24 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.forms import AttentionOverCache
+from mhe_jax.attention.kinds.mfa import check_room, from_latent, held, rows_up_to
 from mhe_jax.attention.module import Call
+from mhe_jax.attention.nearest.factors import common_factor, sharing
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import (
+    Joint,
+    Moments,
+    Parameters,
+    Scores,
+    filled,
+    last,
+    widened,
+)
 from mhe_jax.attention.projection import named
 from mhe_jax.config import FORMS_OF_KINDS
 
@@ -70,6 +83,7 @@ class MultiHeadLatentAttention(AttentionOverCache):
     one_source: ClassVar[bool] = True
     # [c, X W_kr], of which `turned_features` are rotated: all that the cache holds.
     turned: ClassVar[str | None] = "latent"
+    not_linear: ClassVar[str | None] = "a norm lies between its inputs and its keys and values"
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         H, D = self.num_heads, call.head_features
@@ -158,6 +172,48 @@ class MultiHeadLatentAttention(AttentionOverCache):
         if form == "absorbed":
             return H * (width + R), H * (width + (R if G == 1 else 0)), 0
         return H * (D + R), H * D, 2 * width * H * D
+
+    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
+        """The best common columns of keys and values of all heads, or of a group's.
+
+        The joint SVD of keys and values (MHA2MLA, Ji et al. 2025, arXiv 2502.14837), of `Joint`.
+        Queries stay as they are, without a bias, which has no place; with `query_rank` they are
+        made from the latent that serves those of all heads best, and from their bias.
+        """
+        D, compressed = heads.out.shape[1], self.query_rank is not None
+        G, width = self._latents(D)
+        check_room("latent_features", G * width, 2 * G)
+        heads, both = Joint.in_groups(
+            heads, moments, compressed, G, lambda both: [sharing(both.rows, width - 1)]
+        )
+        scores = Scores(heads, moments, compressed)
+        latents, bases, keys, values = [], [], [], []
+        for own in np.split(np.arange(len(both.rows)), G):
+            U = common_factor(both.rows[own], width - 1)
+            kernel = both.key_inverse @ U
+            latents.append(held(widened(kernel, width - 1), moments.value))
+            basis, upper = np.linalg.qr(scores.key @ kernel)
+            for h in own:
+                V = common_factor(scores.forms[h] @ basis, D)
+                bases.append(basis @ V)
+                keys.append(np.linalg.solve(upper, V))
+                values.append(U.T @ both.key @ heads.value[h, :-1])
+        params: Parameters = {}
+        of_keys = np.stack(bases)
+        if self.query_rank is None:
+            query, _ = scores.queries(scores.forms @ of_keys)
+        else:
+            params, query = from_latent(scores, both.sizes, of_keys, self.query_rank, moments)
+        query, key = filled(query, np.stack(keys), D)
+        kernels, biases, scales = zip(*latents, strict=True)
+        return params | {
+            "query": {"kernel": last(query) * D**0.5},
+            "latent": {"kernel": np.concatenate(kernels, 1), "bias": np.concatenate(biases)},
+            "latent_norm": {"scale": np.stack(scales)},
+            "key": {"kernel": rows_up_to(last(key), width)},
+            "value": {"kernel": rows_up_to(last(np.stack(values)), width)},
+            "out": {"kernel": heads.out},
+        }
 
     def _latents(self, D: int) -> tuple[int, int]:
         """G, and the width of each latent."""

@@ -1,14 +1,26 @@
 """Multi-value attention: one score matrix for all heads, and separate values for each."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.forms import AttentionInGroups
 from mhe_jax.attention.module import Call
+from mhe_jax.attention.nearest.factors import Cost, Factors, common_factor, sharing_mean
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import (
+    Moments,
+    Parameters,
+    Scores,
+    balance,
+    filled,
+    own_values,
+)
 from mhe_jax.config import FORMS_OF_KINDS
 
 
@@ -49,6 +61,7 @@ class MultiValueAttention(AttentionInGroups):
 
     kind: ClassVar[str] = "mva"
     forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mva"]
+    keeps_bias: ClassVar[tuple[str, ...]] = ("query",)
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         q = self.project_groups("query", x, self.score_features or call.head_features)
@@ -77,6 +90,45 @@ class MultiValueAttention(AttentionInGroups):
         return Widths(
             query=S, key=S, value=HD, cached=S + HD + H, scored=S, weighted=HD + H, unbiased=H
         )
+
+    def heads(self, params: Mapping[str, Any]) -> Heads:
+        return super().heads(params).with_key_bias(params["key_bias"]["kernel"])
+
+    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
+        """Values and W_o as they are; for the scores of a group `common_forms`, at width D_s.
+
+        The bias of each head's keys has all that its mean query adds, and so all of its bias.
+        """
+        G, R = self.num_groups, self.score_features or heads.out.shape[1]
+        heads, scores = Scores.in_groups(
+            heads, moments, self.use_bias, G, lambda scores: [self.common_cost(scores, R)]
+        )
+        kernels, keys, factors, biases = [], [], [], []
+        for rest, mean in zip(np.split(scores.rest, G), np.split(scores.mean, G), strict=True):
+            found, mixing, key = self.common_forms(rest, R, heads.key.shape[-1])
+            scale = balance(found, key)
+            kernel = scores.queries_about_mean(found * scale)
+            kernel, key = filled(kernel, scores.key_inverse @ (key / scale), R)
+            mixing = np.pad(mixing, ((0, 0), (0, R - mixing.shape[1])), constant_values=1)
+            biases.append(scores.key_inverse @ mean.T - key @ ((scores.mu @ kernel) * mixing).T)
+            kernels.append(kernel * R**0.5)
+            keys.append(key)
+            factors.append(mixing)
+        return own_values(heads) | {
+            "query": {"kernel": np.stack(kernels, 1)},
+            "query_head_embedding": np.concatenate(factors) - 1,
+            "key": {"kernel": np.stack(keys, 1)},
+            "key_bias": {"kernel": np.concatenate(biases, 1)},
+        }
+
+    def common_cost(self, scores: Scores, rank: int) -> Cost:
+        """What heads lose that share scores of that rank."""
+        return sharing_mean(scores.rest, rank, float(np.sum(scores.forms**2)))
+
+    def common_forms(self, forms: np.ndarray, rank: int, width: int) -> Factors:
+        """Their mean [M, R] [R, N], between which stand factors of heads [n, R]: here none."""
+        U = common_factor(forms.mean(0), rank)
+        return forms.mean(0) @ U, np.ones((len(forms), U.shape[1])), U
 
     def _over_heads(self, x: jax.Array, call: Call) -> jax.Array:
         """[B, T, G, D_s] to [B, T, H, D_s], which 'shared' does not need."""

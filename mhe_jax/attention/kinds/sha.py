@@ -4,10 +4,13 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.module import Attention, Call
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, pair, shared_values
 
 
 class SingleHeadAttention(Attention):
@@ -35,6 +38,18 @@ class SingleHeadAttention(Attention):
     def widths(self, head_features: int) -> Widths:
         D = head_features
         return Widths(query=D, key=D, value=D, cached=2 * D, scored=D, weighted=D)
+
+    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
+        """The mean of all scores, and the sum of what heads add, at width D."""
+        (H, D, _), scores = heads.out.shape, Scores(heads, moments, self.use_bias)
+        query, bias, key = pair(scores.forms.mean(0)[None], D, scores)
+        scores.maps = scores.maps.sum(0)[None]
+        found = shared_values(scores, 1, D)
+        return found | {
+            "query": {"kernel": query, "bias": bias},
+            "key": {"kernel": key},
+            "out": {"kernel": np.repeat(found["out"]["kernel"] / H, H, 0)},
+        }
 
     def _project(self, name: str, x: jax.Array, call: Call) -> jax.Array:
         """`x W` with a kernel [M, D]: [B, T, 1, D]."""

@@ -1,12 +1,18 @@
 """SKV: keys and values are one projection."""
 
-from typing import ClassVar
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.module import Attention, Call
+from mhe_jax.attention.nearest.factors import common_factor
+from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, last, norm
 
 
 class SharedKeyValueAttention(Attention):
@@ -32,3 +38,24 @@ class SharedKeyValueAttention(Attention):
     def widths(self, head_features: int) -> Widths:
         HD = self.num_heads * head_features
         return Widths(query=HD, key=HD, value=0, cached=HD, scored=HD, weighted=HD)
+
+    def heads(self, params: Mapping[str, Any]) -> Heads:
+        return Heads.of(params, key="key_value", value="key_value")
+
+    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
+        """For each head, the best common columns of keys and values, both counted alike."""
+        D = heads.out.shape[1]
+        moments = dataclasses.replace(moments, key=moments.value)
+        scores = Scores(heads, moments, self.use_bias)
+        U = np.stack(
+            [
+                common_factor(np.concatenate([form / norm(form), added.T / norm(added)]), D)
+                for form, added in zip(scores.forms, scores.maps, strict=True)
+            ]
+        )
+        query, bias = scores.queries(scores.forms @ U * D**0.5)
+        return {
+            "query": {"kernel": last(query), "bias": bias},
+            "key_value": {"kernel": last(scores.key_inverse @ U)},
+            "out": {"kernel": U.swapaxes(1, 2) @ scores.maps},
+        }

@@ -1,7 +1,7 @@
 """Rules for what is trained on, and for how a run is scored."""
 
 import itertools
-import re
+from functools import partial
 from pathlib import PurePath
 
 from mhe_jax.config import FACTS, Config
@@ -12,57 +12,48 @@ from mhe_jax.config.places import RUNS, check_scheme, scheme_of
 
 def check_data(config: Config, trains: bool) -> None:
     """Checks places, sources, lengths and what goes with the task; an imported run has no text."""
-    data, task, facts, length = config.data, config.task, config.facts, config.data.sequence_length
-    _check_places(config)
-    most = config.model.max_length
-    require(config, "data.sequence_length", length <= most, f"at most model.max_length={most}")
-    parts, rows = config.optimizer.accumulate_steps, getattr(data, facts.rows)
-    whole = f"must divide data.{facts.rows}={rows}"
-    require(config, "optimizer.accumulate_steps", rows % parts == 0, whole)
-    require(config, "data.train", data.train or not trains, "takes the text to train on")
+    need, data, task, facts = partial(require, config), config.data, config.task, config.facts
+    length, most, steps = data.sequence_length, config.model.max_length, config.train.profile_steps
+    check_scheme("workdir", config.workdir, RUNS)
+    need("workdir", config.workdir, "takes a directory, or gs://bucket/name")
+    local = len(steps) == 2 and steps[0] <= steps[1] and not scheme_of(config.workdir)
+    takes = "takes a first and a last step, and a local workdir"
+    need("train.profile_steps", local or not steps, takes)
+    need("data.sequence_length", length <= most, f"at most model.max_length={most}")
+    whole = getattr(data, facts.rows) % config.optimizer.accumulate_steps == 0
+    divides = f"must divide data.{facts.rows}={getattr(data, facts.rows)}"
+    need("optimizer.accumulate_steps", whole, divides)
+    need("data.train", data.train or not trains, "takes the text to train on")
     scratch = config.train.init_from is None or data.tokenizer is None
-    require(config, "data.tokenizer", scratch, "must be None: train.init_from has a tokenizer")
-    if trains:
-        some = "must be None: the first batches are no fair sample of this task's"
-        all_of = facts.content == "text" or config.train.eval_batches is None
-        require(config, "train.eval_batches", all_of, some)
+    need("data.tokenizer", scratch, "must be None: train.init_from has a tokenizer")
+    all_of = not trains or facts.content == "text" or config.train.eval_batches is None
+    some = "must be None: the first batches are no fair sample of this task's"
+    need("train.eval_batches", all_of, some)
     own = facts.labelled or data.dataset == "own"
-    require(config, "data.dataset", own, f"must be own: task {task} has no labels")
+    need("data.dataset", own, f"must be own: task {task} has no labels")
     if facts.labelled:
-        one = f"not for task {task}"
-        require(config, "data.train_weights", not data.train_weights, one)
+        need("data.train_weights", not data.train_weights, f"not for task {task}")
         smooth = config.optimizer.label_smoothing == 0 or facts.label_smoothing
-        require(config, "optimizer.label_smoothing", smooth, one)
+        need("optimizer.label_smoothing", smooth, f"not for task {task}")
+    else:
+        _check_sources(config)
     if facts.questions:
         around = 3 if config.model.hashing is None else 4
         room = length - data.question_length - around
         allowed = f"at most data.sequence_length - data.question_length - {around} = {room}"
-        require(config, "data.window_stride", data.window_stride <= room, allowed)
-    _check_sources(config)
+        need("data.window_stride", data.window_stride <= room, allowed)
     if buckets := data.length_buckets:
-        one = not data.packing and facts.content != "text"
-        require(config, "data.length_buckets", one, "not where all rows have one length")
-        grow = all(a < b for a, b in itertools.pairwise(buckets))
+        several = not data.packing and facts.content != "text"
+        need("data.length_buckets", several, "not where all rows have one length")
+        grow = all(a < b for a, b in itertools.pairwise(buckets)) and buckets[-1] == length
         last = f"takes growing lengths, the last data.sequence_length={length}"
-        require(config, "data.length_buckets", grow and buckets[-1] == length, last)
-
-
-def _check_places(config: Config) -> None:
-    """Checks what a run writes; sources are checked where they are opened."""
-    check_scheme("workdir", config.workdir, RUNS)
-    named = config.workdir and not re.match("gs:(?!//)", config.workdir)
-    require(config, "workdir", named, "takes a directory, or gs://bucket/name")
-    steps = config.train.profile_steps
-    local = len(steps) == 2 and steps[0] <= steps[1] and not scheme_of(config.workdir)
-    takes = "takes a first and a last step, and a local workdir"
-    require(config, "train.profile_steps", local or not steps, takes)
+        need("data.length_buckets", grow, last)
 
 
 def _check_sources(config: Config) -> None:
-    data, task, pair = config.data, config.task, config.facts.content == "pair"
-    if config.facts.labelled:
-        return
-    require(config, "data.fields", pair or len(data.fields) == 1, f"task {task} takes one")
+    data, pair = config.data, config.facts.content == "pair"
+    one = pair or len(data.fields) == 1
+    require(config, "data.fields", one, f"task {config.task} takes one")
     most, takes = (2, "one source or two parallel files") if pair else (1, "one source")
     takes = f"takes {takes}; several of data.train need data.train_weights"
     splits = [("train", names) for names, _ in training_sources(config)]
@@ -82,7 +73,9 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
     sources, names = [], list(data.train)
     each = len(names) == len(data.train_weights)
     while names:
-        alone = config.facts.content != "pair" or _is_whole(names[0])
+        # Complete by itself, and not one of two parallel files.
+        alone = config.facts.content != "pair" or names[0].startswith(("tfds:", "demo:"))
+        alone |= file_format(PurePath(names[0])) in TABLES
         alone |= each and not PurePath(names[0]).suffix  # a directory, of whatever files
         sources.append(tuple(names[: 1 if alone else 2]))
         names = names[len(sources[-1]) :]
@@ -91,33 +84,28 @@ def training_sources(config: Config) -> list[tuple[tuple[str, ...], float]]:
     return list(zip(sources, data.train_weights, strict=True))
 
 
-def _is_whole(name: str) -> bool:
-    """Whether a source of pairs is complete by itself, and not one of two parallel files."""
-    return file_format(PurePath(name)) in TABLES or name.startswith(("tfds:", "demo:"))
-
-
 def check_evaluation(config: Config) -> None:
     """Checks fields against the task, and against one another."""
-    evaluation, data, facts = config.evaluation, config.data, config.facts
+    need, data, facts = partial(require, config), config.data, config.facts
+    evaluation, name = config.evaluation, config.evaluation.checkpoint
     sampled = config.train.eval_translate == 0 or (config.task == "translation" and data.validation)
     which = f"task translation with data.validation only, not {config.task}"
-    require(config, "train.eval_translate", sampled, which)
-    name = evaluation.checkpoint
+    need("train.eval_translate", sampled, which)
     known = name in ("best", "last") or (name.isascii() and name.isdigit())
-    require(config, "evaluation.checkpoint", known, "takes best, last or a step number")
+    need("evaluation.checkpoint", known, "takes best, last or a step number")
     stride, length = evaluation.stride, data.sequence_length
     which = ", ".join(task for task, of in FACTS.items() if of.stride)
-    require(config, "evaluation.stride", facts.stride or stride is None, f"{which} only")
+    need("evaluation.stride", facts.stride or stride is None, f"{which} only")
     inside = stride is None or stride <= length
-    require(config, "evaluation.stride", inside, f"at most data.sequence_length={length}")
+    need("evaluation.stride", inside, f"at most data.sequence_length={length}")
     # Where positions in the texts matter, a misspelt word would move them.
     free = facts.labelled and not facts.questions and data.dataset not in ("wic", "wsc")
     noise = f"not for task {config.task} of data.dataset {data.dataset}"
-    require(config, "evaluation.spelling_noise", free or not evaluation.spelling_noise, noise)
+    need("evaluation.spelling_noise", free or not evaluation.spelling_noise, noise)
     for field in ("top_k", "top_p"):
         drawn = evaluation.temperature > 0 or getattr(evaluation, field) is None
-        require(config, f"evaluation.{field}", drawn, "needs evaluation.temperature above 0")
+        need(f"evaluation.{field}", drawn, "needs evaluation.temperature above 0")
     mean, kept = evaluation.average_checkpoints, config.train.keep_checkpoints
     takes = f"needs evaluation.checkpoint last, and at most train.keep_checkpoints={kept}"
     holds = mean == 1 or (name == "last" and mean <= kept)
-    require(config, "evaluation.average_checkpoints", holds, takes)
+    need("evaluation.average_checkpoints", holds, takes)

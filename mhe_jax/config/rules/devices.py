@@ -1,6 +1,7 @@
 """Rules for the mesh, and what it divides."""
 
 import math
+from functools import partial
 
 from mhe_jax.config import Config, InputError, MeshConfig
 from mhe_jax.config.fields import require
@@ -33,28 +34,29 @@ def check_devices(config: Config, num_devices: int) -> None:
     Rows must divide over `data` and `fsdp` in each accumulated part, the model's width over `fsdp`,
     and heads, MLP and vocabulary over `tensor`; with `mesh.length` so must the lengths of rows.
     """
+    need, model, rows = partial(require, config), config.model, config.facts.rows
     data, fsdp, tensor = mesh_shape(config.mesh, num_devices)
-    model, rows, accumulated = config.model, config.facts.rows, config.optimizer.accumulate_steps
+    accumulated = config.optimizer.accumulate_steps
     parts = data * fsdp * accumulated
-    whole = getattr(config.data, rows) % parts == 0
     product = f"data · fsdp · accumulate_steps = {data} · {fsdp} · {accumulated} = {parts}"
-    require(config, f"data.{rows}", whole, f"must be a multiple of {product}")
+    whole = getattr(config.data, rows) % parts == 0
+    need(f"data.{rows}", whole, f"must be a multiple of {product}")
     whole = model.features % fsdp == 0
-    require(config, "model.features", whole, f"must be a multiple of mesh.fsdp={fsdp}")
+    need("model.features", whole, f"must be a multiple of mesh.fsdp={fsdp}")
     multiple = f"must be a multiple of mesh.tensor={tensor}"
     whole = not model.has_table or model.padded_vocabulary_size % tensor == 0
     padded = f"{multiple}, or be padded to one by model.vocabulary_multiple (128, say)"
-    require(config, "model.vocabulary_size", whole, padded)
-    require(config, "model.mlp_features", model.mlp_features % tensor == 0, multiple)
+    need("model.vocabulary_size", whole, padded)
+    need("model.mlp_features", model.mlp_features % tensor == 0, multiple)
     for role in config.facts.roles:
         own = getattr(model.attention_by_role, role).num_heads is not None
         name = f"attention_by_role.{role}" if own else "attention"
         heads = model.attention_for(role).num_heads
-        require(config, f"model.{name}.num_heads", heads % tensor == 0, multiple)
+        need(f"model.{name}.num_heads", heads % tensor == 0, multiple)
     if config.mesh.length == "tensor":
         length, buckets = config.data.sequence_length, config.data.length_buckets
-        require(config, "data.sequence_length", length % tensor == 0, multiple)
+        need("data.sequence_length", length % tensor == 0, multiple)
         whole = all(bucket % tensor == 0 for bucket in buckets)
-        takes = f"each {multiple} with mesh.length=tensor"
         known = buckets or config.facts.content != "pair"
-        require(config, "data.length_buckets", whole and known, takes)
+        takes = f"each {multiple} with mesh.length=tensor"
+        need("data.length_buckets", whole and known, takes)

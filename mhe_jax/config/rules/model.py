@@ -1,5 +1,7 @@
 """Rules for attention, and for what only some models have."""
 
+from functools import partial
+
 from mhe_jax.config import (
     FIELDS_OF_KINDS,
     FORMS_OF_KINDS,
@@ -15,31 +17,28 @@ from mhe_jax.config.fields import require
 
 def check_model(config: Config) -> None:
     """Checks positions, hashed words, and what goes with the task."""
-    model, data, task, facts = config.model, config.data, config.task, config.facts
+    need, model, task, facts = partial(require, config), config.model, config.task, config.facts
+    hashing, packing, tokenizer = model.hashing, config.data.packing, config.data.tokenizer
     even = model.positions != "sinusoidal" or model.features % 2 == 0
-    require(config, "model.features", even, "must be even for model.positions sinusoidal")
+    need("model.features", even, "must be even for model.positions sinusoidal")
     only = f"model.positions rotary only, not {model.positions}"
     for field in ("rotary_base", "rotary_pairs", "rotary_scaling"):
         usual = getattr(model, field) == getattr(ModelConfig, field)
-        require(config, f"model.{field}", usual or model.positions == "rotary", only)
+        need(f"model.{field}", usual or model.positions == "rotary", only)
     only = f"only for tasks of an encoder, not {task}"
-    require(config, "model.hashing", facts.is_encoder or model.hashing is None, only)
-    require(config, "model.context", facts.is_encoder or model.context == "text", only)
-    packs = facts.packing and model.hashing is None and model.context == "text"
+    need("model.hashing", facts.is_encoder or hashing is None, only)
+    need("model.context", facts.is_encoder or model.context == "text", only)
+    packs = facts.packing and hashing is None and model.context == "text"
     which = f"not for task {task}, nor with model.hashing or model.context token"
-    require(config, "data.packing", packs or not data.packing, which)
+    need("data.packing", packs or not packing, which)
     takes = facts.vocabulary and not facts.is_encoder
-    require(config, "model.output_bias", takes or not model.output_bias, f"not for task {task}")
-    if model.hashing is None:
-        return
-    none = f"must be None: model.hashing {model.hashing} has none"
-    require(config, "data.tokenizer", model.has_pieces or data.tokenizer is None, none)
-    if model.has_table:
-        return
+    need("model.output_bias", takes or not model.output_bias, f"not for task {task}")
+    none = f"must be None: model.hashing {hashing} has none"
+    need("data.tokenizer", model.has_pieces or tokenizer is None, none)
     takes = f"task {task} takes md_emb or lsh_emb, whose words are classes"
-    require(config, "model.hashing", not facts.vocabulary, takes)
-    no_table = f"model.hashing {model.hashing} has no table"
-    require(config, "model.kronecker.embedding", model.kronecker.embedding is None, no_table)
+    need("model.hashing", model.has_table or not facts.vocabulary, takes)
+    dense = model.has_table or model.kronecker.embedding is None
+    need("model.kronecker.embedding", dense, f"model.hashing {hashing} has no table")
 
 
 def check_attention(config: Config) -> None:

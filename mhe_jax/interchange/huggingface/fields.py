@@ -1,13 +1,21 @@
-"""Fields of a foreign `config.json`: what is read, and what must hold."""
+"""Fields of a foreign `config.json`: what is read, what is written, and what must hold.
 
+A table of fields has for each of theirs the name of ours in `model`, and what transformers takes
+where a file does not say it: None for a size that must be there.
+"""
+
+import dataclasses
 import json
+from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from mhe_jax.config import InputError
+from mhe_jax.config import AttentionConfig, InputError, ModelConfig, Role
+from mhe_jax.config.files import CONFIG
 from mhe_jax.config.values import Activation
-from mhe_jax.interchange.huggingface.tables import CONFIG
 
+FieldTable = Mapping[str, tuple[str, Any]]
 # Their names for our activations; the first is the one that is written.
 ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
     "relu": ("relu",),
@@ -17,12 +25,16 @@ ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
 }
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+def written(table: FieldTable, model: ModelConfig, role: Role) -> dict[str, Any]:
+    """The fields of a table for a model whose attention is that of `role`."""
+    model = dataclasses.replace(model, attention=model.attention_for(role))
+    found = {theirs: attrgetter(ours)(model) for theirs, (ours, _) in table.items()}
+    activation = next(theirs for theirs, (ours, _) in table.items() if ours == "activation")
+    return found | {activation: ACTIVATIONS[model.activation][0]}
 
-    Raises:
-      InputError: it cannot be read, or is something else.
-    """
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
     try:
         values = json.loads(path.read_bytes())
     except OSError as error:
@@ -35,28 +47,18 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of a `config.json`.
+    """The `config.json` of a directory. What transformers does not compute with is not asked for.
 
-    Those that transformers' class does not compute with are not asked for.
+    Every method raises InputError for a value that it does not take.
     """
 
     def __init__(self, source: Path):
-        """Reads the file in the directory `source`.
-
-        Raises:
-          InputError: there is none, or it is not a JSON object.
-        """
         self.path = source / CONFIG
         self.values = read_object(self.path)
 
-    def get(self, name: str, default: Any, kind: Any = None) -> Any:
-        """The value of a field, of the type of its default; `default` if it is absent.
-
-        Raises:
-          InputError: it is of another type.
-        """
-        value = self.values.get(name, default)
-        kind = kind or type(default)
+    def get(self, name: str, default: Any) -> Any:
+        """The value of a field, of the type of its default."""
+        value, kind = self.values.get(name, default), type(default)
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
@@ -74,25 +76,11 @@ class Fields:
         return value
 
     def must(self, name: str, *allowed: Any, absent: Any = ...) -> None:
-        """Raises InputError unless a field has one of the values.
-
-        An absent field has the value `absent` if one is given, else the first of `allowed`.
-        """
+        """Refuses other values; an absent field has the value `absent`, or the first allowed."""
         value = self.values.get(name, allowed[0] if absent is ... else absent)
         if value not in allowed:
             takes = " or ".join(repr(value) for value in allowed)
             raise InputError(f"{self.path}: {name} is {value!r}: takes {takes}")
-
-    def alias(self, **names: str) -> None:
-        """Takes fields by their other names (`other=ours`), too.
-
-        Raises:
-          InputError: a field has two values.
-        """
-        for other, name in names.items():
-            if other in self.values:
-                self.values.setdefault(name, self.values[other])
-                self.must(other, self.values[name])
 
     def activation(self, name: str, default: str) -> Activation:
         """Our name for the non-linearity in a field."""
@@ -102,3 +90,17 @@ class Fields:
                 return ours
         known = ", ".join(name for names in ACTIVATIONS.values() for name in names)
         raise InputError(f"{self.path}: {name} is {value!r}: takes one of {known}")
+
+    def model(self, table: FieldTable, attention: dict[str, Any], **fixed: Any) -> ModelConfig:
+        """The model of a table; `attention` and `fixed` are the fields that it leaves out."""
+        attention = {"use_bias": True, **attention}
+        for theirs, (ours, default) in table.items():
+            if ours == "activation":
+                value = self.activation(theirs, default)
+            elif default is None or type(default) is int:
+                value = self.size(theirs, default)
+            else:
+                value = self.get(theirs, default)
+            of, _, name = ours.rpartition(".")
+            (attention if of else fixed)[name] = value
+        return ModelConfig(attention=AttentionConfig(**attention), **fixed)

@@ -7,13 +7,40 @@ from typing import Any
 
 import numpy as np
 
-from mhe_jax.config import AttentionConfig, Config, InputError, ModelConfig
-from mhe_jax.interchange.heads import require_heads
-from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, linear, norm, output
-from mhe_jax.interchange.plain import Tensors, plain, require, unscaled
+from mhe_jax.config import Config, InputError, ModelConfig
+from mhe_jax.interchange.heads import require_keys_that_turn
+from mhe_jax.interchange.huggingface.fields import Fields, written
+from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, lay_out, modules, output
+from mhe_jax.interchange.plain import plain, require, scaled
 
 LAST_NORM = "decoder/norm"
+IGNORED = r".*rotary_emb\.inv_freq"  # angles, which older versions saved
+LAYER = {
+    "input_layernorm": "self_attention_norm",
+    "self_attn.q_proj": "self_attention/query",
+    "self_attn.k_proj": "self_attention/key",
+    "self_attn.v_proj": "self_attention/value",
+    "self_attn.o_proj": "self_attention/out",
+    "post_attention_layernorm": "mlp_norm",
+    "mlp.gate_proj": "mlp/gate",
+    "mlp.up_proj": "mlp/up",
+    "mlp.down_proj": "mlp/down",
+}
+FIELDS = {
+    "vocab_size": ("vocabulary_size", None),
+    "hidden_size": ("features", None),
+    "intermediate_size": ("mlp_features", None),
+    "num_hidden_layers": ("num_layers", None),
+    "num_attention_heads": ("attention.num_heads", None),
+    "hidden_act": ("activation", "silu"),
+    "max_position_embeddings": ("max_length", 2048),
+    "rms_norm_eps": ("layer_norm_epsilon", 1e-6),
+    "attention_bias": ("attention.use_bias", False),
+    "attention_dropout": ("attention.dropout_rate", 0.0),
+    "mlp_bias": ("mlp_bias", False),
+    "tie_word_embeddings": ("tie_embeddings", False),
+}
+FIXED = {"positions": "rotary", "norm_position": "pre", "norm": "rms", "mlp": "gated"}
 WINDOW = "sliding_window"
 ROPE_TYPES = ("default", "linear")
 # What a file of Mistral may leave out, and what Mistral has none of, whatever a file says.
@@ -28,82 +55,40 @@ def is_home_of(model: ModelConfig) -> bool:
 
 def table(model: ModelConfig, *_: str) -> Table:
     """Where the parameters lie."""
-    bias = model.attention_for("decoder").use_bias
     found = {
-        "model.embed_tokens.weight": Slot(("embeddings/token",)),
-        **norm("model.norm", LAST_NORM, bias=False),
+        "model.embed_tokens.weight": Slot("embeddings/token"),
+        **modules("model.", "decoder/", {"norm": "norm"}),
+        "lm_head.weight": output(model),
     }
     for i in range(model.num_layers):
-        theirs, ours = f"model.layers.{i}", f"decoder/layer_{i}"
-        for name, part in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "out")):
-            part = f"{ours}/self_attention/{part}"
-            found |= linear(f"{theirs}.self_attn.{name}_proj", part, bias=bias)
-        for name in ("gate", "up", "down"):
-            found |= linear(f"{theirs}.mlp.{name}_proj", f"{ours}/mlp/{name}", bias=model.mlp_bias)
-        found |= norm(f"{theirs}.input_layernorm", f"{ours}/self_attention_norm", bias=False)
-        found |= norm(f"{theirs}.post_attention_layernorm", f"{ours}/mlp_norm", bias=False)
-    return found | {"lm_head.weight": output(model)}
+        found |= modules(f"model.layers.{i}.", f"decoder/layer_{i}/", LAYER)
+    return found
 
 
-def write(
-    config: Config, params: Any, rows: np.ndarray | None = None
-) -> tuple[Tensors, dict[str, Any]]:
+def write(config: Config, params: Any, rows: np.ndarray | None = None) -> Written:
     """The tensors of a language model, and its `config.json`; see `writing.convert`."""
-    model = config.model
+    model, attention = config.model, config.model.attention_for("decoder")
     home = "Llama, the format for this language model,"
-    require(model, home, positions="rotary", norm_position="pre", norm="rms", mlp="gated")
-    require(model, home, output_bias=False)
-    attention = model.attention_for("decoder")
+    require(model, home, **FIXED, output_bias=False)
+    require_keys_that_turn(attention.kind, home)
     H = attention.num_heads
-    key_heads = {"mqa": 1, "sha": 1, "gqa": attention.num_kv_heads}.get(attention.kind, H)
-    require_keys_that_turn(attention, home)
+    K = {"mqa": 1, "sha": 1, "gqa": attention.num_kv_heads}.get(attention.kind, H)
     width = (attention.qkv_features or model.features) // H
-    found = plain(
-        config,
-        params,
-        "Llama",
-        rows=rows,
-        key_heads=key_heads,
-        bias=attention.use_bias,
-        mlp_bias=model.mlp_bias,
-        width=width,
-    )
+    found = plain(config, params, "Llama", rows=rows, biases=False, key_heads=K, width=width)
     if model.rotary_pairs == "interleaved":
         found = {name: _halves(name, array, width) for name, array in found.items()}
-    scaling = None
-    if model.rotary_scaling != 1:
-        scaling = {"rope_type": "linear", "factor": model.rotary_scaling}
+    found = scaled(model, found, np.float32(model.features**0.5), LAST_NORM)
+    scaling = {"rope_type": "linear", "factor": model.rotary_scaling}
     values = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": len(found["embeddings/token"]),
-        "hidden_size": model.features,
-        "intermediate_size": model.mlp_features,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": H,
-        "num_key_value_heads": key_heads,
+        **written(FIELDS, model, "decoder"),
+        "num_key_value_heads": K,
         "head_dim": width,
-        "hidden_act": ACTIVATIONS[model.activation][0],
-        "max_position_embeddings": model.max_length,
-        "rms_norm_eps": model.layer_norm_epsilon,
         "rope_theta": model.rotary_base,
-        "rope_scaling": scaling,
-        "attention_bias": attention.use_bias,
-        "attention_dropout": attention.dropout_rate,
-        "mlp_bias": model.mlp_bias,
-        "tie_word_embeddings": model.tie_embeddings,
+        "rope_scaling": scaling if model.rotary_scaling != 1 else None,
     }
-    return lay_out(table(model), unscaled(model, found, LAST_NORM), "Llama"), values
-
-
-def require_keys_that_turn(attention: AttentionConfig, home: str) -> None:
-    """Raises InputError if keys have embeddings or biases per head, which `home` rotates too."""
-    require_heads(attention.kind)
-    if attention.kind not in ("mha", "mqa", "gqa", "sha", "skv", "el"):
-        raise InputError(
-            f"model.attention.kind is {attention.kind!r}: {home} turns keys after their "
-            "embeddings or biases, which have no place in it"
-        )
+    return lay_out(table(model), found, "Llama"), values
 
 
 def _halves(name: str, array: np.ndarray, width: int) -> np.ndarray:
@@ -118,42 +103,21 @@ def model_of(fields: Fields) -> ModelConfig:
     """The model that a `config.json` describes."""
     if fields.values.get("model_type") == "mistral":
         fields.values = MISTRAL | fields.values | WITHOUT_BIAS
-    elif fields.values.get("use_sliding_window") is False:
-        fields.values.pop(WINDOW, None)
-    fields.must("rope_interleaved", False, None)
     base, scaling = _rotary(fields)
-    length, window = fields.size("max_position_embeddings", 2048), fields.values.get(WINDOW)
-    if type(window) is not int or window < length:  # a wider one hides nothing
+    heads = fields.size("num_attention_heads")
+    K = fields.size("num_key_value_heads", heads)
+    kind = "mha" if heads == K else "mqa" if K == 1 else "gqa"
+    attention = {
+        "kind": kind,
+        "num_kv_heads": K if kind == "gqa" else None,
+        "qkv_features": fields.size("head_dim", fields.size("hidden_size") // heads) * heads,
+    }
+    rotary = {"rotary_base": base, "rotary_scaling": scaling}
+    model = fields.model(FIELDS, attention, **FIXED, **rotary, dropout_rate=0.0)
+    window = fields.values.get(WINDOW)
+    if type(window) is not int or window < model.max_length:  # a wider one hides nothing
         fields.must(WINDOW, None)
-    width, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    key_heads = fields.size("num_key_value_heads", heads)
-    kind = "mha" if key_heads == heads else "mqa" if key_heads == 1 else "gqa"
-    return ModelConfig(
-        vocabulary_size=fields.size("vocab_size"),
-        features=width,
-        mlp_features=fields.size("intermediate_size"),
-        num_layers=fields.size("num_hidden_layers"),
-        attention=AttentionConfig(
-            kind=kind,
-            num_heads=heads,
-            num_kv_heads=key_heads if kind == "gqa" else None,
-            qkv_features=fields.size("head_dim", width // heads) * heads,
-            dropout_rate=fields.get("attention_dropout", 0.0),
-            use_bias=fields.get("attention_bias", False),
-        ),
-        mlp="gated",
-        mlp_bias=fields.get("mlp_bias", False),
-        activation=fields.activation("hidden_act", "silu"),
-        norm="rms",
-        norm_position="pre",
-        layer_norm_epsilon=fields.get("rms_norm_eps", 1e-6),
-        positions="rotary",
-        rotary_base=base,
-        rotary_scaling=scaling,
-        max_length=length,
-        dropout_rate=0.0,
-        tie_embeddings=fields.get("tie_word_embeddings", False),
-    )
+    return model
 
 
 def _rotary(fields: Fields) -> tuple[float, float]:
@@ -177,8 +141,3 @@ def _rotary(fields: Fields) -> tuple[float, float]:
         if type(value) not in (int, float) or not value > 0:
             raise InputError(f"{fields.path}: {name} is {value!r}: takes a number above 0")
     return float(base), float(factor)
-
-
-def named(fields: Fields, model: ModelConfig, tensors: Tensors, *_: str) -> Tensors:
-    """The tensors by the names of the table."""
-    return {n: array for n, array in tensors.items() if not n.endswith("rotary_emb.inv_freq")}

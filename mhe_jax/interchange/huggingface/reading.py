@@ -1,18 +1,17 @@
 """A model of transformers as our config, parameters and tokenizer, and as a run."""
 
 import dataclasses
+import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.linen as nn
-import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from mhe_jax import tasks
-from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, ModelConfig, TaskName
+from mhe_jax.config import Config, DataConfig, EvaluationConfig, InputError, ModelConfig
 from mhe_jax.config.data import BOS, EOS, PAD
-from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.places import check_scheme, path_of
 from mhe_jax.config.rules import check
@@ -22,7 +21,7 @@ from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.fields import Fields, read_object
 from mhe_jax.interchange.huggingface.tables import take_in
 from mhe_jax.interchange.huggingface.tokenizer import read_tokenizer
-from mhe_jax.interchange.plain import Tensors, from_plain, plain_shapes, scaled
+from mhe_jax.interchange.plain import Tensors, abstract_of, flat_shape, scaled
 from mhe_jax.model import count_parameters
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
@@ -37,64 +36,73 @@ ROWS = {
     "embeddings/vocabulary_bias": 0,
     "vocabulary_bias": 0,
 }
-# Fields that change what a model of any class computes, and a value of each that does not.
-NEUTRAL = {
-    "quantization_config": {},
-    "pruned_heads": {},
-    "per_layer_config": {},
-    "transformers_weights": WEIGHTS,
-}
 # First parts of the names of heads.
 HEADS = ("lm_head", "cls", "classifier", "qa_outputs", "final_logits_bias")
 # Tokens in a row of the new run, if its model has more positions.
 LONGEST = 512
 
 
-class Architecture(NamedTuple):
-    """A class of transformers: its type, our task, and the module for its fields and tensors.
-
-    A module has `model_of(fields)`, the model, which refuses a field that ours lack; `table(model,
-    model_type, task)`, where parameters lie; `named(fields, model, tensors, task)`, the tensors by
-    the names of the table; and `LAST_NORM`, the norm before tied logits, if √M is in the tables
-    (see `plain.scaled`).
-    """
-
-    model_type: str
-    task: TaskName
-    module: ModuleType
-
-
-ARCHITECTURES = {
-    "GPT2LMHeadModel": Architecture("gpt2", "lm", gpt2),
-    "GPTBigCodeForCausalLM": Architecture("gpt_bigcode", "lm", gpt2),
-    "LlamaForCausalLM": Architecture("llama", "lm", llama),
-    "MistralForCausalLM": Architecture("mistral", "lm", llama),
-    "BertForMaskedLM": Architecture("bert", "mlm", bert),
-    "BertForSequenceClassification": Architecture("bert", "classification", bert),
-    "BertForQuestionAnswering": Architecture("bert", "span", bert),
-    "RobertaForMaskedLM": Architecture("roberta", "mlm", bert),
-    "RobertaForSequenceClassification": Architecture("roberta", "classification", bert),
-    "RobertaForQuestionAnswering": Architecture("roberta", "span", bert),
-    "MarianMTModel": Architecture("marian", "translation", marian),
+# A class of transformers: its type, our task, and the module for its fields and tensors, which has
+# `model_of(fields)`, the model, which refuses a field that ours lack; `table(model, model_type,
+# task)`, where parameters lie; `IGNORED`, what else a file may have; `LAST_NORM`, the norm before
+# tied logits, if √M is in the tables (`plain.scaled`); and it may have `named(fields, model,
+# tensors)`, the tensors by the names of the table.
+ARCHITECTURES: dict[str, tuple[str, Any, ModuleType]] = {
+    "GPT2LMHeadModel": ("gpt2", "lm", gpt2),
+    "GPTBigCodeForCausalLM": ("gpt_bigcode", "lm", gpt2),
+    "LlamaForCausalLM": ("llama", "lm", llama),
+    "MistralForCausalLM": ("mistral", "lm", llama),
+    "BertForMaskedLM": ("bert", "mlm", bert),
+    "BertForSequenceClassification": ("bert", "classification", bert),
+    "BertForQuestionAnswering": ("bert", "span", bert),
+    "RobertaForMaskedLM": ("roberta", "mlm", bert),
+    "RobertaForSequenceClassification": ("roberta", "classification", bert),
+    "RobertaForQuestionAnswering": ("roberta", "span", bert),
+    "MarianMTModel": ("marian", "translation", marian),
 }
 
 
 def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
-    """The model in a directory of transformers; nothing in it is executed.
-
-    Returns:
-      The config of a run with this model, its parameters as NumPy arrays, and its tokenizer.
-
-    Raises:
-      InputError: an architecture, field, tensor or token that our models have no place for; a file
-        that is missing, cut short, or of another model.
-    """
-    check_scheme("", str(source), ())
-    source = Path(source)
+    """The config of a run with the model in a directory, its parameters, and its tokenizer."""
     fields = Fields(source)
     model_type, task, module = _architecture(fields)
     fields.must("model_type", model_type, absent=None)
-    model: ModelConfig = module.model_of(fields)
+    config = _config(fields, task, module.model_of(fields))
+    model = config.model
+    tokenizer = read_tokenizer(source, model.vocabulary_size)
+    begin = _begin(fields, config, tokenizer)
+    table = module.table(model, model_type, task)
+    tensors = _whole_names(read_weights(source), next(iter(table)).split(".")[0])
+    tensors = {
+        name: array
+        for name, array in tensors.items()
+        if name in table or not re.fullmatch(module.IGNORED, name)
+    }
+    if hasattr(module, "named"):
+        tensors = module.named(fields, model, tensors)
+    abstract = abstract_of(config)
+    shapes = {path: flat_shape(path, leaf.shape) for path, leaf in abstract.items()}
+    found = take_in(table, tensors, shapes, source)
+    if module.LAST_NORM is not None:
+        found = scaled(model, found, 1 / np.float32(model.features**0.5), module.LAST_NORM)
+    found = {path: found[path].reshape(leaf.shape) for path, leaf in abstract.items()}
+    for part, axis in ROWS.items():
+        if part in found:
+            found[part] = _permuted(found[part], axis, tokenizer, begin)
+    biased = model.output_bias and bool(found["embeddings/vocabulary_bias"].any())
+    if not biased:
+        found.pop("embeddings/vocabulary_bias", None)
+    model = dataclasses.replace(
+        model,
+        vocabulary_size=tokenizer.vocabulary_size,
+        absent_tokens=tokenizer.absent,
+        output_bias=biased,
+    )
+    return dataclasses.replace(config, model=model), unflatten_dict(found, sep="/"), tokenizer
+
+
+def _config(fields: Fields, task: Any, model: ModelConfig) -> Config:
+    """The config of a run with this model, checked as any other."""
     data = DataConfig(sequence_length=min(model.max_length, LONGEST))
     if task in ("classification", "span"):  # no head over the vocabulary, so no table for it
         model = dataclasses.replace(model, tie_embeddings=True)
@@ -103,63 +111,29 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
         data = dataclasses.replace(data, labels=labels)
     elif task == "span":
         data = dataclasses.replace(data, dataset="squad")
-    for name, neutral in NEUTRAL.items():
-        fields.must(name, None, neutral)
+    fields.must("quantization_config", None, {})
     fields.must("layer_types", None, ["full_attention"] * model.num_layers)
-    config = tasks.resolve(
-        Config(task=task, model=model, data=data, evaluation=EvaluationConfig(checkpoint="last"))
-    )
+    evaluation = EvaluationConfig(checkpoint="last")
+    config = tasks.resolve(Config(task=task, model=model, data=data, evaluation=evaluation))
     try:
         check(config, trains=False)
     except InputError as error:
         raise InputError(f"{fields.path}: cannot be converted: {error}") from None
-    model = config.model
-    tokenizer = read_tokenizer(source, model.vocabulary_size)
-    begin = _begin(fields, config, tokenizer)
-    table = module.table(model, model_type, task)
-    tensors = _whole_names(read_weights(source), next(iter(table)).split(".")[0])
-    tensors = module.named(fields, model, tensors, task)
-    shapes = plain_shapes(abstract_of(config))
-    found = take_in(table, tensors, shapes, source)
-    if module.LAST_NORM is not None:
-        found = scaled(model, found, module.LAST_NORM)
-    for part, axis in ROWS.items():
-        if part in found:
-            found[part] = _permuted(found[part], axis, tokenizer, begin)
-    changed: dict[str, Any] = {
-        "vocabulary_size": tokenizer.vocabulary_size,
-        "absent_tokens": tokenizer.absent,
-    }
-    if model.output_bias and not found["embeddings/vocabulary_bias"].any():
-        changed["output_bias"] = False
-    config = dataclasses.replace(config, model=dataclasses.replace(model, **changed))
-    return config, from_plain(abstract_of(config), found), tokenizer
+    return config
 
 
-def _architecture(fields: Fields) -> Architecture:
+def _architecture(fields: Fields) -> tuple[str, Any, ModuleType]:
     """The architecture that a `config.json` names first."""
     names = fields.values.get("architectures") or ["none"]
     name = names[0] if isinstance(names, list) else names
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        near = did_you_mean(nearest(str(name), list(ARCHITECTURES)))
         known = ", ".join(ARCHITECTURES)
-        raise InputError(f"{fields.path}: architectures is {name!r}: takes one of {known}{near}")
+        raise InputError(f"{fields.path}: architectures is {name!r}: takes one of {known}")
     return ARCHITECTURES[name]
 
 
-def abstract_of(config: Config) -> Any:
-    """The shapes of the parameters of a config's model."""
-    task = tasks.of(config)
-    init = task.initializer(task.model(config.model), config.data.sequence_length)
-    return nn.unbox(jax.eval_shape(init, jax.random.key(0)))
-
-
 def read_weights(source: Path) -> Tensors:
-    """All tensors of a directory, from one file or several.
-
-    Raises:
-      InputError: there are none, or they cannot be read.
-    """
+    """All tensors of a directory, from one file or several."""
     if (source / ADAPTER).exists():
         raise InputError(f"{source}: has {ADAPTER}: merge the adapter into the model first")
     if (source / WEIGHTS).is_file():  # as transformers, which then reads no index
@@ -187,31 +161,27 @@ def _whole_names(tensors: Tensors, body: str) -> Tensors:
 
 def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
     """The id in the file of the token that begins a text, or a target."""
-    said = {i: fields.values.get(f"{name}_token_id") for i, name in ((PAD, "pad"), (EOS, "eos"))}
-    begin = fields.values.get("bos_token_id")
-    rows = config.model.vocabulary_size
-    if config.task == "translation":
-        begin = fields.values.get("decoder_start_token_id")
-        if type(begin) is not int or not 0 <= begin < rows:
-            takes = f"takes a token, 0 to {rows - 1}"
-            raise InputError(f"{fields.path}: decoder_start_token_id is {begin!r}: {takes}")
-    said[BOS] = begin
+    translates, rows = config.task == "translation", config.model.vocabulary_size
+    names = {PAD: "pad", BOS: "decoder_start" if translates else "bos", EOS: "eos"}
+    said: dict[int, Any] = {i: fields.values.get(f"{name}_token_id") for i, name in names.items()}
+    begin = said[BOS]
+    named = type(begin) is int and 0 <= begin < rows
+    if translates and not named:
+        takes = f"takes a token, 0 to {rows - 1}"
+        raise InputError(f"{fields.path}: decoder_start_token_id is {begin!r}: {takes}")
     for i, value in said.items():
         there = int(tokenizer.of_file[i])
         values = value if isinstance(value, list) else [value]
         values = [one for one in values if type(one) is int]
         if values and there not in (ABSENT, *values):
             raise InputError(
-                f"{tokenizer.name}: has {there} as {SPECIAL[i]}, and {fields.path} has {value}"
+                f"{tokenizer.name}: has {there} as {names[i]}, and {fields.path} has {value}"
             )
     if tokenizer.of_file[EOS] == ABSENT:
         raise InputError(f"{tokenizer.name}: has no token that ends a text, as </s> or [SEP]")
     if config.facts.is_encoder and tokenizer.absent:
         raise InputError(f"{tokenizer.name}: an encoder needs pad, unk, bos, eos and mask")
-    return begin if type(begin) is int and 0 <= begin < rows else int(tokenizer.of_file[EOS])
-
-
-SPECIAL = {PAD: "pad", BOS: "bos", EOS: "eos"}
+    return begin if named else int(tokenizer.of_file[EOS])
 
 
 def _permuted(array: np.ndarray, axis: int, tokenizer: JsonTokenizer, begin: int) -> np.ndarray:
@@ -237,26 +207,15 @@ def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
     """Makes the run `new` from the model in the directory `source`.
 
     It has the model's config, without text to train on; its tokenizer; and a checkpoint of step 0,
-    its parameters in float32 with a fresh optimizer.
-
-    Returns:
-      The `task`, the numbers of `parameters` and `attention` parameters, and the special tokens
-      that are `absent` in the vocabulary.
-
-    Raises:
-      InputError: as `read`; `new` exists already. Nothing has been written.
+    its parameters in float32 with a fresh optimizer. Nothing in the directory is executed.
     """
     check_scheme("", str(source), ())
-    source, new = Path(source), path_of(new)
-    check_new_run(new, source)
-    config, params, tokenizer = read(source)
+    new = path_of(new)
+    check_new_run(new, Path(source))
+    config, params, tokenizer = read(Path(source))
     config = dataclasses.replace(config, workdir=str(new))
     mesh = sharding.mesh_at_hand(config, "converting")
     write_run(config, params, mesh, tokenizer.key, tokenizer.model)
     counts = count_parameters(params, config.model)
-    return {
-        "task": config.task,
-        "parameters": counts["total"],
-        "attention": counts["attention"],
-        "absent": list(tokenizer.absent),
-    }
+    numbers = {"parameters": counts["total"], "attention": counts["attention"]}
+    return {"task": config.task, **numbers, "absent": list(tokenizer.absent)}

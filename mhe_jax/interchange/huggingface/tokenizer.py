@@ -37,98 +37,50 @@ ROLES = {
     EOS: ("eos_token", "sep_token"),
     MASK: ("mask_token",),
 }
+OUR_NAMES = dict(enumerate(SPECIAL_PIECES))
 # Texts that both must encode alike before a file is written.
 PROBES = 1000
 
 
-def tokenizer_json(tokenizer: Tokenizer, config: Config) -> dict[str, Any]:
+def tokenizer_json(tokenizer: Tokenizer, config: Config) -> str:
     """The content of `tokenizer.json` for a run's sentencepiece model."""
-    scores = {piece.replace(SPACE, " "): score for piece, score in tokenizer.scores.items()}
+    import tokenizers as t
+
+    scores = {piece.replace(SPACE, " ") for piece in tokenizer.scores}
     merges = [
-        [piece[:cut], piece[cut:]]
-        for piece in scores
+        (piece[:cut], piece[cut:])
+        for piece in (piece.replace(SPACE, " ") for piece in tokenizer.scores)
         for cut in range(1, len(piece))
         if piece[:cut] in scores and piece[cut:] in scores
     ]
-    special = [
-        {
-            "id": i,
-            "content": piece,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for i, piece in enumerate(SPECIAL_PIECES)
-    ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": special,
-        "normalizer": {"type": "Prepend", "prepend": " "},
-        "pre_tokenizer": None,
-        "post_processor": around(config, tokenizer, dict(enumerate(SPECIAL_PIECES))),
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": SPECIAL_PIECES[UNK],
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": {piece.replace(SPACE, " "): i for i, piece in enumerate(tokenizer.vocabulary)},
-            "merges": merges,
-        },
-    }
+    vocabulary = {piece.replace(SPACE, " "): i for i, piece in enumerate(tokenizer.vocabulary)}
+    bpe = t.models.BPE(vocabulary, merges, unk_token=SPECIAL_PIECES[UNK], byte_fallback=True)
+    found: Any = t.Tokenizer(bpe)
+    found.normalizer = t.normalizers.Prepend(" ")
+    strip = t.decoders.Strip(" ", 1, 0)
+    found.decoder = t.decoders.Sequence([t.decoders.ByteFallback(), t.decoders.Fuse(), strip])
+    found.post_processor = _around(config, tokenizer, OUR_NAMES, {BOS: BOS, EOS: EOS})
+    found.add_special_tokens([t.AddedToken(piece, normalized=False) for piece in SPECIAL_PIECES])
+    return found.to_str(pretty=True)
 
 
-def around(
-    config: Config,
-    tokenizer: Tokenizer,
-    names: Mapping[int, str],
-    ids: Mapping[int, int] | None = None,
-) -> dict[str, Any]:
-    """The special tokens around a text, as in the rows that the run was trained on.
+def _around(
+    config: Config, tokenizer: Tokenizer, names: Mapping[int, str], ids: Mapping[int, int]
+) -> Any:
+    """The special tokens around a text, as in rows of the run; names and ids are the file's."""
+    from tokenizers.processors import TemplateProcessing
 
-    `names` and `ids` are those of the file; without `ids` they are ours.
-    """
-
-    def special(i: int, kind: int = 0) -> dict[str, Any]:
-        return {"SpecialToken": {"id": names[i], "type_id": kind}}
-
-    def text(which: str, kind: int = 0) -> dict[str, Any]:
-        return {"Sequence": {"id": which, "type_id": kind}}
-
-    second = int(config.model.num_token_types > 1)
-    single, pair = [text("A")], [text("A"), text("B", second)]
+    bos, eos, kind = names[BOS], names[EOS], int(config.model.num_token_types > 1)
+    second, last = f"$B:{kind}", f"{eos}:{kind}"
     if config.task == "translation":
-        single, pair = [*single, special(EOS)], [*pair, special(EOS, second)]
+        single, pair = ["$A", eos], ["$A", second, last]
     elif config.task == "lm":
-        single, pair = [special(BOS), *single], [special(BOS), *pair]
+        single, pair = [bos, "$A"], [bos, "$A", second]
     else:
-        single = [special(BOS), text("A"), special(EOS)]
-        between = [special(EOS, second)] * (tokenizer.separators - 1)
-        pair = [*single, *between, text("B", second), special(EOS, second)]
-    return {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": pair,
-        "special_tokens": {
-            names[i]: {"id": names[i], "ids": [ids[i] if ids else i], "tokens": [names[i]]}
-            for i in (BOS, EOS)
-        },
-    }
+        single = [bos, "$A", eos]
+        pair = [*single, *[last] * (tokenizer.separators - 1), second, last]
+    special = [(names[i], ids[i]) for i in (BOS, EOS)]
+    return TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def write_tokenizer(
@@ -136,28 +88,22 @@ def write_tokenizer(
 ) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json`.
 
-    Args:
-      tokenizer: of the run; a `tokenizer.json` is written as it is, but for the tokens that it puts
-        around a text if the run was trained here.
-      config: of the run.
-      special: the id in the file of each special token that it has.
-      directory: where.
-
-    Raises:
-      InputError: a sentencepiece model that cuts texts differently than its pieces and scores say.
+    A run's own `tokenizer.json` stays as it is, but for the tokens around a text if the run was
+    trained here. `special` has the id in the file of each special token that it has.
     """
+    import tokenizers
+
     if isinstance(tokenizer, JsonTokenizer):
         names = {i: tokenizer.spelling(of_file) for i, of_file in special.items()}
-        tokenizer.save(directory / NAME)
+        found = tokenizer.model.decode()
         if config.data.train:  # an imported model was trained on the rows that its file makes
-            found = json.loads(tokenizer.model)
-            found["post_processor"] = around(config, tokenizer, names, special)
-            write_json(directory / NAME, found)
+            file: Any = tokenizers.Tokenizer.from_str(found)
+            file.post_processor = _around(config, tokenizer, names, special)
+            found = file.to_str(pretty=True)
     else:
-        found = tokenizer_json(tokenizer, config)
+        found, names = tokenizer_json(tokenizer, config), OUR_NAMES
         check(tokenizer, found)
-        write_json(directory / NAME, found)
-        names = dict(enumerate(SPECIAL_PIECES))
+    (directory / NAME).write_text(found, encoding="utf-8")
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     if config.model.num_token_types < 2:
         inputs.remove("token_type_ids")
@@ -177,9 +123,6 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
     """The `tokenizer.json` of a model with `rows` tokens; rows without a token get one.
 
     What `tokenizer_config.json` says of the text is put into it, as transformers does.
-
-    Raises:
-      InputError: there is none, or it has more tokens than the model.
     """
     path = source / NAME
     if not path.is_file():
@@ -199,7 +142,7 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
             there[field] = settings[name]
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     unused = [
-        {"id": i, "content": f"<unused{i}>", "special": True, **flags} for i in range(count, rows)
+        {"id": i, "content": f"<unused{i}>", **flags, "special": True} for i in range(count, rows)
     ]
     values["added_tokens"] = [*values.get("added_tokens", ()), *unused]
     if values != json.loads(tokenizer.model):
@@ -207,22 +150,15 @@ def read_tokenizer(source: Path, rows: int) -> JsonTokenizer:
     return tokenizer
 
 
-def check(tokenizer: Tokenizer, found: dict[str, Any]) -> None:
-    """Encodes texts of its pieces, and of noise, by both tokenizers.
-
-    Raises:
-      InputError: the ids differ.
-    """
-    written = JsonTokenizer(json.dumps(found).encode(), NAME)
-    draw = random.Random(0)
+def check(tokenizer: Tokenizer, found: str) -> None:
+    """Raises InputError unless both encode texts of its pieces, and of noise, alike."""
+    written, draw = JsonTokenizer(found.encode(), NAME), random.Random(0)
     pieces = [piece.replace(SPACE, " ") for piece in tokenizer.scores]
-    noise = [" ", "  ", "\t", "\n", "é", "e\u0301", "ß", "Ａ", "𝔸", "🙂", "\u2581", "\u00a0", "0"]
-    texts = [piece for piece in pieces]
-    for _ in range(PROBES):
-        texts.append("".join(draw.choice(draw.choice((pieces, noise))) for _ in range(20)))
-    for text, ours, theirs in zip(
-        texts, tokenizer.encode_batch(texts), written.encode_batch(texts), strict=True
-    ):
+    noise = [*" \t\né0ßＡ𝔸🙂", "  ", "e\u0301", SPACE, "\u00a0"]
+    lots = [draw.choices((pieces, noise), k=20) for _ in range(PROBES)]
+    texts = [*pieces, *("".join(map(draw.choice, lot)) for lot in lots)]
+    both = tokenizer.encode_batch(texts), written.encode_batch(texts)
+    for text, ours, theirs in zip(texts, *both, strict=True):
         if ours != theirs:
             raise InputError(
                 f"{tokenizer.name}: has no exact {NAME}: the ids of {text[:40]!r} differ; takes a "

@@ -1,5 +1,6 @@
 """A run as a model of transformers: weights, settings, tokenizer."""
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import Config, InputError, not_installed
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import AnyTokenizer, JsonTokenizer, Tokenizer
 from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import card
+from mhe_jax.interchange.card import write_card
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
-from mhe_jax.interchange.huggingface.tables import write_files, write_json
+from mhe_jax.interchange.huggingface.tables import Written, write_files, write_json
 from mhe_jax.interchange.huggingface.tokenizer import write_tokenizer
-from mhe_jax.interchange.plain import Tensors
 
 WHAT = """\
 `model.safetensors` and `config.json` are those of a model of transformers that computes what the
@@ -35,29 +35,23 @@ NAMES = {PAD: "pad", BOS: "bos", EOS: "eos", MASK: "mask"}
 # What a `tokenizer.json` must have, as the rows of the task do; the bos of a decoder has a rule of
 # its own.
 NEEDED = {"lm": (EOS,), "translation": (PAD, EOS), "mlm": (PAD, BOS, EOS, MASK)}
-OF_ENCODERS = (PAD, BOS, EOS)
 
 
 def write(run: Run, directory: Path) -> dict[str, Any]:
-    """Writes a run into an empty directory, which `from_pretrained` of transformers reads.
-
-    Returns:
-      `architecture`, the class of transformers, and the number of `parameters` it has.
-
-    Raises:
-      InputError: a run that has no exact home, with the reason.
-    """
+    """Writes a run into an empty directory, which `from_pretrained` of transformers reads."""
+    if importlib.util.find_spec("tokenizers") is None:
+        raise not_installed("huggingface needs tokenizers", "export")
     config, tokenizer = run.config, run.tokenizer
     rows, special = numbering(tokenizer, config, run.params)
     tensors, values = convert(config, run.params, rows, special)
-    count = write_files(directory, tensors, values)
+    write_files(directory, tensors, values)
     assert isinstance(tokenizer, Tokenizer)  # hashed words have been refused
     write_tokenizer(tokenizer, config, special, directory)
     if config.task in ("lm", "translation"):
         write_json(directory / "generation_config.json", _generation(config, values, special))
     architecture = values["architectures"][0]
-    text = card(run, "huggingface", WHAT, USE.format(architecture=architecture))
-    (directory / "README.md").write_text(text, encoding="utf-8")
+    write_card(run, directory, "huggingface", WHAT, USE.format(architecture=architecture))
+    count = sum(array.size for array in tensors.values())
     return {"architecture": architecture, "parameters": count}
 
 
@@ -66,23 +60,19 @@ def convert(
     params: Any,
     rows: np.ndarray | None = None,
     special: Mapping[int, int] = OURS,
-) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and `config.json` of a run; `rows` and `special` as `numbering` gives them.
-
-    `rows` are our ids in the order of the file; None: all.
-
-    Raises:
-      InputError: it has no exact home.
-    """
+) -> Written:
+    """Tensors and `config.json` of a run; `rows` and `special` as `numbering` gives them."""
     if config.model.hashing is not None:
         raise InputError(
             f"model.hashing is {config.model.hashing!r}: transformers has no hashed words"
         )
     homes = {"lm": llama if llama.is_home_of(config.model) else gpt2, "translation": marian}
     tensors, values = homes.get(config.task, bert).write(config, params, rows)
-    values |= _ids(special) | {"dtype": "float32"}
+    size = config.model.vocabulary_size if rows is None else len(rows)
+    values |= _ids(special) | {"dtype": "float32", "vocab_size": size}
     if config.task == "translation":
         values |= {"decoder_start_token_id": special[BOS], "forced_eos_token_id": None}
+        values["decoder_vocab_size"] = size
     return tensors, values
 
 
@@ -93,10 +83,6 @@ def numbering(
 
     A `tokenizer.json` keeps its own numbers: special tokens that are ours alone have no row. If bos
     is one, pad or eos takes its place if it has the same row, as in a model read from there.
-
-    Raises:
-      InputError: the row of bos is like neither; the file lacks a token that the run's rows hold,
-        or has one that the model has not.
     """
     absent = tokenizer.absent if isinstance(tokenizer, JsonTokenizer) else ()
     if {*config.model.absent_tokens} - {*absent}:
@@ -107,12 +93,9 @@ def numbering(
     if not isinstance(tokenizer, JsonTokenizer):
         return None, OURS
     special = {i: int(tokenizer.of_file[i]) for i in OURS if tokenizer.of_file[i] != ABSENT}
-    needed = NEEDED.get(config.task, OF_ENCODERS)
-    if missing := [NAMES[i] for i in needed if i not in special]:
-        raise InputError(
-            f"{tokenizer.name}: has no {', '.join(missing)}: an export of task {config.task} needs "
-            f"{', '.join(NAMES[i] for i in needed)}"
-        )
+    for i in NEEDED.get(config.task, (PAD, BOS, EOS)):
+        if i not in special:
+            raise InputError(f"{tokenizer.name}: has no {NAMES[i]}, which the rows of the run have")
     if BOS not in special and config.task in ("lm", "translation"):
         table = np.asarray(jax.device_get(params["embeddings"]["token"]))
         like = [i for i in (PAD, EOS) if i in special and np.array_equal(table[i], table[BOS])]

@@ -24,11 +24,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalized(text: str) -> str:
-    """The form in which answers are compared.
-
-    >>> normalized("The  U.S. Army")
-    'us army'
-    """
+    """The form in which answers are compared: "The  U.S. Army" is "us army"."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
 
 
@@ -55,12 +51,8 @@ def answer_scores(
         if version_2:
             right = [answer for answer in right if normalized(answer)] or [""]
         exact.append(max((exact_match(prediction, answer) for answer in right), default=0.0))
-        overlap.append(
-            max(
-                (word_f1(prediction, answer, empty_matches=version_2) for answer in right),
-                default=0.0,
-            )
-        )
+        found = (word_f1(prediction, answer, empty_matches=version_2) for answer in right)
+        overlap.append(max(found, default=0.0))
     return {"exact_match": np.array(exact), "f1": np.array(overlap)}
 
 

@@ -5,14 +5,23 @@ An epoch shuffles the rows, sorts them by length within each `POOL` batches, cut
 and shuffles these. Each row appears once; the last rows of one batch are padding of weight 0.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import grain
 import numpy as np
 
 from mhe_jax.config import Config
 from mhe_jax.data import examples
-from mhe_jax.data.batches import Epochs, EvaluationBatches, TrainBatches
+from mhe_jax.data.batches import (
+    ENDLESS,
+    EvaluationBatches,
+    Part,
+    Planned,
+    TrainBatches,
+    padded,
+)
 from mhe_jax.data.cache import key_of_all
 from mhe_jax.data.examples import Row
 from mhe_jax.data.pairs import by_length, choose_buckets
@@ -26,64 +35,43 @@ POOL = 50  # batches that are sorted together
 Rows = LabelledRows | WindowRows
 
 
-def _batch(rows: Rows, numbers: np.ndarray, length: int) -> Row:
-    """The rows with these numbers; -1 is padding."""
-    found = [rows.row(int(number), length) for number in numbers if number >= 0]
-    if len(found) < len(numbers):
+def _plan(rows: Rows, length: int, numbers: np.ndarray) -> Planned:
+    """A batch of the rows with these numbers, in `length`; -1 is padding."""
+
+    def make(number: int) -> Row:
+        if number >= 0:
+            return rows.row(number, length)
         shortest = rows.row(int(rows.lengths.argmin()), length)  # fits into every batch
-        padding = examples.padding_like(shortest) | {"index": np.array(-1, np.int32)}
-        found += [padding] * (len(numbers) - len(found))
-    return examples.stack(found)
+        return examples.padding_like(shortest) | {"index": np.array(-1, np.int32)}
+
+    return Planned(make, numbers)
 
 
-class TrainExamples(TrainBatches):
+def train_examples(config: Config, rows: Rows, *process: int) -> TrainBatches:
     """Endless batches, planned as the module says."""
+    data, size, lengths = config.data, config.data.batch_size, rows.lengths
+    buckets = data.length_buckets or choose_buckets(lengths, data.sequence_length)
+    steps = -(-len(rows) // size)
 
-    steps_per_epoch: int
-
-    def __init__(
-        self,
-        config: Config,
-        rows: Rows,
-        process_index: int = 0,
-        process_count: int = 1,
-    ):
-        super().__init__(process_index, process_count)
-        data = config.data
-        self._rows = rows
-        self.text = key_of_all(rows.records)
-        self._name = ", ".join(data.train)
-        self._seed, self._size = config.train.seed, data.batch_size
-        self._own = self._own_rows(data.batch_size)
-        lengths = self._rows.lengths
-        self.buckets = data.length_buckets or choose_buckets(lengths, data.sequence_length)
-        self.steps_per_epoch = -(-len(self._rows) // self._size)
-        self._epoch = Epochs(self._plan)
-
-    def describe(self) -> str:
-        """One line for the log."""
-        return (
-            f"{self._name}: {self._rows.describe()}; an epoch is {self.steps_per_epoch:,} steps; "
-            f"{self._size} rows of length {', '.join(map(str, self.buckets))}"
-        )
-
-    def _plan(self, epoch: int) -> np.ndarray:
+    @functools.lru_cache(2)
+    def shuffled(epoch: int) -> np.ndarray:
         """The row numbers of each batch of an epoch, -1 for padding."""
-        generator = np.random.default_rng([self._seed, epoch])
-        order = generator.permutation(len(self._rows))
-        pool = np.arange(len(order)) // (POOL * self._size)
-        order = order[np.lexsort((self._rows.lengths[order], pool))]
-        missing = self.steps_per_epoch * self._size - len(order)
-        batches = np.concatenate([order, np.full(missing, -1)]).reshape(-1, self._size)
-        return generator.permutation(batches)
+        generator = np.random.default_rng([config.train.seed, epoch])
+        order = generator.permutation(len(rows))
+        pool = np.arange(len(order)) // (POOL * size)
+        order = order[np.lexsort((lengths[order], pool))]
+        return generator.permutation(padded(order, steps * size).reshape(-1, size))
 
-    def batch(self, step: int) -> Row:
-        """The rows that this process holds of global batch `step`."""
-        epoch, i = divmod(step, self.steps_per_epoch)
-        numbers = self._epoch(epoch)[i]
-        longest = self._rows.lengths[numbers[numbers >= 0]].max()
-        length = self.buckets[int(np.searchsorted(self.buckets, longest))]
-        return _batch(self._rows, numbers[self._own], length)
+    def plan(step: int) -> Planned:
+        epoch, i = divmod(step, steps)
+        numbers = shuffled(epoch)[i]
+        longest = lengths[numbers[numbers >= 0]].max()
+        return _plan(rows, buckets[int(np.searchsorted(buckets, longest))], numbers)
+
+    about = f"{', '.join(data.train)}: {rows.describe()}; {size} rows of length "
+    about += ", ".join(map(str, buckets))
+    plans = grain.MapDataset.range(ENDLESS).map(plan)
+    return TrainBatches(plans, Part(plans, steps, key_of_all(rows.records), about), steps, *process)
 
 
 class EvaluationExamples(EvaluationBatches):
@@ -97,36 +85,22 @@ class EvaluationExamples(EvaluationBatches):
         config: Config,
         rows: Rows,
         batch_size: int,
-        process_index: int = 0,
-        process_count: int = 1,
-        *,
+        *process: int,
         plan: list[tuple[int, np.ndarray]] | None = None,
     ):
-        super().__init__(process_index, process_count)
         self.rows = rows
         self.labelled = not rows.num_unlabelled
         self.num_examples = rows.num_examples
-        self._size = batch_size
-        self._own = self._own_rows(batch_size)
         self._version_2 = rows.dataset.may_be_unanswered
         self._threshold = config.evaluation.no_answer_threshold
-        self._batches = plan or by_length(rows.lengths, config.data.sequence_length, batch_size)
+        batches = plan or by_length(rows.lengths, config.data.sequence_length, batch_size)
 
-    def __len__(self) -> int:
-        return len(self._batches)
+        def planned(step: int) -> Planned:
+            length, numbers = batches[step]
+            return _plan(rows, length, padded(numbers, batch_size))
 
-    @property
-    def text(self) -> str:
-        """A key of the examples, as they are read."""
-        return key_of_all(self.rows.records)
-
-    def batch(self, step: int) -> Row:
-        """The rows that this process holds of batch `step`."""
-        self._check(step)
-        length, members = self._batches[step]
-        numbers = np.full(self._size, -1)
-        numbers[: len(members)] = members
-        return _batch(self.rows, numbers[self._own], length)
+        plans = grain.MapDataset.range(len(batches)).map(planned)
+        super().__init__(plans, key_of_all(rows.records), *process)
 
     def predictions(self, outputs: Outputs) -> list[Any]:
         """The prediction of a model for each example, in order.

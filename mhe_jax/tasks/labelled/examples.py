@@ -1,7 +1,7 @@
 """Records as labelled examples: texts, label, and the spans that matter.
 
     CB, RTE, ...     texts and label as the record has them
-    MultiRC          a paragraph, and a question with one of its answers: each answer an example
+    MultiRC          a paragraph, and a question with one of its answers
     COPA             the premise with its question in words, and each choice
     WiC              two sentences, and where the word stands in each
     WSC              one text, and where noun phrase and pronoun stand
@@ -10,18 +10,17 @@ Spans are read as in the baselines of Wang et al. 2019 (SuperGLUE), section 4: a
 the vectors of the spans in addition to that of the whole.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import cache_directory
-from mhe_jax.tasks.labelled.records import Record, read_records
+from mhe_jax.data.readers import INDEX, READERS, Values, flat, open_records
 from mhe_jax.tasks.labelled.table import DatasetRow, row_of
 
 # The number of a text, and where a span begins and ends in it, in characters.
@@ -57,31 +56,58 @@ class Question:
 
     @property
     def texts(self) -> tuple[str, str]:
-        """The texts that are read."""
         return self.question, self.context
 
 
-def read_examples(config: Config, split: str, left_out: list[str] | None = None) -> list[Example]:
-    """The examples of a split; only those of the test split may come without labels.
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Names and values; for messages, `where` they stand."""
 
-    `left_out` gets the place of each broken line.
+    where: str
+    values: Values
 
-    Raises:
-      InputError: one line that names the file, the line and the reason.
-    """
+    def value(self, field: str) -> Any:
+        """A required value."""
+        values = self.values if field in self.values else flat(self.values)
+        if field not in values:
+            has = ", ".join(map(repr, values)) or "nothing"
+            raise InputError(f"{self.where}: has no {field!r}; it has {has}")
+        return values[field]
+
+    def text(self, field: str) -> str:
+        """A required value, which must be text."""
+        value = self.value(field)
+        if not isinstance(value, str):
+            raise InputError(f"{self.where}: field {field!r} is not a string")
+        return value
+
+    def number(self, field: str) -> int:
+        """A required value, which must be a whole number, 0 or more."""
+        value = self.value(field)
+        if type(value) is not int or value < 0:
+            raise InputError(
+                f"{self.where}: field {field!r} is {value!r}: takes a whole number, 0 or more"
+            )
+        return value
+
+
+def read_examples(config: Config, split: str) -> list[Example]:
+    """The examples of a split; only those of the test split may come without labels."""
     row = row_of(config)
     names = row.labels or tuple(map(str, range(len(row.texts) - 1)))
     classes = {class_name(name): number for number, name in enumerate(names)}
     found, seen = [], set()
     # A submission, and the scores of MultiRC, tell examples apart by their numbers.
     numbered = split == "test" or row.suite == "superglue"
-    for record in _records(config, split, row, left_out):
+    for record in _records(config, split, row):
         texts, spans = _texts(record, config.data.dataset, row)
         label = _label(record, row, classes, required=split != "test")
-        index = record.values.get("idx" if record.from_tfds else row.index, len(found))
+        index = record.values.get(row.index, record.values.get(INDEX, len(found)))
+        if isinstance(index, dict):  # MultiRC
+            index = tuple(index.get(part) for part in ("paragraph", "question", "answer"))
         if isinstance(index, str) and index.isdecimal():
             index = int(index)
-        identity = (record.where.rpartition(":")[0], str(index))
+        identity = (re.split(r":(?=[^:]*$)", record.where)[0], str(index))
         if numbered and identity in seen:
             raise InputError(f"{record.where}: {row.index} {index!r} occurs twice")
         seen.add(identity)
@@ -90,12 +116,7 @@ def read_examples(config: Config, split: str, left_out: list[str] | None = None)
 
 
 def read_questions(config: Config, split: str) -> list[Question]:
-    """The questions of a split in SQuAD's format.
-
-    Raises:
-      InputError: one line that names the file, the question and the reason; an answer of the
-        training split must stand in its context.
-    """
+    """The questions of a split; an answer of the training split must stand in its context."""
     row, found = row_of(config), {}
     for record in _records(config, split, row):
         index, (question, context) = record.text("id"), _asked(record)
@@ -115,11 +136,7 @@ def read_questions(config: Config, split: str) -> list[Question]:
 
 
 def record_of(item: Any, row: DatasetRow, where: str) -> Record:
-    """A record given by hand: its texts in the order of the row's, or its fields by name.
-
-    Raises:
-      InputError: it does not have as many texts; `where` names it.
-    """
+    """A record given by hand: its texts in the order of the row's, or its fields by name."""
     if isinstance(item, dict):
         return Record(where, item)
     parts = (item.removesuffix("\n"),) if isinstance(item, str) else item
@@ -159,20 +176,30 @@ def label_names(config: Config) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _records(
-    config: Config, split: str, row: DatasetRow, left_out: list[str] | None = None
-) -> Iterator[Record]:
-    data = config.data
-    cache = cache_directory(data.cache_directory)
-    count, sources = 0, getattr(data, split)
-    left_out = [] if left_out is None else left_out
+def _records(config: Config, split: str, row: DatasetRow) -> Iterator[Record]:
+    return islice(_all_records(config, split, row), config.data.max_examples)
+
+
+def _all_records(config: Config, split: str, row: DatasetRow) -> Iterator[Record]:
+    data, count = config.data, 0
+    cache, sources = cache_directory(data.cache_directory), getattr(data, split)
     if not sources:
         raise InputError(f"data.{split} is not set: it names the file or data set to read")
+    fields = (*row.texts, row.label) if row.suite == "own" else ()
     for written in sources:
-        for record in read_records(written, row, data.directory, cache, left_out):
-            for part in _answers_of_multirc(record) if data.dataset == "multirc" else (record,):
-                count += 1
-                yield part
+        source = open_records(written, fields, data.directory, cache)
+        if source.form not in (*READERS, "tfds"):
+            raise InputError(f"{written}: takes {', '.join(READERS)} or tfds:")
+        named = f"{row.label}.name"  # of the classes of `datasets`
+        # The mark of TFDS and of published data sets.
+        unknown = row.task != "regression" and (row.suite != "own" or source.form == "tfds")
+        for where, values in source.read():
+            count += 1
+            if row.suite == "own" and named in values:
+                values[row.label] = values[named]
+            if unknown and values.get(row.label) == -1:
+                values[row.label] = None
+            yield Record(where, values)
     if not count:
         raise InputError(f"data.{split}: {', '.join(sources)}: no examples")
 
@@ -190,11 +217,7 @@ def is_missing(value: Any) -> bool:
 
 
 def class_name(value: Any) -> str | None:
-    """The class that a label of a file names; None if it names none.
-
-    >>> [class_name(value) for value in (1, 1.0, "1.0 ", 0.5, True, "pos ", [])]
-    ['1', '1', '1', '0.5', 'true', 'pos', None]
-    """
+    """The class that a label of a file names; None if it names none."""
     if not isinstance(value, str | int | float | Decimal):
         return None
     name = str(value).lower() if isinstance(value, bool) else str(value).strip()
@@ -203,10 +226,10 @@ def class_name(value: Any) -> str | None:
 
 
 def _class_of(record: Record, field: str) -> str:
-    """The name of a required label; TFDS marks an unknown one by -1."""
+    """The name of a required label."""
     value = record.value(field)
     name = class_name(value)
-    if name is None or is_missing(value) or (record.from_tfds and value == -1):
+    if name is None or is_missing(value):
         said = "empty" if value is None else f"{value!r:.80}"
         raise InputError(f"{record.where}: field {field!r} is {said}: takes a label")
     return name
@@ -215,30 +238,26 @@ def _class_of(record: Record, field: str) -> str:
 def _label(
     record: Record, row: DatasetRow, classes: dict[str | None, int], required: bool
 ) -> float | None:
-    published = record.from_tfds and row.suite != "own"
-    field = "label" if published else row.label
-    value = record.values.get(field)
-    marked = record.from_tfds and (published or row.task != "regression") and value == -1
-    if not required and (is_missing(value) or marked):
+    if not required and is_missing(record.values.get(row.label)):
         return None
-    value = record.value(field)
+    value = record.value(row.label)
     if row.task == "regression":
         try:
             number = float(class_name(value) or "")
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise InputError(f"{record.where}: {field} is {value!r:.80}: takes a number")
+            raise InputError(f"{record.where}: {row.label} is {value!r:.80}: takes a number")
         return number
-    if published:
-        if value not in range(len(row.labels)):
+    if row.suite != "own" and type(value) is int:
+        if value not in range(len(classes)):
             raise InputError(
-                f"{record.where}: {field} is {value!r}: takes 0 to {len(row.labels) - 1}"
+                f"{record.where}: {row.label} is {value!r}: takes 0 to {len(classes) - 1}"
             )
         return value
-    if (name := _class_of(record, field)) not in classes:
+    if (name := _class_of(record, row.label)) not in classes:
         takes = ", ".join(map(str, classes))
-        raise InputError(f"{record.where}: {field} is {value!r}: takes one of {takes}")
+        raise InputError(f"{record.where}: {row.label} is {value!r}: takes one of {takes}")
     return classes[name]
 
 
@@ -246,8 +265,7 @@ def _texts(
     record: Record, dataset: str, row: DatasetRow
 ) -> tuple[tuple[str, ...], tuple[TextSpan, ...]]:
     """The texts of an example, and its spans."""
-    names = row.tfds_texts if record.from_tfds and row.tfds_texts else row.texts
-    texts = tuple(record.text(name) for name in names)
+    texts = tuple(record.text(name) for name in row.texts)
     if dataset == "multirc":
         paragraph, question = texts
         return (paragraph, f"{question} {record.text('answer')}"), ()
@@ -261,9 +279,6 @@ def _texts(
         spans = [(i - 1, record.number(f"start{i}"), record.number(f"end{i}")) for i in (1, 2)]
         return texts, tuple(spans)
     if dataset == "wsc":
-        # In files the spans stand in `target`.
-        target = record.values.get("target", record.values)
-        record = dataclasses.replace(record, values=target if isinstance(target, dict) else {})
         return texts, tuple(_words(record, texts[0], i) for i in (1, 2))
     return texts, ()
 
@@ -278,30 +293,6 @@ def _words(record: Record, text: str, number: int) -> TextSpan:
     # Without the punctuation around it, where the text has the span letter by letter.
     exact = text[start:end].lower().find(span.lower().strip())
     return (0, start, end) if exact < 0 else (0, start + exact, start + exact + len(span.strip()))
-
-
-def _answers_of_multirc(record: Record) -> Iterator[Record]:
-    """One record per answer: a file's record is a passage with questions, TFDS's one answer."""
-    if record.from_tfds:
-        index = [record.value("idx")[name] for name in ("paragraph", "question", "answer")]
-        yield dataclasses.replace(record, values={**record.values, "idx": tuple(index)})
-        return
-    try:
-        passage = record.value("passage")
-        for question in passage["questions"]:
-            for answer in question["answers"]:
-                yield dataclasses.replace(
-                    record,
-                    values={
-                        **({"label": answer["label"]} if "label" in answer else {}),
-                        "paragraph": passage["text"],
-                        "question": question["question"],
-                        "answer": answer["text"],
-                        "idx": (record.value("idx"), question["idx"], answer["idx"]),
-                    },
-                )
-    except (TypeError, KeyError) as error:
-        raise InputError(f"{record.where}: is not a passage of MultiRC ({error})") from None
 
 
 def _answers(record: Record, required: bool) -> Iterator[tuple[str, int]]:

@@ -55,18 +55,8 @@ def shortened(first: int, second: int, room: int) -> tuple[int, int]:
     return min(first, room - second), second
 
 
-def empty_row(length: int) -> Row:
-    """A row of `LabelledRows` in shape and type; all zeros."""
-    return {
-        **{name: np.zeros(length, np.int32) for name in ("tokens", "token_types", "marks")},
-        "labels": np.zeros((), np.int32),
-        "weights": np.zeros((), np.float32),
-        "index": np.zeros((), np.int32),
-    }
-
-
 class LabelledRows:
-    """Tokenized examples; `num_left_out` counts the broken lines that held none."""
+    """Tokenized examples."""
 
     label_type: type = np.int32
 
@@ -75,30 +65,16 @@ class LabelledRows:
         cls, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
     ) -> Self:
         """The examples of a split, misspelt first with `spelling_noise`."""
-        left_out: list[str] = []
-        examples = read_examples(config, split, left_out)
+        examples = read_examples(config, split)
         if spelling_noise:
             generator = np.random.default_rng([Draw.SPELLING, config.evaluation.seed])
-            examples = [
-                dataclasses.replace(
-                    example,
-                    texts=tuple(
-                        misspell(text, spelling_noise, generator) for text in example.texts
-                    ),
-                )
-                for example in examples
-            ]
-        return cls(config, tokenizer, examples, len(left_out))
+            for i, example in enumerate(examples):
+                wrong = (misspell(text, spelling_noise, generator) for text in example.texts)
+                examples[i] = dataclasses.replace(example, texts=tuple(wrong))
+        return cls(config, tokenizer, examples)
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: AnyTokenizer,
-        examples: Sequence[Example],
-        num_left_out: int = 0,
-    ):
-        self.dataset = row_of(config)
-        self.examples, self.num_left_out = examples, num_left_out
+    def __init__(self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Example]):
+        self.dataset, self.examples = row_of(config), examples
         self._longest = config.data.sequence_length
         self._tokenizer = tokenizer
         self.num_texts = count = len(self.examples[0].texts)
@@ -123,23 +99,18 @@ class LabelledRows:
 
     @property
     def records(self) -> Iterator[Sequence[Any]]:
-        """All that training reads of each example, as JSON can hold it."""
         return ((e.texts, e.label, e.spans) for e in self.examples)
 
     @property
     def num_examples(self) -> int:
-        """The number of examples: one per row."""
         return len(self.examples)
 
     @property
     def num_unlabelled(self) -> int:
-        """Examples whose label is not known."""
         return sum(example.label is None for example in self.examples)
 
     def describe(self) -> str:
-        """For the log."""
-        broken = f", {self.num_left_out:,} broken lines left out" if self.num_left_out else ""
-        return f"{len(self):,} examples ({self.num_cut:,} cut{broken})"
+        return f"{len(self):,} examples ({self.num_cut:,} cut)"
 
     def row(self, number: int, length: int) -> Row:
         """Example `number` as a row of `length`, which must hold it."""
@@ -155,7 +126,6 @@ class LabelledRows:
         }
 
     def arrays(self, number: int, length: int) -> tuple[np.ndarray, ...]:
-        """Tokens, token types and marks of example `number`."""
         return self.pair(number, 1 % self.num_texts, length)
 
     def pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
@@ -185,9 +155,6 @@ def misspell(text: str, rate: float, generator: np.random.Generator) -> str:
 
     A misspelt word has one letter dropped, doubled or replaced by another, or two neighbours
     exchanged, each equally likely if it changes the word.
-
-    >>> misspell("the 2 small dogs", 0.0, np.random.default_rng(0))
-    'the 2 small dogs'
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -198,7 +165,6 @@ def misspell(text: str, rate: float, generator: np.random.Generator) -> str:
 
 
 def _misspelt(word: str, generator: np.random.Generator) -> str:
-    """A misspelling of the word, which has two letters or more."""
     while True:
         i, letter = int(generator.integers(len(word))), LETTERS[generator.integers(len(LETTERS))]
         found = (

@@ -11,6 +11,7 @@ Nothing else imports scikit-learn and SciPy.
 
 import importlib.util
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,7 @@ import numpy as np
 from mhe_jax.config import not_installed
 from mhe_jax.tasks.labelled.table import DatasetRow
 
-# The value of a share of nothing; scikit-learn would warn.
-ZERO: Any = 0.0
+ZERO: Any = 0.0  # of a share of nothing; scikit-learn would warn
 
 
 def require(dataset: DatasetRow) -> None:
@@ -54,32 +54,21 @@ def official_scores(
 
 
 def with_score(dataset: DatasetRow, metrics: dict[str, float]) -> dict[str, float]:
-    """`metrics` and their `score`."""
     names = dataset.scored_by or dataset.metrics
     return {**metrics, "score": float(np.mean([metrics[name] for name in names]))}
 
 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Share of the labels that are predicted."""
     return float(np.mean(labels == predictions))
 
 
-def f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """2 · precision · recall / (precision + recall) of class 1."""
+def f1(labels: np.ndarray, predictions: np.ndarray, average: Any = "binary") -> float:
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels, predictions, pos_label=1, zero_division=ZERO))
-
-
-def macro_f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Mean of the F1 of each class that is a label or predicted."""
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(labels, predictions, average="macro", zero_division=ZERO))
+    return float(f1_score(labels, predictions, average=average, zero_division=ZERO))
 
 
 def mcc(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Matthews correlation coefficient."""
     from sklearn.metrics import matthews_corrcoef
 
     if _constant(labels) or _constant(predictions):
@@ -94,24 +83,12 @@ def roc_auc(labels: np.ndarray, scores: np.ndarray) -> float:
     return 0.5 if _constant(labels) else float(roc_auc_score(labels, scores))
 
 
-def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Correlation of the values."""
-    from scipy.stats import pearsonr
+def _correlation(labels: np.ndarray, predictions: np.ndarray, *, by: str) -> float:
+    from scipy import stats
 
-    return _of(pearsonr, labels, predictions)
-
-
-def spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Correlation of the ranks."""
-    from scipy.stats import spearmanr
-
-    return _of(spearmanr, labels, predictions)
-
-
-def _of(correlation, labels: np.ndarray, predictions: np.ndarray) -> float:
     if _constant(labels) or _constant(predictions):
         return 0.0
-    return float(correlation(labels, predictions).statistic)
+    return float(getattr(stats, by)(labels, predictions).statistic)
 
 
 def _constant(values: np.ndarray) -> bool:
@@ -121,8 +98,8 @@ def _constant(values: np.ndarray) -> bool:
 METRICS = {
     "accuracy": accuracy,
     "f1": f1,
-    "macro_f1": macro_f1,
+    "macro_f1": partial(f1, average="macro"),
     "mcc": mcc,
-    "pearson": pearson,
-    "spearman": spearman,
+    "pearson": partial(_correlation, by="pearsonr"),
+    "spearman": partial(_correlation, by="spearmanr"),
 }

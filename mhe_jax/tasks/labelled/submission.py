@@ -20,9 +20,6 @@ from mhe_jax.tasks.labelled.examples import Example
 from mhe_jax.tasks.labelled.windows import Answer, WindowRows
 from mhe_jax.tasks.task import Outputs
 
-# As the site of SuperGLUE wants the labels of WSC; other booleans are lower case.
-WSC_LABELS = {"true": "True", "false": "False"}
-
 
 def submission(config: Config, batches: EvaluationExamples, outputs: Outputs) -> dict[str, str]:
     """The files of a split, {suffix: text}."""
@@ -48,7 +45,6 @@ def _json(rows: WindowRows, answers: Sequence[Answer], texts: Sequence[str]) -> 
 
 
 def tsv(examples: Sequence[Example], predictions: Sequence[float], labels: Sequence[str]) -> str:
-    """One line per example; without `labels` the predictions are numbers."""
     lines = ["index\tprediction"]
     for example, prediction in zip(examples, predictions, strict=True):
         shown = labels[int(prediction)] if labels else f"{prediction:.3f}"
@@ -59,12 +55,11 @@ def tsv(examples: Sequence[Example], predictions: Sequence[float], labels: Seque
 def json_lines(
     examples: Sequence[Example], predictions: Sequence[float], labels: Sequence[str], dataset: str
 ) -> str:
-    """One JSON object per example, or per passage for MultiRC."""
     names: list[Any] = [labels[int(prediction)] for prediction in predictions]
     if dataset in ("copa", "multirc"):
         names = [int(name) for name in names]
     elif dataset == "wsc":
-        names = [WSC_LABELS[name] for name in names]
+        names = [name.title() for name in names]  # other booleans are lower case
     if dataset == "multirc":
         objects = _passages(examples, names)
     else:
@@ -81,14 +76,8 @@ def _passages(examples: Sequence[Example], labels: Sequence[int]) -> list[dict[s
         passage, question, answer = example.index
         answers = passages.setdefault(passage, {}).setdefault(question, [])
         answers.append({"idx": answer, "label": label})
-    return [
-        {
-            "idx": passage,
-            "passage": {
-                "questions": [
-                    {"idx": question, "answers": answers} for question, answers in found.items()
-                ]
-            },
-        }
-        for passage, found in passages.items()
-    ]
+    objects = []
+    for passage, found in passages.items():
+        questions = [{"idx": question, "answers": answers} for question, answers in found.items()]
+        objects.append({"idx": passage, "passage": {"questions": questions}})
+    return objects

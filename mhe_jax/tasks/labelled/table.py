@@ -1,8 +1,8 @@
 """The data sets of labelled examples: GLUE, SuperGLUE without ReCoRD, SQuAD, and one's own.
 
-A row of the table says what a file holds as it is distributed, which labels there are, and which
-metrics the authors of the data set use. ReCoRD is not here: its answers are entities marked in a
-passage, a task of its own.
+A row of the table says what an example is in TFDS, and in the Parquet files of the same names on
+the hub of `datasets`; and which metrics the authors of the data set use. ReCoRD is not here: its
+answers are entities marked in a passage, a task of its own.
 
 Sources: Wang et al. 2018 (GLUE, section 3); Wang et al. 2019 (SuperGLUE, section 3); Rajpurkar et
 al. 2016, 2018 (SQuAD 1.1, 2.0).
@@ -11,7 +11,7 @@ al. 2016, 2018 (SQuAD 1.1, 2.0).
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from mhe_jax.config import Config, Dataset, InputError, TaskName
 
@@ -20,11 +20,11 @@ Suite = Literal["own", "glue", "superglue", "squad"]
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One data set; the names of labels are those in its files, in the order of TFDS's numbers."""
+    """One data set; `labels` are in the order of their numbers."""
 
     task: TaskName
     suite: Suite
-    # Columns (or fields) of the one or two texts, and of the label.
+    # Fields of the one or two texts, and of the label.
     texts: tuple[str, ...]
     label: str = "label"
     labels: tuple[str, ...] = ()
@@ -32,35 +32,17 @@ class DatasetRow:
     metrics: tuple[str, ...] = ("accuracy",)
     # Those whose mean is `score`, which picks the best checkpoint; () is all of them.
     scored_by: tuple[str, ...] = ()
-    # Columns of a file that comes without a header.
-    headerless: tuple[str, ...] = ()
-    # Column that numbers the examples of a test file.
-    index: str = "index"
-    # Names of the texts in TFDS, where they differ; the label is `label` there.
-    tfds_texts: tuple[str, ...] = ()
+    # Field of the number of an example.
+    index: str = "idx"
     # The number of spans that a classifier reads in addition to the whole.
     num_spans: int = 0
-    # Lines with too few columns are left out and counted: line breaks inside a text cause them.
-    skips_broken_lines: bool = False
     # A question may have no answer in its context.
     may_be_unanswered: bool = False
 
 
-def _row(
-    suite: Suite,
-    texts: tuple[str, ...],
-    labels: tuple[str, ...] = ("0", "1"),
-    *metrics: str,
-    task: TaskName = "classification",
-    **fields: Any,
-) -> DatasetRow:
-    metrics = metrics or ("accuracy",)
-    return DatasetRow(task, suite, texts, labels=labels, metrics=metrics, **fields)
-
-
-_glue = functools.partial(_row, "glue")
-_superglue = functools.partial(_row, "superglue", index="idx")
-SENTENCES = ("sentence1", "sentence2")
+_glue = functools.partial(DatasetRow, task="classification", suite="glue", labels=("0", "1"))
+_superglue = functools.partial(_glue, suite="superglue")
+SENTENCES, NLI = ("sentence1", "sentence2"), ("premise", "hypothesis")
 ENTAILMENT = ("entailment", "not_entailment")
 BOOLEAN = ("false", "true")
 SQUAD = DatasetRow(
@@ -72,67 +54,29 @@ SQUAD = DatasetRow(
 )
 
 TABLE: dict[Dataset, DatasetRow] = {
-    "cola": _glue(
-        ("sentence",),
-        ("0", "1"),
-        "mcc",
-        headerless=("source", "label", "mark", "sentence"),
-    ),
-    "sst2": _glue(("sentence",)),
-    "mrpc": _glue(
-        ("#1 String", "#2 String"),
-        ("0", "1"),
-        "accuracy",
-        "f1",
-        label="Quality",
-        tfds_texts=SENTENCES,
-    ),
-    "qqp": _glue(
-        ("question1", "question2"),
-        ("0", "1"),
-        "accuracy",
-        "f1",
-        label="is_duplicate",
-        index="id",
-        skips_broken_lines=True,
-    ),
-    "stsb": _glue(
-        SENTENCES,
-        (),
-        "pearson",
-        "spearman",
-        task="regression",
-        label="score",
-        headerless=("sentence1", "sentence2", "score"),
-    ),
-    "mnli": _glue(
-        SENTENCES,
-        ("entailment", "neutral", "contradiction"),
-        label="gold_label",
-        tfds_texts=("premise", "hypothesis"),
-    ),
-    "qnli": _glue(("question", "sentence"), ENTAILMENT),
-    "rte": _glue(SENTENCES, ENTAILMENT),
-    "wnli": _glue(SENTENCES),
-    "boolq": _superglue(("question", "passage"), BOOLEAN),
+    "cola": _glue(texts=("sentence",), metrics=("mcc",)),
+    "sst2": _glue(texts=("sentence",)),
+    "mrpc": _glue(texts=SENTENCES, metrics=("accuracy", "f1")),
+    "qqp": _glue(texts=("question1", "question2"), metrics=("accuracy", "f1")),
+    "stsb": _glue(task="regression", texts=SENTENCES, labels=(), metrics=("pearson", "spearman")),
+    "mnli": _glue(texts=NLI, labels=("entailment", "neutral", "contradiction")),
+    "qnli": _glue(texts=("question", "sentence"), labels=ENTAILMENT),
+    "rte": _glue(texts=SENTENCES, labels=ENTAILMENT),
+    "wnli": _glue(texts=SENTENCES),
+    "boolq": _superglue(texts=("question", "passage"), labels=BOOLEAN),
     "cb": _superglue(
-        ("premise", "hypothesis"),
-        ("entailment", "contradiction", "neutral"),
-        "accuracy",
-        "macro_f1",
+        texts=NLI,
+        labels=("entailment", "contradiction", "neutral"),
+        metrics=("accuracy", "macro_f1"),
     ),
     # The premise with its question, and each of the two choices.
-    "copa": _superglue(
-        ("premise", "choice1", "choice2"),
-        ("0", "1"),
-        task="multiple_choice",
-    ),
+    "copa": _superglue(task="multiple_choice", texts=("premise", "choice1", "choice2")),
     # The paragraph, and a question with one of its answers.
-    "multirc": _superglue(("paragraph", "question"), ("0", "1"), "f1", "exact_match"),
-    "superglue_rte": _superglue(("premise", "hypothesis"), ENTAILMENT),
+    "multirc": _superglue(texts=("paragraph", "question"), metrics=("f1", "exact_match")),
+    "superglue_rte": _superglue(texts=NLI, labels=ENTAILMENT),
     # The word in both sentences; the noun phrase and the pronoun.
-    "wic": _superglue(SENTENCES, BOOLEAN, num_spans=2),
-    "wsc": _superglue(("text",), BOOLEAN, num_spans=2),
+    "wic": _superglue(texts=SENTENCES, labels=BOOLEAN, num_spans=2),
+    "wsc": _superglue(texts=("text",), labels=BOOLEAN, num_spans=2),
     "squad": SQUAD,
     "squad_v2": dataclasses.replace(SQUAD, may_be_unanswered=True),
 }
@@ -172,4 +116,5 @@ def row_of(config: Config) -> DatasetRow:
         data.labels,
         metrics[task],
         scored_by=metrics[task][:1],
+        index="index",
     )

@@ -12,13 +12,11 @@ import jax
 import numpy as np
 
 from mhe_jax.config import Config, InputError, ModelConfig
-from mhe_jax.data import AnyTokenizer, EvaluationBatches, Source, TrainBatches
-from mhe_jax.data.cache import key_of_all
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, Text, TrainBatches
 from mhe_jax.data.examples import Row
-from mhe_jax.data.sources import Items
-from mhe_jax.model import ChoiceScorer, Classifier, Regressor, SpanFinder
+from mhe_jax.model import Classifier, Regressor, SpanFinder
 from mhe_jax.tasks.labelled import scores
-from mhe_jax.tasks.labelled.batches import EvaluationExamples, Rows, TrainExamples
+from mhe_jax.tasks.labelled.batches import EvaluationExamples, Rows, train_examples
 from mhe_jax.tasks.labelled.examples import (
     Question,
     given_example,
@@ -27,7 +25,7 @@ from mhe_jax.tasks.labelled.examples import (
     read_examples,
     read_questions,
 )
-from mhe_jax.tasks.labelled.rows import LabelledRows, empty_row
+from mhe_jax.tasks.labelled.rows import LabelledRows
 from mhe_jax.tasks.labelled.submission import submission
 from mhe_jax.tasks.labelled.table import row_of
 from mhe_jax.tasks.labelled.windows import WindowRows
@@ -40,11 +38,10 @@ class LabelledTask(Task):
 
     inputs = ("tokens", "token_types", "marks")
     loss_unit = "nats an example"
-    row_type: type[LabelledRows] = LabelledRows
+    row_type: type[Rows] = LabelledRows
 
     @property
     def batch_names(self) -> tuple[str, ...]:
-        """The arrays of every task, and the number of each example."""
         return (*super().batch_names, "index")
 
     def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
@@ -54,12 +51,7 @@ class LabelledTask(Task):
         return {name: found[name] for name in names if name in found}
 
     def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
-        """The outputs of the model, and the numbers of the examples."""
         return {"outputs": logits, "index": batch["index"]}
-
-    def num_classes(self, labels: tuple[str, ...]) -> int | None:
-        """`model.num_classes` for these labels; None where the head has a shape of its own."""
-        return None
 
     def resolve(self, config: Config) -> Config:
         """The config, completed from its data set: labels, and the shape of the head.
@@ -67,7 +59,7 @@ class LabelledTask(Task):
         Labels are read only for `own` examples, from `data.train`.
         """
         row, labels = row_of(config), label_names(config)
-        classes = self.num_classes(labels)
+        classes = len(labels) if config.task == "classification" else None
         found = {
             "data.labels": (config.data.labels or None, labels or None),
             "model.num_classes": (config.model.num_classes, classes),
@@ -88,28 +80,22 @@ class LabelledTask(Task):
         return read_examples(config, split)
 
     def check_split(self, config: Config, split: str) -> None:
-        """Reads the whole split."""
         scores.require(row_of(config))
         self.examples(config, split)
 
-    def text(self, config: Config) -> Source:
+    def texts(self, config: Config) -> list[tuple[Text, float]]:
         """All texts of the training split."""
         found = (text for example in self.examples(config, "train") for text in example.texts)
-        texts = list(dict.fromkeys(found))
-        return Items(", ".join(config.data.train), texts, "text", key=key_of_all(texts))
+        items = [(text,) for text in dict.fromkeys(found)]
+        return [(Text.of(", ".join(config.data.train), items), 1.0)]
 
     def rows(
         self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
     ) -> Rows:
-        """The examples of a split as rows."""
         return self.row_type.read(config, tokenizer, split, spelling_noise)
 
     def given(self, config: Config, item: Any, where: str) -> Any:
-        """An example that a user gives, without a label: its texts, or fields by name.
-
-        Raises:
-          InputError: it lacks what an example of the data set has; `where` names it.
-        """
+        """An example that a user gives, without a label: its texts, or fields by name."""
         return given_example(config, item, where)
 
     def rows_of(self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Any]) -> Rows:
@@ -119,9 +105,8 @@ class LabelledTask(Task):
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
     ) -> TrainBatches:
-        """Examples of similar length."""
         rows = self.rows(config, tokenizer, "train")
-        return TrainExamples(config, rows, process_index, process_count)
+        return train_examples(config, rows, process_index, process_count)
 
     def evaluation_batches(
         self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
@@ -131,11 +116,14 @@ class LabelledTask(Task):
         return EvaluationExamples(config, rows, batch_size, *process)
 
     def empty_row(self, config: Config) -> Row:
-        """The arrays of a row, all zeros."""
-        return empty_row(config.data.sequence_length)
+        length = config.data.sequence_length
+        zero = np.zeros((), np.int32)
+        return {
+            **{name: np.zeros(length, np.int32) for name in self.inputs},
+            **{"labels": zero, "weights": np.zeros((), np.float32), "index": zero},
+        }
 
     def scores(self, batches: EvaluationBatches, outputs: Outputs) -> dict[str, float]:
-        """The official metrics of the data set, and their `score`."""
         assert isinstance(batches, EvaluationExamples)
         return batches.scores(outputs)
 
@@ -169,12 +157,7 @@ class Classification(LabelledTask):
     """Which class a text, or a pair of texts, belongs to."""
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """(tokens, token_types, marks [B, T]) -> logits [B, C]."""
         return Classifier(config, right_padded=True)
-
-    def num_classes(self, labels: tuple[str, ...]) -> int | None:
-        """A class for each label."""
-        return len(labels)
 
 
 class NumberRows(LabelledRows):
@@ -190,15 +173,12 @@ class Regression(LabelledTask):
     row_type = NumberRows
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """(tokens, token_types, marks [B, T]) -> numbers [B]."""
         return Regressor(config, right_padded=True)
 
     def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
-        """Squared errors."""
         return squared_error_sums(logits, batch["labels"], batch["weights"])
 
     def empty_row(self, config: Config) -> Row:
-        """A row with a label that is a number."""
         return super().empty_row(config) | {"labels": np.zeros((), np.float32)}
 
 
@@ -206,7 +186,6 @@ class ChoiceRows(LabelledRows):
     """Rows of `bos A eos C_c eos` for each choice c: tokens, token_types, marks [C, T]."""
 
     def arrays(self, number: int, length: int) -> tuple[np.ndarray, ...]:
-        """The first text of an example with each of the others."""
         rows = [self.pair(number, choice, length) for choice in range(1, self.num_texts)]
         return tuple(np.stack(parts) for parts in zip(*rows, strict=True))
 
@@ -217,11 +196,9 @@ class MultipleChoice(LabelledTask):
     row_type = ChoiceRows
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """(tokens, token_types, marks [B, C, T]) -> scores [B, C]."""
-        return ChoiceScorer(config, right_padded=True)
+        return Regressor(config, right_padded=True)
 
     def empty_row(self, config: Config) -> Row:
-        """A row of an example, with a row of tokens for each choice."""
         shape = (len(row_of(config).texts) - 1, config.data.sequence_length)
         texts = {name: np.zeros(shape, np.int32) for name in self.inputs}
         return super().empty_row(config) | texts
@@ -231,17 +208,15 @@ class Span(LabelledTask):
     """Where in a context an answer begins and ends; a long context is read in windows."""
 
     loss_unit = "nats a start or end"
+    row_type = WindowRows
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """(tokens, token_types, marks [B, T]) -> logits [B, 2, T]."""
         return SpanFinder(config, right_padded=True)
 
     def examples(self, config: Config, split: str) -> list[Question]:
-        """The questions of a split."""
         return read_questions(config, split)
 
     def evaluate(self, run: TrainedRun) -> Result:
-        """Official metrics, and how answers were chosen."""
         return {
             **super().evaluate(run),
             "answer_length": run.evaluation.answer_length,
@@ -254,23 +229,9 @@ class Span(LabelledTask):
         if split == "validation" and not any(q.answers for q in self.examples(config, split)):
             raise InputError("data.validation: no question has an answer")
 
-    def rows(
-        self, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
-    ) -> WindowRows:
-        """The windows of a split as rows; nothing is misspelt."""
-        return WindowRows.read(config, tokenizer, split)
-
     def given(self, config: Config, item: Any, where: str) -> Question:
-        """A question with its context."""
         return given_question(config, item, where)
 
-    def rows_of(
-        self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Question]
-    ) -> WindowRows:
-        """Windows of questions."""
-        return WindowRows(config, tokenizer, examples)
-
     def empty_row(self, config: Config) -> Row:
-        """A row with a start and an end as labels."""
         of_labels = {"labels": np.zeros(2, np.int32), "weights": np.zeros(2, np.float32)}
         return super().empty_row(config) | of_labels

@@ -48,8 +48,10 @@ class WindowRows:
     """The windows of questions, tokenized."""
 
     @classmethod
-    def read(cls, config: Config, tokenizer: AnyTokenizer, split: str) -> Self:
-        """The windows of a split."""
+    def read(
+        cls, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
+    ) -> Self:
+        """The windows of a split; nothing is misspelt."""
         return cls(config, tokenizer, read_questions(config, split))
 
     def __init__(self, config: Config, tokenizer: AnyTokenizer, questions: Sequence[Question]):
@@ -107,12 +109,10 @@ class WindowRows:
 
     @property
     def records(self) -> Iterator[Sequence[Any]]:
-        """All that training reads of each question, as JSON can hold it."""
         return ((q.question, q.context, q.answers) for q in self.questions)
 
     @property
     def num_examples(self) -> int:
-        """Questions."""
         return len(self.questions)
 
     @property
@@ -121,7 +121,6 @@ class WindowRows:
         return 0 if any(question.answers for question in self.questions) else len(self.questions)
 
     def describe(self) -> str:
-        """For the log."""
         return f"{len(self.questions):,} questions in {len(self):,} windows"
 
     def row(self, number: int, length: int) -> Row:

@@ -12,22 +12,6 @@ A run may have a `model.safetensors` instead, with parameters alone: an exported
 
 from mhe_jax.training.checkpoint.manager import Checkpoints
 from mhe_jax.training.checkpoint.reading import restore_params
-from mhe_jax.training.checkpoint.store import (
-    Meta,
-    NotSaved,
-    check_path,
-    check_tokenizer,
-    has_steps,
-    reason_of,
-)
+from mhe_jax.training.checkpoint.store import Meta, NotSaved
 
-__all__ = [
-    "Checkpoints",
-    "Meta",
-    "NotSaved",
-    "check_path",
-    "check_tokenizer",
-    "has_steps",
-    "reason_of",
-    "restore_params",
-]
+__all__ = ["Checkpoints", "Meta", "NotSaved", "restore_params"]

@@ -2,8 +2,8 @@
 
 STEP/checksums has a line `CRC32C SIZE NAME` of every file of every item, and before them the
 CRC32C of those lines. It is there before the step gets its name, or in a bucket the object that
-stands for it: a kill leaves either no step or one with checksums. The files that Orbax writes
-after that, beside the items, hold the time and the kinds of the items, no numbers.
+stands for it: a kill leaves either no step or one with checksums. The files that Orbax writes after
+that, beside the items, hold the time and the kinds of the items, no numbers.
 
 Of an object in a bucket the store itself has the checksum: nothing is read. Hidden files and
 those whose names begin with `@` are of file managers and network disks, and nobody reads them.
@@ -22,8 +22,6 @@ from mhe_jax.config.places import Bucket
 NAME = "checksums"
 BLOCK = 1 << 18  # bytes at once: what a processor's cache holds
 
-Sums = dict[str, tuple[int, int]]  # crc32c and size by the name of a file
-
 
 class Damaged(ValueError):
     """A file of a checkpoint is not as it was written; the message names it."""
@@ -31,66 +29,44 @@ class Damaged(ValueError):
 
 def write(step: Path) -> None:
     """Writes the checksums of a step whose items are all there."""
-    sums = _sums_of(step, _names(step))
-    lines = "".join(f"{crc:08x} {size} {name}\n" for name, (crc, size) in sorted(sums.items()))
-    (step / NAME).write_bytes(f"{google_crc32c.value(lines.encode()):08x}\n{lines}".encode())
+    names = (str(path.relative_to(step)) for path in step.rglob("*") if not path.is_dir())
+    kept = [name for name in names if "/" in name and not re.search(r"(^|/)[.@]", name)]
+    sums = _sums_of(step, sorted(kept))
+    lines = "".join(f"{found} {name}\n" for name, found in sums.items()).encode()
+    (step / NAME).write_bytes(f"{google_crc32c.value(lines):08x}\n".encode() + lines)
 
 
-def items_of(step: Path) -> set[str]:
-    """The items that were saved at a step.
-
-    Raises:
-      Damaged: its list of files is.
-    """
-    return {name.partition("/")[0] for name in _read(step)}
-
-
-def verify(step: Path, items: Sequence[str] | None = None) -> None:
-    """Verifies the files of these items, of all by default, by reading them.
-
-    Raises:
-      Damaged: one is missing, or differs from what was written.
-    """
-    sums = _read(step)
-    names = [name for name in sums if items is None or name.partition("/")[0] in items]
-    for name, (crc, size) in _sums_of(step, names).items():
-        if size != sums[name][1]:
-            raise Damaged(f"{name} has {size:,} bytes, not {sums[name][1]:,}")
-        if crc != sums[name][0]:
-            raise Damaged(f"{name} has a different checksum than when it was written")
-
-
-def _read(step: Path) -> Sums:
+def verify(step: Path, items: Sequence[str] | None = None) -> set[str]:
+    """The items of a step; Damaged if a file of `items`, of any by default, is not as written."""
     if not (step / NAME).exists():
         raise Damaged(f"{NAME} is missing")
     first, _, lines = (step / NAME).read_bytes().partition(b"\n")
     if first.decode(errors="replace") != f"{google_crc32c.value(lines):08x}":
         raise Damaged(f"{NAME} has a different checksum than when it was written")
     split = (line.split(" ", 2) for line in lines.decode().splitlines())
-    return {name: (int(crc, 16), int(size)) for crc, size, name in split}
+    sums = {name: f"{crc} {size}" for crc, size, name in split}
+    names = [name for name in sums if items is None or name.partition("/")[0] in items]
+    for name, found in _sums_of(step, names).items():
+        if found != sums[name]:
+            raise Damaged(f"{name} has a different checksum than when it was written")
+    return {name.partition("/")[0] for name in sums}
 
 
-def _names(step: Path) -> list[str]:
-    """The files of all items, by their names below `step`."""
-    names = (str(path.relative_to(step)) for path in step.rglob("*") if not path.is_dir())
-    return [name for name in names if "/" in name and not re.search(r"(^|/)[.@]", name)]
-
-
-def _sums_of(step: Path, names: list[str]) -> Sums:
+def _sums_of(step: Path, names: Sequence[str]) -> dict[str, str]:
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(names, pool.map(lambda name: _sum_of(step, name), names), strict=True))
 
 
-def _sum_of(step: Path, name: str) -> tuple[int, int]:
+def _sum_of(step: Path, name: str) -> str:
+    """The checksum and the size of a file."""
     path, crc, size = step / name, 0, 0
     try:
         if isinstance(path, Bucket):
             about = path.info()
-            return int.from_bytes(base64.b64decode(about["crc32c"]), "big"), about["size"]
+            return f"{base64.b64decode(about['crc32c']).hex()} {about['size']}"
         with open(path, "rb", buffering=0) as file:
             while block := file.read(BLOCK):
-                crc = google_crc32c.extend(crc, block)
-                size += len(block)
+                crc, size = google_crc32c.extend(crc, block), size + len(block)
     except FileNotFoundError:
         raise Damaged(f"{name} is missing") from None
-    return crc, size
+    return f"{crc:08x} {size}"

@@ -18,6 +18,7 @@ from mhe_jax.training.checkpoint.store import (
     DIRECTORY,
     Meta,
     NotSaved,
+    best,
     check_path,
     make_manager,
     read_meta,
@@ -37,17 +38,14 @@ class Checkpoints:
     saved, its `validation`, with a `loss` and maybe a `score`, says how good that is.
 
     Opening verifies all steps. Those that are not as they were written move to
-    `checkpoints_unreadable`, and `notes` has a line on each.
-
-    Raises:
-      InputError: the directory cannot be used, or none of its steps can be read.
+    `checkpoints_unreadable`, and `notes` has a line on each; InputError if none can be read.
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
         check_path(workdir)
         self._directory = path_of(workdir) / DIRECTORY
         self._saving = 0
-        self._found: dict[int, tuple[float, ...]] = {}
+        self._found: dict[int, tuple[float, ...] | None] = {}
         self.notes: list[str] = []  # what people must know
         with told(InputError, str(workdir)):
             unreadable = self._put_aside_damaged() if jax.process_index() == 0 else ""
@@ -62,7 +60,7 @@ class Checkpoints:
                 ),
             )
             for step in self._manager.all_steps():
-                self._note_worth(step, read_meta(self._manager, step))
+                self._found[step] = worth(step, read_meta(self._manager, step))
         self._hook = threading.excepthook
         threading.excepthook = self._uncaught
 
@@ -98,33 +96,25 @@ class Checkpoints:
         if not type(uncaught.thread).__module__.startswith("orbax."):
             self._hook(uncaught)
 
-    def _note_worth(self, step: int, meta: Meta) -> None:
-        if (found := worth(step, meta)) is not None:
-            self._found[step] = found
-
     @property
     def latest_step(self) -> int | None:
-        """The newest step there is, None where there is none."""
+        """The newest step there is, if any."""
         return self._manager.latest_step()
 
     @property
     def best_step(self) -> int | None:
         """The step with the best validation; of equal ones the first."""
-        return min(self._found, key=lambda step: (self._found[step], step), default=None)
+        return best(self._found)
 
     def is_best(self, step: int, meta: Meta) -> bool:
         """Whether `meta` says that `step` is better than all that are kept."""
-        found = worth(step, meta)
-        return found is not None and found < min(self._found.values(), default=(float("inf"),))
+        return best({**self._found, step: worth(step, meta)}) == step
 
     def save(self, state: TrainState, step: int, meta: Meta) -> None:
-        """Begins to write `state`, which is at `step`.
+        """Begins to write `state`, which is at `step`; NotSaved also of one begun before.
 
         An existing checkpoint is left alone, but for one that was validated only afterwards, in
         the run that went on from it, and is the best.
-
-        Raises:
-          NotSaved: this one, or one begun before, cannot be written.
         """
         items = {
             "params": ocp.args.StandardSave(state.params),
@@ -140,19 +130,13 @@ class Checkpoints:
                     return
                 self._manager.delete(step)
             self._saving = step
-            self._note_worth(step, meta)
+            self._found[step] = worth(step, meta)
             # `force` skips Orbax's rule that steps only grow, which refuses silently.
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
-        """The newest state, laid out as the shapes and shardings of `abstract`.
-
-        Raises:
-          InputError: there is none, or it is not of these shapes.
-        """
-        step = self.latest_step
-        if step is None:
-            raise InputError(f"no checkpoint in {self._directory}")
+        """The newest state, laid out as the shapes and shardings of `abstract`."""
+        step: Any = self.latest_step
         items = {
             "params": ocp.args.StandardRestore(abstract.params),
             "optimizer": ocp.args.StandardRestore(_optimizer(abstract)),
@@ -171,11 +155,7 @@ class Checkpoints:
         return None if self.best_step is None else read_meta(self._manager, self.best_step)
 
     def wait(self) -> None:
-        """Waits until everything begun is on disk.
-
-        Raises:
-          NotSaved: something cannot be written.
-        """
+        """Waits until everything begun is on disk, or raises NotSaved."""
         with told(NotSaved, f"cannot write {self._directory}"):
             self._manager.wait_until_finished()
 
@@ -186,11 +166,7 @@ class Checkpoints:
         return max(steps_in(self._directory), default=None)
 
     def close(self) -> None:
-        """Finishes writing, and lets go of threads.
-
-        Raises:
-          NotSaved: something cannot be written.
-        """
+        """Finishes writing, and lets go of threads."""
         try:
             self.wait()
         finally:

@@ -3,6 +3,7 @@
 They come from checkpoints or, if a run has none, from a `model.safetensors`, as in an exported run.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mhe_jax.training.checkpoint import checksums
 from mhe_jax.training.checkpoint.store import (
     DIRECTORY,
     Meta,
+    best,
     check_tokenizer,
     make_manager,
     read_meta,
@@ -37,62 +39,42 @@ def restore_params(
 ) -> tuple[Any, list[int]]:
     """Parameters to evaluate, and the steps they are from.
 
-    Args:
-      workdir: of the run.
-      which: 'best' on the validation split, 'last', 'best or last' where nothing may have been
-        validated, or a step number.
-      abstract_params: their shapes, with the shardings to give them.
-      average: with 'last', the mean of this many newest checkpoints.
-      tokenizer: must be that of the checkpoints; None does not check.
+    `which` is 'best' on the validation split, 'last' (with `average`, the mean of this many newest
+    checkpoints), 'best or last' where nothing may have been validated, or a step number. They get
+    the shapes and shardings of `abstract_params`, and must be of this `tokenizer`, where given.
 
     Where the run keeps an exponential average, each checkpoint counts with its averaged parameters.
     A run without checkpoints, but with a `model.safetensors`, has these parameters as its best and
-    its last, whatever `average` is: it is of a run whose config may say so.
-
-    Raises:
-      InputError: no such checkpoint, and which there are; or one is damaged, and its file.
+    its last, whatever `average` is. InputError if there is no such checkpoint, or it is damaged.
     """
     paths = steps_in(path_of(workdir) / DIRECTORY)
     weights = path_of(workdir) / WEIGHTS
     if not paths and weights.exists():
         return _restore_tensors(weights, which, abstract_params, tokenizer)
-    if average < 1 or (average > 1 and which != "last"):
-        raise InputError(
-            f"evaluation.average_checkpoints={average}: allowed is 1, or more with "
-            "evaluation.checkpoint=last"
-        )
-    manager = make_manager(workdir, read_only=True)
-    try:
+    with contextlib.closing(make_manager(workdir, read_only=True)) as manager:
         steps = _chosen(manager, paths, which, average)
-        there = ", ".join(map(str, paths)) or "none"
-        if not steps and which not in ("best", "last", "best or last") and not which.isdecimal():
-            raise InputError(
-                f"evaluation.checkpoint={which!r}: allowed are best, last, or a step ({there})"
-            )
-        if len(steps) < average:
-            wanted = f"{average} checkpoints" if average > 1 else f"checkpoint {which!r}"
-            hint = "; take 'last'" if which == "best" and paths else ""
-            raise InputError(f"{workdir} has no {wanted}; there are: {there}{hint}")
+        if len(steps) != average:
+            there = ", ".join(map(str, paths)) or "none"
+            wanted = f"{average} checkpoints" if average > 1 else "checkpoint"
+            takes = "takes a step, last, or best if one was validated"
+            raise InputError(f"{workdir} has no {wanted} {which!r}; there are: {there}; {takes}")
         total = None
         for step in steps:
             if tokenizer is not None:
                 check_tokenizer(_verified_meta(manager, paths[step], step), tokenizer)
             params = _restore(manager, paths[step], step, abstract_params)
             total = params if total is None else jax.tree.map(jnp.add, total, params)
-    finally:
-        manager.close()
     return jax.tree.map(lambda x: x / average, total) if average > 1 else total, steps
 
 
 def _chosen(manager, paths: dict[int, Path], which: str, average: int) -> list[int]:
     if which.startswith("best"):
-        worths = {n: worth(n, _verified_meta(manager, path, n)) for n, path in paths.items()}
-        scored = {step: found for step, found in worths.items() if found is not None}
-        if scored or which == "best":
-            return sorted(scored, key=lambda step: (scored[step], step))[:1]
+        found = best({n: worth(n, _verified_meta(manager, path, n)) for n, path in paths.items()})
+        if found is not None or which == "best":
+            return [] if found is None else [found]
     if which.endswith("last"):
         return [*paths][-average:]
-    return [int(which)] if which.isdecimal() and int(which) in paths else []
+    return [step for step in paths if str(step) == which]
 
 
 def _verified_meta(manager: ocp.CheckpointManager, path: Path, step: int) -> Meta:
@@ -103,7 +85,7 @@ def _verified_meta(manager: ocp.CheckpointManager, path: Path, step: int) -> Met
 
 def _restore(manager: ocp.CheckpointManager, path: Path, step: int, abstract_params: Any) -> Any:
     with told(InputError, f"{path}: cannot be read"):
-        name = "ema_params" if "ema_params" in checksums.items_of(path) else "params"
+        name = "ema_params" if "ema_params" in checksums.verify(path, []) else "params"
         checksums.verify(path, [name])
         args = ocp.args.Composite(**{name: ocp.args.StandardRestore(abstract_params)})
         return manager.restore(step, args=args)[name]
@@ -116,8 +98,8 @@ def _restore_tensors(
     with told(InputError, f"{path}: its steps cannot be read"):
         steps = [int(step) for step in json.loads(meta.get("steps", "[]"))]
     if which not in ("best", "last", "best or last", *map(str, steps)):
-        there = f"of steps {', '.join(map(str, steps))}" if steps else "of no known step"
-        raise InputError(f"{path.parent} has no checkpoint {which!r}, only {path.name}, {there}")
+        there = ", ".join(map(str, steps)) or "unknown"
+        raise InputError(f"{path.parent} has no checkpoint {which!r}, but one of steps {there}")
     if tokenizer is not None:
         check_tokenizer(meta, tokenizer)
     return params, steps

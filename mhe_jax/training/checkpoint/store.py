@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,6 @@ def check_path(workdir: str | Path) -> None:
         raise InputError(f"workdir={path}: takes a path without *, ? and [")
 
 
-def has_steps(workdir: str | Path) -> bool:
-    """Whether a run has a checkpoint, readable or not."""
-    return bool(steps_in(path_of(workdir) / DIRECTORY))
-
-
 def steps_in(directory: Path) -> dict[int, Path]:
     """The steps that were saved whole, by number.
 
@@ -61,23 +56,16 @@ def steps_in(directory: Path) -> dict[int, Path]:
 
 
 def make_manager(workdir: str | Path, **options: Any) -> ocp.CheckpointManager:
-    _quiet()
-    directory = path_of(workdir).absolute() / DIRECTORY
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory}: is a file, not a directory")
-    return ocp.CheckpointManager(str(directory), options=ocp.CheckpointManagerOptions(**options))
-
-
-def _quiet() -> None:
-    """Leaves it to us to tell an error of many reads or writes at once, once.
-
-    Orbax and asyncio log each, with a traceback; those that are still under way when the first
-    has ended their loop say so by themselves.
-    """
+    # An error of many reads or writes at once is told once, by us: Orbax and asyncio log each, with
+    # a traceback; those still under way when the first has ended their loop say so by themselves.
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     sys.unraisablehook = _unraisable
+    directory = path_of(workdir).absolute() / DIRECTORY
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory}: is a file, not a directory")
+    return ocp.CheckpointManager(str(directory), options=ocp.CheckpointManagerOptions(**options))
 
 
 def _unraisable(found: Any, hook: Callable[[Any], Any] = sys.unraisablehook) -> None:
@@ -96,6 +84,12 @@ def worth(step: int, meta: Meta) -> tuple[float, ...] | None:
     """The criterion of a step, lowest for the best; None where its parameters are not scored."""
     scored = meta.get("validated_step") == step
     return criterion(meta["validation"]) if scored else None
+
+
+def best(worths: Mapping[int, tuple[float, ...] | None]) -> int | None:
+    """The step that is worth most, of equal ones the first; None where none is scored."""
+    scored = [(found, step) for step, found in worths.items() if found is not None]
+    return min(scored)[1] if scored else None
 
 
 @contextlib.contextmanager

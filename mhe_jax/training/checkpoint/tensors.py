@@ -22,8 +22,6 @@ from mhe_jax.training.checkpoint.store import told
 WEIGHTS = "model.safetensors"
 # What the metadata have the SHA-256 of all tensors under, as the format itself has none.
 DIGEST = "mhe_jax_sha256"
-# The name of scanned layers, and of each that is not, in a path.
-STACKED, LAYER = "layers", "layer_{}"
 
 
 def by_name(params: Any) -> dict[str, np.ndarray]:
@@ -34,12 +32,7 @@ def by_name(params: Any) -> dict[str, np.ndarray]:
 def write_tensors(
     path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes a safetensors file, and in its metadata the SHA-256 of the tensors.
-
-    Raises:
-      InputError: the library is not installed.
-      OSError: it cannot be written.
-    """
+    """Writes a safetensors file, and in its metadata the SHA-256 of the tensors."""
     library = _library(Path(path.name))
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     # The library lets nobody but its owner read what it writes.
@@ -55,9 +48,7 @@ def write_tensors(
 def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors of a safetensors file by name, and its metadata.
 
-    Raises:
-      InputError: it cannot be read, its numbers are not those that `write_tensors` wrote, or the
-        library is not installed.
+    InputError if it cannot be read, or its numbers are not those that `write_tensors` wrote.
     """
     library, local = _library(path), local_copy(path, cache_directory())
     with told(InputError, f"{path}: cannot be read"), library.safe_open(local, "numpy") as file:
@@ -71,41 +62,35 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def read_params(path: Path, abstract_params: Any) -> tuple[Any, dict[str, str]]:
     """Parameters of the shapes and shardings of `abstract_params`, and the file's metadata.
 
-    Raises:
-      InputError: as `read_tensors`; a tensor is missing, is unknown, has another shape or type, or
-        holds NaN or infinity.
+    InputError as `read_tensors`, or if a tensor is missing, unknown, of another shape or type, or
+    holds NaN or infinity.
     """
     tensors, metadata = read_tensors(path)
-
-    def take(name: str, leaf: Any, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in tensors:
-            raise InputError(f"{path}: has no tensor {name}")
-        array = tensors.pop(name)
-        if array.shape != shape:
-            raise InputError(f"{path}: {name} has shape {array.shape}: the config asks for {shape}")
-        if array.dtype != leaf.dtype:
-            raise InputError(f"{path}: {name} is {array.dtype}: takes {leaf.dtype}")
+    unrolled = jax.eval_shape(unroll_layers, abstract_params)
+    wanted = cast(dict[str, Any], flatten_dict(unrolled, sep="."))
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        has = "has no" if name in wanted else "has a"
+        raise InputError(f"{path}: {has} tensor {name}, unlike the config's model")
+    for name, leaf in wanted.items():
+        array = tensors[name]
+        if (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
+            raise InputError(
+                f"{path}: {name} is {array.dtype}{[*array.shape]}: the config asks for "
+                f"{leaf.dtype}{[*leaf.shape]}"
+            )
         if not np.isfinite(array).all():
             raise InputError(f"{path}: {name} holds NaN or infinity")
-        return array
-
     placed = {}
-    leaves = cast(dict[tuple[str, ...], Any], flatten_dict(abstract_params))
-    for parts, leaf in leaves.items():
-        if STACKED in parts:
-            at = parts.index(STACKED)
-            names = [
-                ".".join((*parts[:at], LAYER.format(i), *parts[at + 1 :]))
-                for i in range(leaf.shape[0])
-            ]
-            array = np.stack([take(name, leaf, leaf.shape[1:]) for name in names])
+    for parts, leaf in cast(dict[tuple[str, ...], Any], flatten_dict(abstract_params)).items():
+        name = ".".join(parts)
+        if "layers" in parts:  # scanned
+            layers = range(leaf.shape[0])
+            array = np.stack([tensors[name.replace("layers", f"layer_{i}")] for i in layers])
         else:
-            array = take(".".join(parts), leaf, leaf.shape)
+            array = tensors[name]
         placed[parts] = jax.make_array_from_callback(
             leaf.shape, leaf.sharding, lambda index, array=array: array[index]
         )
-    for name in tensors:
-        raise InputError(f"{path}: has a tensor {name}, which the config's model does not have")
     return unflatten_dict(placed), metadata
 
 

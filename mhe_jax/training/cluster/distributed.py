@@ -35,9 +35,6 @@ def take_flags(arguments: Sequence[str]) -> tuple[ProcessFlags | None, list[str]
 
     >>> take_flags(["config.py", "--distributed", "auto", "--workdir", "runs/a"])[1]
     ['config.py', '--workdir', 'runs/a']
-
-    Raises:
-      InputError: a flag has a wrong value, or others are missing beside it.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--distributed", choices=["auto"])
@@ -76,17 +73,13 @@ def joined(processes: ProcessFlags | None) -> Iterator[bool]:
     """Inside, `jax` knows all processes; must come before jax is used.
 
     Yields whether this process is the one that writes. Each waits for the others at the end.
-
-    Raises:
-      InputError: no cluster is found, a process does not come in time, a port is taken.
     """
     if processes is None or processes.num_processes == 1:
         yield True
         return
-    p, begin, patience = processes, time.monotonic(), processes.timeout or COMING
+    p, patience = processes, processes.timeout or COMING
     if p.coordinator is not None and p.num_processes is not None and p.process_id is not None:
         call_roll(p.coordinator, p.num_processes, p.process_id, patience)
-    left = max(10, round(patience - (time.monotonic() - begin)))
 
     import jax
     from jax.experimental import multihost_utils
@@ -97,7 +90,7 @@ def joined(processes: ProcessFlags | None) -> Iterator[bool]:
             p.num_processes,
             p.process_id,
             cluster_detection_method="deactivate" if p.coordinator else None,
-            initialization_timeout=left,
+            initialization_timeout=patience,
             heartbeat_timeout_seconds=p.timeout or ANSWERING,
             shutdown_timeout_seconds=p.timeout or ANSWERING,
         )
@@ -110,10 +103,8 @@ def joined(processes: ProcessFlags | None) -> Iterator[bool]:
 def call_roll(coordinator: str, count: int, index: int, timeout: float) -> None:
     """Returns in all processes once all have come; process 0 waits at the coordinator's port.
 
-    `jax.distributed` alone would abort without naming who did not come.
-
-    Raises:
-      InputError: in all that came, naming those that did not; the port is taken.
+    If not, InputError in all that came names those that did not. `jax.distributed` alone would
+    abort without naming anybody.
     """
     host, _, port = coordinator.rpartition(":")
     deadline = time.monotonic() + timeout
@@ -143,19 +134,16 @@ def call_roll(coordinator: str, count: int, index: int, timeout: float) -> None:
 
 
 def _answer_roll(address: tuple[str, int], index: int, deadline: float) -> None:
-    why = ""
     while (left := deadline - time.monotonic()) > 0:
-        try:
-            with socket.create_connection(address, timeout=left) as to_first:
-                to_first.sendall(f"mhe_jax {index}".encode())
-                # Process 0 has the same deadline; this leaves it time to name those missing.
-                to_first.settimeout(left + 10)
-                answer = to_first.makefile(errors="replace").readline().strip()
+        # Until it is there.
+        with contextlib.suppress(OSError), socket.create_connection(address, left) as to_first:
+            to_first.sendall(f"mhe_jax {index}".encode())
+            # Process 0 has the same deadline; this leaves it time to name those missing.
+            to_first.settimeout(left + 10)
+            answer = to_first.makefile(errors="replace").readline().strip()
             if answer == "mhe_jax all":
                 return
             if answer.startswith("mhe_jax "):
                 raise InputError(answer.removeprefix("mhe_jax "))
-        except OSError as error:  # it is not there yet
-            why = f" ({error.strerror or error})"
         time.sleep(0.2)
-    raise InputError(f"process 0 did not answer at {':'.join(map(str, address))}{why}")
+    raise InputError(f"process 0 did not answer at {':'.join(map(str, address))}")

@@ -6,10 +6,12 @@ closest to it, and a fresh optimizer. So the same command, with these ranks, res
 rank above the full one counts as the full one, which changes nothing but rounding.
 """
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 from jax.sharding import Mesh
 
@@ -22,7 +24,8 @@ from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 from mhe_jax.shapeshifter import factorize as parameters
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints, check_path
+from mhe_jax.training.checkpoint.manager import Checkpoints
+from mhe_jax.training.checkpoint.store import check_path
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.run.warm_start import read_run
 from mhe_jax.training.state import abstract_params, initializer_of
@@ -37,35 +40,19 @@ def check_new_run(new: Path, source: Path) -> None:
 def write_run(config: Config, params: Any, mesh: Mesh, key: str, pieces: bytes | None) -> None:
     """Makes the directory `config.workdir`, whole or not at all.
 
-    It has the config; the tokenizer; and a checkpoint of step 0, with `params` and a fresh
-    optimizer. If the run keeps an average of the parameters, `params` is that too.
-
-    Args:
-      config: of the run.
-      params: arrays of the shapes of its model.
-      mesh: on which the state is made.
-      key: of the tokenizer.
-      pieces: its file; None where the model has none.
-
-    Raises:
-      InputError: the directory is there already, or cannot be written.
-      ValueError: the parameters are not of the model.
+    It has the config; the tokenizer, of this `key` and with these `pieces`, if it has some; and a
+    checkpoint of step 0, with `params` (as their average too) and a fresh optimizer.
     """
     model = tasks.of(config).model(config.model)
     initialize, abstract = initializer_of(config, model, make_optimizer(config), mesh)
-    shapes = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (params, abstract.params)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"{shapes[0]} are not the parameters of the model, {shapes[1]}")
+    chex.assert_trees_all_equal_shapes(params, abstract.params)
     placed = jax.device_put(params, sharding.shardings_of(abstract.params))
     state = initialize(jax.random.key(config.train.seed)).replace(params=placed)
     if state.ema_params is not None:
         state = state.replace(ema_params=placed)
     with publish_directory(path_of(config.workdir)) as directory:
-        checkpoints = Checkpoints(directory)
-        try:
+        with contextlib.closing(Checkpoints(directory)) as checkpoints:
             checkpoints.save(state, 0, {"tokenizer": key})
-        finally:
-            checkpoints.close()
         if pieces is not None:
             (directory / TOKENIZER).write_bytes(pieces)
         save_json(config, directory / CONFIG)
@@ -78,15 +65,18 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
       `errors`: ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius) by the path of each matrix W; the numbers of `dense`
       and `factorized` parameters; the `step` of the run whose parameters these are.
 
-    Raises:
-      InputError: there is no such run, or its checkpoint cannot be read or is of another
-        tokenizer; `new` is there already; no rank is given, or one that is not allowed. Nothing has
-        been written.
+    InputError where something of that is not there or not allowed; nothing has been written.
     """
     run, new = path_of(run), path_of(new)
     dense = config_of(run)
     check_new_run(new, run)
-    config = _factorized(dense, new, kronecker)
+    if kronecker == KroneckerConfig(apply=kronecker.apply):
+        raise InputError("no number of terms is given: takes --attention, --mlp, --embedding")
+    if dense.model.kronecker != KroneckerConfig(apply=dense.model.kronecker.apply):
+        raise InputError(f"{dense.workdir} is factorized already: takes a run with dense matrices")
+    model = dataclasses.replace(dense.model, kronecker=kronecker)
+    config = dataclasses.replace(dense, model=model, workdir=str(new))
+    check(config, trains=False)
     mesh = sharding.mesh_at_hand(config, "factorizing")
     params, step, tokenizer = read_run(run, dense, mesh)
 
@@ -95,14 +85,3 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     write_run(config, found, mesh, tokenizer.key, pieces)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, found)]
     return {"step": step, "dense": sizes[0], "factorized": sizes[1], "errors": errors}
-
-
-def _factorized(dense: Config, new: Path, kronecker: KroneckerConfig) -> Config:
-    if kronecker == KroneckerConfig(apply=kronecker.apply):
-        raise InputError("no number of terms is given: takes --attention, --mlp, --embedding")
-    if dense.model.kronecker != KroneckerConfig(apply=dense.model.kronecker.apply):
-        raise InputError(f"{dense.workdir} is factorized already: takes a run with dense matrices")
-    model = dataclasses.replace(dense.model, kronecker=kronecker)
-    config = dataclasses.replace(dense, model=model, workdir=str(new))
-    check(config, trains=False)
-    return config

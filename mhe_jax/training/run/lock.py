@@ -31,12 +31,12 @@ RENEWAL, LEASE = 5.0, 120.0  # seconds
 
 
 def locked(workdir: Path) -> contextlib.AbstractContextManager[None]:
-    """For the block, no other process trains in `workdir`.
-
-    Raises:
-      InputError: one does, or the lock cannot be written.
-    """
+    """For the block, no other process trains in `workdir`; InputError if one does."""
     path = workdir / FILE
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"workdir={workdir}: {error.strerror}") from None
     return _in_bucket(path) if isinstance(path, Bucket) else _on_disk(path)
 
 

@@ -10,8 +10,7 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import leaves, load_json, save_json, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER
 from mhe_jax.config.places import path_of
-from mhe_jax.training.checkpoint import has_steps
-from mhe_jax.training.curve import PICTURE
+from mhe_jax.training.checkpoint.store import DIRECTORY, steps_in
 
 DRAFT = f".{TOKENIZER}.draft"
 
@@ -34,24 +33,6 @@ MAY_CHANGE = re.compile(
 )
 
 
-def note_changes(config: Config, meta: dict[str, Any], done: int) -> None:
-    """Adds to `meta` which fields change after `done` steps, such that it is another training.
-
-    The meta of a checkpoint says with which its last step was made: a run may have been killed
-    before any step with those of its config.
-    """
-    fields = {k: v for k, v in leaves(to_dict(config)).items() if k.startswith("optimizer.")}
-    if config.optimizer.schedule in ("linear", "cosine"):  # the others do not know the last step
-        fields["train.num_steps"] = config.train.num_steps
-    before = meta.get("fields", fields) if done else fields
-    changed = [
-        f"step {done}: {name} {before[name]!r} -> {value!r}"
-        for name, value in fields.items()
-        if before.get(name, value) != value
-    ]
-    meta |= {"fields": fields, "changed": [*meta.get("changed", []), *changed]}
-
-
 def holds_run(config: Config) -> bool:
     """Whether `config.workdir` already holds a run."""
     return (path_of(config.workdir) / CONFIG).exists()
@@ -60,8 +41,7 @@ def holds_run(config: Config) -> bool:
 def changed_fields(config: Config) -> list[str]:
     """Differences from the run in `config.workdir`, as `name: old -> new`; [] without a run.
 
-    Raises:
-      InputError: a difference with which the run cannot resume; nothing has been touched.
+    InputError where the run cannot resume with one of them.
     """
     if not holds_run(config):
         return []
@@ -92,33 +72,25 @@ def check_files(config: Config) -> None:
     if holds_run(config):
         if not tokenizer.exists() and config.model.has_pieces:
             raise InputError(f"{tokenizer}: no such file")
-    elif not has_steps(workdir):
-        for name in (METRICS, PICTURE, RESULT):
-            if (workdir / name).exists():
-                raise InputError(
-                    f"{workdir / name} is there, but no {CONFIG}: give another --workdir"
-                )
-        given = data.tokenizer_file(config)
-        if (
-            given
-            and tokenizer.exists()
-            and tokenizer.read_bytes() != data.read_tokenizer(config, given).model
-        ):
-            raise InputError(f"{tokenizer}: differs from {given}: give another --workdir")
+        return
+    left = [path for name in (METRICS, RESULT) if (path := workdir / name).exists()]
+    for path in (*left, *steps_in(workdir / DIRECTORY).values()):
+        raise InputError(f"{path} is there, but no {CONFIG}: give another --workdir")
+    given = data.tokenizer_file(config)
+    kept = tokenizer.read_bytes() if given and tokenizer.exists() else None
+    if given and kept and kept != data.read_tokenizer(config, given).model:
+        raise InputError(f"{tokenizer}: differs from {given}: give another --workdir")
 
 
-def own_tokenizer(config: Config) -> tuple[Path, list[str]]:
-    """Where the tokenizer of the run lies or is to be made, and notes on it for the log.
+def own_tokenizer(config: Config) -> Path:
+    """Where the tokenizer of the run lies or is to be made.
 
     A new one is a draft until the run begins: a start that ends before then may have wanted
     another than the next, and a file under the name of the tokenizer itself is the user's.
     """
     workdir = path_of(config.workdir)
     kept = workdir / TOKENIZER
-    if not kept.exists() and not holds_run(config):
-        return workdir / DRAFT, []
-    found = [] if holds_run(config) else [f"tokenizer: {kept}, which was there before the run"]
-    return kept, found
+    return kept if kept.exists() or holds_run(config) else workdir / DRAFT
 
 
 def drop_draft(config: Config) -> None:
@@ -135,10 +107,7 @@ def begin(config: Config, tokenizer: Path) -> None:
 
 
 def check_text(config: Config, meta: dict[str, Any], texts: Mapping[str, str]) -> None:
-    """Raises InputError if a checkpoint is of another text; one that has not trained has none.
-
-    `texts` are the keys of what is read, by the names of `TEXTS`.
-    """
+    """Raises InputError if a checkpoint is of another text; one that has not trained has none."""
     for name, text in texts.items():
         if meta.get(name, text) != text:
             split, done = TEXTS[name]
@@ -148,22 +117,32 @@ def check_text(config: Config, meta: dict[str, Any], texts: Mapping[str, str]) -
             )
 
 
-def check_length(config: Config, done: int) -> None:
-    """A run can be made longer; `done` steps cannot be taken back."""
-    if done > config.train.num_steps:
-        raise InputError(
-            f"train.num_steps is {config.train.num_steps}: {config.workdir} has done {done} already"
-        )
-
-
-def check_numbers(config: Config, done: int, changed: Sequence[str]) -> None:
-    """Raises InputError if the record of a complete run would name numbers it was not trained with.
-
-    `changed` are those of `changed_fields`.
-    """
+def check_length(config: Config, done: int, changed: Sequence[str]) -> None:
+    """Raises InputError if steps would be taken back, or a new number would train nothing."""
+    steps, workdir = config.train.num_steps, config.workdir
+    if done > steps:
+        raise InputError(f"train.num_steps is {steps}: {workdir} has done {done} already")
     for line in changed:
-        if done == config.train.num_steps and line.startswith("optimizer."):
+        if done == steps and line.startswith("optimizer."):
             raise InputError(
-                f"{line}: all {done} steps of {config.workdir} are done, so that the new value "
-                "would train nothing: give more train.num_steps, or another --workdir"
+                f"{line}: all {done} steps of {workdir} are done: give more train.num_steps, or "
+                "another --workdir"
             )
+
+
+def note_changes(config: Config, meta: dict[str, Any], done: int) -> None:
+    """Adds to `meta` which fields change after `done` steps, such that it is another training.
+
+    The meta of a checkpoint says with which its last step was made: a run may have been killed
+    before any step with those of its config.
+    """
+    fields = {k: v for k, v in leaves(to_dict(config)).items() if k.startswith("optimizer.")}
+    if config.optimizer.schedule in ("linear", "cosine"):  # the others do not know the last step
+        fields["train.num_steps"] = config.train.num_steps
+    before = meta.get("fields", fields) if done else fields
+    changed = [
+        f"step {done}: {name} {before[name]!r} -> {value!r}"
+        for name, value in fields.items()
+        if before.get(name, value) != value
+    ]
+    meta |= {"fields": fields, "changed": [*meta.get("changed", []), *changed]}

@@ -9,7 +9,6 @@ optimizer, step, the head that is not taken, and rows of learned positions beyon
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.data import AnyTokenizer, load_tokenizer
 from mhe_jax.model.stack import stack_layers, unroll_layers
-from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.checkpoint.reading import restore_params
 from mhe_jax.training.state import TrainState, abstract_params
 
 ENCODER = ("embeddings", "encoder")
@@ -40,10 +39,7 @@ NOT_OF_ENCODERS = re.compile(
 
 
 def check_init_from(config: Config) -> None:
-    """Raises InputError unless the run of `train.init_from` fits, naming what differs.
-
-    Only the config of that run is read.
-    """
+    """Raises InputError unless the run of `train.init_from` fits; only its config is read."""
     run = config.train.init_from
     if run is None:
         return
@@ -64,43 +60,31 @@ def _config_of(run: str, config: Config) -> Config:
     given = config_of(run, "train.init_from")
     encoders = config.facts.is_encoder and given.facts.is_encoder
     if given.task != config.task and not encoders:
-        takes = f"takes a run of task {config.task}"
-        if config.facts.is_encoder:
-            takes = "takes a run of an encoder, such as of mlm or shuffle_random"
-        raise InputError(f"train.init_from is {run!r}: a run of task {given.task}: {takes}")
+        takes = "an encoder, such as of mlm" if config.facts.is_encoder else f"task {config.task}"
+        raise InputError(
+            f"train.init_from is {run!r}: a run of task {given.task}: takes a run of {takes}"
+        )
     return given
 
 
 def read_start(config: Config, mesh: Mesh) -> dict[str, Any]:
-    """The parameters that are taken from another run, by name, with layers as `config` has them.
-
-    Raises:
-      InputError: that run has no checkpoint that can be read, or one of another tokenizer.
-    """
+    """The parameters that are taken from another run, by name, with layers as `config` has them."""
     run = str(config.train.init_from)
     given = _config_of(run, config)
     found, _, _ = read_run(run, given, mesh)
-    if given.model.scan_layers and not config.model.scan_layers:
-        found = unroll_layers(found)
-    if config.model.scan_layers and not given.model.scan_layers:
-        found = stack_layers(found)
-    return found if _head(given) == _head(config) else {name: found[name] for name in ENCODER}
-
-
-def _head(config: Config) -> tuple[Any, ...]:
-    """What the parameters of the last layers mean."""
-    m = config.model
-    return config.task, m.num_classes, m.num_spans, config.data.labels
+    if given.model.scan_layers != config.model.scan_layers:
+        found = (stack_layers if config.model.scan_layers else unroll_layers)(found)
+    ours, theirs = (
+        (c.task, c.model.num_classes, c.model.num_spans, c.data.labels) for c in (config, given)
+    )
+    return found if ours == theirs else {name: found[name] for name in ENCODER}
 
 
 def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, AnyTokenizer]:
     """Parameters of a run's best checkpoint, its step, and the tokenizer.
 
-    Takes the last checkpoint of a run without a validation split, or of one that has not trained
-    yet, as `factorize` and `convert` leave it.
-
-    Raises:
-      InputError: as `read_start`.
+    Of a run without a validation split, or that has not trained yet, as `factorize` and `convert`
+    leave it, the last. InputError if there is none that can be read, or of another tokenizer.
     """
     which = "best or last" if config.data.validation else "last"
     tokenizer = load_tokenizer(config, path_of(run) / TOKENIZER)
@@ -112,16 +96,12 @@ def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
     """`state` with the parameters of another run, as `read_start` gives them."""
     params = {**state.params, **taken}
     embeddings: Any = params["embeddings"]
-    if isinstance(embeddings, Mapping) and "position" in embeddings:
-        rows = _first_rows(embeddings["position"], state.params["embeddings"]["position"])
+    if "position" in embeddings:
+        # Of learned positions the rows that both have are taken, and the others drawn.
+        own, drawn = embeddings["position"], state.params["embeddings"]["position"]
+        rows = jnp.concatenate([own[: len(drawn)], drawn[len(own) :]])
         params["embeddings"] = {**embeddings, "position": rows}
     placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), params, state.params)
     # Steps donate their inputs: the average needs arrays of its own.
     ema = None if state.ema_params is None else jax.tree.map(jnp.copy, placed)
     return state.replace(params=placed, ema_params=ema)
-
-
-def _first_rows(taken: jax.Array, drawn: jax.Array) -> jax.Array:
-    """The positions that both have, from `taken`; the others, from `drawn`."""
-    both = min(len(taken), len(drawn))
-    return jnp.concatenate([taken[:both], drawn[both:]])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from random_parameters import random_parameters
+from tiny_runs import KINDS
 
 from mhe_jax import tasks
 from mhe_jax.config import AttentionConfig, Config, DataConfig, ModelConfig
@@ -14,20 +15,6 @@ from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.config.fields import set_field
 from mhe_jax.interchange.huggingface.tables import write_files
 from mhe_jax.interchange.huggingface.writing import convert
-
-# Fields without which a kind cannot be made, and others of it.
-KINDS = {
-    "mha": {},
-    "sha": {},
-    "mqa": {},
-    "gqa": {"num_kv_heads": 2},
-    "skv": {},
-    "el": {},
-    "mhe_add": {},
-    "mhe_mul": {},
-    "mva": {"score_features": 3},
-    "collaborative": {"score_features": 3},
-}
 
 
 def model_config(task, kind="mha", **fields):
@@ -127,7 +114,7 @@ def _saved(tokenizer, directory):
 
 LLAMA = {
     **{"positions": "rotary", "norm": "rms", "mlp": "gated", "activation": "silu"},
-    **{"mlp_bias": False, "attention__num_kv_heads": 2},
+    "mlp_bias": False,
 }
 # Of each: task, kind, fields, special tokens of the file (None: those of WordPiece), and which of
 # them `config.json` names. Token 0, which is padding in ours, has no meaning in any of them.

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from small_models import KINDS, apply, model_config, random_params, tokens_of
+from small_models import LLAMA, apply, model_config, random_params, tokens_of
+from tiny_runs import KINDS
 
 from mhe_jax.interchange.huggingface.tables import write_files
 from mhe_jax.interchange.huggingface.writing import convert
@@ -31,10 +32,6 @@ def logits(model, **inputs):
     return found
 
 
-LLAMA = {
-    **{"positions": "rotary", "norm": "rms", "mlp": "gated", "activation": "silu"},
-    "mlp_bias": False,
-}
 BIASED = {"attention__use_bias": True}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,32 @@ def common_factor(stack: np.ndarray, rank: int) -> np.ndarray:
     return vectors[:, ::-1][:, :rank]
 
 
+Cost = Callable[[tuple[int, ...]], float]
+
+
 def left_out(gram: np.ndarray, rank: int) -> float:
     """The part of the trace of SᵀS [N, N] that the best common factor of that rank leaves out."""
     return float(np.sum(np.linalg.eigvalsh(gram)[: max(len(gram) - rank, 0)]))
 
 
-def group(count: int, groups: int, cost: Callable[[tuple[int, ...]], float]) -> list[int]:
+def sharing(stack: np.ndarray, rank: int) -> Cost:
+    """What a common factor of that rank leaves out of some of S [H, M, N], as a part of all."""
+    by_head = stack.swapaxes(1, 2) @ stack
+    by_head = by_head / (np.sum(stack**2) + 1e-300)
+    return lambda own: left_out(by_head[list(own)].sum(0), rank)
+
+
+def sharing_mean(stack: np.ndarray, rank: int, size: float) -> Cost:
+    """What the mean of some of S at that rank leaves out, less a constant; as a part of `size`."""
+
+    def cost(own: tuple[int, ...]) -> float:
+        mean = stack[list(own)].mean(0)
+        return len(own) * (left_out(mean.T @ mean, rank) - float(np.sum(mean**2))) / (size + 1e-300)
+
+    return cost
+
+
+def group(count: int, groups: int, cost: Cost) -> list[int]:
     """An order of 0 .. count-1 whose `groups` runs of equal length cost little together.
 
     It begins unchanged, and takes the best exchange of two as long as one helps.
@@ -35,47 +56,24 @@ def group(count: int, groups: int, cost: Callable[[tuple[int, ...]], float]) -> 
     [0, 2, 1, 3]
     """
     cost, size = cache(cost), count // groups
-    parts = [list(range(g * size, (g + 1) * size)) for g in range(groups)]
-    if size == 1 or groups == 1:
-        return list(range(count))
-
-    def key(part: Sequence[int]) -> tuple[int, ...]:
-        return tuple(sorted(part))
-
-    while True:
+    parts = [tuple(range(g * size, (g + 1) * size)) for g in range(groups)]
+    while size > 1 and groups > 1:
         best, chosen = -1e-9, None
-        for a in range(groups):
-            for b in range(a):
-                now = cost(key(parts[a])) + cost(key(parts[b]))
-                for i in range(size):
-                    for j in range(size):
-                        one, other = list(parts[a]), list(parts[b])
-                        one[i], other[j] = other[j], one[i]
-                        gain = cost(key(one)) + cost(key(other)) - now
-                        if gain < best:
-                            best, chosen = gain, (a, b, one, other)
+        for b, a in combinations(range(groups), 2):
+            now = cost(parts[a]) + cost(parts[b])
+            for i, j in product(parts[a], parts[b]):
+                one, other = (tuple(sorted({*parts[at]} ^ {i, j})) for at in (a, b))
+                gain = cost(one) + cost(other) - now
+                if gain < best:
+                    best, chosen = gain, (a, b, one, other)
         if chosen is None:
-            return [h for part in sorted(map(key, parts)) for h in part]
+            break
         a, b, parts[a], parts[b] = chosen
+    return [h for part in sorted(parts) for h in part]
 
 
-def align(matrices: np.ndarray, rounds: int = 30) -> np.ndarray:
-    """Orthogonal maps R [H, D, D] that bring `W[h] R[h]` closest to their mean, W [H, N, D].
-
-    Generalised Procrustes: each in turn is rotated to the mean of the others (Gower 1975).
-    """
-    H, _, D = matrices.shape
-    maps = np.broadcast_to(np.eye(D), (H, D, D)).copy()
-    turned, total = matrices.copy(), matrices.sum(0)
-    for _ in range(rounds if H > 1 else 0):
-        for h in range(H):
-            u, _, vt = np.linalg.svd(matrices[h].T @ (total - turned[h]))
-            maps[h] = u @ vt
-            total, turned[h] = total - turned[h] + matrices[h] @ maps[h], matrices[h] @ maps[h]
-    return maps
-
-
-Factors = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Factors = tuple[np.ndarray, np.ndarray, np.ndarray]
+_WithRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def parafac(
@@ -84,7 +82,7 @@ def parafac(
     starts: Sequence[np.ndarray] = (),
     rows: np.ndarray | None = None,
     rounds: int = 300,
-) -> Factors:
+) -> _WithRows:
     """A [M, R], s [C, R], K [N, R] and t [H, R] of `X[c] ≈ A diag(s[c]) Kᵀ` and `r[h] ≈ t[h] Kᵀ`.
 
     s[:, r] has mean square 1. Least squares, one factor after the other (PARAFAC), from the best of
@@ -125,8 +123,8 @@ def _scaled_rows(mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _improve(
-    slices: np.ndarray, rows: np.ndarray, start: Factors, rounds: int, total: float
-) -> tuple[float, Factors]:
+    slices: np.ndarray, rows: np.ndarray, start: _WithRows, rounds: int, total: float
+) -> tuple[float, _WithRows]:
     """The error ‖·‖² and the factors after `rounds` rounds, or once nothing changes any more."""
     A, s, K, t = start
     error = np.inf

@@ -1,13 +1,14 @@
-"""The target of a conversion, in coordinates in which all differences count the same."""
+"""Scores and values of heads in coordinates in which all differences count the same."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from mhe_jax.attention.conversion.factors import common_factor, group, left_out, root
-from mhe_jax.attention.conversion.heads import Heads
+from mhe_jax.attention.nearest.factors import Cost, common_factor, group, root, sharing
+from mhe_jax.attention.nearest.heads import Heads
 
 Parameters = dict[str, Any]
 
@@ -24,39 +25,23 @@ class Moments:
     @classmethod
     def unit(cls, heads: Heads) -> "Moments":
         """Those of unknown inputs: independent, of mean 0 and variance 1."""
-        M, N, V = heads.query.shape[1] - 1, heads.key.shape[1], heads.value.shape[1]
+        M, N, V = (part.shape[1] - 1 for part in (heads.query, heads.key, heads.value))
         return cls(np.zeros(M), np.eye(M), np.eye(N), np.eye(V))
 
 
-@dataclass(frozen=True)
-class Target:
-    """The module that parameters are made for; `width` is D, that of each head's values."""
-
-    kind: str
-    width: int
-    num_kv_heads: int = 1
-    num_groups: int = 1
-    score_groups: int = 1
-    score_features: int | None = None
-    query_rank: int = 0  # for mla, 0 makes queries from the inputs themselves
-    key_rank: int = 2
-    value_rank: int = 2
-    reuse_keys: bool = False
-    latent_features: int = 0
-    latent_groups: int = 1
-    use_bias: bool = False
-
-
 class Scores:
-    """The heads' Q[h] K[h]ᵀ in coordinates in which all differences count the same.
+    """The heads' forms and maps in coordinates in which all differences count the same.
 
     `forms` is [H, M+1, N], or [H, M, N] for a target whose queries have no bias. `rest` [H, M, N]
-    and `mean` [H, N] are the same for queries about their mean, and for the mean query.
+    and `mean` [H, N] are the same for queries about their mean, and for the mean query. `maps` is
+    [H, N', P].
     """
 
     def __init__(self, heads: Heads, moments: Moments, use_bias: bool):
         mu, M = moments.query_mean, len(moments.query_mean)
         self.key, self.key_inverse = root(moments.key)
+        self.value, self.value_inverse = root(moments.value)
+        self.maps = self.value @ heads.maps
         products = heads.forms @ self.key
         self.mu, (about_mean, self._about_mean) = mu, root(moments.query)
         self.rest = about_mean @ products[:, :-1]
@@ -71,6 +56,24 @@ class Scores:
         whole, self._inverse = root(second)
         self.forms = whole @ products
 
+    @classmethod
+    def in_groups(
+        cls,
+        heads: Heads,
+        moments: Moments,
+        use_bias: bool,
+        groups: int,
+        costs: Callable[[Self], list[Cost]],
+    ) -> tuple[Heads, Self]:
+        """The heads in an order in which neighbours share best, and their scores."""
+        scores = cls(heads, moments, use_bias)
+        if groups in (1, len(heads.out)):
+            return heads, scores
+        parts = costs(scores)
+        order = group(len(heads.out), groups, lambda own: sum(part(own) for part in parts))
+        heads = heads.ordered(order)
+        return heads, cls(heads, moments, use_bias)
+
     def queries(self, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Factors [..., M+1 or M, R] of `forms` as a kernel [..., M, R] and a bias [..., R]."""
         found, M = self._inverse @ found, len(self.mu)
@@ -82,37 +85,76 @@ class Scores:
 
 
 class Joint(Scores):
-    """Scores and what heads add, where one matrix makes both keys and values.
+    """Scores and maps where one matrix makes both keys and values; both use moments of values.
 
-    Both use the moments of values. `maps` [H, N, P] are V[h] O[h] in their coordinates. An error of
-    a head's scores moves the output in proportion to how much its values differ, so its scores are
-    multiplied by the size of what it adds, `sizes` [H]: then both are `rows`
+    An error of a head's scores moves the output in proportion to how much its values differ, so its
+    scores are multiplied by the size of what it adds, `sizes` [H]: then both are `rows`
     [H, M+1 (or M) + P, N], and their best common factor serves keys and values.
     """
 
     def __init__(self, heads: Heads, moments: Moments, use_bias: bool):
         super().__init__(heads, dataclasses.replace(moments, key=moments.value), use_bias)
-        self.maps = self.key @ heads.maps
         self.sizes = np.linalg.norm(self.maps, axis=(1, 2))
         scored = self.forms * self.sizes[:, None, None]
         self.rows = np.concatenate([scored, self.maps.swapaxes(1, 2)], 1)
 
-    @classmethod
-    def in_groups(
-        cls, heads: Heads, moments: Moments, use_bias: bool, groups: int, rank: int
-    ) -> tuple[Heads, "Joint"]:
-        """The heads in the order in which neighbours share a factor of that rank best."""
-        found = cls(heads, moments, use_bias)
-        if groups in (1, len(found.rows)):
-            return heads, found
-        by_head = grams(found.rows)
-        by_head = by_head / size_of(by_head)
 
-        def cost(own: tuple[int, ...]) -> float:
-            return left_out(by_head[list(own)].sum(0), rank)
+def own_heads(heads: Heads, moments: Moments) -> Parameters:
+    """Every head as it is, where the scores are no wider than D; else the best of rank D."""
+    S, D = heads.query.shape[-1], heads.out.shape[1]
+    query, key = heads.query, heads.key[:, :-1]
+    if S > D:
+        scores = Scores(heads, moments, use_bias=True)
+        pairs = [pair(form[None], D, scores) for form in scores.forms]
+        query = np.concatenate([np.concatenate([q, b[:, None]], 1) for q, b, _ in pairs])
+        key = np.stack([found for _, _, found in pairs])
+    elif S < D:
+        query, key = filled(query * (D / S) ** 0.5, key, D)
+    return own_values(heads) | {
+        "query": {"kernel": last(query[:, :-1]), "bias": query[:, -1]},
+        "key": {"kernel": last(key)},
+    }
 
-        heads = heads.ordered(group(len(by_head), groups, cost))
-        return heads, cls(heads, moments, use_bias)
+
+def own_values(heads: Heads) -> Parameters:
+    return {"value": {"kernel": last(heads.value[:, :-1])}, "out": {"kernel": heads.out}}
+
+
+def shared_heads(heads: Heads, moments: Moments, K: int, use_bias: bool) -> Parameters:
+    """Keys and values that the heads of a group share, and queries of each head.
+
+    Keys are the best common row space of width D of the group's forms, values the best common
+    column space of its maps. No mean of heads, aligned by any maps, comes closer.
+    """
+    D = heads.out.shape[1]
+    if len(heads.out) == K:
+        return own_heads(heads, moments)
+    _, scores = Scores.in_groups(heads, moments, use_bias, K, lambda s: shares_both(s, D))
+    query, bias, key = zip(
+        *(pair(one, D, scores) for one in np.split(scores.forms, K)), strict=True
+    )
+    return shared_values(scores, K, D) | {
+        "query": {"kernel": last(np.concatenate(query)), "bias": np.concatenate(bias)},
+        "key": {"kernel": np.stack(key, 1)},
+    }
+
+
+def shares_both(scores: Scores, rank: int) -> list[Cost]:
+    """What heads lose that share keys and values of that rank."""
+    return [sharing(scores.forms, rank), sharing(scores.maps.swapaxes(1, 2), rank)]
+
+
+def shared_values(scores: Scores, groups: int, D: int) -> Parameters:
+    """One value kernel [N', D] per group, [N', G, D], and W_o [H, D, P]."""
+    values, outs = [], []
+    for added in np.split(scores.maps, groups):
+        U = common_factor(added.swapaxes(1, 2), D)
+        U = np.pad(U, ((0, 0), (0, D - U.shape[1])))
+        out = U.T @ added
+        scale = balance(out.swapaxes(1, 2), U)
+        values.append(scores.value_inverse @ (U / scale))
+        outs.append(out * scale[:, None])
+    return {"value": {"kernel": np.stack(values, 1)}, "out": {"kernel": np.concatenate(outs)}}
 
 
 def pair(forms: np.ndarray, rank: int, scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -121,7 +163,7 @@ def pair(forms: np.ndarray, rank: int, scores: Scores) -> tuple[np.ndarray, np.n
     found, key = forms @ U, U
     scale = balance(found, key)
     query, key = filled(found * scale, scores.key_inverse @ (key / scale), rank)
-    return (*scores.queries(query), key)
+    return (*scores.queries(query * rank**0.5), key)
 
 
 def balance(found: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -148,36 +190,6 @@ def widened(kernel: np.ndarray, width: int) -> np.ndarray:
     N, n = kernel.shape
     drawn = np.random.default_rng(0).normal(0, N**-0.5, (N, width - n))
     return np.concatenate([kernel, drawn], 1)
-
-
-def shared_values(
-    heads: Heads, groups: int, D: int, moments: Moments
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """One value kernel [N', D] per group, and W_o [H, D, P]."""
-    P, P_inverse = root(moments.value)
-    values, outs = [], []
-    for added in np.split(P @ heads.maps, groups):
-        U = common_factor(added.swapaxes(1, 2), D)
-        U = np.pad(U, ((0, 0), (0, D - U.shape[1])))
-        out = U.T @ added
-        scale = balance(out.swapaxes(1, 2), U)
-        values.append(P_inverse @ (U / scale))
-        outs.append(out * scale[:, None])
-    return values, np.concatenate(outs)
-
-
-def grams(stack: np.ndarray) -> np.ndarray:
-    """XᵀX of each X [M, N]."""
-    return stack.swapaxes(1, 2) @ stack
-
-
-def size_of(by_head: np.ndarray) -> float:
-    """The trace of all Gram matrices together, by which differences are weighted; never 0."""
-    return float(np.trace(by_head.sum(0))) + 1e-300
-
-
-def stacked(parts: list[np.ndarray], axis: int = 1) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.stack(parts, axis)
 
 
 def last(kernel: np.ndarray) -> np.ndarray:

@@ -1,0 +1,60 @@
+"""What tests of whole runs share."""
+
+import jax
+import numpy as np
+
+from mhe_jax.config.fields import load_json
+from mhe_jax.config.files import CONFIG, METRICS
+from mhe_jax.config.places import path_of
+from mhe_jax.training import loop, tracking
+from mhe_jax.training.checkpoint import restore_params
+from mhe_jax.training.checkpoint.store import steps_in as checkpoint_steps
+from mhe_jax.training.sharding import make_mesh
+from mhe_jax.training.state import abstract_params
+
+# Sends these signals to itself once step STEP is read and, unless it is 0, step SAVED is on disk.
+KILL = """
+import os, time
+from mhe_jax.training import tracking
+
+step, saved, *signals = {}
+advance = tracking.Tracker.advance
+
+def advance_and_kill(self, done):
+    advance(self, done)
+    if done == step:
+        while saved and not (self.workdir / "checkpoints" / str(saved)).exists():
+            time.sleep(0.01)
+        for number in signals:
+            os.kill(os.getpid(), number)
+
+tracking.Tracker.advance = advance_and_kill
+"""
+
+
+def train(config, count=1):
+    return loop.train(config, jax.devices()[:count])
+
+
+def logged(workdir):
+    """The log, without what depends on the clock."""
+    return [
+        {k: v for k, v in line.items() if "second" not in k and k != "goodput"}
+        for line in tracking.read(path_of(workdir) / METRICS)
+    ]
+
+
+def steps_in(config):
+    """The checkpoints of a run."""
+    return [*checkpoint_steps(path_of(config.workdir) / "checkpoints")]
+
+
+def params_of(workdir, which="best or last"):
+    config = load_json(path_of(workdir) / CONFIG)
+    mesh = make_mesh(config, jax.devices()[:1])
+    return jax.device_get(restore_params(workdir, which, abstract_params(config, mesh))[0])
+
+
+def assert_same(one, other):
+    """To the bit."""
+    jax.tree.map(np.testing.assert_array_equal, one, other)
