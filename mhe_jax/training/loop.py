@@ -131,9 +131,10 @@ def _train_alone(
     texts, validation = {"text": _check_same("train", batches)}, None
     if config.data.validation:
         rows = sharding.round_up_rows(config.evaluation.batch_size, mesh)
-        validation = tasks.evaluation_batches(
-            config, tokenizer, "validation", batch_size=rows, **process
-        )
+        with group.fine_in_all():
+            validation = tasks.evaluation_batches(
+                config, tokenizer, "validation", batch_size=rows, **process
+            )
         texts["validation_text"] = _check_same("validation", validation)
 
     # 3. The state comes from the newest checkpoint, or from the seed.
