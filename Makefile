@@ -35,7 +35,10 @@ DEMO_EXACT ?= 75
 demo: $(DEMO_INSTALLED)
 	$(BIN)/python train.py configs/demo.py --workdir $(RUN) $(addprefix --train.num_steps ,$(DEMO_STEPS))
 	$(BIN)/python eval.py $(RUN)
-	@$(BIN)/python -m mhe_jax demo $(RUN) --bleu $(DEMO_BLEU) --exact_match $(DEMO_EXACT)
+	@echo "about twenty-five to nine in the evening" | $(BIN)/python eval.py $(RUN) --translate
+	@$(BIN)/python -c 'import json; r = json.load(open("$(RUN)/eval_test.json")); \
+	    exit(r["bleu"] < $(DEMO_BLEU) or r["exact_match"] < $(DEMO_EXACT))' || \
+	    { echo "error: the demo must reach $(DEMO_BLEU) BLEU and $(DEMO_EXACT) % exact match" >&2; exit 1; }
 
 FAST := not slow and not rest
 

@@ -43,6 +43,7 @@ from mhe_jax.config import (
     EvaluationConfig,
     ModelConfig,
     OptimizerConfig,
+    PublishedDataset,
     TaskName,
     TrainConfig,
 )
@@ -74,31 +75,9 @@ OTHERS: dict[str, TaskName] = {
     "squad": "span",
     "squad_v2": "span",
 }
-Variant = Literal[
-    "",
-    "cola",
-    "sst2",
-    "mrpc",
-    "qqp",
-    "stsb",
-    "mnli",
-    "qnli",
-    "rte",
-    "wnli",
-    "boolq",
-    "cb",
-    "copa",
-    "multirc",
-    "superglue_rte",
-    "wic",
-    "wsc",
-    "squad",
-    "squad_v2",
-    "local",
-]
 
 
-def get_config(variant: Variant = "") -> Config:
+def get_config(variant: Literal["", "local", PublishedDataset] = "") -> Config:
     small = variant == "local"
     name = "sst2" if variant in ("", "local") else variant
     place, length, num_steps = TASKS[name]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.attention import KINDS, engines
-from mhe_jax.config import Form
+from mhe_jax.config import FORMS_OF_KINDS, Form
 
 # Fields that a kind is run with beside its forms, from the number of heads: more variants of a kind
 # are more entries of its list.
@@ -65,7 +65,7 @@ def variants(
     found = {}
     for kind in kinds:
         for extra in VARIANTS[kind](num_heads) if kind in VARIANTS else [{}]:
-            known = getattr(KINDS[kind], "forms", ())
+            known = FORMS_OF_KINDS.get(kind, ())
             for form in [f for f in forms if f in known or f == "auto"] if known else ["auto"]:
                 named = {} if form == "auto" else {"form": form}
                 told = [f"{name}={value}" for name, value in extra.items()]

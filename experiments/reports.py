@@ -46,6 +46,15 @@ def split_peak(results: list[dict]) -> tuple[dict, list[dict]]:
     return peak, others
 
 
+def beside_peers(results: list[dict]) -> None:
+    """Adds to each row its speed beside the fastest peer's in its table."""
+    for rows in tables(results):
+        fastest = next((row for row in rows if row["peer"]), None)
+        for row in rows:
+            row["fastest_peer"] = fastest and fastest["case"]
+            row["speed"] = fastest and fastest["median_ms"] / row["median_ms"]
+
+
 def header(file: str, dtype: str, arguments: list[str] | None) -> dict[str, Any]:
     """Where, with what and when the command in `file` was run."""
     import jaxlib

@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments import reports
+from experiments import pictures, reports
 from experiments.atlas import cases, sizes
-from experiments.atlas import picture as atlas_picture
 from experiments.atlas import tables as atlas
 from experiments.atlas.cases import Case
 from experiments.fit import fit
-from experiments.paper import picture
 from experiments.paper import tables as paper
 from experiments.runs import read
 from experiments.uptraining import uptraining
 from mhe_jax.config.rules import check
 from mhe_jax.model import count_parameters
 from mhe_jax.tasks import TASKS
-from mhe_jax.tasks.cache import cached_numbers
+from mhe_jax.tasks.cost import cached_numbers
 
 HERE = Path(__file__).parent
 # Programs that print a table of the results of a JSON, by the beginning of its name.
@@ -86,7 +84,7 @@ def test_paper():
     for table in [*tables, *paper.tasks(records)]:
         assert rows_of(table)
         assert not missing(table, page("paper"))
-    for point in picture.points(records / "translation"):
+    for point in pictures.of_translation():
         start = re.escape(point.name.replace("-2-groups", ", num_groups=2"))
         start = start.replace(r"\-2\-score\-groups", ", score_groups=2")
         (row,) = re.findall(rf"^\| {start}, learning_rate.*$", page("paper"), re.M)
@@ -108,8 +106,8 @@ def test_atlas():
         assert f"### {title}\n" in text
         assert not missing(table, text)
     for task in cases.TASKS:
-        points = atlas_picture.points(atlas.lines_of(HERE / "atlas/records", task), task)
-        front = atlas_picture.front([(p.x, p.y) for p in points], task == "lm")
+        points = pictures.of_atlas(atlas.lines_of(HERE / "atlas/records", task), task)
+        front = pictures.front([(p.x, p.y) for p in points], task == "lm")
         assert [(p.x, p.y) in front for p in points if p.name == "mva-narrow, wider MLP"] == [True]
 
 

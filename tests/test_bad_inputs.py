@@ -182,6 +182,7 @@ eval.py runs/lm --sources a.txt b.txt | data\\.test
 eval.py runs/lm --translate | runs/lm .*task lm
 eval.py runs/lm --translate --generate | --translate and --generate
 eval.py runs/lm --generate --sources a b | --sources .*--generate
+eval.py runs/lm --generate --split validation | --split .*--generate
 eval.py paper now | now
 eval.py compare runs/lm --out runs/lm | --out runs/lm
 mhe_jax/__main__.py | train, eval, compare
@@ -191,7 +192,7 @@ mhe_jax/__main__.py configs shw demo | shw
 mhe_jax/__main__.py configs show dmo | did you mean demo
 mhe_jax/__main__.py convert runs/lm new | --kind is not set
 mhe_jax/__main__.py convert runs/lm new --kind mhe_mull | 'mhe_mull'.*--kind.*'mhe_mul'
-mhe_jax/__main__.py convert runs/lm new --kind gqa | model\\.attention\\.num_kv_heads is not set
+mhe_jax/__main__.py convert runs/lm new --kind gqa | model\\.attention\\.num_kv_heads=None must
 mhe_jax/__main__.py convert runs/lm runs/mlm --kind mqa | runs/mlm is there already
 mhe_jax/__main__.py factorize runs/lm runs/lm/new --mlp 1 | runs/lm/new lies in runs/lm
 mhe_jax/__main__.py factorize runs/lm new | --attention
@@ -315,7 +316,7 @@ JSON = {
     "Invalid": b'{"task": "lm", "mod',
     "Invalid JSON": b"[" * 100_000,
     "should be an object": b"[]",
-    "convert runs/lm NEW": b'{"architectures": ["A"], "model_type": "gpt2"}',
+    "unknown field architectures": b'{"architectures": ["A"], "model_type": "gpt2"}',
 }
 
 

@@ -19,13 +19,14 @@ from mhe_jax.config import (
     ConversionConfig,
     DataConfig,
     EvaluationConfig,
+    InputError,
     KroneckerConfig,
 )
-from mhe_jax.config.fields import hints_of, save_json, set_field, value_of
+from mhe_jax.config.fields import names_of, save_json, set_field, value_of
 from mhe_jax.config.loading import load_config
 from mhe_jax.interchange import uptraining
 from mhe_jax.report import report
-from mhe_jax.training.run import fresh
+from mhe_jax.training import distributed, from_run, loop
 
 ROOT = Path(__file__).parents[1]
 CONFIG_FILE = '''"""Übt auf a.txt."""
@@ -159,12 +160,27 @@ def test_what_a_command_gets(monkeypatch, capfdbinary, line):
         calls.append([*places, *given.items()])
         return {"errors": {}}
 
-    rooms = {"compare": report, "factorize": fresh, "convert": uptraining, "export": interchange}
+    rooms = {"compare": report, "factorize": from_run, "convert": uptraining, "export": interchange}
     for name, room in rooms.items():
         monkeypatch.setattr(room, name, called)
     commands.main(line.split())
     assert calls == [CALLS[line]]
     assert json.loads(capfdbinary.readouterr().out) == {"errors": {}}
+
+
+def test_which_files_must_be_there_before_jax_starts(config_file, run_directory, monkeypatch):
+    monkeypatch.setattr(loop, "train", lambda config, **_: {"task": config.task})
+    monkeypatch.setattr(distributed, "joined", lambda _: contextlib.nullcontext(True))
+    options = ["--data.directory", str(run_directory), "--workdir", str(run_directory)]
+    options += ["--data.validation", "b.txt", "--data.tokenizer", "c.model"]
+    for name, field in (("a.txt", "train"), ("b.txt", "validation"), ("c.model", "tokenizer")):
+        with pytest.raises(InputError, match=rf"{name}: no such file \(data.{field}\)"):
+            commands.train([config_file], options)
+        # Of several processes the others would wait for the one that ends.
+        assert commands.train([config_file], [*options, "--distributed", "auto"])
+        # A run goes on with its own tokenizer.
+        (run_directory / {"c.model": "tokenizer.model"}.get(name, name)).touch()
+    assert commands.train([config_file], options) == {"task": "lm"}
 
 
 # Help
@@ -174,7 +190,7 @@ def test_help_has_every_field_with_its_comment_and_the_configs_default(config_fi
     with contextlib.suppress(SystemExit):
         commands.main(["train", config_file, "--help"])
     text = capfdbinary.readouterr().out.decode()
-    for name in hints_of(Config):
+    for name in names_of(Config):
         assert f"--{name} " in text
     for comment in ("runs/full", "Updates in all.", "Number of query heads H.", "Übt auf a.txt."):
         assert comment in text

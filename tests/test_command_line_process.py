@@ -60,7 +60,7 @@ def test_a_command_starts_once_more_to_have_huge_pages(tmp_path, given, expected
 AT_EXIT = """import atexit, os, signal
     atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
     print('fine')"""
-MEMORY = r"error: Out of memory .*[^.]\. Less is needed with fewer rows \(data.batch_size.*\n"
+MEMORY = r"error: RESOURCE_EXHAUSTED: Out of memory .*data.batch_size.*\n"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,20 @@
 """Configs from files and JSON, and their rules; every mistake is one line that names the field."""
 
+import dataclasses
 import json
+import os
 import re
+import sys
+import typing
+from pathlib import Path
 
 import pytest
 
 from mhe_jax.config import AttentionConfig, Config, DataConfig, InputError
-from mhe_jax.config.fields import checked, hints_of, load_json, save_json, set_field, to_dict
+from mhe_jax.config.fields import checked, load_json, save_json, set_field, to_dict
+from mhe_jax.config.files import cache_directory, publish
 from mhe_jax.config.loading import load_config
+from mhe_jax.config.places import path_of, source_path
 
 LM = Config(task="lm", data=DataConfig(train=("a.txt",), validation=("b.txt",)))
 
@@ -32,6 +39,19 @@ def message(function, *arguments):
 
 
 # Files
+
+
+def test_what_is_published_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """Else a machine that loses power keeps the name of an empty file, or no name."""
+    done, sync, replace = [], os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda of: (done.append(os.fstat(of).st_ino), sync(of))[1])
+    monkeypatch.setattr(Path, "replace", lambda *of: (done.append("named"), replace(*of))[1])
+    with publish(tmp_path / "run", is_directory=True) as draft:
+        (draft / "a").mkdir()
+        (draft / "a" / "b").write_text("b")
+    named = done.index("named")
+    written = {path.stat().st_ino for path in (tmp_path / "run", *(tmp_path / "run").rglob("*"))}
+    assert (set(done[:named]), done[named + 1 :]) == (written, [tmp_path.stat().st_ino])
 
 
 def test_a_config_without_variants_may_have_lists_and_whole_numbers_for_others(tmp_path):
@@ -129,6 +149,15 @@ def test_a_field_takes_its_range(name, least, most, beyond):
         assert f"{full(name)} is " in message(changed, Config(), {name: value})
 
 
+def hints_of(cls, prefix=""):
+    """{dotted name: type} of every field below a dataclass."""
+    hints = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        is_part = dataclasses.is_dataclass(hint)
+        hints |= hints_of(hint, f"{prefix}{name}.") if is_part else {f"{prefix}{name}": hint}
+    return hints
+
+
 def test_every_number_has_a_range():
     beyond = {int: 2**63, int | None: 2**63, float: 1e39, float | None: 1e39}
     numbers = {name: beyond[hint] for name, hint in hints_of(Config).items() if hint in beyond}
@@ -136,3 +165,50 @@ def test_every_number_has_a_range():
     for name, most in numbers.items():
         for value in (-most, most, float("nan")):
             assert f"{name} is " in message(changed, Config(), {name: value})
+
+
+# Places: local names, those in buckets, and those that are refused
+
+
+def test_local_names_stay_paths():
+    for name in ("runs/a", "/runs/a", "a:b", "gs:/a", "tfds:glue/cola:train"):
+        assert path_of(name) == Path(name)
+        assert type(path_of(name)) is type(Path())
+    assert source_path("data", "a.txt") == Path("data/a.txt")
+    assert source_path("~", "a.txt") == Path("~/a.txt").expanduser()
+
+
+def test_names_in_buckets_keep_their_scheme(gs, s3):
+    place = path_of(f"{gs}/runs") / "a" / "config.json"
+    assert str(place) == f"{place}" == f"{gs}/runs/a/config.json"
+    assert (place.name, str(place.parent.parent)) == ("config.json", f"{gs}/runs")
+    assert path_of(place) is place
+    for directory, name in [(s3, "a.txt"), (f"{s3}/", "a.txt"), ("data", f"{s3}/a.txt")]:
+        assert str(source_path(directory, name)) == f"{s3}/a.txt"
+    assert source_path(gs, "/local/a.txt") == Path("/local/a.txt")
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (path_of, "s3://bucket/run"),
+        (path_of, "gs:///run"),
+        (path_of, "gs://bucket/a/../b"),
+        (path_of, "http://host/run"),
+        (lambda name: source_path("data", name), "hdfs://host/a"),
+        (lambda name: source_path(name, "a.txt"), "https://host/a"),
+        (cache_directory, "gs://bucket/a"),
+    ],
+)
+def test_what_cannot_be_a_place_is_refused(read, name):
+    with pytest.raises(InputError, match=rf"^(data\.cache_directory=)?{name}.*: .*takes ") as error:
+        read(name)
+    assert "\n" not in str(error.value)
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
+    with pytest.raises(
+        InputError, match=r"^gs://bucket/run needs google.cloud.storage: .*\[cloud\]"
+    ):
+        path_of("gs://bucket/run")

@@ -1,13 +1,15 @@
-"""Every file in configs/: documented, allowed, with a variant for a laptop."""
+"""Every file in configs/: documented, allowed, with a variant for a laptop, found by its name."""
 
 import dataclasses
 from pathlib import Path
 
 import jax
 import pytest
+from test_config import message
 
+from mhe_jax.cli import commands
 from mhe_jax.config import Config, KroneckerConfig
-from mhe_jax.config.loading import about_config, load_config
+from mhe_jax.config.loading import about_config, load_config, shipped_configs
 from mhe_jax.config.rules import check, check_devices
 from mhe_jax.model import count_parameters
 from mhe_jax.report.paper import TRANSLATION
@@ -82,3 +84,29 @@ def test_shapeshifter_has_ten_times_fewer_parameters_than_its_dense_model(name):
 
 def test_bert_base_has_the_published_number_of_attention_parameters():
     assert parameters(load_config("bert_base"))["attention"] == 8_875_008
+
+
+# By their names; `make package` tries the wheel itself.
+
+
+def test_a_name_means_the_shipped_file(monkeypatch, tmp_path):
+    file = shipped_configs()["multi30k"]
+    monkeypatch.chdir(tmp_path)
+    assert load_config("multi30k:small") == load_config(f"{file}:small")
+    assert load_config("multi30k") != load_config("multi30k:small")
+    assert about_config("multi30k:small")[0].startswith("Multi30k")
+
+
+def test_a_wrong_name_suggests_the_right_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = message(load_config, "multi3k")
+    assert "multi3k; did you mean multi30k?" in text
+    assert "zzz" in message(load_config, "zzz")
+
+
+def test_configs_are_listed_and_shown(capsysbinary):
+    commands.main(["configs"])
+    assert set(shipped_configs()) <= {*capsysbinary.readouterr().out.decode().split()}
+    commands.main(["configs", "show", "demo"])
+    shown = capsysbinary.readouterr().out
+    assert shown == shipped_configs()["demo"].read_bytes()

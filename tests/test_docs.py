@@ -19,7 +19,7 @@ from mhe_jax.cli.arguments import parse_fields, parse_target, parse_train_argume
 from mhe_jax.config import Comparison, Config, ConversionConfig, InputError, KroneckerConfig
 from mhe_jax.config.fields import load_json, save_json
 from mhe_jax.config.loading import load_config
-from mhe_jax.training.cluster.distributed import take_flags
+from mhe_jax.training.distributed import take_flags
 
 ROOT = Path(__file__).parents[1]
 # In the order of the site, in which they are read.

@@ -34,20 +34,20 @@ ROOMS = [
 
 # Libraries that one file, or one package of files, imports; where it cannot be one, each of them.
 HOMES = {
-    "filelock": "training/run/lock.py",
+    "filelock": "training/lock.py",
     "fsspec": "config/places.py",
     "google_crc32c": "training/checkpoint",
     "matplotlib": "report/plots.py",
     "orbax": "training/checkpoint",
     "pydantic": "config/fields.py",
     "sacrebleu": "tasks/metrics.py",
-    "scipy": "tasks/labelled/scores.py",
+    "scipy": "tasks/metrics.py",
     "sentencepiece": "data/tokenizer.py",
-    "sklearn": "tasks/labelled/scores.py",
-    "tensorboardX": "training/metric_writers.py",
+    "sklearn": "tasks/metrics.py",
+    "tensorboardX": "training/tracking.py",
     "tensorflow_datasets": "data/tfds_source.py",
     "tyro": "cli/arguments.py",
-    "wandb": "training/metric_writers.py",
+    "wandb": "training/tracking.py",
 }
 
 

@@ -6,9 +6,7 @@ given, here. That shows order, quoting and arguments, not that a cluster takes t
 
 import os
 import shlex
-import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 import yaml
 
 from mhe_jax.cli.arguments import parse_train_arguments
-from mhe_jax.training.cluster.distributed import take_flags
+from mhe_jax.training.distributed import take_flags
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "docs" / "launch"
@@ -99,14 +97,6 @@ def order(found: list[str], *wanted: str) -> bool:
     return all(any(word in line for line in lines) for word in wanted)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_shellcheck_finds_nothing(script):
-    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert program, "install the extra `dev`"
-    done = subprocess.run([program, script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 @pytest.fixture
 def here(monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -157,16 +147,6 @@ def test_a_pod_that_trains_is_left_alone(cluster):
     (only,) = calls(cluster)
     assert "pgrep" in only
     assert log.read_text(encoding="utf-8") == "step 1"
-
-
-def test_a_pod_whose_run_and_text_are_in_buckets_needs_no_share(cluster):
-    where = {"SHARE": "", "DATA": "", "WORKDIR": "gs://bucket/run"}
-    done = launch("tpu_pod.sh", "pod", "zone-a", clone=cluster, **where)
-    assert done.returncode == 0, done.stderr
-    found = calls(cluster, "python train.py")
-    assert not any("mhe_jax data" in call for call in found)
-    assert not any(call.startswith(("sudo mkdir", "sudo mount")) for call in found)
-    assert "--workdir gs://bucket/run" in found[-1]
 
 
 @pytest.mark.parametrize(("status", "again"), [(143, True), (0, False), (1, False)])

@@ -5,8 +5,9 @@ import ast
 import pytest
 from test_config import LM, changed, full, message
 
-from mhe_jax.config import Config, DataConfig
-from mhe_jax.config.rules import check, check_devices
+from mhe_jax.config import Config, DataConfig, rules
+from mhe_jax.config.rules import check_devices
+from mhe_jax.model.layers import check_attention
 
 PAIRS = Config(task="translation", data=DataConfig(train=("a.en", "a.de")))
 LABELS = Config(task="classification", data=DataConfig(train=("a.tsv",)))
@@ -48,9 +49,16 @@ ROTARY | model.features=32 | model.features=24 | a.num_heads
 ROTARY | a.kind=gta a.num_kv_heads=4 a.qkv_features=32 | a.qkv_features=48 | a.num_heads
 ROTARY | a.kind=mva a.score_features=14 | a.score_features=13
 ROTARY | a.kind=mva a.form=shared | a.kind=mhe_add | a.form
+LM | a.kind=mlra a.latent_branches=2 | a.latent_branches=3
+LM | a.kind=mlra a.latent_groups=16 a.latent_branches=2 | a.latent_branches=1
+LM | a.kind=mlra a.latent_features=12 | a.latent_features=10 | a.latent_groups
+LM | a.kind=mlra a.form=absorbed | a.normalize_qk=True | a.form
+LM | a.kind=ghla a.num_groups=4 a.num_kv_heads=2 | a.num_groups=1 | a.num_kv_heads
+LM | a.kind=ghla a.num_groups=4 a.latent_features=16 | a.latent_features=24
 ROTARY | a.kind=mla a.rotary_features=6 | a.rotary_features=7
 ROTARY | a.kind=mla a.rotary_features=6 | model.positions=learned | a.rotary_features
 ROTARY | a.kind=mla a.num_heads=128 | a.num_heads=256
+ROTARY | a.kind=mlra a.num_heads=128 | a.num_heads=256
 TURNED | by.cross.kind=mhe_mul by.cross.qkv_features=24 | by.encoder.qkv_features=24 | a.num_heads
 TURNED | a.kind=mla a.rotary_features=8 | by.cross.rotary_features=8
 MLM | model.hashing=md_emb | task=lm | model.hashing
@@ -119,6 +127,12 @@ TENSOR | task=classification mesh.length=tensor data.length_buckets=(64,128) | \
  data.length_buckets=(60,128)
 TENSOR | task=translation mesh.length=tensor data.length_buckets=(64,128) | data.length_buckets=()
 """
+
+
+def check(config, trains=True):
+    """What is checked before anything is compiled."""
+    rules.check(config, trains=trains)
+    check_attention(config)
 
 
 def rows(table):

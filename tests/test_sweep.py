@@ -39,7 +39,8 @@ STAND_IN = """
 import json, os, signal, sys, time
 from pathlib import Path
 from mhe_jax.cli.arguments import parse_train_arguments
-from mhe_jax.config.fields import save_json
+from mhe_jax.config.evaluation import result_name
+from mhe_jax.config.fields import load_json, save_json
 
 here, stopped = Path(__file__).parent, []
 for caught in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -66,7 +67,8 @@ if does == "wait":
     print("stopped by", *stopped, file=sys.stderr, flush=True)
     sys.exit(128 + stopped[0])
 if scores:
-    (workdir / "eval_validation.json").write_text("{}")
+    name = result_name(load_json(workdir / "config.json").evaluation)
+    (workdir / f"eval_{name}.json").write_text("{}")
 elif does != "nothing":
     result = {"steps": config.train.num_steps, "best_validation_loss": 1.5}
     (workdir / "result.json").write_text(json.dumps(result))
@@ -118,6 +120,8 @@ def test_names(place):
     both = "model.dropout_rate=0.1", "model.attention.dropout_rate=0.2"
     (name,) = parse(place, "--sweep", *both).runs
     assert name == "model.dropout_rate=0.1,model.attention.dropout_rate=0.2,seed=0"
+    (name,) = parse(place, "--sweep", "evaluation.seed=3").runs
+    assert name == "evaluation.seed=3,seed=0"
     (name,) = parse(place, "--sweep", "data.directory=some/where").runs
     assert name == "directory=some_where,seed=0"
     assert sweep.parse([str(place / "tiny.py"), *KINDS]).workdir == Path("runs/tiny-sweep")
@@ -143,10 +147,6 @@ def test_mistakes_are_found_before_the_first_run(place, arguments, named):
     with pytest.raises(InputError, match=named):
         parse(place, *arguments.split())
     assert not (place / "sweep").exists()
-    place.joinpath("sweep").mkdir()
-    place.joinpath("sweep/config.json").write_text("{}")
-    with pytest.raises(InputError, match="sweep holds a run"):
-        parse(place, *KINDS)
 
 
 def test_finished_runs_are_not_repeated_and_later_ones_are_added(place, capsys):
@@ -183,14 +183,22 @@ def test_a_run_that_fails_is_told_and_tried_again_and_the_others_go_on(place, do
 
 
 def test_each_run_is_scored_after_it_is_trained(place):
-    _, calls = run(place, *KINDS, **{MHA: "error"})
-    assert calls == [MHA, SHA]
+    does = {MHA: "error", f"eval/{SHA}": "error"}
+    assert run(place, *KINDS, "--evaluate", **does)[1] == [MHA, SHA, f"eval/{SHA}"]
     # What is trained already is scored; what cannot be scored is told, and the others go on.
     found, calls = run(place, *KINDS, "--evaluate", **{f"eval/{SHA}": "error"})
     assert calls == [MHA, f"eval/{MHA}", f"eval/{SHA}"]
     assert [each["status"] for each in found["runs"]] == ["done", "failed"]
     assert run(place, *KINDS, "--evaluate")[1] == [f"eval/{SHA}"]
     assert run(place, *KINDS, "--evaluate")[1] == []
+    # Scores of a shorter training are old.
+    run(place, *KINDS, "--train.num_steps", "9")
+    longer = [*KINDS, "--evaluate", "--train.num_steps", "9"]
+    assert run(place, *longer)[1] == [f"eval/{MHA}", f"eval/{SHA}"]
+    # Scores of other sources have a name of their own.
+    longer += ["--evaluation.sources", "train.txt"]
+    assert run(place, *longer)[1][1::2] == [f"eval/{MHA}", f"eval/{SHA}"]
+    assert run(place, *longer)[1] == []
 
 
 def test_a_signal_ends_the_run_and_the_sweep(place):
@@ -213,8 +221,8 @@ def test_a_signal_ends_the_run_and_the_sweep(place):
     assert process.returncode == 128 + signal.SIGTERM
     assert f"stopped by {signal.SIGTERM:d}" in lines
     assert place.joinpath("calls.txt").read_text().split() == [MHA]
-    assert "ready" in place.joinpath("sweep", MHA, "log.txt").read_text()
     assert run(place, *KINDS)[1] == [MHA, SHA]
+    assert "ready" in place.joinpath("sweep", MHA, "log.txt").read_text()  # still
 
 
 def test_a_real_sweep_goes_on_where_it_was_interrupted(place):

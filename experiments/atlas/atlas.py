@@ -31,7 +31,7 @@ from experiments.atlas.cases import CONTROLS, LARGE, SOURCES, Case, Stage, base_
 from experiments.atlas.sizes import Fields
 from experiments.runs import Failed, Record, Runs, flags_of, note, read, search_rates
 from mhe_jax.config.fields import load_json
-from mhe_jax.tasks.cache import cached_numbers
+from mhe_jax.tasks.cost import cached_numbers
 
 # Where each search begins.
 RATES = {

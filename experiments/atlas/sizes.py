@@ -12,7 +12,7 @@ from mhe_jax.config import Config
 from mhe_jax.config.fields import set_field
 from mhe_jax.model.layers import attention_module
 from mhe_jax.tasks import TASKS
-from mhe_jax.tasks.cache import sublayers
+from mhe_jax.tasks.cost import sublayers
 
 # Layers more that are tried.
 MORE = range(1, 13)
@@ -42,7 +42,7 @@ def parameters(config: Config) -> int:
 
 
 def flops(config: Config) -> float:
-    """Of training, for each token of a row that is full (`mhe_jax.tasks.flops.FORMULA`)."""
+    """Of training, for each token of a row that is full (`mhe_jax.tasks.cost.FORMULA`)."""
     return TASKS[config.task].step_flops(config, 1) / config.data.sequence_length
 
 

@@ -30,7 +30,7 @@ from experiments.atlas.cases import (
 from experiments.atlas.sizes import changed
 from experiments.reports import grid, shown
 from experiments.runs import beyond, mean_and_deviation, read
-from mhe_jax.tasks.cache import cached_numbers
+from mhe_jax.tasks.cost import cached_numbers
 
 NOT_MEASURED = "not measured"
 REGIMES = {

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -32,7 +32,6 @@ from mhe_jax.config.loading import load_config
 from mhe_jax.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = "python experiments/fit/fit.py"
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base": ("bert_base.py", {}),
     "bert-large": (
@@ -51,76 +50,54 @@ RATES = (0.1, 0.0)
 TOKENS = 4096
 
 
-class Cell(NamedTuple):
-    topology: str
-    slices: int
-    shape: str
-    kind: str
-    attention_dropout: float
-
-    def __str__(self):
-        slices = f"-{self.slices}-slices" if self.slices > 1 else ""
-        how = f"{self.kind}-{self.attention_dropout:g}"
-        return f"search-{self.topology.replace(':', '-')}{slices}-{self.shape}-{how}"
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = command_line.PlainParser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIRECTORY")
     parser.add_argument("--topology", default="v5e:16x16")
-    parser.add_argument("--slices", type=command_line.positive, default=1)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--attention_dropout", nargs="+", type=float, default=RATES, metavar="RATE")
     args = parser.parse_args(arguments)
-    args.out.mkdir(parents=True, exist_ok=True)
-    for case in itertools.product(args.shapes, args.kinds, args.attention_dropout):
-        cell = Cell(args.topology, args.slices, *case)
-        file = args.out / f"{cell}.json"
-        if not file.exists():
-            found = {"part": "search", **cell._asdict(), **measured(cell, arguments)}
-            draft = file.with_suffix(".draft")
-            draft.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            draft.replace(file)
-    files = sorted(args.out.glob("search-*.json"))
-    print(*tables([json.loads(file.read_text()) for file in files]), sep="\n\n")
+    for shape, kind, rate in itertools.product(args.shapes, args.kinds, args.attention_dropout):
+        name = f"search-{args.topology.replace(':', '-')}-{shape}-{kind}-{rate:g}"
+        file = args.out / f"{name}.json"
+        if file.exists():
+            continue
+        print(f"{name} ...", file=sys.stderr)
+        about = {"topology": args.topology, "shape": shape, "kind": kind, "attention_dropout": rate}
+        about |= reports.made_by(__file__, arguments) | {"libtpu": reports.version_of("libtpu")}
+        try:
+            devices = describe_devices(args.topology)
+            found = ahead.search_batch(config_of(shape, kind, rate, len(devices)), devices)
+        except InputError as error:
+            print(f"not compiled: {name}: {error}")
+            continue
+        reports.save(file, about | found)
+    for table in tables([json.loads(file.read_text()) for file in args.out.glob("search-*.json")]):
+        print(table, end="\n\n")
     return 0
 
 
-def measured(cell: Cell, arguments: list[str] | None) -> dict[str, Any]:
-    about = reports.made_by(__file__, arguments) | {"libtpu": reports.version_of("libtpu")}
-    print(f"{cell} ...", file=sys.stderr)
-    try:
-        devices = describe_devices(cell.topology, cell.slices)
-        return {**about, **ahead.search_batch(config_of(cell, len(devices)), devices)}
-    except InputError as error:
-        return {**about, "refused": str(error)}
-
-
-def config_of(cell: Cell, num_devices: int) -> Config:
-    file, changes = SHAPES[cell.shape]
+def config_of(shape: str, kind: str, attention_dropout: float, num_devices: int) -> Config:
+    file, changes = SHAPES[shape]
     config = load_config(str(ROOT / "configs" / file))
     for field, value in {**changes, "data.row_multiple": num_devices}.items():
         config = set_field(config, field, value)
     heads = config.model.attention.num_heads
-    (fields,) = command_line.variants([cell.kind], ["auto"], heads).values()
-    fields = {**fields, "dropout_rate": cell.attention_dropout}
-    config = models.with_attention(config, fields)
+    (fields,) = command_line.variants([kind], ["auto"], heads).values()
+    config = models.with_attention(config, {**fields, "dropout_rate": attention_dropout})
     rows = TOKENS // config.data.sequence_length
     return TASKS[config.task].with_rows(config, num_devices * rows)
 
 
 def tables(found: list[dict]) -> Iterator[str]:
-    measured = [f for f in found if "fits" in f]
-    for jax, libtpu, date in sorted({(f["jax"], f["libtpu"], f["date"][:10]) for f in measured}):
-        yield f"Ahead of time, jax {jax}, libtpu {libtpu}, {date}; `{PROGRAM}`."
-    for topology, slices in dict.fromkeys((f["topology"], f["slices"]) for f in measured):
-        own = [f for f in measured if (f["topology"], f["slices"]) == (topology, slices)]
-        yield f"{f'{slices} slices of ' if slices > 1 else ''}{topology}, largest batch that fits:"
+    """One for each topology and compiler."""
+    about = ("topology", "jax", "libtpu")
+    for those in sorted({tuple(f[name] for name in about) for f in found}):
+        own = [f for f in found if tuple(f[name] for name in about) == those]
+        topology, jax, libtpu = those
+        yield f"{topology}, largest batch that fits, by jax {jax} and libtpu {libtpu}:"
         yield reports.table(COLUMNS, sorted(own, key=in_order))
-    for f in found:
-        if "refused" in f:
-            yield f"not compiled: {f['shape']} {f['kind']} on {f['topology']}: {f['refused']}"
 
 
 def in_order(found: dict) -> tuple[int, int, float]:

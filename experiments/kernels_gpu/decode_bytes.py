@@ -27,10 +27,10 @@ from experiments import command_line, models, reports
 from experiments.kernels_gpu.traffic import traffic
 from experiments.speed import decode
 from mhe_jax.analysis.hlo import Program
-from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import choices
 from mhe_jax.attention.engines import recording
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import Config
+from mhe_jax.evaluation import translator
 from mhe_jax.model import EncoderDecoder
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
@@ -49,20 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=command_line.positive, nargs="+", default=[64, 1024])
     models.add_flags(parser)
     args = parser.parse_args(arguments)
-    try:
-        device = describe_devices(args.topology)[0]
-    except InputError as error:
-        parser.error(str(error))
+    device = reports.ahead_of_time(parser, args.topology)
     config = models.experiment(parser, args, "translation", args.length)
-    about = {
-        "device": device.device_kind,
-        "shape": f"{models.shape_line(config)}; {args.length} tokens; {args.dtype}",
-        "jax": jax.__version__,
-        "cuda": reports.version_of("nvidia-cuda-nvcc"),
-        **reports.made_by(__file__, arguments),
-    }
-    print(f"{about['device']}, ahead of time; jax {about['jax']}, CUDA compiler {about['cuda']}")
-    print(f"`{about['command']}`, {about['date']}; {about['shape']}")
+    shape = f"{models.shape_line(config)}; {args.length} tokens; {args.dtype}"
+    cuda = reports.version_of("nvidia-cuda-nvcc")
+    about = reports.header_ahead(__file__, arguments, device, shape, cuda=cuda)
     variants = command_line.variants(args.kinds, args.forms, config.model.attention.num_heads)
     results = []
     for rows in args.rows:
@@ -87,17 +78,17 @@ def measure(config: Config, rows: int, length: int, device: Any) -> dict:
     sources, tokens = (jax.ShapeDtypeStruct((rows, n), jnp.int32) for n in (length, 1))
     made = jax.eval_shape(model.init, jax.random.key(0), sources, sources)
     params = nn.unbox(made["params"])
-    start = partial(decode.start_cache, model, length)
-    leaves = jax.eval_shape(start, params, sources)
-    given = params, *decode.fixed_and_moving(leaves), tokens, tokens
-    step = jax.jit(partial(decode.decode_step, model), donate_argnums=2)
+    start = partial(translator.start, model, length=length)
+    cross, own = jax.eval_shape(start, params, sources)
+    given = params, cross, own, tokens, tokens
+    step = jax.jit(partial(translator.step, model), donate_argnums=2)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), recording():
         compiled = step.lower(*jax.tree.map(placed, given)).compile()
         runs_as = choices()[config.model.attention.kind]
     return {
         "runs_as": runs_as,
         "bytes": traffic(Program(compiled.as_text() or "")),
-        "cache_bytes": sum(decode.cache_bytes(leaves, 1).values()),
+        "cache_bytes": sum(decode.cache_bytes(cross, own, 1).values()),
         "parameter_bytes": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)),
     }
 

@@ -37,10 +37,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments import command_line, reports
 from experiments.kernels_gpu.traffic import traffic
 from mhe_jax.analysis.hlo import Program
-from mhe_jax.analysis.topology import describe_devices
 from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import SHARED, Options
-from mhe_jax.config import InputError
 
 CASES = ("xla forward", "xla backward", "mosaic forward", "mosaic backward")
 # Instructions by the unit that they keep.
@@ -68,10 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     # One program in a process of its own: the compilers are told once where their files go.
     parser.add_argument("--compile", nargs=2, metavar=("CASE", "FILE"), help="for its own use")
     args = parser.parse_args(arguments)
-    try:
-        device = describe_devices(args.topology)[0]
-    except InputError as error:
-        parser.error(str(error))
+    device = reports.ahead_of_time(parser, args.topology)
     if args.compile:
         case, file = args.compile
         text = compiled(args, device, case).as_text() or ""
@@ -79,17 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     given = sys.argv[1:] if arguments is None else arguments
     results = [measure(args, case, given) for case in CASES]
-    about = {
-        "device": device.device_kind,
-        "shape": f"B = {args.batch}, T = {args.length}, H = {args.heads}, D = "
-        f"{args.head_features}, scores {args.score_features or args.head_features} wide, bfloat16, "
-        f"{'causal' if args.causal else 'no mask'}, dropout {args.dropout_rate}",
-        "jax": jax.__version__,
-        "cuda": reports.version_of("nvidia-cuda-nvcc"),
-        **reports.made_by(__file__, arguments),
-    }
-    print(f"{about['device']}, ahead of time; jax {about['jax']}, CUDA compiler {about['cuda']}")
-    print(f"`{about['command']}`, {about['date']}; {about['shape']}\n")
+    shape = (
+        f"B = {args.batch}, T = {args.length}, H = {args.heads}, D = {args.head_features}, scores "
+        f"{args.score_features or args.head_features} wide, bfloat16, "
+        f"{'causal' if args.causal else 'no mask'}, dropout {args.dropout_rate}"
+    )
+    cuda = reports.version_of("nvidia-cuda-nvcc")
+    about = reports.header_ahead(__file__, arguments, device, shape, cuda=cuda)
     print(reports.table(COLUMNS, results))
     reports.save(args.out, {"header": about, "results": results})
     return 0

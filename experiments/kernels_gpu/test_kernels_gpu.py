@@ -340,7 +340,7 @@ TINY += ["--vocabulary", "300", "--length", "6"]
 
 def test_bytes_of_a_decoding_step(tmp_path, monkeypatch):
     """Compiled for a device that is here: it reads all caches and parameters, at each batch."""
-    monkeypatch.setattr(decode_bytes, "describe_devices", lambda topology: jax.devices()[:1])
+    monkeypatch.setattr(reports, "describe_devices", lambda topology: jax.devices()[:1])
     monkeypatch.setattr(reports, "version_of", lambda library: "1")
     file = tmp_path / "bytes.json"
     arguments = ["--kinds", "mha", "mhe_add", "--rows", "2", "4", "--out", str(file)]

@@ -10,40 +10,41 @@ from experiments import reports
 from experiments.kernels_tpu import cycles, schedule
 
 
-def test_cycles_of_a_length_of_which_nothing_compiles(tmp_path, monkeypatch):
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """The rows of some lengths, by case, with cycles from a function of case, length and blocks."""
+
+    def measured(cycles_of, *lengths):
+        def measure(args, case, length, blocks):
+            count = cycles_of(case, length, blocks)
+            row = {"case": case, "length": length, "blocks": blocks, "matrix_units": []}
+            return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
+
+        device = types.SimpleNamespace(device_kind="a chip")
+        monkeypatch.setattr(reports, "describe_devices", lambda topology: [device])
+        monkeypatch.setattr(reports, "version_of", lambda library: "1")
+        monkeypatch.setattr(cycles, "measure", measure)
+        file = tmp_path / "cycles.json"
+        assert cycles.main(["--lengths", *map(str, lengths), "--out", str(file)]) == 0
+        return json.loads(file.read_text())["results"]
+
+    return measured
+
+
+def test_cycles_of_a_length_of_which_nothing_compiles(measured):
     """Do not take the rows of another length with them."""
-    device = types.SimpleNamespace(device_kind="a chip")
-    monkeypatch.setattr(reports, "describe_devices", lambda topology: [device])
-
-    def measure(args, case, length, blocks):
-        count = {"mha splash": None, "mha tokamax": 600, "sha splash": 300}.get(case, 200)
-        count = None if length == 512 else count
-        row = {"case": case, "length": length, "blocks": blocks, "matrix_units": []}
-        return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
-
-    monkeypatch.setattr(reports, "version_of", lambda library: "1")
-    monkeypatch.setattr(cycles, "measure", measure)
-    file = tmp_path / "cycles.json"
-    assert cycles.main(["--lengths", "256", "512", "--out", str(file)]) == 0
-    found = json.loads(file.read_text())["results"]
+    counts = {"mha splash": None, "mha tokamax": 600, "sha splash": 300, "mhe_add shared": 200}
+    found = measured(lambda case, length, _: None if length == 512 else counts[case], 256, 512)
     assert [row["fewer"] for row in found] == [None, 1, 2, 3, *[None] * 4]
 
 
-def test_cycles_are_compared_with_the_better_peer_by_its_best_blocks(tmp_path, monkeypatch):
-    device = types.SimpleNamespace(device_kind="a chip")
-    monkeypatch.setattr(reports, "describe_devices", lambda topology: [device])
+def test_cycles_are_compared_with_the_better_peer_by_its_best_blocks(measured):
+    counts = {"mha splash": 9000, "mha tokamax": 8096, "sha splash": 6000, "mhe_add shared": 1000}
 
-    def measure(args, case, length, blocks):
-        count = {"mha splash": 9000, "mha tokamax": 8096, "sha splash": 6000}.get(case, 1000)
-        count = None if blocks[:1] == (512,) else count - sum(blocks[1:2])
-        row = {"case": case, "length": length, "blocks": blocks, "matrix_units": []}
-        return row | dict.fromkeys(("forward", "backward", "rest", "cycles"), count)
+    def count(case, _, blocks):
+        return None if blocks[:1] == (512,) else counts[case] - sum(blocks[1:2])
 
-    monkeypatch.setattr(reports, "version_of", lambda library: "1")
-    monkeypatch.setattr(cycles, "measure", measure)
-    file = tmp_path / "cycles.json"
-    assert cycles.main(["--lengths", "4096", "--out", str(file)]) == 0
-    found = {row["case"]: row for row in json.loads(file.read_text())["results"]}
+    found = {row["case"]: row for row in measured(count, 4096)}
     assert found["mha splash"]["blocks"] == [1024, 4096, 1024]
     assert found["mhe_add shared"]["fewer"] == 4
 

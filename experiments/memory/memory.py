@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments import command_line, reports, timing
-from mhe_jax.analysis.memory import layer_memory
+from mhe_jax.analysis.ahead import layer_memory
 from mhe_jax.attention import make_attention, recording
 
 LENGTHS = [128, 256, 512, 1024, 2048, 4096]

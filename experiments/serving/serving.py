@@ -17,14 +17,14 @@ once to warm up (and to compile) and then all sentences when it is its turn, onc
 """
 
 import itertools
-import json
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from experiments import command_line, reports, timing
 from mhe_jax.config import InputError
 
 OURS = "mhe_jax float32"
+translate: Callable[[list[str]], list[str]]  # of the process of a `Worker`
 CASES = (OURS, "CTranslate2 float32", "CTranslate2 int8")
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "case": lambda row: row["case"],
@@ -91,6 +92,8 @@ def measured(args, config, exported: Path) -> list[dict[str, Any]]:
 
     pairs = itertools.islice(open_split(config, "test"), args.sentences)
     texts, references = map(list, zip(*pairs, strict=True))
+    # OpenMP of CTranslate2 would wait actively beside the others' turns.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_WAIT_POLICY": "passive"}
     workers = [Worker(case, args, exported, texts, config.model.max_length) for case in CASES]
     try:
         order = random.Random(0)
@@ -99,7 +102,7 @@ def measured(args, config, exported: Path) -> list[dict[str, Any]]:
                 worker.translate()
     finally:
         for worker in workers:
-            worker.end()
+            worker.pool.shutdown()
     rows, ours = [], workers[0].found
     for worker in workers:
         case = timing.Case({"case": worker.case}, lambda: None, memory=worker.memory)
@@ -124,53 +127,34 @@ class Worker:
     """A process that translates all texts each time it is asked."""
 
     def __init__(self, case: str, args, exported: Path, texts: list[str], longest: int):
-        self.case, self.seconds, self.found, self.memory = case, [], [], 0
-        settings = {name: getattr(args, name) for name in ("beam", "batch_size", "threads")}
-        given = {"case": case, "run": str(args.run), "exported": str(exported)}
+        self.case, self.texts, self.seconds = case, texts, []
+        given = {name: getattr(args, name) for name in ("beam", "batch_size", "threads")}
+        given |= {"case": case, "run": str(args.run), "exported": str(exported), "longest": longest}
         begin = time.perf_counter()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # OpenMP of CTranslate2 would wait actively beside the others' turns.
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "OMP_WAIT_POLICY": "passive"},
-        )
-        self._ask({**given, **settings, "texts": texts, "longest": longest})
+        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, (given,))
+        self.found, self.memory, _ = self.pool.submit(work, texts).result()
         self.first = time.perf_counter() - begin  # it is warm
 
     def translate(self) -> None:
-        answer = self._ask({})
-        self.seconds.append(answer["seconds"])
-        self.found, self.memory = answer["found"], answer["memory"]
-
-    def end(self) -> None:
-        self._process.communicate()
-
-    def _ask(self, what: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(what), file=self._process.stdin, flush=True)
-        if not (line := self._process.stdout.readline()):
-            raise SystemExit(f"{self.case} has ended")
-        return json.loads(line)
+        self.found, self.memory, seconds = self.pool.submit(work, self.texts).result()
+        self.seconds.append(seconds)
 
 
-def work() -> None:
-    """The other side of `Worker`: a line of JSON for each that comes in."""
-    given = json.loads(sys.stdin.readline())
+def start(given: dict[str, Any]) -> None:
+    """In the process of a `Worker`, first."""
+    global translate
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given["threads"]])
     translate = ours(given) if given["case"] == OURS else served(given)
-    while True:
-        begin = time.perf_counter()
-        found = translate(given["texts"])
-        seconds = time.perf_counter() - begin
-        # Of this program alone: `ru_maxrss` of a child begins with what its parent had.
-        status = Path("/proc/self/status").read_text().partition("VmHWM:")[2]
-        memory = 1024 * int(status.split()[0])
-        print(json.dumps({"seconds": seconds, "found": found, "memory": memory}), flush=True)
-        if not sys.stdin.readline():
-            return
+
+
+def work(texts: list[str]) -> tuple[list[str], int, float]:
+    """In the process of a `Worker`: the translations, its most bytes so far, and seconds."""
+    begin = time.perf_counter()
+    found = translate(texts)
+    seconds = time.perf_counter() - begin
+    # Of this program alone: `ru_maxrss` of a child begins with what its parent had.
+    memory = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
+    return found, 1024 * int(memory), seconds
 
 
 def ours(given: dict[str, Any]) -> Callable[[list[str]], list[str]]:
@@ -211,4 +195,4 @@ def served(given: dict[str, Any]) -> Callable[[list[str]], list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(work() if sys.argv[1:] == ["--worker"] else main())
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """Serving and input, at a small size: what is measured, and what is told."""
 
 import json
+import lzma
 import subprocess
 import sys
 
@@ -52,13 +53,13 @@ def test_serving_of_another_task(tmp_path, capsys):
 
 
 def test_input(tmp_path, monkeypatch):
-    """One case, without an index and with it."""
-    given = input_pipeline.cases
-    monkeypatch.setattr(input_pipeline, "cases", lambda *size: given(*size)[5:6])
-    monkeypatch.setattr(input_pipeline, "BARRED", ("translation",))
+    """One case, cold and warm."""
     monkeypatch.setitem(input_pipeline.BARS, "cold_seconds", 0.0)
+    monkeypatch.setattr(input_pipeline, "VOCABULARY_SIZE", 300)
+    (tmp_path / "text.xz").write_bytes(lzma.compress(b"the dog and the cat see a tree\n" * 99))
     out = tmp_path / "input.json"
-    arguments = ["--gigabytes", "0.002", "--steps", "5", "--out", str(out)]
+    arguments = ["--text", str(tmp_path / "text.xz"), "--cases", "translation"]
+    arguments += ["--gigabytes", "0.002", "--steps", "5", "--out", str(out)]
     assert input_pipeline.main(arguments) == 1  # the bar is missed
     rows = json.loads(out.read_text())["results"]
     assert [row["case"] for row in rows] == ["translation"]

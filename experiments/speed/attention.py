@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     peak, results = reports.split_peak(results)
     (empty,) = (r for r in results if r["case"] == "empty")
     results.remove(empty)
-    compare(results)
+    reports.beside_peers(results)
     print(*reports.header_lines(about), sep="\n\n", end="\n\n")
     print(
         f"{args.tokens} tokens a batch, {args.heads} heads of {args.head_features}"
@@ -93,15 +93,6 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "GFLOP/s": lambda r: f"{r['flops_per_second'] / 1e9:,.0f}",
     "of peak": lambda r: f"{r['of_peak']:.1%}",
 }
-
-
-def compare(results: list[dict]) -> None:
-    """Adds to each row its speed beside the fastest peer's."""
-    for rows in reports.tables(results):
-        fastest = next((r for r in rows if r["peer"]), None)
-        for row in rows:
-            row["fastest_peer"] = fastest and fastest["case"]
-            row["speed"] = fastest and fastest["median_ms"] / row["median_ms"]
 
 
 def attention_cases(args) -> Iterator[tuple[str, nn.Module]]:

@@ -18,7 +18,6 @@ take turns, one decoding a round; encoding the sources is part.
 """
 
 import itertools
-import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -27,17 +26,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from experiments import command_line, models, reports, timing
 from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
-from mhe_jax.data import BOS, EOS, NUM_SPECIAL, PAD
-from mhe_jax.evaluation.decoding import beam_search, expand_to_beams, unrolled
+from mhe_jax.data import NUM_SPECIAL
+from mhe_jax.evaluation import translator
 from mhe_jax.model import EncoderDecoder
 
 
@@ -130,74 +127,36 @@ class Decoding:
             self.params = init(jax.random.key(0))
         run = partial(decode, model, args.length, beams)
         compiled = jax.jit(run).lower(self.params, sources).compile()
-        start = partial(start_cache, model, args.length)
+        start = partial(translator.start, model, length=args.length)
+        cross, own = jax.eval_shape(start, self.params, sources)
         about = {
             "case": self.name,
             "search": "greedy" if beams == 1 else f"{beams} beams",
             "beams": beams,
             "batch": batch,
-            "cache_bytes": cache_bytes(jax.eval_shape(start, self.params, sources), beams),
+            "cache_bytes": cache_bytes(cross, own, beams),
         }
         memory = timing.memory_of(compiled)
         return [timing.Case(about, lambda: compiled(self.params, sources), memory=memory)]
 
 
-def start_cache(model: EncoderDecoder, length: int, params: Any, sources: jax.Array) -> dict:
-    _, state = model.apply(
-        {"params": params}, sources, length, method="start_cache", mutable=["cache"]
-    )
-    return flatten_dict(nn.unbox(state["cache"]))
-
-
-def fixed_and_moving(leaves: dict) -> tuple[dict, dict]:
-    """What cross-attention reads, the same for all beams of a row and never reordered; the rest."""
-    fixed = {path: leaf for path, leaf in leaves.items() if "cross_attention" in path}
-    return fixed, {path: leaf for path, leaf in leaves.items() if path not in fixed}
-
-
-def decode_step(model: EncoderDecoder, params: Any, fixed: dict, moving: dict, tokens, positions):
-    """Logits after `tokens`, and `moving` with them."""
-    logits, state = model.apply(
-        {"params": params, "cache": unflatten_dict({**fixed, **moving})},
-        tokens,
-        positions,
-        method="decode_step",
-        mutable=["cache"],
-    )
-    leaves = flatten_dict(state["cache"])
-    return logits[:, 0], {path: leaves[path] for path in moving}
-
-
 def decode(model: EncoderDecoder, length: int, beams: int, params: Any, sources: jax.Array):
-    """As `mhe_jax.evaluation.translator` does it, for outputs that all have the same length."""
-    model, params = unrolled(model, params)
-    fixed, moving = fixed_and_moving(start_cache(model, length, params, sources))
-    fixed = expand_to_beams(fixed, beams, model.cache_batch_axis)
-    step = partial(decode_step, model, params, fixed)
+    """Outputs that all have the same length: none may end before."""
     limits = jnp.full(sources.shape[:1], length, jnp.int32)
-    return beam_search(
-        step,
-        moving,
-        limits,
-        max_length=length,
-        beam_size=beams,
-        bos_id=BOS,
-        eos_id=EOS,
-        pad_id=PAD,
-        forbidden_ids=(PAD, BOS, EOS),  # nothing ends before its time
-        batch_axis=model.cache_batch_axis,
-        early_stop=False,
-    )
+    shape = {"max_length": length, "min_length": length, "beam_size": beams}
+    return translator.search(model, params, sources, limits, **shape)
 
 
-def cache_bytes(leaves: dict, beams: int) -> dict[str, int]:
+def cache_bytes(cross: dict, own: dict, beams: int) -> dict[str, int]:
     """Of keys and values only, not of the few numbers that count tokens."""
-    sizes = {"self": 0, "cross": 0}
-    for path, leaf in leaves.items():
-        if path[-1].startswith("cached_"):
-            role = "cross" if "cross_attention" in path else "self"
-            sizes[role] += beams * math.prod(leaf.shape) * leaf.dtype.itemsize
-    return sizes
+    return {
+        role: sum(
+            beams * leaf.size * leaf.dtype.itemsize
+            for path, leaf in found.items()
+            if path[-1].startswith("cached_")
+        )
+        for role, found in (("self", own), ("cross", cross))
+    }
 
 
 if __name__ == "__main__":

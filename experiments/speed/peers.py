@@ -16,9 +16,7 @@ from experiments import pytorch, timing
 RUNS = ("forward", "with gradients")
 
 
-def jax_cases(
-    about: dict, function: Callable, inputs: tuple, flops: float, runs: tuple[str, ...] = RUNS
-) -> list[timing.Case]:
+def jax_cases(about: dict, function: Callable, inputs: tuple, flops: float) -> list[timing.Case]:
     """The runs of a function of arrays; its gradients by `jax.vjp` with the cotangent given."""
 
     def with_gradients(cotangent, *inputs):
@@ -28,12 +26,9 @@ def jax_cases(
     shape = jax.eval_shape(function, *inputs)
     cotangent = draw(jax.random.key(1), shape)
     cases = []
-    for run, timed, given, times in (
-        ("forward", function, inputs, 1),
-        ("with gradients", with_gradients, (cotangent, *inputs), 3),
+    for run, timed, given, times in zip(
+        RUNS, (function, with_gradients), (inputs, (cotangent, *inputs)), (1, 3), strict=True
     ):
-        if run not in runs:
-            continue
         compiled = jax.jit(timed).lower(*given).compile()
         call = functools.partial(compiled, *given)
         memory = timing.memory_of(compiled)
@@ -66,14 +61,12 @@ def peer_flops(args, length: int) -> float:
     return core_flops({"query": shape, "key": shape, "value": shape}, args.causal)
 
 
-def peer_cases(
-    about, args, length, function, heads_first=False, runs: tuple[str, ...] = RUNS, dtype=None
-) -> list[timing.Case]:
+def peer_cases(about, args, length, function, heads_first=False) -> list[timing.Case]:
     B, T, H, D = peer_shape(args, length)
     shape = (B, H, T, D) if heads_first else (B, T, H, D)
-    shape = jax.ShapeDtypeStruct(shape, dtype or args.dtype)
+    shape = jax.ShapeDtypeStruct(shape, args.dtype)
     qkv = tuple(draw(key, shape) for key in jax.random.split(jax.random.key(0), 3))
-    return jax_cases(about, function, qkv, peer_flops(args, length), runs)
+    return jax_cases(about, function, qkv, peer_flops(args, length))
 
 
 def causal_array(length: int) -> jax.Array:
@@ -103,31 +96,6 @@ def jax_nn(implementation, about, args, length):
         jax.nn.dot_product_attention, is_causal=args.causal, implementation=implementation
     )
     return peer_cases(about, args, length, lambda q, k, v: attend(q, k, v))
-
-
-def flash_gpu(about, args, length):
-    needs("gpu")
-    from jax.experimental.pallas.ops.gpu.attention import mha
-
-    scale = args.head_features**-0.5
-
-    def attend(q, k, v):
-        return mha(q, k, v, None, sm_scale=scale, causal=args.causal)
-
-    return peer_cases(about, args, length, attend)
-
-
-def mosaic_gpu(about, args, length):
-    needs("gpu")
-    from jax.experimental.pallas.ops.gpu.attention_mgpu import TuningConfig, attention
-
-    config = TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2, causal=args.causal)
-
-    def attend(q, k, v):
-        return attention(q * args.head_features**-0.5, k, v, config)
-
-    # Its backward pass knows no causal mask, and some of its arrays are float16 whatever the input.
-    return peer_cases(about, args, length, attend, runs=("forward",), dtype="float16")
 
 
 def torch_sdpa(backend, about, args, length):
@@ -171,9 +139,6 @@ PEERS: dict[str, Callable] = {
     "plain XLA MHA": plain_xla,
     "jax.nn xla": functools.partial(jax_nn, "xla"),
     "jax.nn cudnn": functools.partial(jax_nn, "cudnn"),
-    "Pallas flash, GPU": flash_gpu,
-    "Pallas flash, Mosaic GPU, float16": mosaic_gpu,
     "PyTorch SDPA": functools.partial(torch_sdpa, None),
-    "PyTorch flash": functools.partial(torch_sdpa, "FLASH_ATTENTION"),
     "PyTorch cuDNN": functools.partial(torch_sdpa, "CUDNN_ATTENTION"),
 }

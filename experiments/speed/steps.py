@@ -10,7 +10,6 @@ import numpy as np
 
 from experiments import pytorch, timing
 from mhe_jax.attention import MultiHeadAttention
-from mhe_jax.attention.cost import Widths
 from mhe_jax.config import Config
 from mhe_jax.data import NUM_SPECIAL
 from mhe_jax.data.examples import num_predictions
@@ -103,9 +102,12 @@ class FlaxAttention(nn.MultiHeadDotProductAttention):
         dense = None if mask is None else mask.to_dense(inputs_q.shape[-2], keys.shape[-2])
         return super().__call__(inputs_q, keys, mask=dense, deterministic=deterministic)
 
-    def widths(self, head_features: int) -> Widths:
+    def check(self, head_features: int, features: int) -> None:
+        """Flax itself checks."""
+
+    def core(self, head_features: int) -> tuple[int, int, int]:
         """Its cost, that of `mha`."""
-        return MultiHeadAttention(self.num_heads, parent=None).widths(head_features)
+        return MultiHeadAttention(self.num_heads, parent=None).core(head_features)
 
     def untrained(self) -> tuple[str, ...]:
         """None of its parameters."""

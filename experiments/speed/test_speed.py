@@ -43,7 +43,7 @@ def test_attention(capsys, tmp_path):
         assert row["flops"] > 0
         assert row["speed"] > 0
     left_out = [name for names in found["left_out"].values() for name in names]
-    assert "Pallas flash, GPU" in left_out
+    assert "jax.nn cudnn" in left_out
 
 
 def test_every_kind_and_form_is_measured():
@@ -125,6 +125,13 @@ def test_decode(capsys, tmp_path):
         if case == "mhe_add":
             assert row["cache_bytes"] == {name: size // 3 for name, size in mha.items()}
         assert row["tokens_per_second"] > 0
+
+
+def test_every_row_is_decoded_to_its_longest_length():
+    """Also where two tokens alone could be in the place of an end."""
+    args, config = decode.parse([*SHAPE, "--kinds", "mha", "--vocabulary", "7"])
+    (case,) = decode.Decoding("mha", config, args).case(batch=16, beams=2)
+    assert (case.call().lengths == 6).all()
 
 
 def test_a_kind_that_fails_is_left_out_of_its_batch(capsys, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ from experiments import command_line, models, reports, timing
 from experiments.speed import steps
 from mhe_jax.cli.process import ask_for_huge_pages
 from mhe_jax.config import Config
-from mhe_jax.tasks.flops import FORMULA
+from mhe_jax.tasks.cost import FORMULA
 
 
 def parse(arguments: list[str] | None):
@@ -60,7 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
         cases = timing.peak_cases(args.dtype) + timing.made(programs(config, args), left_out)
         peaks[task], found = reports.split_peak(timing.measure(cases, args.rounds, left_out))
         cases.clear()
-        compare(found)
+        reports.beside_peers(found)
+        for row in found:
+            row["tokens_per_second"] = 1e3 * row["tokens"] / row["median_ms"]
         results += found
         print(
             f"\n### {task}, T = {config.data.sequence_length}\n\n"
@@ -84,14 +86,6 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "parameters": lambda r: f"{r['parameters']['total']:,}",
     "of attention": lambda r: f"{r['parameters']['attention']:,}",
 }
-
-
-def compare(results: list[dict]) -> None:
-    """Adds tokens/s, and the speed beside the fastest peer's."""
-    fastest_ms = min((r["median_ms"] for r in results if r["peer"]), default=None)
-    for r in results:
-        r["tokens_per_second"] = 1e3 * r["tokens"] / r["median_ms"]
-        r["speed"] = fastest_ms and fastest_ms / r["median_ms"]
 
 
 def programs(config: Config, args) -> dict[str, Callable[[], list[timing.Case]]]:

@@ -1,12 +1,11 @@
-"""Compiling the train step for devices that are not there: whether it fits, and what it costs.
+"""Compiling ahead of time: whether the train step fits devices, also absent ones, and its cost.
 
-Nothing is read but the config, and labels of your own examples; nothing is written. The step is the
-one that training runs, over the same mesh, state and optimizer. The batch has the shape of
+Nothing is read but the config, and labels of your own examples; nothing is written or run. The step
+is the one that training runs, over the same mesh, state and optimizer. The batch has the shape of
 training, in translation that of the longest bucket. A step that does not fit is an answer, not an
 error.
 """
 
-import dataclasses
 import math
 import re
 import sys
@@ -14,15 +13,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mhe_jax import tasks
 from mhe_jax.analysis.collectives import collectives_of
 from mhe_jax.analysis.hlo import Program
 from mhe_jax.analysis.topology import describe_devices, hbm_bytes
-from mhe_jax.attention import choices, recording
+from mhe_jax.attention import Mask, choices, recording
 from mhe_jax.config import Config, Target
 from mhe_jax.config.rules import mesh_shape
 from mhe_jax.data import examples
@@ -99,8 +100,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         "fits": compiled is not None and (hbm is None or total <= hbm),
         "bytes_per_chip": {**own, "total": total},
         "hbm_bytes": hbm,
-        "collectives": program
-        and {kind: dataclasses.asdict(c) for kind, c in collectives_of(program).items()},
+        "collectives": program and collectives_of(program),
         "flops": flops,
         "flops_per_chip": flops / mesh.size,
         "estimated_cycles": program and program.cycles(),
@@ -178,6 +178,43 @@ def needed_bytes(message: str) -> int | None:
     sizes = re.findall(r"([\d.]+)([KMGT])\b", message)
     number, unit = sizes[0] if sizes else ("0", "K")
     return int(float(number) * 2 ** (10 * (1 + "KMGT".index(unit))))
+
+
+def layer_memory(
+    module: nn.Module,
+    shape: tuple[int, int, int],
+    dtype: str,
+    *,
+    causal: bool = False,
+    gradients: bool = False,
+    mesh: Mesh | None = None,
+) -> int:
+    """Bytes that self-attention needs on x of `shape` [B, T, M], beside x and the parameters.
+
+        bytes = temporaries + outputs, as the compiler lays them out
+
+    of `module(x)`, or with `gradients` of its output and the gradients of x and all parameters.
+    `mesh` is of one device, such as a TPU that is not here; without one it is the first there is.
+    """
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    params = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
+    if mesh is not None:
+        whole = NamedSharding(mesh, PartitionSpec())
+        params, x = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), (params, x)
+        )
+    mask = Mask.causal() if causal else Mask()
+
+    def apply(params, x) -> Any:
+        return module.apply(params, x, mask=mask)
+
+    def with_gradients(params, x):
+        output, pull = jax.vjp(apply, params, x)
+        return output, pull(jnp.ones_like(output))
+
+    compiled = jax.jit(with_gradients if gradients else apply).lower(params, x).compile()
+    analysis: Any = compiled.memory_analysis()
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
 
 
 def described(found: dict[str, Any]) -> Iterator[str]:

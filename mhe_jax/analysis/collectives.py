@@ -11,9 +11,7 @@ scattered and gathered within each slice; the parts that travel between slices a
 own.
 """
 
-import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mhe_jax.analysis.hlo import Instruction, Program, array_bytes, branches
 
@@ -32,60 +30,45 @@ DISGUISES = (
     ("windowed_dot_general_body_ag", "all-gather"),
     ("windowed_dot_general_body_rs", "reduce-scatter"),
 )
+# A collective: how often it runs, its kind, and the bytes of its arrays.
+Sent = tuple[int, str, list[int]]
 
 
-@dataclass(frozen=True)
-class Collective:
-    """All collectives of a kind: how often they run, their bytes, and the largest array of one."""
-
-    count: int = 0
-    bytes: int = 0
-    largest: int = 0
-
-    def __add__(self, other: "Collective") -> "Collective":
-        largest = max(self.largest, other.largest)
-        return Collective(self.count + other.count, self.bytes + other.bytes, largest)
-
-    def __mul__(self, times: int) -> "Collective":
-        return Collective(times * self.count, times * self.bytes, self.largest if times else 0)
-
-
-Collectives = dict[str, Collective]
+def collectives_of(program: Program) -> dict[str, dict[str, int]]:
+    """The collectives of one call, by kind: how many run (`count`), their `bytes`, and the bytes of
+    the `largest` array of one. A conditional counts as its branch with most bytes.
+    """
+    sent = [*_sent(program, program.entry)]
+    found = {}
+    for kind in COLLECTIVES:
+        if own := [(times, arrays) for times, of, arrays in sent if of == kind]:
+            found[kind] = {
+                "count": sum(times for times, _ in own),
+                "bytes": sum(times * sum(arrays) for times, arrays in own),
+                "largest": max(max(arrays, default=0) for _, arrays in own),
+            }
+    return found
 
 
-def collectives_of(program: Program) -> Collectives:
-    """The collectives of one call, by kind; a conditional counts as its branch with most bytes."""
-
-    @functools.cache
-    def of(name: str) -> Collectives:
-        found: Collectives = {}
-        channels: set[tuple[str, str | None]] = set()
-
-        def add(kind: str, collective: Collective) -> None:
-            found[kind] = found.get(kind, Collective()) + collective
-
-        for own, i in _with_fused(program, name):
-            kind = _kind(i)
-            if kind in COLLECTIVES:
-                # A collective that is cut up and fused with other work stands in several places.
-                channel = kind, i.called("channel_id")
-                if channel[1] is None or channel not in channels:
-                    channels.add(channel)
-                    meant = (k for part, k in DISGUISES if part in own)
-                    add(next(meant, kind), _moved(program, own, i))
-            elif kind == "while":
-                for kind, collective in of(i.called("body") or "").items():
-                    add(kind, collective * program.trips(i))
-            elif kind == "conditional":
-                weigh = lambda branch: sum(c.bytes for c in branch.values())  # noqa: E731
-                for kind, collective in max(map(of, branches(i)), key=weigh).items():
-                    add(kind, collective)
-            elif kind == "call":
-                for kind, collective in of(i.called("to_apply") or "").items():
-                    add(kind, collective)
-        return found
-
-    return {kind: of(program.entry)[kind] for kind in COLLECTIVES if kind in of(program.entry)}
+def _sent(program: Program, name: str, times: int = 1) -> Iterator[Sent]:
+    """The collectives of a computation that runs so often, and of what it runs."""
+    channels: set[tuple[str, str | None]] = set()
+    for own, i in _with_fused(program, name):
+        kind = _kind(i)
+        if kind in COLLECTIVES:
+            # A collective that is cut up and fused with other work stands in several places.
+            channel = kind, i.called("channel_id")
+            if channel[1] is None or channel not in channels:
+                channels.add(channel)
+                meant = (k for part, k in DISGUISES if part in own)
+                yield times, next(meant, kind), _arrays(program, own, i)
+        elif kind == "while":
+            yield from _sent(program, i.called("body") or "", times * program.trips(i))
+        elif kind == "conditional":
+            each = ([*_sent(program, branch, times)] for branch in branches(i))
+            yield from max(each, key=lambda sent: sum(n * sum(arrays) for n, _, arrays in sent))
+        elif kind == "call":
+            yield from _sent(program, i.called("to_apply") or "", times)
 
 
 def _kind(i: Instruction) -> str:
@@ -102,12 +85,11 @@ def _with_fused(program: Program, name: str) -> Iterator[tuple[str, Instruction]
             yield from _with_fused(program, i.called("calls") or "")
 
 
-def _moved(program: Program, name: str, i: Instruction) -> Collective:
+def _arrays(program: Program, name: str, i: Instruction) -> list[int]:
+    """The bytes of each array that counts."""
     own = program.computations[name]
     if i.opcode == "all-gather":
-        arrays = array_bytes(i.shape)
-    elif i.opcode == "all-gather-start":  # what is handed in, what is got, and more
-        arrays = array_bytes(i.shape)[len(i.operands) : 2 * len(i.operands)]
-    else:
-        arrays = [b for operand in i.operands for b in array_bytes(own[operand].shape)]
-    return Collective(1, sum(arrays), max(arrays, default=0))
+        return array_bytes(i.shape)
+    if i.opcode == "all-gather-start":  # what is handed in, what is got, and more
+        return array_bytes(i.shape)[len(i.operands) : 2 * len(i.operands)]
+    return [size for operand in i.operands for size in array_bytes(own[operand].shape)]

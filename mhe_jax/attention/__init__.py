@@ -16,21 +16,6 @@ import dataclasses
 from mhe_jax.attention.conversion import Activations, convert
 from mhe_jax.attention.engines import choices, recording
 from mhe_jax.attention.kinds import KINDS
-from mhe_jax.attention.kinds.collaborative import CollaborativeAttention
-from mhe_jax.attention.kinds.el import ELAttention
-from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
-from mhe_jax.attention.kinds.gta import GroupedTiedAttention
-from mhe_jax.attention.kinds.mfa import MultiMatrixFactorizationAttention
-from mhe_jax.attention.kinds.mha import MultiHeadAttention
-from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
-from mhe_jax.attention.kinds.mhe_add import MHEAddAttention
-from mhe_jax.attention.kinds.mhe_mul import MHEMulAttention
-from mhe_jax.attention.kinds.mla import MultiHeadLatentAttention
-from mhe_jax.attention.kinds.mqa import MultiQueryAttention
-from mhe_jax.attention.kinds.mva import MultiValueAttention
-from mhe_jax.attention.kinds.sha import SingleHeadAttention
-from mhe_jax.attention.kinds.skv import SharedKeyValueAttention
-from mhe_jax.attention.kinds.tpa import TensorProductAttention
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.module import Attention
 from mhe_jax.attention.rotary import Rotary
@@ -40,28 +25,21 @@ __all__ = [
     "KINDS",
     "Activations",
     "Attention",
-    "CollaborativeAttention",
-    "ELAttention",
-    "GroupedQueryAttention",
-    "GroupedTiedAttention",
-    "MHEAddAttention",
-    "MHEMulAttention",
     "Mask",
-    "MultiHeadAttention",
-    "MultiHeadLatentAttention",
-    "MultiMatrixFactorizationAttention",
-    "MultiQueryAttention",
-    "MultiValueAttention",
-    "MultipleHeadEmbeddingAttention",
     "Rotary",
-    "SharedKeyValueAttention",
-    "SingleHeadAttention",
-    "TensorProductAttention",
     "choices",
     "convert",
     "make_attention",
     "recording",
 ]
+
+
+def __getattr__(name: str) -> type[Attention]:
+    """The class of a kind, such as `MultiValueAttention`."""
+    for module in KINDS.values():
+        if module.__name__ == name:
+            return module
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def make_attention(kind: str, **fields) -> Attention:

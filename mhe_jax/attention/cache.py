@@ -22,37 +22,7 @@ KeyValues = dict[str, jax.Array]
 
 def is_filled_once(module: nn.Module) -> bool:
     """Whether the cache is the fixed one of cross-attention, written by `fill_cache`."""
-    return _has_entries(module) and not _is_begun(module)
-
-
-def extend(
-    module: nn.Module, entries: KeyValues, mask: Mask, queries: int
-) -> tuple[KeyValues, Mask, jax.Array | None]:
-    """Append the entries of a self-attention call, or make the cache if there is none.
-
-    Returns all that the cache holds, `mask` for keys that begin at the start of the row, and which
-    rows ran past the end [B]; a call that only makes the cache attends to its own tokens.
-
-    Raises:
-      ValueError: entries that are not those of `queries` tokens; as `append`.
-    """
-    if not _is_begun(module):
-        create(module, entries)
-        return entries, mask, None
-    if (keys := next(iter(entries.values())).shape[1]) != queries:
-        raise ValueError(
-            f"decode=True: {queries} queries and {keys} keys, and self-attention takes as many: "
-            "fill the cache of cross-attention by fill_cache"
-        )
-    entries, offset, overflow = append(module, entries)
-    if mask.is_causal and mask.offset is None:
-        # Replaced by a causal mask whose positions count from the start of the row.
-        mask = dataclasses.replace(mask, is_causal=False)
-    if mask.window is not None and mask.window_offset is None:
-        mask = dataclasses.replace(mask, window_offset=offset)
-    # One query sees the first keys, up to its own place: lengths, which more engines take.
-    earlier = Mask.lengths(offset + 1) if queries == 1 else Mask.causal(offset)
-    return entries, mask & earlier, overflow
+    return not _is_begun(module) and bool(read(module))
 
 
 def positions(module: nn.Module, tokens: int) -> jax.Array:
@@ -61,14 +31,6 @@ def positions(module: nn.Module, tokens: int) -> jax.Array:
     if _is_begun(module):
         places += module.get_variable("cache", "cache_index")[:, None]
     return places
-
-
-def create(module: nn.Module, entries: KeyValues) -> None:
-    """An empty cache of as many positions as `entries` has tokens."""
-    for name, array in entries.items():
-        module.variable("cache", f"cached_{name}", jnp.zeros, array.shape, array.dtype)
-    batch = next(iter(entries.values())).shape[0]
-    module.variable("cache", "cache_index", jnp.zeros, (batch,), jnp.int32)
 
 
 def fill(module: nn.Module, entries: KeyValues) -> None:
@@ -87,56 +49,81 @@ def fill(module: nn.Module, entries: KeyValues) -> None:
 
 def read(module: nn.Module) -> KeyValues:
     """The arrays of the cache."""
-    leaves, prefix = module.variables["cache"], "cached_"
+    leaves, prefix = module.variables.get("cache", {}), "cached_"
     return {name.removeprefix(prefix): x for name, x in leaves.items() if name.startswith(prefix)}
 
 
-def append(module: nn.Module, entries: KeyValues) -> tuple[KeyValues, jax.Array, jax.Array]:
-    """Write T new tokens after each row's last.
+def extend(
+    module: nn.Module, entries: KeyValues, mask: Mask, queries: int
+) -> tuple[KeyValues, Mask, jax.Array | None]:
+    """Append the entries of a self-attention call, or make a cache of their length if there is
+    none.
 
-    Returns all that the cache holds, the position of the first new token [B], and which rows ran
-    past the end [B]; a token past the end is not written.
+    Returns all that the cache holds, `mask` for keys that begin at the start of the row, and which
+    rows ran past the end [B]; a call that only makes the cache attends to its own tokens.
 
     Raises:
-      ValueError: the write is already known to pass the end (T alone is too long, or the call is
-        not traced), the arrays do not fit the cache, or they lie on a mesh with Explicit axes.
+      ValueError: entries that are not those of `queries` tokens; as `append`.
     """
-    index = module.get_variable("cache", "cache_index")
-    merged = {}
-    tokens = length = 0
-    for name, array in entries.items():
-        cached = module.get_variable("cache", f"cached_{name}")
-        tokens, length = array.shape[1], cached.shape[1]
-        if AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types:
-            raise ValueError(
-                "decoding is not for a mesh with Explicit axes; make it of Auto axes by "
-                "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * number_of_axes)"
-            )
-        if array.shape[0] != cached.shape[0] or array.shape[2:] != cached.shape[2:]:
-            raise ValueError(
-                f"cached_{name} has shape {cached.shape}, which the new {array.shape} does not fit "
-                "in batch or width"
-            )
-        if tokens > length:
-            raise ValueError(f"{tokens} new tokens do not fit in a cache of {length}")
-        rows = jnp.arange(array.shape[0])[:, None]
-        positions = index[:, None] + jnp.arange(tokens)[None, :]
-        merged[name] = cached.at[rows, positions].set(
-            array.astype(cached.dtype), mode="drop", unique_indices=True
+    B, keys = next(iter(entries.values())).shape[:2]
+    if not _is_begun(module):
+        for name, array in entries.items():
+            module.variable("cache", f"cached_{name}", jnp.zeros, array.shape, array.dtype)
+        module.variable("cache", "cache_index", jnp.zeros, (B,), jnp.int32)
+        return entries, mask, None
+    if keys != queries:
+        raise ValueError(
+            f"decode=True: {queries} queries and {keys} keys, and self-attention takes as many: "
+            "fill the cache of cross-attention by fill_cache"
         )
-        module.put_variable("cache", f"cached_{name}", merged[name])
-    overflow = index + tokens > length
+    offset = module.get_variable("cache", "cache_index")
+    merged = {name: append(module, name, array, offset) for name, array in entries.items()}
+    length = next(iter(merged.values())).shape[1]
+    overflow = offset + queries > length
     if not isinstance(overflow, Tracer) and bool(overflow.any()):
         raise ValueError(
-            f"the cache holds {length} tokens; a row with {int(index.max())} got {tokens} more"
+            f"the cache holds {length} tokens; a row with {int(offset.max())} got {queries} more"
         )
-    module.put_variable("cache", "cache_index", index + tokens)
-    return merged, index, overflow
+    module.put_variable("cache", "cache_index", offset + queries)
+    for name, array in merged.items():
+        module.put_variable("cache", f"cached_{name}", array)
+    if mask.is_causal and mask.offset is None:
+        # Replaced by a causal mask whose positions count from the start of the row.
+        mask = dataclasses.replace(mask, is_causal=False)
+    if mask.window is not None and mask.window_offset is None:
+        mask = dataclasses.replace(mask, window_offset=offset)
+    # One query sees the first keys, up to its own place: lengths, which more engines take.
+    earlier = Mask.lengths(offset + 1) if queries == 1 else Mask.causal(offset)
+    return merged, mask & earlier, overflow
+
+
+def append(module: nn.Module, name: str, array: jax.Array, index: jax.Array) -> jax.Array:
+    """One array of the cache with T new tokens after each row's last, at `index` [B].
+
+    A token past the end is not written.
+
+    Raises:
+      ValueError: T alone is too long, the array does not fit the cache, or it lies on a mesh with
+        Explicit axes.
+    """
+    cached, tokens = module.get_variable("cache", f"cached_{name}"), array.shape[1]
+    if AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types:
+        raise ValueError(
+            "decoding is not for a mesh with Explicit axes; make it of Auto axes by "
+            "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * number_of_axes)"
+        )
+    if array.shape[0] != cached.shape[0] or array.shape[2:] != cached.shape[2:]:
+        raise ValueError(
+            f"cached_{name} has shape {cached.shape}, which the new {array.shape} does not fit in "
+            "batch or width"
+        )
+    if tokens > cached.shape[1]:
+        raise ValueError(f"{tokens} new tokens do not fit in a cache of {cached.shape[1]}")
+    rows = jnp.arange(array.shape[0])[:, None]
+    positions = index[:, None] + jnp.arange(tokens)[None, :]
+    new = array.astype(cached.dtype)
+    return cached.at[rows, positions].set(new, mode="drop", unique_indices=True)
 
 
 def _is_begun(module: nn.Module) -> bool:
     return module.has_variable("cache", "cache_index")
-
-
-def _has_entries(module: nn.Module) -> bool:
-    return any(name.startswith("cached_") for name in module.variables.get("cache", {}))

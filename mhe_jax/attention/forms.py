@@ -7,7 +7,7 @@ import jax
 
 from mhe_jax.attention import engines
 from mhe_jax.attention.module import Attention, Call
-from mhe_jax.config import InputError
+from mhe_jax.config import FORMS_OF_KINDS, InputError
 
 
 class AttentionInForms(Attention):
@@ -27,10 +27,20 @@ class AttentionInForms(Attention):
 
     form: str = "auto"
 
-    # The kind's entry in `config.FORMS_OF_KINDS`, from fast to slow; the last takes every call.
-    forms: ClassVar[tuple[str, ...]]
     # Calls with fewer queries are slower as 'shared', which makes its columns in each call.
     shared_queries: ClassVar[int] = 1
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Its forms from fast to slow; the last takes every call."""
+        return FORMS_OF_KINDS[self.kind]
+
+    def check(self, head_features: int, features: int) -> None:
+        super().check(head_features, features)
+        if self.form not in ("auto", *self.forms):
+            raise InputError(f"form={self.form!r} is not one of auto, {', '.join(self.forms)}")
+        if self.form != "auto":
+            self.resolve(Call(head_features, features))
 
     def refusal_of(self, form: str, call: Call) -> str | None:
         """Why `form` cannot compute `call`, or None."""
@@ -58,13 +68,10 @@ class AttentionInForms(Attention):
 
     def resolve(self, call: Call) -> str:
         """The form that computes `call`."""
-        if self.form in self.forms:
-            reason = self.refusal_of(self.form, call)
-            if reason is not None:
+        if self.form != "auto":
+            if reason := self.refusal_of(self.form, call):
                 raise InputError(f"form={self.form!r} cannot do this call: {reason}")
             return self.form
-        if self.form != "auto":
-            raise InputError(f"form={self.form!r} is not one of auto, {', '.join(self.forms)}")
         for form in self.forms:
             own = engines.OF_FORMS.get(form)
             elsewhere = own is not None and self.engine not in ("auto", *own)
@@ -86,11 +93,6 @@ class AttentionInGroups(AttentionInForms):
 
     num_groups: int = 1
 
-    def start(self, call: Call) -> Call:
-        if self.num_heads % self.num_groups:
-            raise ValueError(f"num_groups={self.num_groups} must divide num_heads={self.num_heads}")
-        return super().start(call)
-
     def project_groups(self, name: str, x: jax.Array, width: int) -> jax.Array:
         """`x W` with a kernel [M, width], or [M, G, width] for several groups: [B, T, G, width]."""
         projection = self._projection(name)
@@ -109,10 +111,14 @@ class AttentionOverCache(AttentionInForms):
       ValueError: that form with `normalize_qk`, whose LayerNorm is over the keys of heads.
     """
 
-    def core(self, form: str, head_features: int) -> tuple[int, int, int]:
+    def core_of(self, form: str, head_features: int) -> tuple[int, int, int]:
         """Multiply-adds for a query's scores of a key, for its sums over the value, and to make the
         key's heads."""
         raise TypeError(f"{type(self).__name__} does not say what its forms cost")
+
+    def core(self, head_features: int) -> tuple[int, int, int]:
+        scored, weighted, _ = self.core_of(self.form_of_one, head_features)
+        return scored, weighted, 0
 
     def refusal_of(self, form: str, call: Call) -> str | None:
         if form != "materialized" and self.normalize_qk:
@@ -125,8 +131,8 @@ class AttentionOverCache(AttentionInForms):
     def is_slower(self, form: str, call: Call) -> bool:
         if form == "materialized":
             return False
-        *of_query, _ = self.core(form, call.head_features)
-        *of_heads, made = self.core("materialized", call.head_features)
+        *of_query, _ = self.core_of(form, call.head_features)
+        *of_heads, made = self.core_of("materialized", call.head_features)
         # For so many keys that the cost of each query by itself is negligible.
         return not self.decode or call.queries * (sum(of_query) - sum(of_heads)) >= made
 

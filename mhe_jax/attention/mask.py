@@ -303,16 +303,13 @@ def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
         valid = None if mask.key_valid is None else _booleans(mask.key_valid)
         return dataclasses.replace(mask, allowed=_of_rank_4(mask.allowed), key_valid=valid)
     allowed = _booleans(mask)
-    if allowed.ndim > len(batch) + 3:
-        raise ValueError(
-            f"mask has shape {allowed.shape}; it must broadcast to [batch, heads, queries, keys] "
-            f"with batch axes {batch}"
-        )
-    if len(batch) != 1 and allowed.ndim > 3:
-        tail = allowed.shape[-3:]
-        if any(n not in (1, m) for n, m in zip(allowed.shape[-4::-1], batch[::-1], strict=False)):
+    if allowed.ndim > 3 and (len(batch) != 1 or allowed.ndim > 4):
+        shape, tail = allowed.shape, allowed.shape[-3:]
+        try:
+            allowed = jnp.broadcast_to(allowed, batch + tail).reshape((-1, *tail))
+        except ValueError:
             raise ValueError(
-                f"mask has shape {allowed.shape}, which does not broadcast to batch axes {batch}"
-            )
-        allowed = jnp.broadcast_to(allowed, batch + tail).reshape((-1, *tail))
+                f"mask has shape {shape}; it must broadcast to [batch, heads, queries, keys] with "
+                f"batch axes {batch}"
+            ) from None
     return Mask.array(allowed)

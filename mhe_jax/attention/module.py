@@ -1,4 +1,4 @@
-"""The base of every attention kind: the fields and the call of Flax's attention module."""
+"""The base of every attention kind: what a kind overrides, and the call of Flax's module."""
 
 import dataclasses
 import math
@@ -12,24 +12,12 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
 from mhe_jax.attention import cache, engines
-from mhe_jax.attention.cost import Widths
+from mhe_jax.attention.fields import FlaxFields, check_shapes
 from mhe_jax.attention.mask import Mask, as_mask
 from mhe_jax.attention.nearest.heads import Heads
 from mhe_jax.attention.nearest.scores import Moments, Parameters, shared_heads
-from mhe_jax.attention.projection import Projection
+from mhe_jax.attention.projection import Projection, named
 from mhe_jax.attention.rotary import Rotary, rotate
-
-_REFUSED = {
-    "attention_fn": "the softmax is computed by an engine; choose it by `engine`",
-    "qkv_dot_general": "deprecated in Flax",
-    "out_dot_general": "deprecated in Flax",
-    "qkv_dot_general_cls": "projections go through `Projection`",
-    "out_dot_general_cls": "projections go through `Projection`",
-    "qk_attn_weights_einsum_cls": "the softmax is computed by an engine",
-    "attn_weights_value_einsum_cls": "the softmax is computed by an engine",
-}
-# Fields whose names end so are numbers of something: 1 or more.
-_COUNTS = ("_heads", "_features", "_groups", "_rank")
 
 
 @dataclass(frozen=True)
@@ -43,6 +31,7 @@ class Call:
     head_features: int  # D
     out_features: int  # width of the output
     queries: int = 0  # T
+    inputs: jax.Array | None = None  # what queries are made from [B, T, M]
     initializing: bool = False  # of `init`, which needs the parameters and is compiled for one use
     dtype: Any = jnp.float32  # of the computation
     mask: Mask = Mask()
@@ -52,17 +41,12 @@ class Call:
     embeddings: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
 
 
-class Attention(nn.Module):
+class Attention(FlaxFields):
     """`Y = concat_h(softmax(Q_h K_hᵀ / √D) V_h) W_o`, with fields as Flax's attention module.
 
-    A kind overrides what differs: how inputs become queries (`queries`), what the key/value cache
-    holds for a key token (`memory`), how that becomes keys and values (`expand`), how heads become
-    the output (`merge`), the bias of the scores (`score_bias`) and their factor (`scale`), what is
-    rotated (`turned`, `turned_features`), what a call decides first (`start`), how many key and
-    value heads are projected (`kv_heads`), which parameters cannot change the output (`untrained`),
-    what it costs (`widths`), what it is as plain heads (`heads`), and which of its parameters come
-    nearest to given heads (`nearest`). No method has the name of a parameter: in NNX the two would
-    be one attribute.
+    A kind is a subclass with its name as `kind`. It overrides what differs: most of them only
+    `queries`, `memory`, `expand` and `merge`. No method has the name of a parameter: in NNX the two
+    would be one attribute.
 
     Attributes beyond `flax.linen.MultiHeadDotProductAttention`:
       engine: which engine computes the softmax: 'auto', 'xla', 'blocked', 'cudnn', 'splash',
@@ -77,61 +61,13 @@ class Attention(nn.Module):
     A query that sees no key gives 0 before the output projection.
     """
 
-    num_heads: int
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
-    qkv_features: int | None = None
-    out_features: int | None = None
-    broadcast_dropout: bool | str = True
-    dropout_rate: float = 0.0
-    deterministic: bool | None = None
-    precision: Any = None
-    kernel_init: Callable = nn.linear.default_kernel_init
-    out_kernel_init: Callable | None = None
-    bias_init: Callable = nn.initializers.zeros_init()
-    out_bias_init: Callable | None = None
-    use_bias: bool = True
-    attention_fn: Any = None
-    decode: bool = False
-    normalize_qk: bool = False
-    force_fp32_for_softmax: bool = False
-    qkv_dot_general: Any = None
-    out_dot_general: Any = None
-    qkv_dot_general_cls: Any = None
-    out_dot_general_cls: Any = None
-    qk_attn_weights_einsum_cls: Any = None
-    attn_weights_value_einsum_cls: Any = None
     engine: str = "auto"
     projection: Callable[..., nn.Module] = Projection
     rotary: Rotary | None = None
 
     kind: ClassVar[str]
-    # Keys and values are one array unless `inputs_v` is given; a cache then takes `inputs_k` only.
-    one_source: ClassVar[bool] = False
-    # The array of `memory` that `rotary` rotates once, before it is cached; None: keys are rotated
-    # each time `expand` makes them from the cache.
-    turned: ClassVar[str | None] = "key"
-    # Why its heads are not linear maps of the inputs, where they are not.
-    not_linear: ClassVar[str | None] = None
-    # Biases of heads that its parameters keep without `use_bias`.
-    keeps_bias: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self):
-        for field, reason in _REFUSED.items():
-            if getattr(self, field) is not None:
-                raise ValueError(f"{type(self).__name__}: {field} is refused: {reason}")
-        if self.broadcast_dropout not in (True, False, "batch"):
-            raise ValueError(
-                f"broadcast_dropout={self.broadcast_dropout!r} is not one of True, False, 'batch'"
-            )
-        for field in dataclasses.fields(self):
-            if field.name.endswith(_COUNTS):
-                _check_count(field, getattr(self, field.name))
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate={self.dropout_rate} is not in [0, 1)")
-        super().__post_init__()
-
-    # What a kind overrides.
+    # The four methods of a kind.
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         """[B, T, M] to queries [B, T, H, D] of the engine."""
@@ -165,6 +101,44 @@ class Attention(nn.Module):
         """
         return self.project_out(heads, call)
 
+    # What few kinds override.
+
+    # Keys and values are one array unless `inputs_v` is given; a cache then takes `inputs_k` only.
+    one_source: ClassVar[bool] = False
+    # The array of `memory` that `rotary` rotates once, before it is cached; None: keys are rotated
+    # each time `expand` makes them from the cache.
+    turned: ClassVar[str | None] = "key"
+    # The field, if not None, of the number of features that `rotary` rotates.
+    turned_by: ClassVar[str] = "num_heads"
+    # Why its heads are not linear maps of the inputs, where they are not.
+    not_linear: ClassVar[str | None] = None
+    # Why `heads` are not what it computes with `rotary`, where they are not.
+    not_rotated: ClassVar[str | None] = None
+    # Biases of heads that its parameters keep without `use_bias`.
+    keeps_bias: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of the key and value projections."""
+        return self.num_heads
+
+    def check(self, head_features: int, features: int) -> None:
+        """Raises ValueError for fields that do not go together; its first word is a field.
+
+        For heads of width D, whose keys are made from inputs `features` wide.
+        """
+        for field in ("num_kv_heads", "num_groups", "score_groups"):
+            parts = getattr(self, field, None)
+            if parts is not None and self.num_heads % parts:
+                raise ValueError(f"{field}={parts} must divide num_heads={self.num_heads}")
+        turned = self.turned_features(head_features)
+        if self.rotary is not None and turned % 2:
+            field = "num_heads" if getattr(self, self.turned_by) is None else self.turned_by
+            raise ValueError(
+                f"{field}={getattr(self, field)}: rotary positions turn an even number of features "
+                f"of a head, not {turned}"
+            )
+
     def score_bias(self, memory: cache.KeyValues, key: jax.Array, call: Call) -> jax.Array | None:
         """The bias [B, S, H] that each head adds to the scores of a key; None for no bias."""
         return None
@@ -173,9 +147,9 @@ class Attention(nn.Module):
         """`call` with what the kind decides before anything is computed."""
         return call
 
-    def turned_features(self, width: int, call: Call) -> int:
-        """How many of the `width` features of a query or of `turned` are rotated: the last ones."""
-        return width
+    def turned_features(self, head_features: int) -> int:
+        """How many features of a query, and of `turned`, are rotated: the last ones."""
+        return head_features
 
     def scale(self, call: Call) -> float | None:
         """The factor of the scores; None for 1/√ of the width of queries."""
@@ -185,10 +159,11 @@ class Attention(nn.Module):
         """Names of parameters that cannot change the output, and get no update in training."""
         return ()
 
-    def widths(self, head_features: int) -> Widths:
-        """The cost of heads of width D, for `mhe_jax.attention.cost`: here MHA, GQA and MQA."""
-        query, key = self.num_heads * head_features, self.kv_heads * head_features
-        return Widths(query, key, value=key, cached=2 * key, scored=query, weighted=query)
+    def core(self, head_features: int) -> tuple[int, int, int]:
+        """Multiply-adds of a query and a key, for scores and for sums over values, in the cheapest
+        form; and of a token, beyond one for each number of a kernel."""
+        width = self.num_heads * head_features
+        return width, width, 0
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
         """What the module computes with `params`, as plain heads; unless it is `not_linear`."""
@@ -204,11 +179,6 @@ class Attention(nn.Module):
 
     # What a kind builds from.
 
-    @property
-    def kv_heads(self) -> int:
-        """Heads of the key and value projections."""
-        return self.num_heads
-
     def project_heads(self, name: str, x: jax.Array, heads: int, call: Call) -> jax.Array:
         """`x W` with a kernel [M, heads, D]."""
         axis = "heads" if heads == self.num_heads else "kv_heads"
@@ -222,11 +192,6 @@ class Attention(nn.Module):
         """Keys and values by one `project_heads`: `name`, and 'value' where `inputs_v` is given."""
         if inputs_v is None:
             return {name: self.project_heads(name, inputs_k, heads, call)}
-        if inputs_v.shape[-1] != inputs_k.shape[-1]:
-            raise ValueError(
-                f"{self.kind} projects keys and values by one matrix: inputs_v is "
-                f"{inputs_v.shape[-1]} wide and must be as wide as inputs_k, {inputs_k.shape[-1]}"
-            )
         both = jnp.concatenate([inputs_k, inputs_v], 1)
         key, value = jnp.split(self.project_heads(name, both, heads, call), 2, 1)
         return {name: key, "value": value}
@@ -234,11 +199,7 @@ class Attention(nn.Module):
     def project_out(self, heads: jax.Array, call: Call) -> jax.Array:
         """`concat_h(heads) W_o` with a kernel [H, D, M]."""
         names = ("heads", "head_features", "embed")
-        out = self._projection(
-            "out",
-            kernel_init=self.out_kernel_init,
-            bias_init=self.out_bias_init,
-        )
+        out = self._projection("out", self.out_kernel_init, self.out_bias_init)
         return out(heads, (call.out_features,), names, in_axes=2)
 
     def normalized(self, name: str, x: jax.Array) -> jax.Array:
@@ -248,6 +209,17 @@ class Attention(nn.Module):
         return nn.LayerNorm(
             name=name, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
         )(x)
+
+    def rms_norm(self, name: str, names: tuple[str, ...] = ("norm",)) -> nn.RMSNorm:
+        """RMSNorm over the last axis, with a scale of as many axes as it has `names`."""
+        return nn.RMSNorm(
+            name=name,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            scale_init=named(nn.initializers.ones_init(), names),
+            reduction_axes=-1,
+            feature_axes=tuple(range(-len(names), 0)),
+        )
 
     def _projection(
         self, name: str, kernel_init=None, bias_init=None, use_bias: bool | None = None
@@ -270,7 +242,6 @@ class Attention(nn.Module):
         inputs_k: jax.Array | None = None,
         inputs_v: jax.Array | None = None,
         *,
-        inputs_kv: None = None,
         mask: jax.Array | Mask | None = None,
         deterministic: bool | None = None,
         dropout_rng: jax.Array | None = None,
@@ -283,7 +254,6 @@ class Attention(nn.Module):
           inputs_q: what queries are made from.
           inputs_k: what keys are made from; None for `inputs_q` (self-attention).
           inputs_v: what values are made from; None for `inputs_k`.
-          inputs_kv: refused; deprecated in Flax.
           mask: boolean or 0/1 that broadcasts to [..., H, T, S], or a `Mask`.
           deterministic: True switches dropout off; here or as a field, not both.
           dropout_rng: key of the dropout; None takes the 'dropout' stream.
@@ -304,12 +274,8 @@ class Attention(nn.Module):
           ValueError: a width that the heads do not divide, a mask of the wrong shape, a write past
             the end of the cache, a call that the requested engine or form cannot do.
         """
-        if inputs_kv is not None:
-            raise ValueError("inputs_kv is refused, deprecated in Flax: pass inputs_k and inputs_v")
-        sow = sow_weights
-        return self._run(
-            inputs_q, inputs_k, inputs_v, mask, positions, deterministic, dropout_rng, sow, False
-        )
+        dropout = deterministic, dropout_rng
+        return self._run(inputs_q, inputs_k, inputs_v, mask, positions, dropout, sow_weights)
 
     def fill_cache(self, inputs_k: jax.Array, inputs_v: jax.Array | None = None) -> None:
         """Put the keys and values of cross-attention into the cache once; no output.
@@ -318,65 +284,84 @@ class Attention(nn.Module):
           ValueError: `decode` is False, the width of the queries is not known, the cache is one of
             self-attention, or `rotary` is set.
         """
-        self._run(None, inputs_k, inputs_v, None, None, True, None, False, True)
+        if not self.decode or self.rotary is not None:
+            raise ValueError(
+                "fill_cache needs decode=True, and is for cross-attention, which rotary does not "
+                "turn"
+            )
+        self._run(None, inputs_k, inputs_v)
 
     @nn.compact
     def _run(
-        self, inputs_q, inputs_k, inputs_v, mask, positions, deterministic, dropout_rng, sow, fill
+        self,
+        inputs_q,
+        inputs_k,
+        inputs_v,
+        mask=None,
+        positions=None,
+        dropout=(True, None),
+        sow=False,
     ) -> Any:
+        """Without `inputs_q` it fills the cache."""
         if inputs_k is None and inputs_v is not None:
             raise ValueError("inputs_v is given without inputs_k")
         inputs_k = inputs_q if inputs_k is None else inputs_k
-        if self.one_source and self.decode and inputs_v is not None:
-            raise ValueError(
-                f"{self.kind} keeps one array for keys and values in its cache: leave inputs_v out"
-            )
         if inputs_v is None and not self.one_source:
             inputs_v = inputs_k
-        _check_shapes(inputs_q=inputs_q, inputs_k=inputs_k, inputs_v=inputs_v)
-        asks = inputs_k if fill else inputs_q
+        check_shapes(inputs_q, inputs_k, inputs_v)
+        if self.one_source and inputs_v is not None:
+            if self.decode:
+                raise ValueError(
+                    f"{self.kind} keeps one array for keys and values in its cache: leave inputs_v "
+                    "out"
+                )
+            if inputs_v.shape[-1] != inputs_k.shape[-1]:
+                raise ValueError(
+                    f"{self.kind} projects keys and values by one matrix: inputs_v is "
+                    f"{inputs_v.shape[-1]} wide and must be as wide as inputs_k, "
+                    f"{inputs_k.shape[-1]}"
+                )
+        asks = inputs_k if inputs_q is None else inputs_q
         batch, features = asks.shape[:-2], asks.shape[-1]
-        width = self._width(features, fill)
+        width = self.width(features, fill=inputs_q is None)
         call = Call(width // self.num_heads, self.out_features or features)
+        self.check(call.head_features, inputs_k.shape[-1])
         inputs_k = _flatten(inputs_k)
         inputs_v = None if inputs_v is None else _flatten(inputs_v)
-        if fill:
-            if not self.decode:
-                raise ValueError("fill_cache needs decode=True: nothing reads its cache otherwise")
-            if self.rotary is not None:
-                raise ValueError("fill_cache is for cross-attention, which rotary does not turn")
+        if inputs_q is None:
             cache.fill(self, self.memory(inputs_k, inputs_v, call))
             return None
 
         mask = as_mask(mask, batch)
-        options = self._options(deterministic, dropout_rng, sow, batch)
+        options = self.options(dropout, sow, batch)
         computed = self.dtype or jnp.result_type(inputs_q.dtype, self.param_dtype)
         call = dataclasses.replace(
             call,
             queries=inputs_q.shape[-2],
+            inputs=_flatten(inputs_q),
             initializing=self.is_initializing(),
             dtype=jnp.dtype(computed),
             mask=mask,
             options=options,
         )
         call = self.start(call)
+        mask = call.mask
         positions = self._positions(positions, batch, inputs_q.shape[-2], inputs_k.shape[-2])
-        query = self._partly_rotated(self.queries(_flatten(inputs_q), call), positions, call)
+        query = self._rotated(self.queries(_flatten(inputs_q), call), positions, call)
         overflow = None
         if self.decode and cache.is_filled_once(self):
             memory = cache.read(self)
         else:
             memory = self.memory(inputs_k, inputs_v, call)
             if self.turned is not None:
-                of_cache = memory[self.turned]
-                memory[self.turned] = self._partly_rotated(of_cache, positions, call)
+                memory[self.turned] = self._rotated(memory[self.turned], positions, call)
             if self.decode:
                 memory, mask, overflow = cache.extend(self, memory, mask, call.queries)
         keys = next(iter(memory.values())).shape[1]
         key, value = self.expand(memory, call)
         if self.turned is None:
             of_cache = jnp.arange(keys)[None]
-            key = self._rotated(key, of_cache if self.decode else positions)
+            key = self._rotated(key, of_cache if self.decode else positions, call)
         bias = self.score_bias(memory, key, call)
         arrays, as_they_were = jax.tree.flatten((query, key, value))
         arrays = promote_dtype(*arrays, dtype=self.dtype)
@@ -398,104 +383,31 @@ class Attention(nn.Module):
             output = jnp.where(overflow[:, None, None], jnp.nan, output)
         return output.reshape(*batch, *output.shape[1:])
 
-    def _positions(self, positions, batch, queries: int, keys: int) -> jax.Array | None:
+    def _positions(self, given, batch, queries: int, keys: int) -> jax.Array | None:
         """Positions of the tokens, [B, T], or [1, T] if rows are alike; None without `rotary`."""
+        if given is not None and (self.rotary is None or self.decode):
+            raise ValueError(
+                "positions are read by rotary alone, and counted by the cache with decode=True"
+            )
         if self.rotary is None:
-            if positions is not None:
-                raise ValueError("positions are given without rotary, which alone reads them")
             return None
         if keys != queries:
             raise ValueError(
                 f"rotary is for self-attention: there are {queries} queries and {keys} keys"
             )
-        if self.decode:
-            if positions is not None:
-                raise ValueError("positions are given with decode=True: the cache counts them")
-            return cache.positions(self, queries)
-        if positions is None:
-            return jnp.arange(queries)[None]
-        if positions.shape != (*batch, queries):
-            raise ValueError(
-                f"positions have shape {positions.shape}: must be {(*batch, queries)}, one for "
-                "each token"
-            )
-        return positions.reshape(-1, queries)
+        if given is None:
+            return cache.positions(self, queries) if self.decode else jnp.arange(queries)[None]
+        if given.shape != (*batch, queries):
+            raise ValueError(f"positions have shape {given.shape}: must be {(*batch, queries)}")
+        return given.reshape(-1, queries)
 
-    def _partly_rotated(self, x: jax.Array, positions: jax.Array | None, call: Call) -> jax.Array:
+    def _rotated(self, x: jax.Array, positions: jax.Array | None, call: Call) -> jax.Array:
         """`x` with its last `turned_features` rotated."""
-        return self._rotated(x, positions, x.shape[-1] - self.turned_features(x.shape[-1], call))
-
-    def _rotated(self, x: jax.Array, positions: jax.Array | None, still: int = 0) -> jax.Array:
-        """`x` with all its features but the first `still` rotated."""
         if self.rotary is None or positions is None:
             return x
+        still = x.shape[-1] - self.turned_features(call.head_features)
         turned = rotate(x[..., still:], positions, self.rotary)
         return jnp.concatenate([x[..., :still], turned], -1) if still else turned
-
-    def _width(self, features: int, fill: bool) -> int:
-        """H·D of a call whose input is `features` wide."""
-        width = self.qkv_features or features
-        if fill and not self.qkv_features and "out" in self.variables.get("params", {}):
-            # There are no queries here: `out` [H, D, M] tells their width.
-            kernel = self.variables["params"]["out"]["kernel"]
-            width = self.num_heads * nn.meta.unbox(kernel).shape[-2]
-        if width % self.num_heads:
-            whose = "" if self.qkv_features else ", the width of the inputs,"
-            raise ValueError(
-                f"qkv_features={width}{whose} must be a multiple of num_heads={self.num_heads}"
-            )
-        return width
-
-    def _options(self, deterministic, dropout_rng, sow, batch) -> engines.Options:
-        rate = self.dropout_rate
-        if rate > 0 and nn.merge_param("deterministic", self.deterministic, deterministic):
-            rate = 0.0
-        if rate > 0 and dropout_rng is None:
-            dropout_rng = self.make_rng("dropout")
-        if rate > 0 and not jnp.issubdtype(dropout_rng.dtype, jax.dtypes.prng_key):
-            # An old key is an array of numbers, of which engines could not tell what a mesh splits.
-            dropout_rng = jax.random.wrap_key_data(dropout_rng)
-
-        shared = self.broadcast_dropout
-
-        def sow_weights(weights):
-            weights = weights.reshape(*batch, *weights.shape[1:])
-            self.sow("intermediates", "attention_weights", weights)
-
-        return engines.Options(
-            dropout_rate=rate,
-            dropout_rng=dropout_rng,
-            # 0 and NumPy's False equal False, but are not identical to it.
-            broadcast_dropout="batch" if shared == "batch" else bool(shared),
-            precision=self.precision,
-            float32_softmax=self.force_fp32_for_softmax,
-            sow=sow_weights if sow else None,
-        )
-
-
-def _check_count(field: dataclasses.Field, value: Any) -> None:
-    if value is None:
-        whole = field.default is None
-    else:
-        whole = hasattr(value, "__index__") and not isinstance(value, bool) and value >= 1
-    if not whole:
-        raise ValueError(f"{field.name}={value!r} must be a whole number of 1 or more")
-
-
-def _check_shapes(**inputs: Any) -> None:
-    given = {name: x for name, x in inputs.items() if x is not None}
-    for name, x in given.items():
-        if getattr(x, "ndim", 0) < 2:
-            what = f"has shape {x.shape}" if hasattr(x, "shape") else f"is a {type(x).__name__}"
-            raise ValueError(f"{name} {what}: it must be an array [..., length, width]")
-    (batch, *_), keys = (x.shape[:-2] for x in given.values()), given["inputs_k"].shape[-2]
-    for name, x in given.items():
-        if x.shape[:-2] != batch or (name != "inputs_q" and x.shape[-2] != keys):
-            by_name = "; a mask is passed as mask=..." if name == "inputs_v" else ""
-            raise ValueError(
-                f"{name} has shape {x.shape}: its batch axes must be {batch}, as those of "
-                f"inputs_q, and its length {keys}, as that of inputs_k{by_name}"
-            )
 
 
 def _flatten(x: jax.Array) -> jax.Array:

@@ -1,7 +1,4 @@
-"""Options of command lines, parsed by tyro and checked by pydantic, before jax is loaded.
-
-A user's mistake becomes one line: an `InputError` that names the field or file and what is allowed.
-"""
+"""Options of command lines, parsed by tyro and checked by pydantic, before jax is loaded."""
 
 import contextlib
 import io
@@ -12,7 +9,7 @@ from typing import Any, TypeVar
 
 from mhe_jax.cli.process import called
 from mhe_jax.config import Config, InputError, Target
-from mhe_jax.config.fields import checked, did_you_mean, hints_of, nearest, set_field, value_of
+from mhe_jax.config.fields import checked, did_you_mean, names_of, nearest, set_field, value_of
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.loading import about_config, config_of, load_config
 from mhe_jax.config.places import path_of
@@ -50,11 +47,12 @@ def parse_target(options: Sequence[str]) -> tuple[Target | None, list[str]]:
     how = {"add_help": False, "return_unknown_args": True}
     target, others = _parsed(Target(), options, bare_flags=True, **how)
     target = checked(Target, target)
-    if target != Target() and not (target.compile_only and target.topology):
+    if target == Target():
+        return None, others
+    if not (target.compile_only and target.topology):
         raise InputError("--compile_only and --topology go together; see --help")
-    if target.compile_only:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-    return target if target.compile_only else None, others
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    return target, others
 
 
 def parse_fields(
@@ -68,9 +66,6 @@ def parse_fields(
 
     With `bare_flags` a boolean field takes no value: its name sets it. `--help` shows `command`,
     and begins with `about`, else with the docstring of the class.
-
-    Raises:
-      InputError: an unknown field, or a value that is not allowed.
     """
     how = {"prog": called(*command), "description": about}
     return checked(type(default), _parsed(default, options, bare_flags, **how))
@@ -82,22 +77,17 @@ def _parsed(default: Any, options: Sequence[str], bare_flags: bool, **how: Any) 
     cls = type(default)
     flags = tyro.conf.FlagCreatePairsOff if bare_flags else tyro.conf.FlagConversionOff
     how |= {"default": default, "args": options, "config": [flags], "use_underscores": True}
-    complaint = io.StringIO()
+    box = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(box):
             return tyro.cli(cls, **how)
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise InputError(_one_line(complaint.getvalue(), list(hints_of(cls)))) from None
-
-
-def _one_line(box: str, names: list[str]) -> str:
-    """What stands in a box of tyro's: the complaint; what may have been meant is ours."""
-    text = re.sub(r"^[╭╰].*$|[│]", "", box, flags=re.MULTILINE)
+    # The complaint, out of its box; what may have been meant is ours.
+    text = re.sub(r"^[╭╰].*$|[│]", "", box.getvalue(), flags=re.MULTILINE)
     complaint = " ".join(re.split(r"─+|Got errors:", text)[0].split())
-    unknown = re.fullmatch(r"Unrecognized options: (?:--)?([^\s,=]*)(.*)", complaint)
-    if unknown is None:
-        return complaint
-    near = did_you_mean([f"--{name}" for name in nearest(unknown[1], names)])
-    return f"{complaint.replace('Unrecognized options:', 'unknown field')}{near}"
+    if unknown := re.match(r"Unrecognized options: (?:--)?([^\s,=]*)", complaint):
+        near = did_you_mean([f"--{name}" for name in nearest(unknown[1], names_of(cls))])
+        complaint = complaint.replace("Unrecognized options:", "unknown field") + near
+    raise InputError(complaint)

@@ -7,33 +7,30 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mhe_jax import __version__
-from mhe_jax.cli import evaluate, train, transform
-from mhe_jax.cli.arguments import parse_fields
+from mhe_jax.cli import evaluate, sweep, transform
+from mhe_jax.cli.arguments import parse_fields, parse_target, parse_train_arguments
 from mhe_jax.cli.process import called, output
-from mhe_jax.config import Comparison, InputError, not_installed
+from mhe_jax.config import Comparison, Config, InputError, not_installed
 from mhe_jax.config.fields import did_you_mean, nearest
+from mhe_jax.config.files import TOKENIZER, files_of
 from mhe_jax.config.loading import about_config, config_file, shipped_configs
-from mhe_jax.config.places import check_scheme
+from mhe_jax.config.places import check_scheme, path_of, scheme_of, source_path
 
 
 class Command(NamedTuple):
     """What runs a command, how its line reads, and how many places it takes, least and most."""
 
-    run: Callable[[list[str], list[str]], None]
+    run: Callable[[list[str], list[str]], dict[str, Any] | None]
     usage: str
     least: int = 0
     most: int = 0
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Calls the command that comes first with the arguments after it.
-
-    Raises:
-      InputError: no command is given, or an unknown one, or not as many places as it takes.
-    """
+    """Calls the command that comes first with the arguments after it, and prints its result."""
     name, *rest = arguments or ["no command"]
     if name in ("-h", "--help"):
         print(f"usage: {called('COMMAND')} [arguments]\n")
@@ -49,7 +46,9 @@ def main(arguments: Sequence[str]) -> None:
     else:
         if name == "eval" and rest[:1] in (["compare"], ["paper"]):
             name, *rest = rest
-        COMMANDS[name].run(*split(name, rest))
+        result = COMMANDS[name].run(*split(name, rest))
+        if result is not None:
+            output(json.dumps(result) + "\n")
 
 
 def split(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -66,7 +65,62 @@ def split(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return places, options
 
 
-def compare(paths: list[str], options: list[str]) -> None:
+def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
+    """Trains a config, or a sweep of it.
+
+    It goes on where an earlier run of the same --workdir stopped. `train CONFIG --help` explains
+    every field. CONFIG is a file, or the name of a shipped one, which `configs` lists.
+
+    --sweep and --seeds run every combination of values and seeds, one after the other;
+    --evaluate scores each of these runs once it is trained.
+
+    --compile_only --topology v5e:16x16 [--num_slices 2] [--search_batch] trains nothing: it
+    compiles the train step for devices that need not be there, and says whether it fits.
+
+    --distributed auto joins the processes of a pod or cluster; elsewhere give
+    --coordinator HOST:PORT --num_processes N --process_id I. Either may add
+    --process_timeout SECONDS; see docs/pods.md.
+    """
+    if sweep.is_sweep(options):
+        found = sweep.run(sweep.parse([*places, *options]))
+        output(json.dumps(found) + "\n")
+        sys.exit(1 if found["failed"] else 0)
+    # jax starts only once the arguments are right.
+    target, options = parse_target(options)
+    if target is not None:
+        config = parse_train_arguments([*places, *options])
+        from mhe_jax.analysis.ahead import compile_ahead
+
+        return compile_ahead(config, target)
+    from mhe_jax.training.distributed import joined, take_flags
+
+    processes, options = take_flags(options)
+    config = parse_train_arguments([*places, *options])
+    if processes is None:  # one that ends alone is waited for by the others
+        check_local_files(config)
+    with joined(processes) as writes:
+        from mhe_jax.evaluation import TranslatedSample
+        from mhe_jax.training import loop
+
+        result = loop.train(config, sample=TranslatedSample)
+        return result if writes else None
+
+
+def check_local_files(config: Config) -> None:
+    """Raises InputError for a local file that is not there, before jax is loaded, which is slow."""
+    own = (path_of(config.workdir) / TOKENIZER).exists()  # a run does not need what it began with
+    for field in ("train", "validation", *["tokenizer"] * (not own)):
+        names = getattr(config.data, field) or ()
+        for name in (names,) if isinstance(names, str) else names:
+            if scheme_of(name) or scheme_of(config.data.directory) or ":" in name:
+                continue
+            for file in files_of(config.data.directory, name):
+                path = source_path(config.data.directory, file)
+                if not path.exists():
+                    raise InputError(f"{path}: no such file (data.{field})")
+
+
+def compare(paths: list[str], options: list[str]) -> dict[str, Any]:
     """Tables and plots of many runs, and of sweeps; as `eval.py compare`.
 
     `compare RUNS --help` explains every field.
@@ -77,17 +131,18 @@ def compare(paths: list[str], options: list[str]) -> None:
             raise not_installed(f"compare needs {library}", "report")
     from mhe_jax.report import report
 
-    output(json.dumps(report.compare(paths, comparison)) + "\n")
+    return report.compare(paths, comparison)
 
 
-def paper(_: list[str], options: list[str]) -> None:
+def paper(_: list[str], options: list[str]) -> dict[str, Any]:
     """The published tables beside our recomputed values; as `eval.py paper`."""
     if options:
         raise InputError(f"{called('paper')} takes no arguments, not {options[0]}")
     from mhe_jax.report.paper import tables
 
     text, summary = tables()
-    output(f"{text}\n{json.dumps(summary)}\n")
+    output(f"{text}\n")
+    return summary
 
 
 def configs(places: list[str], options: list[str]) -> None:
@@ -100,11 +155,10 @@ def configs(places: list[str], options: list[str]) -> None:
         configs show multi30k > mine.py
         train mine.py --workdir runs/mine
     """
-    if options or (places and (len(places) == 1 or places[0] != "show")):
+    if options or len(places) == 1 or places[:1] not in ([], ["show"]):
         raise InputError(f"{' '.join(places + options)!r}: takes nothing, or show NAME")
     if places:
-        output(config_file(places[1])[0].read_text(encoding="utf-8"))
-        return
+        return output(config_file(places[1])[0].read_text(encoding="utf-8"))
     width = max(map(len, shipped_configs()))
     for name in shipped_configs():
         about, variants = about_config(name)
@@ -121,7 +175,7 @@ class DataArguments:
     directory: str | None = None
 
 
-def data(places: list[str], options: list[str]) -> None:
+def data(places: list[str], options: list[str]) -> dict[str, Any] | None:
     """The texts that configs read: where they come from, and fetching them.
 
     Without arguments, lists what there is. With a name, checks the files of a text in its
@@ -136,14 +190,13 @@ def data(places: list[str], options: list[str]) -> None:
     from mhe_jax.data.published import PUBLISHED, get
 
     given = parse_fields(DataArguments(), options, "data", *places)
-    width = max(map(len, PUBLISHED))
     if not places:
+        width = max(map(len, PUBLISHED))
         for name, text in PUBLISHED.items():
-            size = sum(file.size for file in text.files.values()) / 1e6
-            output(f"{name:{width}}  {text.about}; {size:.0f} MB; {text.licence}; {text.url}\n")
+            output(f"{name:{width}}  {text.about}; {text.licence}; {text.url}\n")
         some = "glue/TASK, super_glue/TASK, squad, wmt14_translate/de-en, wiki40b/en and others"
         output(f"{'TFDS':{width}}  {some}: any data set that it has\n")
-        return
+        return None
     (name,) = places
     if name in PUBLISHED:
         check_scheme("--directory", given.directory or "", ())
@@ -160,11 +213,12 @@ def data(places: list[str], options: list[str]) -> None:
         except InputError as error:
             near = did_you_mean(nearest(name, list(PUBLISHED)))
             raise InputError(f"{error}{near}") from None
-    output(json.dumps({"data": name, **found}) + "\n")
+    return {"data": name, **found}
 
 
+TRAIN = "CONFIG[:VARIANT] [--field value ...] [--sweep FIELD=A,B] [--seeds N] [--evaluate]"
 COMMANDS = {
-    "train": Command(train.main, train.USAGE, 1, 1),
+    "train": Command(train, TRAIN, 1, 1),
     "eval": Command(evaluate.main, evaluate.USAGE, 1, 1),
     "compare": Command(compare, "RUNS... [--out DIRECTORY] [--field value ...]", 1, sys.maxsize),
     "paper": Command(paper, ""),
@@ -173,5 +227,4 @@ COMMANDS = {
     "export": Command(transform.export, "RUN OUT --to FORMAT [--checkpoint best]", 2, 2),
     "convert": Command(transform.convert, "RUN NEW --kind KIND [--rows N] ...", 2, 2),
     "factorize": Command(transform.factorize, "RUN NEW [--attention N] [--mlp N] ...", 2, 2),
-    "demo": Command(transform.demo, "RUN [--bleu N] [--exact_match N]", 1, 1),
 }

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mhe_jax.cli.arguments import parse_fields
 from mhe_jax.cli.process import output
@@ -20,7 +20,7 @@ USAGE = "RUN [--field value ...] [--translate | --generate | --predict]"
 ACTIONS = ("translate", "generate", "predict")
 
 
-def main(places: list[str], options: list[str]) -> None:
+def main(places: list[str], options: list[str]) -> dict[str, Any] | None:
     """Scores a run, or translates, continues or labels text with it.
 
     RUN is the --workdir of a training run. `eval RUN --help` explains every field. With an action
@@ -29,7 +29,7 @@ def main(places: list[str], options: list[str]) -> None:
     --distributed auto joins the processes of a pod or cluster, as of `train`.
     """
     # jax starts only once the arguments are right.
-    from mhe_jax.training.cluster.distributed import joined, take_flags
+    from mhe_jax.training.distributed import joined, take_flags
 
     processes, options = take_flags(options)
     run, evaluation, action = parse(places[0], options)
@@ -38,15 +38,14 @@ def main(places: list[str], options: list[str]) -> None:
 
         if action is None:
             result = evaluate(run, evaluation)
-            if writes:
-                if sys.stderr is not None and sys.stderr.isatty():
-                    words = in_words(load_json(run / CONFIG), result)
-                    print(f"{result['split']}: {words}", file=sys.stderr)
-                output(json.dumps(result) + "\n")
-            return
+            if writes and sys.stderr is not None and sys.stderr.isatty():
+                words = in_words(load_json(run / CONFIG), result)
+                print(f"{result['split']}: {words}", file=sys.stderr)
+            return result if writes else None
         lines, chunk = input_lines(sys.stdin.buffer), 1 if sys.stdin.isatty() else None
         summary = answer_lines(action, run, evaluation, lines, output, chunk=chunk)
         print(json.dumps(summary), file=sys.stderr)
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +62,7 @@ class _EvaluationArguments(EvaluationConfig):
 
 
 def parse(run: str, options: list[str]) -> tuple[Path, EvaluationConfig, str | None]:
-    """Run directory, settings and one of `ACTIONS`, of `eval.py RUN [--field value ...]`.
-
-    Settings that are not given are as in the run's own config.
-
-    Raises:
-      InputError: no run, or a field or value that is not allowed.
-    """
+    """Run directory, settings and one of `ACTIONS`; what is not given is as in the run's config."""
     config = config_of(run)
     default = _EvaluationArguments(**dataclasses.asdict(config.evaluation))
     values = dataclasses.asdict(parse_fields(default, options, "eval", run, bare_flags=True))
@@ -85,13 +78,9 @@ def parse(run: str, options: list[str]) -> tuple[Path, EvaluationConfig, str | N
 
 
 def input_lines(file: BinaryIO) -> Iterator[str]:
-    """The lines of UTF-8 text: a line feed ends one, with or without a carriage return before it.
+    """The lines of UTF-8 text, as many as `wc -l` counts, without a byte order mark.
 
-    Nothing else ends a line, so the number of lines is that of `wc -l` (plus a last one without
-    an end). A byte order mark at the beginning is dropped.
-
-    Raises:
-      InputError: a line is not UTF-8; the message names it.
+    Nothing but a line feed ends a line, with or without a carriage return before it.
     """
     for number, line in enumerate(file, 1):
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line

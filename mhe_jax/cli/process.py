@@ -19,11 +19,10 @@ from mhe_jax.config import InputError
 # Signals that end a command by an exception, so that drafts of files are removed.
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LESS_MEMORY = (
-    "Less is needed with fewer rows (data.batch_size, data.tokens_per_batch, "
-    "evaluation.batch_size), a larger optimizer.accumulate_steps, or model.remat True"
+    "(less is needed with fewer rows, data.batch_size, data.tokens_per_batch or "
+    "evaluation.batch_size, with a larger optimizer.accumulate_steps, or with model.remat True)"
 )
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-PROGRAMS_SIZE = 1 << 30  # bytes of compiled programs that are kept
 TOGETHER = 10  # seconds within which all processes end by themselves if all have one reason
 
 
@@ -44,8 +43,8 @@ def output(text: str) -> None:
 def keep_programs() -> None:
     """Has jax, which has not started, keep what it compiles: the next start takes half the time.
 
-    In $JAX_COMPILATION_CACHE_DIR, else in $MHE_JAX_CACHE/programs or ~/.cache/mhe_jax/programs; not
-    at all with JAX_ENABLE_COMPILATION_CACHE=false, or where that cannot be written.
+    In $JAX_COMPILATION_CACHE_DIR, else in $MHE_JAX_CACHE/programs or ~/.cache/mhe_jax/programs,
+    unless that cannot be written.
     """
     if "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -55,16 +54,15 @@ def keep_programs() -> None:
         place.mkdir(parents=True, exist_ok=True)
         if os.access(place, os.W_OK):
             os.environ["JAX_COMPILATION_CACHE_DIR"] = str(place)
-            os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(PROGRAMS_SIZE))
+            os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))  # bytes
             os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def ask_for_huge_pages() -> None:
     """Restarts the command in the same process, so that glibc asks Linux for huge pages.
 
-    Each step on a CPU works through hundreds of megabytes: 60 steps of configs/demo.py take 9 %
-    less processor time, start included. glibc reads GLIBC_TUNABLES only before a program begins; if
-    it is set already, even to nothing, it stays. Inside another program nothing is started.
+    Steps on a CPU then take less time (docs/runs.md). glibc reads GLIBC_TUNABLES only before a
+    program begins; if it is set already, it stays. Inside another program nothing is started.
     """
     module = ["-m", "mhe_jax", *sys.argv[1:]]
     if not any(given == sys.orig_argv[-len(given) :] for given in (sys.argv, module)):
@@ -78,9 +76,8 @@ def ask_for_huge_pages() -> None:
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130, SIGTERM 143.
 
-    An error of the operating system, with the name of the file, counts as a user's mistake. A
-    device without enough memory is one line and 1. With MHE_JAX_TRACEBACK=1 in the environment
-    every exception shows its traceback.
+    So is an error of the operating system. A device without enough memory is one line and 1. With
+    MHE_JAX_TRACEBACK=1 in the environment every exception shows its traceback.
     """
     # SIG_DFL: see __main__.py. An ignored signal stays ignored.
     for caught in _CAUGHT:
@@ -116,8 +113,7 @@ def _judged(error: BaseException) -> tuple[int, str | None]:
     if isinstance(error, OSError) and error.strerror:
         return 2, f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-        reason = str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
-        return 1, f"{reason}. {LESS_MEMORY}"
+        return 1, f"{str(error).splitlines()[0]} {LESS_MEMORY}"
     return 1, None
 
 

@@ -1,6 +1,6 @@
 """`train.py CONFIG --sweep FIELD=A,B --seeds N`: every combination, one process after the other.
 
-Nothing here imports jax: the runs need the devices.
+Nothing here starts a device: the runs need them.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from mhe_jax.config.evaluation import result_name
 from mhe_jax.config.fields import leaves, load_json, short_names, to_dict
 from mhe_jax.config.files import CONFIG, RESULT
 from mhe_jax.config.places import check_scheme
-from mhe_jax.report import read_result, read_sweep, save_sweep
+from mhe_jax.report import read_result, save_sweep
 
 # Fields that train.py takes from the data set of a labelled task, if they are not given.
 OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")
@@ -40,17 +40,17 @@ class Sweep(NamedTuple):
 def is_sweep(options: Sequence[str]) -> bool:
     """Whether a command line of train.py asks for a sweep."""
     names = {option.partition("=")[0] for option in options}
-    return bool(names & {"--sweep", "--seeds"}) and not names & {"-h", "--help"}
+    if names & {"-h", "--help"}:
+        return False
+    if "--evaluate" in names and not names & {"--sweep", "--seeds"}:
+        raise InputError("--evaluate goes with --sweep or --seeds")
+    return bool(names & {"--sweep", "--seeds"})
 
 
 def parse(arguments: Sequence[str]) -> Sweep:
     """The sweep of `train.py CONFIG [--sweep FIELD=A,B,...]... [--seeds N] [--evaluate] [...]`.
 
     Every combination with the first seed, then with the next; all are checked before any runs.
-
-    Raises:
-      InputError: a field, value or combination that is not allowed, or is there twice, or a workdir
-        that holds a run itself.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--sweep", nargs="+", action="extend", default=[])
@@ -63,36 +63,36 @@ def parse(arguments: Sequence[str]) -> Sweep:
         raise InputError(str(error)) from None
     if not 0 < given.seeds < 1000:
         raise InputError(f"--seeds is {given.seeds}: takes 1 to 999")
-    swept: dict[str, list[str]] = {}
+    base = parse_train_arguments(kept)
+    first, scored = base.train.seed, base.evaluation
+    if given.evaluate and not (scored.sources or getattr(base.data, scored.split)):
+        raise InputError(f"--evaluate: data.{scored.split} names nothing to score")
+    swept = {"train.seed": [str(seed) for seed in range(first, first + given.seeds)]}
     for value in given.sweep:
         name, _, texts = value.partition("=")
-        if not all([name, *texts.split(",")]):
-            raise InputError(f"--sweep is {value!r}: takes FIELD=VALUE,VALUE,...")
+        if not texts:
+            raise InputError(f"--sweep {value}: takes FIELD=A,B,...")
         if name == "train.seed":
             raise InputError("--sweep train.seed: give --seeds N, from --train.seed on")
         swept.setdefault(name.replace("-", "_"), []).extend(texts.split(","))
-    base, fields = parse_train_arguments(kept), [*swept, "train.seed"]
-    place = given.workdir or f"{base.workdir}-sweep"
-    check_scheme("workdir", place, ())  # the log of each run grows line by line
-    workdir, kept = Path(place), [*kept, "--workdir", place]
-    if (workdir / CONFIG).exists():
-        raise InputError(f"{workdir} holds a run: a sweep needs a --workdir of its own")
-    scored, runs = base.evaluation, {}
-    if given.evaluate and not (scored.sources or getattr(base.data, scored.split)):
-        raise InputError(f"--evaluate: data.{scored.split} names nothing to score")
-    numbers = map(str, range(base.train.seed, base.train.seed + given.seeds))
-    for seed, *values in itertools.product(numbers, *swept.values()):
-        pairs = zip(fields, [*values, seed], strict=True)
-        own = [*kept, *(part for field, value in pairs for part in (f"--{field}", value))]
-        found = parse_train_arguments(own)
-        told = leaves(to_dict(found))
-        name = ",".join(f"{short}={told[field]}" for field, short in short_names(fields).items())
+    workdir = given.workdir or f"{base.workdir}-sweep"
+    check_scheme("workdir", workdir, ())  # the log of each run grows line by line
+    short, runs = short_names([*swept][1:]), {}
+    for values in itertools.product(*swept.values()):
+        own = [f"--{name}={value}" for name, value in zip(swept, values, strict=True)]
+        config = parse_train_arguments([*kept, *own, "--workdir", workdir])
+        told = leaves(to_dict(config))
+        name = ",".join(f"{short[field]}={told[field]}" for field in short)
         name = re.sub(r"[^\w.,=+-]", "_", name)
         if name in runs:
             raise InputError(f"--sweep gives the run {name} twice")
-        place = str(workdir / name)
-        runs[name] = dataclasses.replace(found, workdir=place), [*own, "--workdir", place]
-    return Sweep(workdir, runs, given.evaluate)
+        place = str(Path(workdir, name))
+        runs[name] = dataclasses.replace(config, workdir=place), [*kept, *own, "--workdir", place]
+    from mhe_jax.model.layers import check_attention  # loads jax, and starts no device
+
+    for config, _ in runs.values():
+        check_attention(config)
+    return Sweep(Path(workdir), runs, given.evaluate)
 
 
 def result_of(config: Config) -> dict[str, Any] | None:
@@ -112,31 +112,22 @@ def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
     """Runs what is not finished, by `command train` and `eval`, and prints a table at the end.
 
     A failed run is told with its reason, and the others go on. A signal that ends the sweep ends
-    its run too, which saves.
-
-    Returns:
-      What is also in sweep.json: `runs`, each with name, workdir, status, the reason of a failure
-      and the result of a success; and how many are `done` and `failed`.
-
-    Raises:
-      InputError: the workdir cannot be made, or holds a sweep.json that is not one.
+    its run too, which saves. Returns `runs`, also in sweep.json, each with name, workdir, status,
+    reason and result; and how many are `done` and `failed`.
     """
-    sweep.workdir.mkdir(parents=True, exist_ok=True)
-    read_sweep(sweep.workdir)
     runs: list[dict[str, Any]] = []
     for name, (config, arguments) in sweep.runs.items():
         _note(f"[{len(runs) + 1} of {len(sweep.runs)}] {name}")
         workdir, reason = Path(config.workdir), None
-        scores = workdir / f"eval_{result_name(config.evaluation)}.json"
+        workdir.mkdir(parents=True, exist_ok=True)
         if result_of(config) is None:
-            workdir.mkdir(exist_ok=True)
             reason = _call(workdir, [*command, "train", *arguments])
         result = result_of(config)
-        stale = scores.exists() and scores.stat().st_mtime < (workdir / RESULT).stat().st_mtime
-        if sweep.evaluate and result and not reason and (stale or not scores.exists()):
-            reason = _call(workdir, [*command, "eval", str(workdir)])
         if result is None:
             reason = reason or f"left no {RESULT} that fits its config"
+        scores = workdir / f"eval_{result_name(config.evaluation)}.json"
+        if sweep.evaluate and not reason and not _newer(scores, workdir / RESULT):
+            reason = _call(workdir, [*command, "eval", str(workdir)])
         told = {"status": "failed", "reason": reason} if reason else {"status": "done"}
         runs.append({"name": name, "workdir": str(workdir), **told, "result": result})
         save_sweep(sweep.workdir, runs)
@@ -149,18 +140,21 @@ def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
     return {**about, "runs": runs}
 
 
+def _newer(one: Path, other: Path) -> bool:
+    return one.exists() and one.stat().st_mtime >= other.stat().st_mtime
+
+
 def _call(workdir: Path, command: Sequence[str]) -> str | None:
     """Runs one process, logged in `workdir`; returns why it failed, or None."""
     last = ""
-    # A process group of its own: Ctrl-C reaches it through us, once.
-    how: dict[str, Any] = {"text": True, "errors": "replace", "process_group": 0}
-    how |= dict.fromkeys(("stdin", "stdout"), subprocess.DEVNULL)
     # It imports what is imported here, wherever it is started.
-    path = filter(None, (ROOT, os.environ.get("PYTHONPATH")))
-    how["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    path = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+    how: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.DEVNULL)
+    how |= {"text": True, "errors": "replace", "env": {**os.environ, "PYTHONPATH": path}}
     with (
         (workdir / "log.txt").open("a", encoding="utf-8") as log,
-        subprocess.Popen(command, stderr=subprocess.PIPE, **how) as process,
+        # A process group of its own: Ctrl-C reaches it through us, once.
+        subprocess.Popen(command, stderr=subprocess.PIPE, process_group=0, **how) as process,
     ):
 
         def lines() -> Iterator[str]:

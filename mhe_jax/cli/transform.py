@@ -1,17 +1,13 @@
-"""Commands that read a run and make something of it: export, convert, factorize, demo."""
+"""Commands that read a run and make something of it: export, convert, factorize."""
 
 import dataclasses
-import json
 import sys
-from collections.abc import Sequence
+from typing import Any
 
 from mhe_jax import interchange
 from mhe_jax.cli.arguments import parse_fields
-from mhe_jax.cli.process import called, output
 from mhe_jax.config import ConversionConfig, InputError, KroneckerConfig
 from mhe_jax.config.places import path_of
-
-SHOWN = 6  # phrases of the demo, as far apart as possible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +23,9 @@ class ExportArguments:
     average_checkpoints: int | None = None
 
 
-def export(places: list[str], options: list[str]) -> None:
+def export(places: list[str], options: list[str]) -> dict[str, Any]:
     given = parse_fields(ExportArguments(), options, "export", *places)
-    output(json.dumps(interchange.export(*places, **dataclasses.asdict(given))) + "\n")
+    return interchange.export(*places, **dataclasses.asdict(given))
 
 
 FORMATS = "\n".join(f"    {name:12}  {said}" for name, said in interchange.FORMATS.items())
@@ -44,7 +40,7 @@ What a format cannot hold is refused with the reason. The last line is one JSON 
 """
 
 
-def convert(places: list[str], options: list[str]) -> None:
+def convert(places: list[str], options: list[str]) -> dict[str, Any]:
     """A trained run with another attention, or a transformers model as a run.
 
     NEW is RUN with each attention sublayer replaced by the closest one of KIND. Evaluate it, or
@@ -70,19 +66,18 @@ def convert(places: list[str], options: list[str]) -> None:
     from mhe_jax.interchange import uptraining
     from mhe_jax.interchange.huggingface.reading import is_foreign, make_run
 
-    if not is_foreign(run):
-        result = uptraining.convert(run, new, wanted)
-        for path, errors in result["errors"].items() if wanted.rows else ():
-            print(f"{errors['before']:.6f} -> {errors['after']:.6f}  {path}", file=sys.stderr)
-    elif wanted == ConversionConfig():
-        result = make_run(run, new)
-    else:
-        first = f"first `convert {run} NEW`, then `convert NEW` with --kind"
-        raise InputError(f"{run} is not a run yet: {first}")
-    output(json.dumps(result) + "\n")
+    if is_foreign(run):
+        if wanted != ConversionConfig():
+            first = f"first `convert {run} NEW`, then `convert NEW` with --kind"
+            raise InputError(f"{run} is not a run yet: {first}")
+        return make_run(run, new)
+    result = uptraining.convert(run, new, wanted)
+    for path, errors in result["errors"].items() if wanted.rows else ():
+        print(f"{errors['before']:.6f} -> {errors['after']:.6f}  {path}", file=sys.stderr)
+    return result
 
 
-def factorize(places: list[str], options: list[str]) -> None:
+def factorize(places: list[str], options: list[str]) -> dict[str, Any]:
     """A trained run with matrices of fewer parameters.
 
     NEW is RUN with its matrices as sums of Kronecker products with the given numbers of terms.
@@ -97,54 +92,9 @@ def factorize(places: list[str], options: list[str]) -> None:
     """
     terms = parse_fields(KroneckerConfig(), options, "factorize", *places)
     run, new = map(path_of, places)
-    from mhe_jax.training.run.fresh import factorize
+    from mhe_jax.training.from_run import factorize
 
     result = factorize(run, new, terms)
     for path, error in result["errors"].items():
         print(f"{error:10.6f}  {path}", file=sys.stderr)
-    output(json.dumps(result) + "\n")
-
-
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """Shows what a run of the demo has learned, and fails where that is too little."""
-
-    # Required BLEU on the test.
-    bleu: float = 0.0
-    # Required exact matches, in percent.
-    exact_match: float = 0.0
-
-
-def demo(places: list[str], options: list[str]) -> None:
-    """What a run of the demo translates, with a mark beside what is wrong.
-
-    Reads what `eval RUN` left. The exit status is 1 where the scores are lower than required.
-    """
-    wanted = parse_fields(Wanted(), options, "demo", *places)
-    run = path_of(places[0])
-    from mhe_jax.data import open_source
-    from mhe_jax.report import read_result
-
-    scores, hypotheses = read_result(run / "eval_test.json"), run / "test.hypotheses.txt"
-    if scores.get("sources") != ["demo:test"] or not hypotheses.is_file():
-        raise InputError(f"{run}: was not evaluated on demo:test: `{called('eval')} {run}` does it")
-    lines = hypotheses.read_text(encoding="utf-8").split("\n")[:-1]
-    output("\n" + examples(list(open_source(["demo:test"], "pair")), lines))
-    output(
-        f"\n{scores['bleu']:.1f} BLEU and {scores['exact_match']:.1f} % exact match on phrases "
-        f"that are not in training (at least {wanted.bleu:g} and {wanted.exact_match:g} are "
-        "required)\n"
-    )
-    if scores["bleu"] < wanted.bleu or scores["exact_match"] < wanted.exact_match:
-        sys.exit(1)
-
-
-def examples(phrases: Sequence[tuple[str, ...]], lines: Sequence[str]) -> str:
-    """Some phrases with their translations; a wrong one has a mark, and the right one below it."""
-    text = ""
-    for number in range(0, len(lines), -(-len(lines) // SHOWN)):
-        (english, german), line = phrases[number], lines[number]
-        wrong = line.strip() != german
-        text += f"{english}\n  {'✗' if wrong else ' '} {line}\n"
-        text += f"    right: {german}\n" if wrong else ""
-    return text
+    return result

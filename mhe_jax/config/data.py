@@ -10,8 +10,7 @@ PAD, UNK, BOS, EOS, MASK = range(5)
 NUM_SPECIAL = 5
 
 # Data sets of labelled examples, see `tasks/labelled/table.py`; `own` is any other.
-Dataset = Literal[
-    "own",
+PublishedDataset = Literal[
     "cola",
     "sst2",
     "mrpc",
@@ -31,6 +30,7 @@ Dataset = Literal[
     "squad",
     "squad_v2",
 ]
+Dataset = Literal["own", PublishedDataset]
 
 
 @dataclass(frozen=True)

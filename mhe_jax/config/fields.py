@@ -1,24 +1,16 @@
-"""The fields of a config by dotted name, and a config as JSON, read and checked by pydantic.
-
-An unknown name, a value of another type, or one out of its range is an `InputError` of one line;
-what was written reads back equal.
-"""
+"""The fields of a config by dotted name, and a config as JSON, read and checked by pydantic."""
 
 import dataclasses
 import difflib
 import functools
 import json
-import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import write_whole
 from mhe_jax.config.places import path_of
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -28,6 +20,8 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
 
     >>> nearest("model.attention.kid", ["model.attention.kind", "data.train"])
     ['model.attention.kind']
+    >>> nearest("model.atention.kind", ["model.attention.kind", "model.other.kind"])[0]
+    'model.attention.kind'
     >>> nearest("kind", ["model.attention.kind", "data.train"])  # or its last part alone
     ['model.attention.kind']
     """
@@ -39,23 +33,15 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
         ratios = (difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio() for a, b in pairs)
         return max(last == initials, *ratios)
 
-    return [other for other in sorted(names, key=likeness)[:-4:-1] if likeness(other) >= 0.6]
+    def order(other: str) -> tuple[float, float]:
+        return likeness(other), difflib.SequenceMatcher(None, name, other).ratio()
+
+    return [other for other in sorted(names, key=order)[:-4:-1] if likeness(other) >= 0.6]
 
 
 def did_you_mean(names: Sequence[str]) -> str:
     """The end of a message that names what may have been meant."""
     return f"; did you mean {', '.join(names)}?" if names else ""
-
-
-def hints_of(cls: type, prefix: str = "") -> dict[str, Any]:
-    """{dotted name: type} of every leaf below a dataclass."""
-    hints: dict[str, Any] = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        if dataclasses.is_dataclass(hint):
-            hints |= hints_of(typing.cast(type, hint), f"{prefix}{name}.")
-        else:
-            hints[f"{prefix}{name}"] = hint
-    return hints
 
 
 def shown(value: Any) -> str:
@@ -65,7 +51,7 @@ def shown(value: Any) -> str:
 
 
 @functools.cache
-def _adapter(cls: type[T]) -> "TypeAdapter[T]":
+def _adapter(cls: type) -> Any:
     from pydantic import TypeAdapter  # slow to import, and attention needs none
 
     return TypeAdapter(cls)
@@ -80,7 +66,7 @@ def _read(cls: type[T], text: bytes) -> T:
         first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "unexpected_keyword_argument":
-        near = did_you_mean(nearest(name, list(hints_of(cls))))
+        near = did_you_mean(nearest(name, names_of(cls)))
         raise InputError(f"unknown field {name}{near or '; --help lists all'}")
     reason = first["msg"].replace("Input should", "should")
     raise InputError(f"{name} is {shown(first['input'])}: {reason}" if name else reason)
@@ -92,13 +78,9 @@ def checked(cls: type[T], values: Any) -> T:
     Fields that a dictionary does not name have their defaults. An unknown name, or a value of
     another type than the field's or out of its range, is an `InputError`.
     """
-    from pydantic_core import PydanticSerializationError, to_json
+    from pydantic_core import to_json
 
-    try:
-        text = to_json(values, inf_nan_mode="constants")
-    except PydanticSerializationError as error:
-        raise InputError(f"not a value of a config: {error}") from None
-    return _read(cls, text)
+    return _read(cls, to_json(values, inf_nan_mode="constants"))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -119,6 +101,11 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def names_of(cls: type) -> list[str]:
+    """The dotted names of all fields below a dataclass that has defaults for all."""
+    return list(leaves(to_dict(cls())))
+
+
 def save_json(config: Config, path: str | Path) -> None:
     """Writes the config as JSON; the file appears whole or not at all."""
     write_whole(path_of(path), json.dumps(to_dict(config), indent=2) + "\n")
@@ -128,15 +115,11 @@ def load_json(path: str | Path) -> Config:
     """Reads what `save_json` wrote; InputError if there is no file, or it is not a config."""
     path = path_of(path)
     try:
-        text = path.read_bytes()
+        return _read(Config, path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    try:
-        return _read(Config, text)
     except InputError as error:
-        foreign = f"; `convert {path.parent} NEW` makes a run of a transformers model"
-        hint = foreign if b'"model_type"' in text else ""
-        raise InputError(f"{path}: {error}{hint}") from error
+        raise InputError(f"{path}: {error}") from error
 
 
 def set_field(config: Config, name: str, value: Any) -> Config:
@@ -166,11 +149,15 @@ def require(config: Config, name: str, holds: object, allowed: str) -> None:
         raise InputError(f"{name} is {given}: {allowed}")
 
 
+def only(config: Config, name: str, where: object, allowed: str) -> None:
+    """`require` of a field that may differ from its default only where the rule holds."""
+    require(config, name, where or value_of(config, name) == value_of(Config(), name), allowed)
+
+
 def short_names(fields: list[str]) -> dict[str, str]:
     """The last part of each name, or the whole name where two share it; `seed` is that of train."""
     lasts = [field.rpartition(".")[2] for field in fields]
     alone = {last for last in lasts if lasts.count(last) == 1} - {"seed"}
-    short = {
-        field: last if last in alone else field for field, last in zip(fields, lasts, strict=True)
-    }
+    pairs = zip(fields, lasts, strict=True)
+    short = {field: last if last in alone else field for field, last in pairs}
     return short | {"train.seed": "seed"}

@@ -5,7 +5,6 @@ import glob
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -17,28 +16,23 @@ from mhe_jax.config.places import Bucket, check_scheme, source_path
 CONFIG, RESULT = "config.json", "result.json"
 METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.model"
 
-# How text may be packed, formats that hold pairs or texts in named fields, and their other names.
+# How text may be packed, formats with a reader in `data/readers.py`, and their other names.
 PACKED = (".gz", ".xz")
-TABLES = {".tsv", ".csv", ".jsonl", ".parquet", ".arrow"}
-CACHE_OF_DATASETS = r"cache-[^/]*\.arrow"
-HIDDEN = rf"[._]|.*~$|{CACHE_OF_DATASETS}$"
+TABLES = {".tsv", ".csv", ".jsonl", ".parquet", ".arrow", ".json"}
 ALIASES = {".tab": ".tsv", ".pq": ".parquet", ".parq": ".parquet"}
 ALIASES |= dict.fromkeys((".jsonlines", ".ndjson", ".ldjson", ".jl"), ".jsonl")
 
 
 def cache_directory(configured: str | None = None) -> Path:
     """`configured`, else $MHE_JAX_CACHE, else ~/.cache/mhe_jax; created if missing."""
-    named = os.environ.get("MHE_JAX_CACHE")
-    field = "MHE_JAX_CACHE" if named and not configured else "data.cache_directory"
-    given = configured or named or "~/.cache/mhe_jax"
-    check_scheme(field, given, ())
+    given = configured or os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax"
+    check_scheme("data.cache_directory", given, ())
     try:
         path = Path(given).expanduser()
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # no such home
-        raise InputError(f"{field}={given}: {getattr(error, 'strerror', error)}") from None
-    if not os.access(path, os.W_OK):
-        raise InputError(f"{field}={path}: not writable")
+        reason = getattr(error, "strerror", error)
+        raise InputError(f"data.cache_directory={given}: {reason}") from None
     return path
 
 
@@ -56,113 +50,83 @@ def file_format(path: PurePath) -> str:
 def files_of(directory: str, name: str) -> list[str]:
     """The files that the name of a source stands for, relative to `directory` like the name.
 
-    Files in a bucket have full names. A file stands for itself, and so does a missing one. A
-    directory stands for all its files except hidden ones, those that begin with `_`, backups (`~`)
-    and caches of `datasets`; a data set saved by `datasets`, for what its `state.json` names.
-    Otherwise a pattern (`*`, `?`, `[..]`, `**` for any depth) stands for all files that match.
-
-    Raises:
-      InputError: a directory or pattern that holds no file, or a broken `state.json`.
+    In a bucket they have full names. A file stands for itself, and so does a missing one; a
+    directory for its files except hidden ones (`.`, `_`) and backups (`~`); a data set saved by
+    `datasets` for what its `state.json` names; a pattern for all files that match.
     """
     place = source_path(directory, name)
-    bucket = place if isinstance(place, Bucket) else None
-    whole = str(bucket or name)
+    in_bucket = isinstance(place, Bucket)
+    whole = str(place) if in_bucket else name
     try:
         if place.is_dir():
             return [os.path.join(whole, file) for file in _files_in(place)]
-        there = place.is_file() if bucket else os.path.lexists(place)
+        there = place.is_file() if in_bucket else os.path.lexists(place)
         if there or not glob.has_magic(whole):
             return [whole]
-        if bucket:
-            found = [str(path) for path in bucket.matches()]
+        if in_bucket:
+            found = [str(path) for path in place.parent.glob(place.name)]
         else:
             root = os.path.expanduser(directory)
             matches = glob.iglob(os.path.expanduser(name), root_dir=root, recursive=True)
-            found = [match for match in matches if _is_file(Path(root, match))]
+            found = [match for match in matches if not Path(root, match).is_dir()]
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from None
-    # Without what `datasets` leaves beside data, unless the pattern itself names it.
-    if "cache-" not in PurePath(name).name:
-        found = [path for path in found if not re.fullmatch(rf"(.*/)?{CACHE_OF_DATASETS}", path)]
     if not found:
         raise InputError(f"{place}: no file matches")
     return sorted(found)
 
 
-def _is_file(path: Path) -> bool:
-    """Whether it is a file, or a broken link: opening it fails, so no shard is left out unseen."""
-    return path.is_file() or not path.exists()
-
-
 def _files_in(directory: Path) -> list[str]:
-    shown = sorted(p for p in directory.iterdir() if not re.match(HIDDEN, p.name))
-    files = [path.name for path in shown if _is_file(path)]
+    shown = sorted(path for path in directory.iterdir() if not re.match(r"[._]|.*~$", path.name))
+    # A broken link is one: to open it fails, so no shard is left out unseen.
+    files = [path.name for path in shown if not path.is_dir()]
     if "dataset_dict.json" in files:
         has = ", ".join(str(path) for path in shown if path.name not in files)
         raise InputError(f"{directory}: holds several splits: name one of {has}")
     if "state.json" in files:
-        return _saved_files(directory / "state.json")
+        try:
+            state = json.loads((directory / "state.json").read_bytes())
+            files = [PurePath(file["filename"]).name for file in state["_data_files"]]
+        except (ValueError, LookupError, TypeError):
+            raise InputError(f"{directory / 'state.json'}: names no _data_files") from None
     if not files:
         raise InputError(f"{directory}: holds no files")
     return files
 
 
-def _saved_files(path: Path) -> list[str]:
-    """The files of `Dataset.save_to_disk` that hold data, by its `state.json`."""
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        state = json.loads(path.read_bytes())
-        names = [file["filename"] for file in state["_data_files"]]
-        plain = all(re.fullmatch(r"[\w. -]+\.arrow", name) for name in names)
-        if names and plain and not state.get("_indices_files"):
-            return names
-    takes = "takes .arrow files beside it under _data_files, and no indices (flatten_indices())"
-    raise InputError(f"{path}: {takes}")
-
-
 @contextlib.contextmanager
-def publish(path: Path, *, with_size: bool = False, is_directory: bool = False) -> Iterator[Path]:
+def publish(path: Path, *, is_directory: bool = False) -> Iterator[Path]:
     """A draft that becomes the file `path` if the block succeeds, and vanishes if it fails.
 
-    Nobody ever sees half a file, and its contents reach the disk before its name: else a machine
-    that loses power may keep the name of an empty file. With `with_size` the name ends in `.` and
-    the size; with `is_directory` it is a directory. The draft lies beside `path`, or further up if
-    that has no parent yet; of a file for a bucket it is local.
-
-    Raises:
-      InputError: it cannot be written.
+    Its contents reach the disk before its name: else a machine that loses power may keep the name
+    of an empty file. With `is_directory` it is a directory. The draft lies beside `path`, or
+    further up if that has no parent yet.
     """
-    room = None
+    in_bucket, start = isinstance(path, Bucket), f".{path.name}."
     try:
-        if isinstance(path, Bucket):
-            above = None
-        else:
-            above = next(place for place in path.absolute().parents if place.exists())
-        room = tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=above)
-        draft = Path(room, path.name)
-        if is_directory:
-            draft.mkdir()
-        yield draft
-        if isinstance(path, Bucket):
-            path.write_bytes(draft.read_bytes())
-            return
-        for place in (draft, *draft.rglob("*")):
-            _sync(place)
-        if with_size:
-            path = path.with_name(f"{path.name}.{draft.stat().st_size}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.replace(path)
-        _sync(path.parent)
+        parents = () if in_bucket else path.absolute().parents
+        above = next((place for place in parents if place.exists()), None)
+        with tempfile.TemporaryDirectory(
+            prefix=start, suffix=".tmp", dir=above, ignore_cleanup_errors=True
+        ) as room:
+            draft = Path(room, path.name)
+            if is_directory:
+                draft.mkdir()
+            yield draft
+            if in_bucket:
+                path.write_bytes(draft.read_bytes())
+                return
+            for place in (draft, *draft.rglob("*")):
+                _sync(place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.replace(path)
+            _sync(path.parent)
     except OSError as error:
         # A full disk's error names no file; one that names another is of a file the block reads.
         named = str(error.filename or path)
-        if room is None or named == str(path) or named.startswith(room):
-            # numpy says how much it wrote, but not why it stopped.
-            reason = error.strerror or f"{error}; is the disk full?"
-            raise InputError(f"cannot write {path}: {reason}") from error
-        raise
-    finally:
-        if room is not None:
-            shutil.rmtree(room, ignore_errors=True)
+        if named != str(path) and start not in named:
+            raise
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check_new(path: Path, source: Path | None = None) -> None:

@@ -20,10 +20,6 @@ def load_config(name: str) -> Config:
     The rules between its fields are not yet checked. The file's `get_config(variant)` is called;
     the type of its parameter lists the variants, as in
     `def get_config(variant: Literal["", "local"] = "")`.
-
-    Raises:
-      InputError: no such file or variant, the file fails (the message names the line), or a value
-        is not one of its field.
     """
     path, variant = config_file(name)
     names, variants = _defined_in(path)
@@ -31,12 +27,9 @@ def load_config(name: str) -> Config:
         raise InputError(f"{path}: no variant {variant!r}; it has {', '.join(map(repr, variants))}")
     with _naming_the_line(path):
         config = names["get_config"](variant) if variant else names["get_config"]()
-    if not isinstance(config, Config):
-        raise InputError(f"{path}: get_config() returned {type(config).__name__}, not a Config")
-    try:
+        if not isinstance(config, Config):
+            raise InputError(f"get_config() returned {type(config).__name__}, not a Config")
         return checked(Config, dataclasses.asdict(config))  # Python itself checks no types
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def about_config(name: str) -> tuple[str, list[str]]:
@@ -52,40 +45,27 @@ def _defined_in(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         exec(compile(path.read_bytes(), str(path), "exec"), names)
         if not callable(names.get("get_config")):
             raise InputError("has no function get_config(variant)")
-        hint = typing.get_type_hints(names["get_config"]).get("variant")
-    return names, typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+        return names, typing.get_args(typing.get_type_hints(names["get_config"]).get("variant"))
 
 
 def config_file(name: str) -> tuple[Path, str]:
-    """The file and the variant of a config that `load_config` takes.
-
-    A name that is no file is that of a shipped config: `demo` is configs/demo.py in a clone, or in
-    the installed package.
-
-    Raises:
-      InputError: there is no such file.
-    """
+    """The file and the variant of a config that `load_config` takes."""
     short, _, variant = name.partition(":")
-    path, shipped = Path(short), shipped_configs()
-    if not path.is_file() and short in shipped:
-        path = shipped[short]
+    shipped = shipped_configs()
+    path = shipped.get(short, Path(short))
     if not path.is_file():
-        known = {file.stem: str(file) for file in path.parent.glob("*.py")}
-        known |= {name: name for name in shipped}
+        here = {file.stem: str(file) for file in path.parent.glob("*.py")}
+        known = here | {name: name for name in shipped}
         near = did_you_mean([known[name] for name in nearest(path.stem, list(known))])
-        raise InputError(
-            f"no config file {path}{near or '; `configs` lists those that come along'}"
-        )
+        raise InputError(f"no config file {path}{near}; `configs` lists those that come along")
     return path, variant
 
 
 def shipped_configs() -> dict[str, Path]:
     """The configs that come with this package, by their names."""
     package = Path(__file__).parents[1]
-    for place in (package / "configs", package.parent / "configs"):
-        if place.is_dir():
-            return {path.stem: path for path in sorted(place.glob("[!_]*.py"))}
-    return {}
+    files = [*package.glob("configs/[!_]*.py")] or package.parent.glob("configs/[!_]*.py")
+    return {path.stem: path for path in sorted(files)}
 
 
 @contextlib.contextmanager
@@ -104,18 +84,14 @@ def _naming_the_line(path: Path) -> Iterator[None]:
 
 
 def config_of(run: str | Path, field: str = "") -> Config:
-    """The config of the run in a directory; messages name `field` if it is given.
-
-    Raises:
-      InputError: there is no run, or its config is not one.
-    """
+    """The config of the run in a directory; messages name `field` if it is given."""
     run = path_of(run)
     start = f"{field}: " if field else ""
     try:
         if (run / CONFIG).is_file():
             return load_json(run / CONFIG)
-        runs = {file.parent.name: file.parent for file in run.parent.glob(f"*/{CONFIG}")}
+        runs = {file.parent.name: str(file.parent) for file in run.parent.glob(f"*/{CONFIG}")}
     except OSError as error:
         raise InputError(f"{start}{run / CONFIG}: {error.strerror}") from None
-    near = did_you_mean([str(runs[name]) for name in nearest(run.name, sorted(runs))])
+    near = did_you_mean([runs[name] for name in nearest(run.name, sorted(runs))])
     raise InputError(f"{start}no run at {run}: there is no {CONFIG}{near}")

@@ -1,120 +1,12 @@
-"""The model: attention, Kronecker products, and the transformer."""
+"""The transformer and its Kronecker products."""
 
 import dataclasses
-import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from mhe_jax.config.kinds import FIELDS_OF_KINDS, AttentionByRole, AttentionConfig
 from mhe_jax.config.tasks import Role
-from mhe_jax.config.values import (
-    FIELDS_OF_KINDS,
-    Activation,
-    Count,
-    Engine,
-    Form,
-    Hashing,
-    Kind,
-    Natural,
-    NotNegative,
-    Positive,
-    Share,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindFields:
-    """What only some kinds of attention have; None, the default, for all others."""
-
-    # Number of key and value heads K of `gqa`, of tied states G of `gta`; divides num_heads.
-    num_kv_heads: Count | None = None
-    # Shared projections G: queries, keys and values of an MHE kind, queries and keys of `mva` and
-    # `collaborative`; H/G heads share each; None is 1.
-    num_groups: Count | None = None
-    # Groups of heads, each with its own score matrix; `mhe_add` only; None is 1.
-    score_groups: Count | None = None
-    # Width of queries and keys; `mva` and `collaborative` only; None is the width of a head.
-    score_features: Count | None = None
-    # Rank of the map to queries: for `mfa`, None is the width of a head; for `mla`, None is full
-    # rank, without a latent; for `tpa`, the number of products in the queries, None is 6.
-    query_rank: Count | None = None
-    # Compute values from keys, and cache only keys (MFA-KR); `mfa` only; None is False.
-    reuse_keys: bool | None = None
-    # Products in the keys of `tpa`; None is 2.
-    key_rank: Count | None = None
-    # Products in the values of `tpa`; None is 2.
-    value_rank: Count | None = None
-    # Width of the latent from which `mla` makes keys and values; None is 4 times a head's width.
-    latent_features: Count | None = None
-    # Latents of `mla`; each has its share of latent_features and of the heads; None is 1.
-    latent_groups: Count | None = None
-
-
-@dataclass(frozen=True)
-class AttentionConfig(KindFields):
-    """One attention sublayer. Fields of one kind are None by default and refused for the others."""
-
-    # Which attention: see the table of kinds in the README.
-    kind: Kind = "mha"
-    # Number of query heads H.
-    num_heads: Count = 8
-    # Width of all heads together, H*D; None means the width of the model.
-    qkv_features: Count | None = None
-    # How a kind that has several forms is computed; None is `auto`: the fastest form that is exact
-    # for the call.
-    form: Form | None = None
-    # Standard deviation of the initial head embeddings; None: 0.02 for mhe_add, 0.5 for mhe_mul and
-    # collaborative.
-    head_embedding_stddev: NotNegative | None = None
-    # Width of the rotary queries and keys of `mla`; None is half the width of a head.
-    rotary_features: Count | None = None
-    # The engine that computes the softmax; `auto` takes the fastest that supports the call.
-    engine: Engine = "auto"
-    # Dropout on the attention weights, one mask per example shared over its heads.
-    dropout_rate: Share = 0.0
-    # Biases in the four projections; the published parameter counts have none.
-    use_bias: bool = False
-    # LayerNorm over each head's queries and keys.
-    normalize_qk: bool = False
-
-
-@dataclass(frozen=True)
-class ConversionConfig(KindFields):
-    """The attention that a trained run is converted to, and what it is fitted on."""
-
-    # Which attention.
-    kind: Kind | None = None
-    # Rows of the run's training text to fit on; 0 reads none.
-    rows: Natural = 1000
-
-
-if typing.TYPE_CHECKING:
-    AttentionOverride = AttentionConfig
-else:
-    # Every field of `AttentionConfig`, None by default; None leaves it unchanged.
-    AttentionOverride = dataclasses.make_dataclass(
-        "AttentionOverride",
-        [
-            (name, hint | None, field(default=None))
-            for name, hint in typing.get_type_hints(AttentionConfig, include_extras=True).items()
-        ],
-        frozen=True,
-    )
-    AttentionOverride.__module__ = __name__
-    AttentionOverride.__doc__ = (
-        "Fields of `AttentionConfig` that one role changes; None keeps them."
-    )
-
-
-@dataclass(frozen=True)
-class AttentionByRole:
-    """Where one role of attention differs from `model.attention`."""
-
-    # Self-attention of the encoder.
-    encoder: AttentionOverride = AttentionOverride()
-    # Causal self-attention of the decoder or language model.
-    decoder: AttentionOverride = AttentionOverride()
-    # Attention of the decoder to the encoder.
-    cross: AttentionOverride = AttentionOverride()
+from mhe_jax.config.values import Activation, Count, Hashing, Natural, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -244,3 +136,11 @@ class ModelConfig:
             # Fields of the common kind alone mean nothing to another kind.
             common = dataclasses.replace(common, **dict.fromkeys(FIELDS_OF_KINDS))
         return dataclasses.replace(common, **changes)
+
+    def attention_field(self, role: Role, field: str) -> str:
+        """The dotted name of where a field of `attention_for(role)` is set."""
+        override = getattr(self.attention_by_role, role)
+        # A role of another kind does not take the fields of the common kind alone.
+        other = override.kind not in (None, self.attention.kind) and field in FIELDS_OF_KINDS
+        own = other or getattr(override, field) is not None
+        return f"model.attention_by_role.{role}.{field}" if own else f"model.attention.{field}"

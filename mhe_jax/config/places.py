@@ -12,7 +12,6 @@ An object store has no directories, no append and no rename, but each write is w
 import errno
 import functools
 import importlib
-import io
 import logging
 import os
 import re
@@ -42,30 +41,11 @@ def check_scheme(field: str, name: str, allowed: tuple[str, ...]) -> None:
         raise InputError(f"{start}: takes a local path{takes}")
 
 
-def path_of(name: str | os.PathLike[str]) -> Path:
-    """The place of a run, or of a file in one: local, or in a bucket of `gs://`.
-
-    Raises:
-      InputError: no name, another scheme, or the extra `cloud` is not installed.
-    """
+def path_of(name: str | os.PathLike[str], allowed: tuple[str, ...] = RUNS) -> Path:
+    """The place of a run, or of a file in one: local, or in a bucket."""
     if isinstance(name, Path | Bucket):
-        return cast(Path, name)
-    if not isinstance(name, str | os.PathLike):
-        raise InputError(f"{name!r} is not a path: takes a str or a pathlib.Path")
-    return _place(os.fspath(name), RUNS)
-
-
-def source_path(directory: str, name: str) -> Path:
-    """The file that a source names, relative to `directory`; in both `~` is the user's home."""
-    local = os.path.expanduser(name)
-    if scheme_of(name) is None and scheme_of(directory) and not os.path.isabs(local):
-        name = f"{directory.rstrip('/')}/{name}"
-    if scheme_of(name):
-        return _place(name, SOURCES)
-    return Path(os.path.expanduser(directory)) / local
-
-
-def _place(name: str, allowed: tuple[str, ...]) -> Path:
+        return cast(Path, name)  # duck-typed
+    name = os.fspath(name)
     check_scheme("", name, allowed)
     scheme = scheme_of(name)
     if scheme is None:
@@ -75,7 +55,17 @@ def _place(name: str, allowed: tuple[str, ...]) -> Path:
             importlib.import_module(library)
         except ImportError:
             raise not_installed(f"{name} needs {library}", "cloud") from None
-    return cast(Path, Bucket(name))  # duck-typed
+    return cast(Path, Bucket(name))
+
+
+def source_path(directory: str, name: str) -> Path:
+    """The file that a source names, relative to `directory`; in both `~` is the user's home."""
+    local = os.path.expanduser(name)
+    if scheme_of(name) is None and scheme_of(directory) and not os.path.isabs(local):
+        name = f"{directory.rstrip('/')}/{name}"
+    if scheme_of(name):
+        return path_of(name, SOURCES)
+    return Path(os.path.expanduser(directory)) / local
 
 
 @functools.cache
@@ -95,7 +85,7 @@ def _store(scheme: str) -> Any:
 class Bucket(PurePosixPath):
     """An object, or all objects whose names continue with `/`: calls of fsspec, as pathlib's.
 
-    Every error is an OSError that has the place and what the library said.
+    Every error is an OSError with the place and what the library said.
     """
 
     def __str__(self) -> str:
@@ -145,30 +135,22 @@ class Bucket(PurePosixPath):
     resolve = absolute
 
     def iterdir(self) -> Iterator["Bucket"]:
-        yield from self._named(self._call("ls", detail=False))
+        return self._named(self._call("ls", detail=False))
 
     def glob(self, pattern: str) -> Iterator["Bucket"]:
-        yield from self._named((self / pattern)._call("glob"))
+        """All objects below whose names match."""
+        found = (self / pattern)._call("glob", detail=True).items()
+        return self._named([name for name, about in found if about["type"] == "file"])
 
-    def rglob(self, pattern: str) -> Iterator["Bucket"]:
-        assert pattern == "*"
-        yield from self._named(self._call("find"))
-
-    def matches(self) -> Iterator["Bucket"]:
-        """All objects whose names match this one, taken as a pattern."""
-        found = self._call("glob", detail=True).items()
-        yield from self._named([name for name, about in found if about["type"] == "file"])
-
-    def open(self, mode: str = "r", encoding: str | None = None, errors: str | None = None) -> Any:
-        """For reading only, and small files: a file is read whole, as it is written."""
-        file = io.BytesIO(self.read_bytes())
-        return file if mode == "rb" else io.TextIOWrapper(file, encoding, errors)
+    def rglob(self, _: str) -> Iterator["Bucket"]:
+        """All objects below, whatever the pattern."""
+        return self._named(self._call("find"))
 
     def read_bytes(self) -> bytes:
         return self._call("cat_file")
 
-    def read_text(self, encoding: str = "utf-8") -> str:
-        return self.read_bytes().decode(encoding)
+    def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self.read_bytes().decode(encoding, errors)
 
     def fetch(self, file: Path) -> None:
         """Copies an object to a local file."""
@@ -179,11 +161,8 @@ class Bucket(PurePosixPath):
         self._call("pipe_file", data, mode=mode)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        try:
+        if not missing_ok or self.exists():
             self._call("rm_file")
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
 
     def replace(self, target: "Bucket") -> None:
         """Copies each object below, then deletes the old ones: not atomically, unlike on a disk."""
@@ -191,7 +170,7 @@ class Bucket(PurePosixPath):
 
     rename = replace
 
-    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+    def mkdir(self, **_: bool) -> None:
         """There are no directories, but the bucket must be there."""
         bucket = Bucket(f"{self.parts[0]}//{self.parts[1]}")
         if not bucket.exists():

@@ -1,4 +1,4 @@
-"""Types of the fields: numbers with their ranges, choices, and which kinds have which field.
+"""Types of the fields: numbers with their ranges, and choices.
 
 And the error that says which value is wrong.
 """
@@ -32,53 +32,9 @@ Share = Annotated[float, Ge(0), Lt(1)]
 Rate = Annotated[float, Gt(0), Lt(1)]
 Part = Annotated[float, Ge(0), Le(1)]
 
-Kind = Literal[
-    "mha",
-    "sha",
-    "mqa",
-    "gqa",
-    "skv",
-    "el",
-    "mhe_add",
-    "mhe_mul",
-    "mva",
-    "collaborative",
-    "mfa",
-    "gta",
-    "mla",
-    "tpa",
-]
-Form = Literal["auto", "materialized", "folded", "shared", "absorbed", "factored"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas", "mosaic"]
 # A hash of whole words and what embeds it, see `mhe_jax.hashformers`.
 Hashing = Literal[
     "md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj"
 ]
-
-MHE_KINDS: tuple[Kind, ...] = ("mhe_add", "mhe_mul")
-# Kinds that can be computed in several forms, from fast to slow; the last takes every call.
-FORMS_OF_KINDS: dict[Kind, tuple[Form, ...]] = {
-    "mhe_add": ("shared", "folded", "materialized"),
-    "mhe_mul": ("folded", "materialized"),
-    "mva": ("shared", "materialized"),
-    "collaborative": ("materialized",),
-    "mla": ("absorbed", "materialized"),
-    "tpa": ("factored", "materialized"),
-}
-# Fields of `AttentionConfig` that belong to some kinds only.
-FIELDS_OF_KINDS: dict[str, tuple[Kind, ...]] = {
-    "num_kv_heads": ("gqa", "gta"),
-    "form": tuple(FORMS_OF_KINDS),
-    "num_groups": (*MHE_KINDS, "mva", "collaborative"),
-    "score_groups": ("mhe_add",),
-    "score_features": ("mva", "collaborative"),
-    "head_embedding_stddev": (*MHE_KINDS, "collaborative"),
-    "query_rank": ("mfa", "mla", "tpa"),
-    "reuse_keys": ("mfa",),
-    "key_rank": ("tpa",),
-    "value_rank": ("tpa",),
-    "latent_features": ("mla",),
-    "latent_groups": ("mla",),
-    "rotary_features": ("mla",),
-}

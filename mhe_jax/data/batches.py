@@ -57,25 +57,22 @@ class Batches:
     ):
         self.plan, self.text = plan, text
         self.process_index, self.process_count = process_index, process_count
-
-        self._own(len(self._planned(0).numbers))
+        self._own(cast(Planned, plan[0]).numbers)
 
     def batch(self, step: int) -> Row:
         """The rows that this process holds of global batch `step`."""
-        make, numbers = self._planned(step)
-        return stack([make(int(number)) for number in numbers[self._own(len(numbers))]])
+        make, numbers = cast(Planned, self.plan[step])
+        return stack([make(int(number)) for number in self._own(numbers)])
 
-    def _planned(self, step: int) -> Planned:
-        return cast(Planned, self.plan[step])
-
-    def _own(self, rows: int) -> slice:
-        """The rows that this process holds of so many."""
-        if rows % self.process_count:
+    def _own(self, numbers: Sequence[int] | np.ndarray) -> Sequence[int] | np.ndarray:
+        """Those of the rows of a global batch that this process holds."""
+        own, left = divmod(len(numbers), self.process_count)
+        if left:
             raise InputError(
-                f"a batch of {rows} rows cannot be split over {self.process_count} processes"
+                f"a batch of {len(numbers)} rows cannot be split over {self.process_count} "
+                "processes"
             )
-        own = rows // self.process_count
-        return slice(self.process_index * own, (self.process_index + 1) * own)
+        return numbers[self.process_index * own :][:own]
 
     def iterate(
         self, start: int = 0, stop: int | None = None
@@ -96,9 +93,9 @@ class Batches:
 class TrainBatches(Batches):
     """Endless batches. `steps_per_epoch` of them, maybe a fraction, see all the text once."""
 
-    def __init__(self, plan: grain.MapDataset, part: "Part", per_epoch: float, *process: int):
-        super().__init__(plan, part.text, *process)
-        self.steps_per_epoch, self._about = per_epoch, part.about
+    def __init__(self, plans: "Part", *process: int):
+        super().__init__(plans.rows, plans.text, *process)
+        self.steps_per_epoch, self._about = plans.per_epoch, plans.about
 
     def describe(self) -> str:
         """How much there is, and in which shapes."""
@@ -149,7 +146,8 @@ def of_rows(part: Part, rows_per_batch: int, *process: int) -> TrainBatches:
         return Planned(make, range(first, first + rows_per_batch))
 
     plans = grain.MapDataset.range(ENDLESS).map(plan)
-    return TrainBatches(plans, part, part.per_epoch / rows_per_batch, *process)
+    steps = part.per_epoch / rows_per_batch
+    return TrainBatches(part._replace(rows=plans, per_epoch=steps), *process)
 
 
 def padded(numbers: np.ndarray, size: int) -> np.ndarray:

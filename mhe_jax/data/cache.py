@@ -1,4 +1,4 @@
-"""Files that are built once and kept: where they are, their names, and when they are rebuilt."""
+"""Files that are built once and kept, under a name that says what they are of."""
 
 import contextlib
 import gzip
@@ -32,45 +32,24 @@ def key_of_all(parts: Iterable[object]) -> str:
 
 
 def identity(path: Path) -> tuple[str | int, ...]:
-    """Values of which at least one changes whenever the file does.
-
-    A modification time can be set back (`cp -p`, `touch -r`, `rsync -t`), the change time of the
-    inode cannot.
-    """
-    stat = path.stat()
+    """Values of which at least one changes whenever the file does."""
+    stat = path.stat()  # `cp -p` and others set the modification time back, not the change time
     return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def built_once(path: Path, build: Callable[[Path], None]) -> Path:
-    """The file that `build` writes, rebuilt if it is missing or damaged.
-
-    Its name is `path` and its size, so that a truncated file is not taken for a whole one.
-
-    Raises:
-      InputError: it cannot be written.
-    """
-    if found := kept(path):
-        return found
-    with publish(path, with_size=True) as temporary:
-        build(temporary)
-        size = temporary.stat().st_size
-    return path.with_name(f"{path.name}.{size}")
-
-
-def kept(path: Path) -> Path | None:
-    """The file that `built_once(path, ...)` has left, if it is whole."""
-    found = path.parent.glob(f"{path.name}.*")
-    return next((file for file in found if file.name == f"{path.name}.{file.stat().st_size}"), None)
+    """`path`, where `build` writes it into a draft unless it is there; InputError if it cannot."""
+    if not path.exists():
+        with publish(path) as draft:
+            build(draft)
+    return path
 
 
 def local_copy(path: Path, cache: Path) -> Path:
     """The copy of an object, fetched once and again if it has changed; a local file is its own.
 
     It is kept under the object's URL, size and version (the generation of `gs://`, the etag of
-    `s3://`). Older ones are deleted.
-
-    Raises:
-      InputError: there is no such object, or it cannot be read.
+    `s3://`). Older ones are deleted. InputError if the object cannot be read.
     """
     if not isinstance(path, Bucket):
         return path

@@ -108,12 +108,12 @@ def _shifted(name: str, ids: Sequence[int] | np.ndarray, length: int) -> Row:
     return {name: tokens, "labels": labels, "weights": weights}
 
 
-def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int) -> Row:
+def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int = 0) -> Row:
     """Several rows of one task as one row, without their padding.
 
-    Each of its sides has length T, its positions P = `most_predictions`; all rows must fit.
+    Each of its sides has length T, its positions, if any, P = `most_predictions`; all rows fit.
 
-    >>> packed = pack([lm_row([7, 8], 2), lm_row([9], 4)], 4, 1)
+    >>> packed = pack([lm_row([7, 8], 2), lm_row([9], 4)], 4)
     >>> packed["tokens"].tolist(), packed["labels"].tolist(), packed["segments"].tolist()
     ([2, 7, 2, 0], [7, 8, 9, 0], [1, 1, 2, 0])
     """

@@ -20,7 +20,7 @@ import numpy as np
 from mhe_jax.config import DataConfig, InputError
 from mhe_jax.data import examples
 from mhe_jax.data.batches import ENDLESS, EvaluationBatches, Part, Planned, padded
-from mhe_jax.data.examples import Row, num_predictions
+from mhe_jax.data.examples import Row
 from mhe_jax.data.packing import Plan
 from mhe_jax.data.text import Text
 from mhe_jax.data.tokens import Tokens
@@ -75,25 +75,18 @@ def choose_buckets(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
     counts = np.concatenate([[0], counts])
     cost = (counts[None, 1:] - counts[:, None]) * edges.astype(np.float64)
     cost[np.tril_indices(len(edges) + 1, -1, len(edges))] = np.inf
-    best, steps = cost[0], []
+    # The least up to each edge, and its buckets: with one more as long as that pads less.
+    best, chosen = cost[0], [(edge,) for edge in edges.tolist()]
     for _ in range(NUM_BUCKETS - 1):
         through = best[:, None] + cost[1:]
-        steps.append(np.argmin(through, axis=0))
-        # Staying with fewer buckets is allowed: the step then leads nowhere.
-        stay = best <= through.min(axis=0)
-        steps[-1][stay] = -1
-        best = np.minimum(best, through.min(axis=0))
-    chosen, j = [len(edges) - 1], len(edges) - 1
-    for step in reversed(steps):
-        if step[j] >= 0:
-            j = int(step[j])
-            chosen.append(j)
-    occupied = np.diff(counts[[0, *(np.array(chosen[::-1]) + 1)]]) > 0
-    return tuple(
-        int(edges[j])
-        for j, used in zip(chosen[::-1], occupied, strict=True)
-        if used or edges[j] == longest
-    )
+        before, least = through.argmin(axis=0).tolist(), through.min(axis=0)
+        chosen = [
+            (*chosen[before[j]], of[-1]) if least[j] < best[j] else of
+            for j, of in enumerate(chosen)
+        ]
+        best = np.minimum(best, least)
+    used = {*np.searchsorted(chosen[-1], lengths).tolist(), len(chosen[-1]) - 1}
+    return tuple(bucket for i, bucket in enumerate(chosen[-1]) if i in used)
 
 
 def by_length(lengths: np.ndarray, longest: int, size: int) -> list[tuple[int, np.ndarray]]:
@@ -159,7 +152,7 @@ def packed(pairs: Pairs, data: DataConfig, seed: int) -> Part:
     def row(number: int) -> Row:
         _, members = plan.row(number)
         rows = [pairs.row(length, int(pairs.numbers[i])) for i in members]
-        return examples.pack(rows, length, num_predictions(length, data.mask_rate))
+        return examples.pack(rows, length)
 
     rows = grain.MapDataset.range(ENDLESS).map(row)
     return Part(rows, plan.num_rows, pairs.text.key, f"{pairs.about} in {plan}")

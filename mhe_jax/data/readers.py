@@ -11,23 +11,21 @@
     tfds:NAME/CONFIG:SPLIT   an example of a data set that TFDS has prepared
     demo:SPLIT               a pair of the built-in phrases
 
-The first row of `.tsv` and `.csv` names the columns; where it has none of the wanted names and just
-as many cells, it is an example. Text may also be `.gz` or `.xz`. Nested values also have names that
-dots join: `translation.en`.
+The first row of `.tsv` and `.csv` names the columns. Where nobody has named the fields, a table of
+one text, or of a source and a target, may lack it. Text may also be `.gz` or `.xz`. Nested values
+also have names that dots join: `translation.en`.
 
 A pattern (`corpus/*.txt.gz`) or a directory is one source of all its files, in the order of their
 names or of the `state.json` of `datasets`.
 
-A new format is a function that yields `(number, values)` with at least the wanted `fields`, and its
-line in `READERS`.
+A new format is a function that yields `(number, values)` with at least the wanted `fields`, its
+line in `READERS`, and its ending in `TABLES` of `config/files.py`.
 """
 
 import csv
-import gzip
 import io
 import json
 import lzma
-import os
 import re
 import sys
 import zlib
@@ -37,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import InputError
-from mhe_jax.config.files import file_format, files_of
+from mhe_jax.config.files import TABLES, file_format, files_of
 from mhe_jax.config.places import source_path
 from mhe_jax.data.cache import identity, local_copy, opened
 from mhe_jax.data.published import hint
@@ -47,6 +45,8 @@ Records = Iterator[tuple[int, Values]]
 
 BYTE_ORDER_MARK = "\ufeff"
 INDEX = "index"  # a field that numbers the records
+# The fields where nobody has named any, and so the columns of a table without names.
+NAMELESS = ("text",), ("source", "target")
 # Formats that users often have, and that hold no lines of text.
 NOT_TEXT = {
     *(".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html", ".htm", ".xml"),
@@ -74,19 +74,30 @@ def open_records(written: str, fields: Sequence[str], directory: str, cache: Pat
     if written.startswith("tfds:"):
         from mhe_jax.data import tfds_source  # slow to import
 
-        return Source(written, "tfds", *tfds_source.open_split(written))
+        identities, read = tfds_source.open_split(written)
+        return Source(written, "tfds", identities, lambda: ((at, flat(of)) for at, of in read()))
     if written.startswith("demo:"):
-        paths = [phrases_file(written)]
+        paths = [Path(__file__).parent / "demo" / f"{written.removeprefix('demo:')}.tsv.xz"]
+        if not paths[0].is_file():
+            raise InputError(f"{written}: takes demo:train, demo:validation or demo:test")
     else:
         paths = [source_path(directory, name) for name in files_of(directory, written)]
     form = _format(paths)
-    files = [(str(path), real_file(path, cache)) for path in paths]
+    files = [(str(path), local_copy(path, cache)) for path in paths]
+    identities = []
+    for name, file in files:
+        try:
+            identities.append(identity(file))
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            reason = f"no such file{hint(file)}" if missing else error.strerror
+            raise InputError(f"{name}: {reason}") from None
 
     def read() -> Iterator[tuple[str, Values]]:
-        for name, path in files:
-            yield from _records(path, name, form, fields)
+        for name, file in files:
+            yield from _records(file, name, form, fields)
 
-    return Source(written, form, [identity(path) for _, path in files], read)
+    return Source(written, form, identities, read)
 
 
 def _format(paths: Sequence[Path]) -> str:
@@ -111,60 +122,24 @@ def _format(paths: Sequence[Path]) -> str:
     return form
 
 
-def phrases_file(written: str) -> Path:
-    """The file of `demo:SPLIT`."""
-    path = Path(__file__).parent / "demo" / f"{written.removeprefix('demo:')}.tsv.xz"
-    if not path.is_file():
-        raise InputError(f"{written}: takes demo:train, demo:validation or demo:test")
-    return path
-
-
 def _records(
     path: Path, name: str, form: str, fields: Sequence[str]
 ) -> Iterator[tuple[str, Values]]:
-    where = name
+    number = 0
     try:
         for number, values in READERS.get(form, lines)(path, fields):
-            where = f"{name}:{number}"
-            yield where, values
+            yield f"{name}:{number}", values
     except _Broken as error:
         raise InputError(f"{name}:{error}") from None
-    except EOFError:
-        raise InputError(f"{name}: is cut short (its stream has no end)") from None
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, ValueError) as error:
-        after = "" if where == name else f" after {where}"
+    except (EOFError, OSError, lzma.LZMAError, zlib.error, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{name}: cannot be read{after} ({reason})") from None
-    except OSError as error:
-        raise InputError(f"{name}: {error.strerror or error}") from None
-    if where == name:
+        raise InputError(f"{name}: cannot be read after record {number} ({reason})") from None
+    if not number:
         raise InputError(f"{name}: is empty")
 
 
 class _Broken(Exception):
     """A record that is wrong: its number, and the reason."""
-
-
-def real_file(path: Path, cache: Path) -> Path:
-    """The file that a path leads to, checked to exist and not be empty; of a bucket, its copy.
-
-    Raises:
-      InputError: it is not there, is a directory, or is empty.
-    """
-    name, path = path, local_copy(path, cache)
-    try:
-        # Path.resolve raises a different error for circular links.
-        real = Path(os.path.realpath(path, strict=True))
-        size = real.stat().st_size
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        reason = f"no such file{hint(path)}" if missing else error.strerror
-        raise InputError(f"{name}: {reason}") from None
-    if real.is_dir():
-        raise InputError(f"{name}: is a directory, not a file")
-    if size == 0:
-        raise InputError(f"{name}: is empty")
-    return real
 
 
 def lines(path: Path, fields: Sequence[str] = ()) -> Records:
@@ -186,11 +161,11 @@ def json_lines(path: Path, fields: Sequence[str]) -> Records:
         if text := values["text"].strip():
             try:
                 found = json.loads(text)
+                if "\\u" in text:
+                    json.dumps(found, ensure_ascii=False).encode()  # fails on half a surrogate pair
             except (ValueError, RecursionError) as error:
-                reason = str(error).replace(": line 1 column", ", column")
+                reason = str(error).replace("line 1 column", "column")
                 raise _Broken(f"{number}: is not JSON ({reason})") from None
-            if "\\u" in text and is_broken(json.dumps(found, ensure_ascii=False)):
-                raise _Broken(f"{number}: has half a surrogate pair")
             if not isinstance(found, dict):
                 raise _Broken(f"{number}: is not a JSON object")
             yield number, flat(found)
@@ -214,14 +189,15 @@ def comma_separated(path: Path, fields: Sequence[str]) -> Records:
 
 
 def _named(rows: Iterator[tuple[int, list[str]]], fields: Sequence[str]) -> Records:
-    """Cells by the names in the first row, or by `fields` if it has as many cells and no name."""
+    """Cells by the names in the first row; of a table without names, by `fields`."""
     names: list[str] = []
     for number, cells in rows:
         if len(names) != 1 and not "".join(cells).strip() and len(cells) < 2:
             continue  # blank
         if not names:
-            names, is_header = cells, set(cells) & set(fields) or len(cells) != len(fields)
-            if is_header:
+            names = cells
+            named = tuple(fields) not in NAMELESS or {*cells} & {*fields}
+            if named or len(cells) != len(fields):
                 continue
             names = list(fields)
         if len(cells or [""]) != len(names):
@@ -295,6 +271,7 @@ READERS: dict[str, Callable[[Path, Sequence[str]], Records]] = {
     ".arrow": arrow,
     ".json": questions,
 }
+assert READERS.keys() == TABLES  # by which the config knows a source of pairs
 
 
 def flat(record: Mapping[str, Any]) -> Values:
@@ -309,16 +286,3 @@ def flat(record: Mapping[str, Any]) -> Values:
             inner = {f"{name}.{part}": of for part, of in flat(value).items()}
             found = inner | found
     return found
-
-
-def is_broken(text: str) -> bool:
-    """Whether `text` has half a surrogate pair, which no file in UTF-8 can hold.
-
-    >>> is_broken("\\ud83d"), is_broken("😀")
-    (True, False)
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False

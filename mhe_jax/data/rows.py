@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import grain
 import numpy as np
 
-from mhe_jax.config import DataConfig, InputError
+from mhe_jax.config import DataConfig
 from mhe_jax.data import examples
 from mhe_jax.data.batches import ENDLESS, Draw, EvaluationBatches, Part, Planned
 from mhe_jax.data.examples import Row, num_predictions
@@ -72,16 +72,11 @@ def packed(text: Text, tokens: Tokens, data: DataConfig, maker: RowMaker, seed: 
 
     An item longer than a row is cut into parts of nearly equal length; an empty one is left out.
     Each segment begins with bos. The masks of an example depend on seed, epoch and example alone.
-
-    Raises:
-      InputError: all items are empty.
     """
     length, most = data.sequence_length, num_predictions(data.sequence_length, data.mask_rate)
     cuts, is_last = cut_items(tokens.ends, length - maker.begin)
     lengths = np.diff(cuts)
     used = np.flatnonzero(lengths > 1)  # a single token is the eos of an empty item
-    if not len(used):
-        raise InputError(f"{text.name}: has no text, only empty items")
     sizes, capacity = lengths[used][:, None] + maker.begin, (length,)
     if maker.mask_rate is not None:
         # Besides its tokens, an example needs room for its predictions.

@@ -21,13 +21,11 @@ from mhe_jax.config import Config, InputError
 from mhe_jax.config.files import cache_directory
 from mhe_jax.config.rules import training_sources
 from mhe_jax.data.cache import built_once, key_of
-from mhe_jax.data.readers import READERS, Source, Values, flat, open_records
+from mhe_jax.data.readers import NAMELESS, READERS, Source, Values, open_records
 
 Content = Literal["text", "pair"]
 Item = tuple[str, ...]  # one text, or two
-VERSION = 3  # of what is kept
-MOST_EMPTY = 0.1  # share of the records that may lack a text
-BOTH_SIDES = ("source", "target")
+VERSION = 5  # of what is kept
 
 
 class Text:
@@ -38,6 +36,7 @@ class Text:
         self.key: str = found["key"]
         self.num_items, self.num_empty = found["items"], found["empty"]
         self.size: int = found["bytes"]  # of all texts, in UTF-8
+        self.sides: int = found["sides"]  # texts of an item
 
     @classmethod
     def of(cls, name: str, items: Sequence[Item]) -> "Text":
@@ -56,14 +55,11 @@ class Text:
 
 
 def survey(name: str, items: Iterable[Item | None]) -> dict[str, Any]:
-    """How many items there are, of how many bytes, and a key of all; None has no text.
-
-    Raises:
-      InputError: there is no text, or too many items have none.
-    """
-    digest, count, size, empty, blank = hashlib.sha256(), 0, 0, 0, True
+    """How many items there are, of how many bytes, and a key of all; None has no text."""
+    digest, count, size, sides, empty, blank = hashlib.sha256(), 0, 0, 0, 0, True
     for item in items:
         count, empty = count + (item is not None), empty + (item is None)
+        sides = len(item) if item else sides
         for text in item or ():
             data = text.encode()
             digest.update(len(data).to_bytes(8) + data)
@@ -71,12 +67,8 @@ def survey(name: str, items: Iterable[Item | None]) -> dict[str, Any]:
             blank = blank and not text.strip()
     if blank:
         raise InputError(f"{name}: has no text")
-    if empty > MOST_EMPTY * (count + empty):
-        raise InputError(
-            f"{name}: {empty:,} of {count + empty:,} records have no text (null): at most "
-            f"{MOST_EMPTY:.0%} are left out"
-        )
-    return {"items": count, "empty": empty, "bytes": size, "key": digest.hexdigest()[:32]}
+    counts = {"items": count, "empty": empty, "bytes": size, "sides": sides}
+    return counts | {"key": digest.hexdigest()[:32]}
 
 
 def open_source(
@@ -89,29 +81,20 @@ def open_source(
     option: str = "data",
     most: int | None = None,
 ) -> Text:
-    """The text that `data.train`, `data.validation` or `data.test` names, fully checked.
+    """The text that one name, or two parallel ones, stand for, fully checked.
 
-    Args:
-      written: one name, or two parallel ones.
-      content: `pair` for translation, else `text`.
-      fields: names of the one or two texts in tables.
-      directory: where relative paths start.
-      cache: where what is known of files is kept; None is `cache_directory()`.
-      option: the name of `written` in messages.
-      most: take the first so many items; None is all.
-
-    Raises:
-      InputError: one line that names the file, the place where there is one, and the reason.
+    `fields` are the names of the one or two texts in tables; `option` is that of `written` in
+    messages. `most` takes the first so many items. InputError names the file, the place and why.
     """
-    written, sides = tuple(written), 2 if content == "pair" else 1
-    if not written or not all(written):
+    sides = 2 if content == "pair" else 1
+    if not all(written or [""]):
         raise InputError(f"{option} is not set: it names the file or data set to read")
     if len(written) > sides:
-        allowed = "one source or two parallel files" if sides == 2 else "one source"
-        raise InputError(f"{option} has {len(written)} names, allowed is {allowed}")
+        parallel = " or two parallel files" * (sides == 2)
+        raise InputError(f"{option} has {len(written)} names, allowed is one source{parallel}")
     cache, name = cache or cache_directory(), " and ".join(written)
     if sides == 2 and tuple(fields) == ("text",):
-        fields = BOTH_SIDES  # nobody has named two: those of a table without names
+        fields = NAMELESS[1]  # nobody has named two
     sources = [open_records(one, fields, directory, cache) for one in written]
     tables = [source.form == "tfds" or source.form in READERS for source in sources]
     if len(sources) == 2 and any(tables):
@@ -141,13 +124,7 @@ def open_source(
 
 
 def _item(where: str, values: Values, fields: Sequence[str]) -> Item | None:
-    """The texts of a record; None if one is null.
-
-    Raises:
-      InputError: it lacks a field, or one is not text.
-    """
-    if not all(field in values for field in fields):
-        values = flat(values)
+    """The texts of a record; None if one is null."""
     texts = []
     for field in fields:
         above = (field.rsplit(".", count)[0] for count in range(field.count(".") + 1))
@@ -182,11 +159,7 @@ def _parallel(*sources: Source) -> Iterator[Item]:
 
 
 def open_split(config: Config, split: str) -> Text:
-    """The text of `train`, `validation` or `test` of an experiment.
-
-    Raises:
-      InputError: see `open_source`; or `train` has several sources, which `open_train` opens.
-    """
+    """The text of `train` (if it is one source), `validation` or `test` of an experiment."""
     if split == "train" and config.data.train_weights:
         raise InputError("data.train has several sources (data.train_weights): name another split")
     return _open(config, split, getattr(config.data, split))

@@ -1,6 +1,8 @@
 """Data sets of TFDS, read without TensorFlow: they must be prepared as ArrayRecord."""
 
+import contextlib
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,7 @@ def open_split(
 
     NAME may carry a version (`tfds:wmt14_translate/de-en:1.0.0:train`), SPLIT a slice
     (`tfds:wmt14_translate/de-en:train[:90%]`); data is where TFDS keeps it ($TFDS_DATA_DIR).
-
-    Raises:
-      InputError: unknown data set or split, or it is not prepared as ArrayRecord; nothing is ever
-        downloaded.
+    Nothing is downloaded: InputError if it is not prepared as ArrayRecord.
     """
     builder, split = _open(written)
     parts = builder.info.splits[split].file_instructions
@@ -58,16 +57,11 @@ def prepare(name: str) -> dict[str, Any]:
     """Prepares a data set unless that is done; returns its directory and its examples per split.
 
     It is written as ArrayRecord, which needs no TensorFlow; TFDS fetches the raw data.
-
-    Raises:
-      InputError: an unknown data set, or TFDS cannot prepare it here.
     """
+    builder = _builder(name, name)
     try:
-        builder: Any = _prepared(name) or tfds.builder(name, file_format="array_record")
         if not builder.is_prepared():
             builder.download_and_prepare()
-    except DatasetNotFoundError:
-        raise InputError(f"{name}: TFDS knows no data set of this name, prepared or not") from None
     except Exception as error:  # each of its many data sets has its own
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, ImportError) and error.name == "apache_beam":
@@ -77,22 +71,29 @@ def prepare(name: str) -> dict[str, Any]:
     return {"directory": str(builder.data_dir), "examples": splits}
 
 
+def _builder(name: str, where: str) -> Any:
+    """The builder of a data set; of a prepared one, without its own code, which may need more."""
+    with contextlib.suppress(Exception):  # not prepared, or its own code knows what to say
+        base, options = naming.parse_builder_name_kwargs(name)
+        return read_only_builder.builder_from_files(str(base), **options)
+    try:
+        return tfds.builder(name, file_format="array_record")
+    except DatasetNotFoundError:
+        raise InputError(f"{where}: TFDS knows no data set {name!r}, prepared or not") from None
+    except Exception as error:  # a dozen kinds: no such config, a broken directory
+        reason = textwrap.shorten(str(error), 200, placeholder=" ...")
+        raise InputError(f"{where}: TFDS cannot open {name!r}: {reason}") from None
+
+
 def _open(written: str) -> tuple[Any, str]:
     """The builder of a prepared data set, and the split, checked to exist."""
     match = NAME.fullmatch(written)
     if match is None:
         raise InputError(f"{written}: must be tfds:NAME:SPLIT or tfds:NAME/CONFIG:SPLIT")
     name, split = match["name"], match["split"]
-    try:
-        builder: Any = _prepared(name) or tfds.builder(name)
-        prepared = builder.is_prepared()
-    except DatasetNotFoundError:
-        raise InputError(f"{written}: TFDS knows no data set {name!r}, prepared or not") from None
-    except Exception as error:  # a dozen kinds: no such config, a broken directory
-        reason = " ".join(str(error).split())
-        raise InputError(f"{written}: TFDS cannot open {name!r}: {reason[:200]}") from None
+    builder = _builder(name, written)
     told = f"{written}: not prepared in {builder.data_dir}"
-    if not prepared:
+    if not builder.is_prepared():
         raise InputError(f"{told}; mhe-jax data {name} prepares it")
     if builder.info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise InputError(
@@ -107,15 +108,6 @@ def _open(written: str) -> tuple[Any, str]:
     if not found.num_examples:
         raise InputError(f"{written}: is empty")
     return builder, split
-
-
-def _prepared(name: str) -> Any:
-    """The builder of a prepared data set, without its own code (SuperGLUE's needs TensorFlow)."""
-    try:
-        base, options = naming.parse_builder_name_kwargs(name)
-        return read_only_builder.builder_from_files(str(base), **options)
-    except Exception:  # not prepared, or not readable: its own code knows what to say
-        return None
 
 
 def plain(value: Any) -> Any:

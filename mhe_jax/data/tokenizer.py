@@ -45,11 +45,7 @@ class Pieces:
     """A sentencepiece model, unchanged: texts to piece numbers."""
 
     def __init__(self, model: bytes, name: str = "tokenizer"):
-        """Takes the bytes of a sentencepiece model; `name` is for messages.
-
-        Raises:
-          InputError: they are not such a model.
-        """
+        """Takes the bytes of a model; `name` is for messages. InputError if they are none."""
         self.model, self.name = model, name
         self.key = key_of(model.hex())
         try:
@@ -89,17 +85,13 @@ class Pieces:
     @functools.cached_property
     def characters(self) -> np.ndarray:
         """How many characters each piece stands for; a byte counts as one, a control token as 0."""
-        processor, count = self._processor, self.vocabulary_size
-        return np.array(
-            [
-                0
-                if processor.is_control(i)
-                else 1
-                if processor.is_byte(i) or processor.is_unknown(i)
-                else len(processor.id_to_piece(i).replace(SPACE, ""))
-                for i in range(count)
-            ]
-        )
+        counts = [len(piece.replace(SPACE, "")) for piece in self.vocabulary]
+        for i in range(self.vocabulary_size):
+            if self._processor.is_byte(i) or self._processor.is_unknown(i):
+                counts[i] = 1
+            elif self._processor.is_control(i):
+                counts[i] = 0
+        return np.array(counts)
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Piece numbers of many texts; `num_threads` -1 uses all cores."""
@@ -118,11 +110,7 @@ class Tokenizer(Pieces):
     takes_pieces = True
 
     def __init__(self, model: bytes, name: str = "tokenizer"):
-        """Takes the bytes of a sentencepiece model; `name` is for messages.
-
-        Raises:
-          InputError: not such a model, or one whose special tokens or bytes differ from ours.
-        """
+        """As `Pieces`; InputError also where its special tokens or bytes differ from ours."""
         super().__init__(model, name)
         pieces = self.vocabulary
         if tuple(pieces[:NUM_SPECIAL]) != SPECIAL_PIECES:
@@ -156,15 +144,10 @@ class Tokenizer(Pieces):
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """`encode` of many texts; `num_threads` -1 uses all cores."""
-        texts = list(texts)
-        replaced = []
-        for i, text in enumerate(texts):
-            if SPACE in text:
-                stand_in = self._stand_in(text)
-                texts[i] = text.replace(SPACE, stand_in)
-                replaced.append((i, stand_in))
+        stand_ins = {i: self._stand_in(text) for i, text in enumerate(texts) if SPACE in text}
+        texts = [text.replace(SPACE, stand_ins.get(i, SPACE)) for i, text in enumerate(texts)]
         rows = super().encode_batch(texts, num_threads)
-        for i, stand_in in replaced:
+        for i, stand_in in stand_ins.items():
             rows[i] = _replace(rows[i], self._byte_ids(stand_in), self._byte_ids(SPACE))
         return rows
 
@@ -176,9 +159,7 @@ class Tokenizer(Pieces):
         """Where each piece of `encode(text)` begins and ends in `text`, in characters: [n, 2].
 
         A piece holds the space before it. Pieces that are bytes of one character share its offsets.
-
-        Raises:
-          InputError: the tokenizer does not preserve the text, so there are no offsets.
+        InputError if the tokenizer does not preserve the text.
         """
         starts = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80
         begun = np.concatenate([[0], np.cumsum(starts)])  # characters before each byte

@@ -42,11 +42,7 @@ class JsonTokenizer(Tokenizer):
     takes_pieces = False
 
     def __init__(self, model: bytes, name: str = NAME):
-        """Takes the bytes of the file; `name` is for messages.
-
-        Raises:
-          InputError: it is not a tokenizer, or `tokenizers` is not installed.
-        """
+        """As `Tokenizer`; InputError also where `tokenizers` is not installed."""
         try:
             import tokenizers
         except ModuleNotFoundError:
@@ -75,11 +71,6 @@ class JsonTokenizer(Tokenizer):
         there = self.of_file != ABSENT
         self._ours = np.zeros(max(ids.values()) + 1, np.int64)
         self._ours[self.of_file[there]] = np.flatnonzero(there)
-        lengths = np.ones(self.vocabulary_size, np.int64)
-        for piece, i in ids.items():
-            lengths[self._ours[i]] = len(piece)
-        lengths[:NUM_SPECIAL] = 0
-        self._lengths = lengths
         self.separators = self._between(special[EOS])
 
     def _between(self, eos: int) -> int:
@@ -90,11 +81,6 @@ class JsonTokenizer(Tokenizer):
             return 1
         end = len(texts) - texts[::-1].index(0)
         return max(1, pair.ids[end : texts.index(1)].count(eos))
-
-    @property
-    def characters(self) -> np.ndarray:
-        """The most characters that each token can stand for; 0 for a special one."""
-        return self._lengths
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -150,8 +136,7 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
       InputError: it cannot be read, or is neither.
     """
     try:
-        with path_of(path).open("rb") as file:
-            is_json = file.read(1) == b"{"
+        is_json = path_of(path).read_bytes()[:1] == b"{"
     except OSError:
         is_json = False  # `Tokenizer.load` says why
     return (JsonTokenizer if is_json else Tokenizer).load(path)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mhe_jax.config import InputError, ModelConfig
+from mhe_jax.config import ModelConfig
 from mhe_jax.config.data import NUM_SPECIAL, UNK
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.tokenizer import Pieces, Tokenizer
@@ -52,14 +52,6 @@ class HashedWords:
         self._num_words = 0
         self._signatures = np.zeros((1 << 10, BYTES), np.uint8)
         self._lock = threading.Lock()
-
-    def check_vocabulary(self, vocabulary_size: int) -> None:
-        """Raises InputError unless a model of `vocabulary_size` fits; without a table any does."""
-        if self._buckets is not None and self.vocabulary_size != vocabulary_size:
-            raise InputError(
-                f"model.vocabulary_size is {vocabulary_size}: must be {self.vocabulary_size}, that "
-                "of the hashes"
-            )
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """The id of each word of many texts; `UNK` for a literal `<unk>`."""

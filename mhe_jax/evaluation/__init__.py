@@ -10,12 +10,14 @@ A run is what `train.py` leaves in its workdir; nothing else is needed.
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from mhe_jax import tasks
@@ -28,7 +30,10 @@ from mhe_jax.config.places import path_of
 from mhe_jax.data import AnyTokenizer, open_split
 from mhe_jax.evaluation.lines import answer_lines
 from mhe_jax.evaluation.run import Run, load
+from mhe_jax.evaluation.translator import Translator, translated
 from mhe_jax.tasks.metrics import check_bleu, translation_scores
+from mhe_jax.tasks.sums import total
+from mhe_jax.training.summary import described
 
 # Numbers that say how well a model does, beside the metrics of its task.
 SCORES = ("chrf", "exact_match", "loss", "accuracy", "beam_size", "length_penalty", "stride")
@@ -51,7 +56,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """The results on `evaluation.split`, also written to WORKDIR/eval_SPLIT.json.
 
-    If `evaluation.sources` replace the split's, the name of the first one replaces SPLIT.
+    A result says what was measured and how: task, split, the steps of the checkpoints, seconds, and
+    which form and engine each attention kind ran as. Predictions are in WORKDIR/SPLIT.*. If
+    `evaluation.sources` replace the split's, the name of the first one replaces SPLIT.
     """
     workdir = path_of(workdir)
     config = dataclasses.replace(load_json(workdir / CONFIG), evaluation=evaluation)
@@ -61,11 +68,41 @@ def evaluate(
         config = set_field(config, f"data.{evaluation.split}", evaluation.sources)
     run = Run.load(workdir, config, devices)
     with recording():
-        result = tasks.of(config).evaluate(run)
+        result, files = _scored(run)
     if jax.process_index() == 0:
-        path = workdir / f"eval_{result_name(evaluation)}.json"
-        write_whole(path, json.dumps(result, indent=2) + "\n")
+        name = result_name(evaluation)
+        for suffix, text in files.items():
+            write_whole(workdir / f"{name}.{suffix}", text)
+        write_whole(workdir / f"eval_{name}.json", json.dumps(result, indent=2) + "\n")
     return result
+
+
+def _scored(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
+    """A result, and the files of predictions that go with it."""
+    config, task, evaluation = run.config, tasks.of(run.config), run.evaluation
+    translates = task.search == "translate"
+    if translates:
+        check_bleu(evaluation.bleu_tokenizer)
+    found, batches, seconds = run.outputs()
+    outputs = (batch["outputs"] for batch in found if "outputs" in batch)
+    sums = total(found)
+    run.check_finite(sums["loss"] < math.inf and all(np.isfinite(x).all() for x in outputs))
+    numbers, files = task.result(config, found, batches), task.files(config, found, batches)
+    if translates:
+        more, hypotheses = translated(run)
+        numbers |= more
+        files["hypotheses.txt"] = "".join(f"{text}\n" for text in hypotheses)
+    else:
+        numbers |= {"seconds": seconds, "tokens_per_second": sums["tokens"] / seconds}
+    about = {
+        **described(config, run.mesh, run.params),
+        "split": evaluation.split,
+        "sources": list(getattr(config.data, evaluation.split)),
+        "checkpoint": evaluation.checkpoint,
+        "average_checkpoints": evaluation.average_checkpoints,
+        "steps": run.steps,
+    }
+    return about | numbers, files
 
 
 def in_words(config: Config, result: dict[str, Any]) -> str:
@@ -95,12 +132,12 @@ class TranslatedSample:
         self._run = Run(Path(config.workdir), config, mesh, tokenizer, model, params=None, steps=[])
         pairs = itertools.islice(open_split(config, "validation"), config.train.eval_translate)
         self._texts, self._references = [list(side) for side in zip(*pairs, strict=True)]
-        self._tokenizer = config.evaluation.bleu_tokenizer
-        check_bleu(self._tokenizer)
+        check_bleu(greedy.bleu_tokenizer)
 
     def __call__(self, params: Any) -> dict[str, Any]:
         """The metrics of these parameters, which lie on the mesh."""
-        translations, _ = self._run.with_params(params).translations(self._texts)
-        hypotheses = [translation.text for translation in translations]
-        scores = translation_scores(hypotheses, self._references, self._tokenizer)
+        run = dataclasses.replace(self._run, params=params)
+        found = Translator(run, run.evaluation).translate(self._texts)
+        hypotheses = [translation.text for translation in found]
+        scores = translation_scores(hypotheses, self._references, run.evaluation.bleu_tokenizer)
         return {"bleu": scores["bleu"]}

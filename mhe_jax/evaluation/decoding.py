@@ -67,8 +67,6 @@ def length_penalties(max_length: int, length_penalty: float) -> np.ndarray:
     >>> length_penalties(7, 1.0)[[1, 7]].tolist()
     [1.0, 2.0]
     """
-    if not 0 <= length_penalty < float("inf"):
-        raise ValueError(f"length_penalty must be 0 or more, not {length_penalty}")
     return (((5.0 + np.arange(max_length + 1)) / 6.0) ** length_penalty).astype(np.float32)
 
 
@@ -124,7 +122,6 @@ def beam_search(
     min_length: int = 0,
     num_hypotheses: int | None = None,
     batch_axis: int = 0,
-    early_stop: bool = True,
 ) -> Hypotheses:
     """The best hypotheses that a beam finds.
 
@@ -144,14 +141,11 @@ def beam_search(
         max_length: L, the size of the output; no row's maximum is larger.
         num_hypotheses: R, the length of the finished list; None means K. A short one stops earlier.
         batch_axis: where the rows are in the leaves of the cache: 0, or 1 under scanned layers.
-        early_stop: False runs every row to its maximum length, with the same result.
     """
     keep = beam_size if num_hypotheses is None else num_hypotheses
     penalties = jnp.asarray(length_penalties(max_length, length_penalty))
     max_lengths = jnp.minimum(max_lengths, max_length).astype(jnp.int32)
     rows, beams = max_lengths.shape[0], beam_size
-    if min(beams, keep, max_length) < 1:
-        raise ValueError("beam_size, num_hypotheses and max_length must be 1 or more")
     is_padding = max_lengths <= 0
     largest_penalty = penalties[jnp.maximum(max_lengths, 0)]
 
@@ -192,8 +186,7 @@ def beam_search(
         running = jnp.where(ids == eos_id, -jnp.inf, candidates)
         best = jnp.max(running, axis=1)
         done |= failed | (i + 1 >= max_lengths) | (best == -jnp.inf)
-        if early_stop:
-            done |= best / largest_penalty <= finished.scores[:, -1]
+        done |= best / largest_penalty <= finished.scores[:, -1]
         running = jnp.where(done[:, None], -jnp.inf, running)
         if beams > 1:
             cache = reorder_beams(cache, parents, batch_axis)

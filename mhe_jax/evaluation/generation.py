@@ -24,8 +24,7 @@ from jax import lax
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
 from mhe_jax.evaluation.decoding import FORBIDDEN, allowed, unrolled
-from mhe_jax.evaluation.programs import CompiledRun, padded_length, padded_rows
-from mhe_jax.tasks.task import not_a_number
+from mhe_jax.evaluation.programs import CompiledRun, padded_length
 
 SHORTEST = 8
 # A temperature below this is 0 in float32 arithmetic: then the most probable token is taken.
@@ -93,7 +92,7 @@ class Generator:
     def generate(self, prompts: Sequence[str]) -> list[Continuation]:
         """The continuation of each prompt, in order; an empty prompt begins a new text."""
         found: list[Continuation] = []
-        rows = padded_rows(len(prompts), self.evaluation.batch_size, self.run.mesh)
+        rows = self.run.rows(len(prompts), self.evaluation.batch_size)
         for start in range(0, len(prompts), rows):
             found += self._batch(prompts[start : start + rows], rows)
         return found
@@ -122,12 +121,10 @@ class Generator:
             limits[row] = min(self.evaluation.extra_length, self.longest - len(prompt))
             numbers[row] = self.num_prompts + row
         self.num_prompts += len(prompts)
-        program = self.run.programs(
-            self._name, self._generate, tokens, lengths, limits, numbers, seeds
-        )
+        given = tokens, lengths, limits, numbers, seeds
+        program = self.run.program(self._name, self._generate, *given)
         out, counts, broken = jax.device_get(program())
-        if broken[: len(prompts)].any():
-            raise not_a_number(self.run.workdir)
+        self.run.check_finite(not broken[: len(prompts)].any())
         return [
             self._continuation(prompt, read[row], whole[row], out[row, : counts[row]].tolist())
             for row, prompt in enumerate(prompts)

@@ -1,9 +1,10 @@
 """Lines in, lines out: what `eval.py` does with standard input."""
 
 import dataclasses
+import functools
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.fields import load_json
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.places import path_of
+from mhe_jax.evaluation.forward import Prediction, predict
 from mhe_jax.evaluation.generation import Continuation, Generator
-from mhe_jax.evaluation.prediction import Prediction, Predictor
 from mhe_jax.evaluation.run import SETTINGS, Run, check_processes, check_task
 from mhe_jax.evaluation.texts import chunks
 from mhe_jax.evaluation.translator import Translator
+from mhe_jax.tasks.labelled.examples import given_example
 from mhe_jax.tasks.labelled.table import row_of
 from mhe_jax.tasks.labelled.windows import Answer
 
@@ -58,7 +60,8 @@ def answer_lines(
     run = Run.load(workdir, config, devices)
     items: Iterable[Any] = lines
     if method == "predict":
-        items, answer = _to_predict(run, lines)
+        items = _examples(run, lines)
+        answer = functools.partial(_predictions, run)
     elif method == "generate":
         answer = Generator(run, evaluation).generate
     else:
@@ -87,21 +90,18 @@ def answer_lines(
     }
 
 
-def _to_predict(run: Run, lines: Iterable[str]) -> tuple[Iterable[Any], Callable[..., list[Any]]]:
-    """Lines as examples, None for a blank one; and what answers them, None with None."""
-    predictor = Predictor(run, run.evaluation)
-    several = len(row_of(run.config).texts) > 1
-
-    def example(number: int, line: str) -> Any:
-        item = tuple(line.split("\t")) if several else line
+def _examples(run: Run, lines: Iterable[str]) -> Iterator[Any]:
+    """Lines as examples, None for a blank one."""
+    row = row_of(run.config)
+    for number, line in enumerate(lines, 1):
+        item = tuple(line.split("\t")) if len(row.texts) > 1 else line
         where = f"standard input, line {number}"
-        return predictor.example(item, where) if line.strip() else None
+        yield given_example(row, item, where) if line.strip() else None
 
-    def answer(examples: list[Any]) -> list[Any]:
-        predictions = iter(predictor.predict([one for one in examples if one is not None]))
-        return [None if one is None else next(predictions) for one in examples]
 
-    return (example(number, line) for number, line in enumerate(lines, 1)), answer
+def _predictions(run: Run, examples: list[Any]) -> list[Any]:
+    found = iter(predict(run, run.evaluation, [one for one in examples if one is not None]))
+    return [None if one is None else next(found) for one in examples]
 
 
 def _line(asked: Any, found: Any) -> str:

@@ -1,15 +1,25 @@
-"""Compiled programs of a run: one for each shape."""
+"""A trained run on the mesh: its model with parameters, tokenizer, and one program a shape."""
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+import bisect
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from mhe_jax.data import EvaluationBatches
-from mhe_jax.tasks.task import TrainedRun
-from mhe_jax.training.sharding import BATCH, replicated, round_up_rows, use_mesh
+from mhe_jax import tasks
+from mhe_jax.config import Config, EvaluationConfig, InputError
+from mhe_jax.config.files import TOKENIZER
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, load_tokenizer
+from mhe_jax.training import checkpoint, sharding
+from mhe_jax.training.sharding import use_mesh
+from mhe_jax.training.state import abstract_params
+from mhe_jax.training.step import make_eval_step
 
 # The least length of rows.
 SHORTEST = 16
@@ -24,72 +34,123 @@ def padded_length(longest: int, least: int, most: int) -> int:
     return min(max(least, 1 << (longest - 1).bit_length()), most)
 
 
-def padded_rows(count: int, most: int, mesh: Mesh) -> int:
-    """Rows of a batch: the power of two that holds `count`, at most `most`; padded to the mesh."""
-    return round_up_rows(min(most, 1 << max(0, count - 1).bit_length()), mesh)
+@dataclass(frozen=True, eq=False)
+class CompiledRun:
+    """A trained run, loaded once; a copy with other parameters compiles nothing again."""
 
+    workdir: Path
+    config: Config = field(repr=False)
+    mesh: Mesh = field(repr=False)
+    tokenizer: AnyTokenizer = field(repr=False)
+    model: nn.Module = field(repr=False)
+    params: Any = field(repr=False)  # laid over the mesh
+    steps: list[int]  # the checkpoints that params are the mean of
+    compiled: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
-def plan(lengths: Sequence[int] | np.ndarray, size: int, most: int) -> list[tuple[int, np.ndarray]]:
-    """The length of each batch of at most `size` rows, and the numbers of its rows.
-
-    Short rows come first.
-
-    >>> [(length, rows.tolist()) for length, rows in plan([30, 3, 17, 2], 2, 100)]
-    [(16, [3, 1]), (32, [2, 0])]
-    """
-    order = np.argsort(np.asarray(lengths), kind="stable")
-    batches = [order[start : start + size] for start in range(0, len(order), size)]
-    return [(padded_length(int(lengths[rows[-1]]), SHORTEST, most), rows) for rows in batches]
-
-
-class Programs:
-    """`function(params, *arrays)`, compiled once for each name and shape of the arrays.
-
-    Arrays (or dictionaries of them) have a row for each text, [rows, length] or [rows, ...], and
-    are the same in every process. A name holds all settings that its function reads beside its
-    arguments.
-    """
-
-    def __init__(self, params: Any, mesh: Mesh):
-        self._params, self._mesh = params, mesh
-        self._compiled: dict[Hashable, Any] = {}
-
-    def with_params(self, params: Any) -> "Programs":
-        """The same programs, with other parameters of the same shapes and places."""
-        other = Programs(params, self._mesh)
-        other._compiled = self._compiled
-        return other
-
-    def __call__(
-        self, name: Hashable, function: Callable[..., Any], *arrays: Any
-    ) -> Callable[[], Any]:
-        """A call of the program, ready to run; every process gets the whole result."""
-        leaves, structure = jax.tree.flatten(arrays)
-        key = name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if key not in self._compiled:
-            whole = NamedSharding(self._mesh, BATCH)
-            shapes = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), arrays
-            )
-            with use_mesh(self._mesh):
-                jitted = jax.jit(function, out_shardings=replicated(self._mesh))
-                self._compiled[key] = jitted.lower(self._params, *shapes).compile()
-        compiled = self._compiled[key]
-        return lambda: compiled(self._params, *jax.tree.map(self._put, arrays))
-
-    def _put(self, rows: np.ndarray) -> jax.Array:
-        """Every process has all rows; each device takes its own."""
-        return jax.make_array_from_callback(
-            rows.shape, NamedSharding(self._mesh, BATCH), lambda index: rows[index]
+    @classmethod
+    def load(cls, workdir: Path, config: Config, devices: Sequence[Any] | None = None) -> Self:
+        """Restores the parameters that `config.evaluation` names, on `devices` (None: all)."""
+        evaluation = config.evaluation
+        tokenizer = load_tokenizer(config, workdir / TOKENIZER)
+        mesh = sharding.mesh_at_hand(config, "evaluating", devices)
+        model = tasks.of(config).model(config.model)
+        abstract = abstract_params(config, mesh)
+        params, steps = checkpoint.restore_params(
+            workdir, evaluation.checkpoint, abstract, evaluation.average_checkpoints, tokenizer
         )
-
-
-class CompiledRun(TrainedRun, Protocol):
-    """A trained run with its compiled programs; see `evaluation.run`."""
+        return cls(workdir, config, mesh, tokenizer, model, params, steps)
 
     @property
-    def programs(self) -> Programs: ...
+    def evaluation(self) -> EvaluationConfig:
+        """Checkpoint, split and search."""
+        return self.config.evaluation
+
+    def rows(self, count: int, most: int) -> int:
+        """Rows of a batch: the power of two that holds `count`, at most `most`, for the mesh."""
+        rows = min(most, 1 << max(0, count - 1).bit_length())
+        return sharding.round_up_rows(rows, self.mesh)
+
+    def plan(
+        self, lengths: Sequence[int] | np.ndarray, batch_size: int, longest: int
+    ) -> tuple[int, list[tuple[int, np.ndarray]]]:
+        """The rows of each batch; and of each its length and the numbers of its texts.
+
+        Short texts come first.
+        """
+        rows = self.rows(len(lengths), batch_size)
+        order = np.argsort(np.asarray(lengths), kind="stable")
+        parts = [order[start : start + rows] for start in range(0, len(order), rows)]
+        return rows, [
+            (padded_length(int(lengths[part[-1]]), SHORTEST, longest), part) for part in parts
+        ]
+
+    def program(
+        self, name: Hashable, function: Callable[..., Any], *arrays: Any
+    ) -> Callable[[], Any]:
+        """A call of `function(params, *arrays)`, compiled once for each name and shape.
+
+        Arrays (or dictionaries of them) have a row for each text, [rows, length] or [rows, ...],
+        and are the same in every process, which gets the whole result. A name holds all settings
+        that its function reads beside its arguments.
+        """
+        leaves, structure = jax.tree.flatten(arrays)
+        key = name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        split = NamedSharding(self.mesh, sharding.BATCH)
+        if key not in self.compiled:
+            shapes = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split), arrays
+            )
+            with use_mesh(self.mesh):
+                jitted = jax.jit(function, out_shardings=sharding.replicated(self.mesh))
+                self.compiled[key] = jitted.lower(self.params, *shapes).compile()
+
+        def put(rows: np.ndarray) -> jax.Array:
+            """Every process has all rows; each device takes its own."""
+            return jax.make_array_from_callback(rows.shape, split, lambda index: rows[index])
+
+        return lambda: self.compiled[key](self.params, *jax.tree.map(put, arrays))
+
+    def outputs(self) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
+        """The sums of each batch of the split, the batches, and the seconds without compiling."""
+        task = tasks.of(self.config)
+        process = sharding.share_of_rows(self.mesh)
+        rows = sharding.round_up_rows(self.evaluation.batch_size, self.mesh)
+        split = self.evaluation.split
+        batches = task.evaluation_batches(self.config, self.tokenizer, split, rows, *process)
+        for number in _first_of_each_length(batches, task.inputs[0]):
+            jax.block_until_ready(self._sums(batches.batch(number)))  # compiled before it counts
+        begin = time.perf_counter()
+        found = self.sums_of(batches)
+        return found, batches, time.perf_counter() - begin
 
     def sums_of(self, batches: EvaluationBatches) -> list[dict[str, Any]]:
-        """The output of the evaluation step for each batch."""
-        ...
+        """The sums of each batch, and whatever else the task measures a model by."""
+        with batches.iterate() as iterator:
+            return jax.device_get([self._sums(rows) for rows in iterator])
+
+    def _sums(self, rows: dict[str, Any]) -> dict[str, Any]:
+        task = tasks.of(self.config)
+        if "sums" not in self.compiled:
+            sums, places = task.sums(self.model, outputs=True), sharding.shardings_of(self.params)
+            self.compiled["sums"] = make_eval_step(sums, self.mesh, places)
+        batch = sharding.global_batch(task.read(rows), self.mesh)
+        return self.compiled["sums"](self.params, batch)
+
+    def check_finite(self, finite: bool) -> None:
+        """Raises InputError if the model's output is not finite."""
+        if not finite:
+            raise InputError(
+                f"{self.workdir}: the model's output is NaN or infinite: a broken checkpoint"
+            )
+
+
+def _first_of_each_length(batches: EvaluationBatches, text: str) -> Iterator[int]:
+    """Found from few batches: all are in order of length of `text`, or of one length."""
+
+    def length(number: int) -> int:
+        return batches.batch(number)[text].shape[-1]
+
+    number = 0
+    while number < len(batches):
+        yield number
+        number = bisect.bisect(range(len(batches)), length(number), lo=number + 1, key=length)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from mhe_jax.config import InputError
-from mhe_jax.data.readers import is_broken
 
 A = TypeVar("A")
 
@@ -60,6 +59,8 @@ def text_of(text: Any, where: str, end: str = "\n") -> str:
     """A text, without the `end` of its line."""
     if not isinstance(text, str):
         raise InputError(f"{where} is of type {type(text).__name__}: takes a str")
-    if is_broken(text):
-        raise InputError(f"{where} has half a surrogate pair")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where} has half a surrogate pair") from None
     return text.removesuffix(end)

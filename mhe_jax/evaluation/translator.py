@@ -5,6 +5,7 @@ may be padding) by a source length S out of 16, 32, 64, ... So few programs are 
 never changes a translation.
 """
 
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhe_jax.config import EvaluationConfig
-from mhe_jax.data import BOS, EOS, PAD, Tokenizer
+from mhe_jax.data import BOS, EOS, PAD, Tokenizer, open_split
 from mhe_jax.evaluation.decoding import (
     FORBIDDEN,
     Hypotheses,
@@ -23,8 +24,8 @@ from mhe_jax.evaluation.decoding import (
     expand_to_beams,
     unrolled,
 )
-from mhe_jax.evaluation.programs import CompiledRun, padded_rows, plan
-from mhe_jax.tasks.task import not_a_number
+from mhe_jax.evaluation.programs import CompiledRun
+from mhe_jax.tasks.metrics import translation_scores
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,27 @@ class Cost:
     decode_seconds: float = 0.0
     sentences: int = 0
     tokens: int = 0
+
+
+def translated(run: CompiledRun) -> tuple[dict[str, Any], list[str]]:
+    """The scores of the translations of a split by beam search, and the translations."""
+    evaluation, translator = run.evaluation, Translator(run, run.evaluation)
+    texts, references = zip(*open_split(run.config, evaluation.split), strict=True)
+    translations, cost = translator.translate(texts), translator.cost
+    hypotheses = [translation.text for translation in translations]
+    seconds = max(cost.decode_seconds, 1e-9)
+    settings = ("beam_size", "length_penalty", "min_length", "extra_length", "bleu_tokenizer")
+    return {
+        **translation_scores(hypotheses, references, evaluation.bleu_tokenizer),
+        **{name: getattr(evaluation, name) for name in settings},
+        "sentences": len(texts),
+        "truncated_sources": sum(translation.truncated for translation in translations),
+        "output_tokens": cost.tokens,
+        "seconds": cost.decode_seconds,
+        "compile_seconds": cost.compile_seconds,
+        "sentences_per_second": cost.sentences / seconds,
+        "output_tokens_per_second": cost.tokens / seconds,
+    }, hypotheses
 
 
 class Translator:
@@ -68,9 +90,9 @@ class Translator:
         found = [Translation("", [], 0.0, False)] * len(texts)
         ids = self.tokenizer.encode_batch(texts)
         numbers = [i for i, text in enumerate(texts) if text.strip()]
-        rows = padded_rows(len(numbers), self.evaluation.batch_size, self.run.mesh)
         lengths = [min(len(ids[i]) + 1, self.max_length) for i in numbers]
-        for length, batch in plan(lengths, rows, self.max_length):
+        rows, plan = self.run.plan(lengths, self.evaluation.batch_size, self.max_length)
+        for length, batch in plan:
             these = [numbers[place] for place in batch]
             translations = self._batch([ids[i] for i in these], rows, length)
             for i, translation in zip(these, translations, strict=True):
@@ -85,7 +107,7 @@ class Translator:
             sources[row, : len(read)] = read
             limits[row] = min(len(read) + self.evaluation.extra_length, self.max_length)
         begin = time.perf_counter()
-        decode = self.run.programs(self._name, self._decode, sources, limits)
+        decode = self.run.program(self._name, self._decode, sources, limits)
         compiled = time.perf_counter()
         best = jax.device_get(decode())
         self.cost.compile_seconds += compiled - begin
@@ -94,8 +116,7 @@ class Translator:
         for row, source in enumerate(ids):
             tokens = best.tokens[row, 0, : best.lengths[row, 0]].tolist()
             score = float(best.scores[row, 0])
-            if not np.isfinite(score):
-                raise not_a_number(self.run.workdir)
+            self.run.check_finite(bool(np.isfinite(score)))
             self.cost.tokens += len(tokens)
             # A line break would make two lines of one; `splitlines` knows every kind of line break.
             text = " ".join(self.tokenizer.decode(tokens[:-1]).splitlines())
@@ -103,39 +124,65 @@ class Translator:
 
     def _decode(self, params: Any, sources: jax.Array, limits: jax.Array) -> Hypotheses:
         """Sources [B, S] with eos, and the longest output of each [B], to a hypothesis per row."""
-        (model, params), beams = unrolled(self.model, params), self.evaluation.beam_size
-        length = min(sources.shape[1] + self.evaluation.extra_length, self.max_length)
-        variables = {"params": params}
-        _, state = model.apply(variables, sources, length, method="start_cache", mutable=["cache"])
-        # What cross-attention reads is the same for all beams of a row: it is never reordered.
-        leaves = flatten_dict(state["cache"])
-        fixed = {path: leaf for path, leaf in leaves.items() if "cross_attention" in path}
-        moving = {path: leaf for path, leaf in leaves.items() if path not in fixed}
-        fixed = expand_to_beams(fixed, beams, model.cache_batch_axis)
-
-        def step(moving, tokens, positions):
-            logits, state = model.apply(
-                {"params": params, "cache": unflatten_dict(fixed | moving)},
-                tokens,
-                positions,
-                method="decode_step",
-                mutable=["cache"],
-            )
-            leaves = flatten_dict(state["cache"])
-            return logits[:, 0], {path: leaves[path] for path in moving}
-
-        return beam_search(
-            step,
-            moving,
+        e = self.evaluation
+        return search(
+            self.model,
+            params,
+            sources,
             limits,
-            max_length=length,
-            beam_size=beams,
-            bos_id=BOS,
-            eos_id=EOS,
-            pad_id=PAD,
-            forbidden_ids=FORBIDDEN,
-            length_penalty=self.evaluation.length_penalty,
-            min_length=self.evaluation.min_length,
-            num_hypotheses=1,
-            batch_axis=model.cache_batch_axis,
+            max_length=min(sources.shape[1] + e.extra_length, self.max_length),
+            beam_size=e.beam_size,
+            length_penalty=e.length_penalty,
+            min_length=e.min_length,
         )
+
+
+def search(
+    model: Any, params: Any, sources: jax.Array, limits: jax.Array, **settings: Any
+) -> Hypotheses:
+    """The best translation of each of sources [B, S] of at most limits [B] tokens, eos counted.
+
+    `settings` are those of `beam_search`.
+    """
+    model, params = unrolled(model, params)
+    fixed, moving = start(model, params, sources, settings["max_length"])
+    fixed = expand_to_beams(fixed, settings["beam_size"], model.cache_batch_axis)
+    return beam_search(
+        functools.partial(step, model, params, fixed),
+        moving,
+        limits,
+        bos_id=BOS,
+        eos_id=EOS,
+        pad_id=PAD,
+        forbidden_ids=FORBIDDEN,
+        num_hypotheses=1,
+        batch_axis=model.cache_batch_axis,
+        **settings,
+    )
+
+
+def start(model: Any, params: Any, sources: jax.Array, length: int) -> tuple[dict, dict]:
+    """The leaves of the cache that cross-attention reads, and the others.
+
+    The first are the same for all beams of a row: they are never reordered.
+    """
+    variables = {"params": params}
+    _, state = model.apply(variables, sources, length, method="start_cache", mutable=["cache"])
+    leaves = flatten_dict(state["cache"])
+    fixed = {path: leaf for path, leaf in leaves.items() if "cross_attention" in path}
+    return fixed, {path: leaf for path, leaf in leaves.items() if path not in fixed}
+
+
+def step(
+    model: Any, params: Any, fixed: dict, moving: dict, tokens: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, dict]:
+    """Logits [N, V] after tokens [N, 1], and `moving` with them."""
+    logits, state = model.apply(
+        {"params": params, "cache": unflatten_dict(fixed | moving)},
+        tokens,
+        positions,
+        method="decode_step",
+        mutable=["cache"],
+    )
+    leaves = flatten_dict(state["cache"])
+    return logits[:, 0], {path: leaves[path] for path in moving}

@@ -1,14 +1,13 @@
 """Trained runs for other programs, and back: `export(run, out, to)` writes one of `FORMATS`.
 
-A format is a module here and its entry in `FORMATS`: `write(run: Run, directory: Path) -> dict`
-writes a loaded run into an empty directory, which gets its name once it is whole, and returns what
-the result reports of it. What has no home in the format is refused by an `InputError` that says
-why. A format is imported on demand, since its libraries are an extra.
+A format is a module here and its entry in `FORMATS`: `write(run, directory)` writes a loaded run
+into an empty directory, which gets its name once it is whole, and returns what the result and the
+card say of it (`card.Export`). What has no home in the format is refused by an `InputError` that
+says why. A format is imported on demand, since its libraries are an extra.
 
-heads.py        attention of any kind as query heads over key and value heads
 plain.py        parameters in one plain form, from which other layouts are made
 card.py         the README.md of an export: what the model is, and where it comes from
-uptraining.py   a run with another attention, fitted on what activations.py records
+uptraining.py   a run with another attention, fitted on its activations
 safetensors.py  ctranslate2.py  stablehlo.py  huggingface/
 """
 
@@ -64,13 +63,17 @@ def export(
     evaluation = dataclasses.replace(config.evaluation, **given)
     config = dataclasses.replace(config, evaluation=evaluation)
     try:
-        writer = importlib.import_module(f"mhe_jax.interchange.{to}")
+        module = "huggingface.writing" if to == "huggingface" else to
+        writer = importlib.import_module(f"mhe_jax.interchange.{module}")
     except ModuleNotFoundError as error:
         raise not_installed(f"--to {to} needs {error.name}", "export") from error
     with publish_directory(out) as directory:
-        from mhe_jax.evaluation.run import Run  # starts jax, so only after all cheap checks
+        # These start jax, so only after all cheap checks.
+        from mhe_jax.evaluation.run import Run
+        from mhe_jax.interchange.card import write_card
 
         loaded = Run.load(run, config)
-        found = writer.write(loaded, directory)
+        found, what, use = writer.write(loaded, directory)
+        write_card(loaded, directory, to, what, use)
         size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
     return {"format": to, "out": str(out), "steps": loaded.steps, "bytes": size, **found}

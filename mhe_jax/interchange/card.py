@@ -4,6 +4,7 @@ import contextlib
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from mhe_jax.attention.kinds import KINDS
 from mhe_jax.evaluation import in_words
@@ -30,6 +31,8 @@ Made by
 python -m mhe_jax export {place} OUT --to {to}
 ```
 """
+# What a format's `write` returns: what the result reports, what the files are, and how to use them.
+Export = tuple[dict[str, Any], str, str]
 HEADS = "each head is `softmax(Q_h K_hᵀ/√D) V_h` unless an equation of O says else; W_o joins them"
 
 

@@ -1,9 +1,8 @@
 """Language and translation models for CTranslate2, a server of transformers for CPUs and GPUs.
 
-Kinds that fold to one key and value head (`mqa`, `sha`, `mhe_mul`, `mhe_add`) become its
-multi-query attention, self- and cross-attention alike, and `gqa` its grouped one; the others have
-keys and values for each head. The key bias of `mva` and `collaborative` becomes one more column of
-keys.
+Kinds that fold to one key and value head become its multi-query attention, self- and
+cross-attention alike, those that fold to a few its grouped one; the others have keys and values for
+each head. The key bias of `mva` and `collaborative` becomes one more column of keys.
 
 The embeddings' √M, the table of positions, the norms' ε and the activation are kept: the model
 computes what the run computes. The vocabulary is the run's, so its sentencepiece model encodes the
@@ -23,8 +22,7 @@ from mhe_jax.config.data import BOS, EOS, UNK
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.data import JsonTokenizer, Tokenizer
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import write_card
-from mhe_jax.interchange.heads import require_keys_that_turn
+from mhe_jax.interchange.card import Export
 from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, modules, output
 from mhe_jax.interchange.plain import plain, require, require_heads_of_cross, scaled
 
@@ -80,7 +78,7 @@ print(pieces.decode(found[0].sequences[0][1:]))""",
 }
 
 
-def write(run: Run, directory: Path) -> dict[str, Any]:
+def write(run: Run, directory: Path) -> Export:
     """Writes a run into an empty directory, which `ctranslate2.Translator` or `Generator` loads."""
     config, tokenizer = run.config, run.tokenizer
     if config.task not in LINES:
@@ -96,9 +94,7 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
     longest, e = config.model.max_length, config.evaluation
     lines = LINES[config.task].format(length=longest, beams=e.beam_size, least=e.min_length)
-    use = USE.format(lines=lines)
-    write_card(run, directory, "ctranslate2", WHAT.format(length=longest), use)
-    return result
+    return result, WHAT.format(length=longest), USE.format(lines=lines)
 
 
 def convert(
@@ -107,9 +103,6 @@ def convert(
     """The model of a run as CTranslate2 saves it, and what to report of it."""
     model, roles = config.model, config.facts.roles
     heads = require_heads_of_cross(config, HOME)
-    for role in roles:
-        if model.positions == "rotary" and role != "cross":
-            require_keys_that_turn(model.attention_for(role).kind, HOME)
     require(model, HOME, absent_tokens=())
     found = plain(config, params, HOME, own=True)
     found = scaled(model, found, np.float32(model.features**0.5), tables=("position",))

@@ -1,7 +1,7 @@
 """A run's parameters in one plain form: the form that the tables of other formats use.
 
 names     those of the parameters, as `decoder/layer_0/mlp/up/kernel`; layers are unrolled
-kernels   [in, out], heads side by side; attention with the heads of `heads_of`, and all biases
+kernels   [in, out], heads side by side; attention as `Heads` of its kind, and all biases
 tables    `embeddings/token`, `embeddings/position`, `embeddings/type`, without the rows past
           the vocabulary
 """
@@ -9,6 +9,7 @@ tables    `embeddings/token`, `embeddings/position`, `embeddings/type`, without 
 import dataclasses
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import flax.linen as nn
@@ -18,10 +19,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhe_jax import tasks
+from mhe_jax.attention.conversion import check_source
+from mhe_jax.attention.module import Attention
+from mhe_jax.attention.nearest.heads import Heads
 from mhe_jax.config import Config, InputError, KroneckerConfig, ModelConfig
-from mhe_jax.interchange.heads import Heads, heads_of
 from mhe_jax.model import unroll_layers
 from mhe_jax.model.embeddings import sinusoids
+from mhe_jax.model.layers import attention_module
 from mhe_jax.model.stack import VOCABULARY, role_of
 from mhe_jax.shapeshifter.kronecker import materialize
 
@@ -55,20 +59,18 @@ def plain(
     *,
     rows: np.ndarray | None = None,
     biases: bool = True,
-    key_heads: int | None = None,
-    width: int | None = None,
     own: bool = False,
 ) -> Tensors:
     """The parameters of a run in the plain form, for the architecture `home`.
 
     `rows` are our ids in the order of the file, `biases` says that the home has them in all
-    matrices. Heads are of `width`, by default features / num_heads without rotary positions, and
-    K is `key_heads`, by default H; `own`: they are as few and as wide as the kind allows.
+    matrices. With `own`, key and value heads are as few, and all heads as wide, as the kind allows;
+    without, there are H of width features / H, and positions are not rotary.
     """
     model = config.model
     if not config.facts.is_encoder:  # others have no types of tokens in decoders
         require(model, home, num_token_types=0)
-    if width is None and not own and model.positions == "rotary":
+    if not own and model.positions == "rotary":
         raise InputError(f"model.positions is 'rotary': {home} has learned or fixed positions")
     found: Tensors = {}
     attention: dict[str, Tensors] = {}
@@ -78,41 +80,56 @@ def plain(
         else:
             found[path] = array
     for path, arrays in attention.items():
-        wanted = model.attention_for(role_of(tuple(path.split("/"))))
-        heads = heads_of(wanted, model.features, unflatten_dict(arrays, sep="/"))
-        if own:
-            heads = heads.widened(max(heads.query.shape[-1], heads.value.shape[-1]), home)
-        else:
-            heads = _fitted(model, heads, home, key_heads, width)
-        for name in ("query", "key", "value", "out"):
-            at, kernel = f"{path}/{name}/kernel", getattr(heads, name)
-            found[at] = kernel.reshape(flat_shape(at, kernel.shape))
-            if biases or wanted.use_bias:
-                found[f"{path}/{name}/bias"] = getattr(heads, f"{name}_bias").reshape(-1)
+        module = attention_module(model, role_of(tuple(path.split("/"))))
+        heads = _heads(module, unflatten_dict(arrays, sep="/"), home)
+        found |= _matrices(path, heads if own else _fitted(model, heads, home), biases, module)
     if biases and not model.mlp_bias:
         for name in [name for name in found if name.endswith(("up/kernel", "down/kernel"))]:
             found[name.replace("kernel", "bias")] = np.zeros(found[name].shape[1], np.float32)
     rows = np.arange(model.vocabulary_size) if rows is None else rows
-    for name in found:
-        if name.rpartition("/")[2] in VOCABULARY:
-            found[name] = np.take(found[name], rows, 1 if name.endswith("output") else 0)
+    for name, axis in rows_of_tokens(found).items():
+        found[name] = np.take(found[name], rows, axis)
     if model.positions == "sinusoidal":
         positions = jnp.arange(model.max_length)[None]
         found["embeddings/position"] = np.asarray(sinusoids(positions, model.features)[0])
     return found
 
 
-def _fitted(
-    model: ModelConfig, heads: Heads, home: str, key_heads: int | None, width: int | None
-) -> Heads:
-    count = heads.query.shape[1]
-    if width is None and model.features % count:
+def _heads(module: Attention, params: Any, home: str) -> Heads:
+    """What one sublayer computes, with queries, keys and values of one width."""
+    check_source(module)
+    if module.rotary is not None and module.not_rotated:
         raise InputError(
-            f"{home} has heads of width features / num_heads: model.features={model.features} is "
-            f"no multiple of model.attention.num_heads={count}"
+            f"model.attention.kind is {module.kind!r}: has no place in {home}, which turns whole "
+            f"keys, the same for all heads of a group: {module.not_rotated}"
         )
-    heads = heads.widened(width or model.features // count, home)
-    return heads.repeated(key_heads or count)
+    heads = module.heads(params)
+    heads = heads.repeated(max(len(heads.key), len(heads.value)))
+    return heads.widened(max(heads.query.shape[-1], heads.value.shape[-1]))
+
+
+def _fitted(model: ModelConfig, heads: Heads, home: str) -> Heads:
+    """The same with H key and value heads, and widths of features / H."""
+    H, found = len(heads.out), heads.query.shape[-1]
+    width = model.features // H
+    if model.features % H or found > width:
+        raise InputError(
+            f"{home} has heads of width features / num_heads, {model.features} / {H}: takes no "
+            f"heads of width {found}"
+        )
+    return heads.widened(width).repeated()
+
+
+def _matrices(path: str, heads: Heads, biases: bool, module: Attention) -> Tensors:
+    """The matrices of heads side by side, and their biases."""
+    found = {f"{path}/out/kernel": heads.out.reshape(-1, heads.out.shape[-1])}
+    found[f"{path}/out/bias"] = heads.bias
+    for name in ("query", "key", "value"):
+        rows = getattr(heads, name).swapaxes(0, 1)
+        rows = rows.reshape(len(rows), -1)
+        found[f"{path}/{name}/kernel"], found[f"{path}/{name}/bias"] = rows[:-1], rows[-1]
+    kept = biases or module.use_bias
+    return {at: x.astype(np.float32) for at, x in found.items() if kept or at.endswith("kernel")}
 
 
 def _dense(config: Config, params: Any) -> Tensors:
@@ -144,6 +161,12 @@ def abstract_of(config: Config, sep: str = "/") -> dict[str, jax.ShapeDtypeStruc
     init = task.initializer(task.model(config.model), config.data.sequence_length)
     params = nn.unbox(jax.eval_shape(init, jax.random.key(0)))
     return flatten_dict(params, sep=sep)  # pyright: ignore[reportReturnType]
+
+
+def rows_of_tokens(names: Iterable[str]) -> dict[str, int]:
+    """The parameters with a row for each token, and on which axis."""
+    found = [name for name in names if name.rpartition("/")[2] in VOCABULARY]
+    return {name: int(name.endswith("output")) for name in found}
 
 
 def flat_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,11 +7,10 @@ for bit those of the run.
 
 import json
 from pathlib import Path
-from typing import Any
 
 from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import write_card
+from mhe_jax.interchange.card import Export
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 
 WHAT = """\
@@ -25,13 +24,13 @@ python train.py CONFIG --train.init_from DIRECTORY
 ```"""
 
 
-def write(run: Run, directory: Path) -> dict[str, Any]:
-    """Writes the files of the run; returns the numbers of `tensors` and `parameters`."""
+def write(run: Run, directory: Path) -> Export:
+    """Writes the files of the run; the result has the numbers of `tensors` and `parameters`."""
     tensors = by_name(run.params)
     metadata = {"steps": json.dumps(run.steps), "tokenizer": run.tokenizer.key}
     write_tensors(directory / WEIGHTS, tensors, metadata)
     (directory / CONFIG).write_bytes((run.workdir / CONFIG).read_bytes())
     if run.config.model.has_pieces:
         (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
-    write_card(run, directory, "safetensors", WHAT, USE)
-    return {"tensors": len(tensors), "parameters": sum(array.size for array in tensors.values())}
+    count = sum(array.size for array in tensors.values())
+    return {"tensors": len(tensors), "parameters": count}, WHAT, USE

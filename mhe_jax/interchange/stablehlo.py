@@ -8,10 +8,7 @@
 
 Each is one file for CPU, CUDA and TPU, for any number of rows b and any length t up to
 `model.max_length`. The parameters are arguments, by name, in `model.safetensors`. The form `shared`
-and all engines but `xla` need the length when they are compiled. So the engine is `xla`; MHE kinds
-are `folded`, and with a cache `mla` is `absorbed` and `tpa` is `factored`. All else is
-`materialized`: other kinds, `mla` and `tpa` in encoders, and what rotary positions or
-`normalize_qk` keep from being folded or absorbed.
+and all engines but `xla` need the length when they are compiled, so they are not taken.
 """
 
 import importlib.util
@@ -26,19 +23,16 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
 
 from mhe_jax import tasks
-from mhe_jax.config import (
-    FORMS_OF_KINDS,
-    MHE_KINDS,
-    Config,
-    InputError,
-    not_installed,
-)
+from mhe_jax.attention.forms import AttentionInForms
+from mhe_jax.attention.module import Call
+from mhe_jax.config import Config, not_installed
 from mhe_jax.config.data import PAD
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import write_card
-from mhe_jax.interchange.plain import abstract_of
+from mhe_jax.interchange.card import Export
+from mhe_jax.interchange.plain import abstract_of, require
+from mhe_jax.model.layers import attention_module
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -93,11 +87,11 @@ class Function(NamedTuple):
     arguments: Mapping[str, Any]  # a name: a shape, or a tree of them
 
 
-def write(run: Run, directory: Path) -> dict[str, Any]:
+def write(run: Run, directory: Path) -> Export:
     """Writes the functions of a run, with parameters, config, tokenizer and a card."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise not_installed("stablehlo needs flatbuffers", "export")
-    check(run.config)
+    require(run.config.model, "stablehlo", hashing=None)  # whose signatures mhe_jax alone computes
     config = at_any_length(run.config)
     found = functions(config)
     abstract = abstract_of(config, sep=".")
@@ -128,32 +122,28 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     lines = LINES["encode" if first == "encode" else config.task]
     types = ", 0 * tokens" if "token_types" in found[first].arguments else ""
     use = USE.format(name=first, lines=lines.replace("{types}", types))
-    write_card(run, directory, "stablehlo", what, use)
-    return {"functions": list(found), "platforms": list(PLATFORMS), "form": forms}
-
-
-def check(config: Config) -> None:
-    """Raises InputError if a run has no home."""
-    if config.model.hashing is not None:
-        raise InputError(
-            f"model.hashing is {config.model.hashing!r}: signatures of hashed words are computed "
-            "by mhe_jax alone, so such a run cannot be exported to stablehlo"
-        )
+    return {"functions": list(found), "platforms": list(PLATFORMS), "form": forms}, what, use
 
 
 def at_any_length(config: Config) -> Config:
-    """The config with forms and an engine that need not know lengths, and layers unrolled."""
+    """The config with forms and an engine that need not know lengths, and layers unrolled.
 
+    The form is the first that neither refuses a call of one query nor is slower for it, but for
+    `shared`.
+    """
     config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
     for role in config.facts.roles:
-        attention = config.model.attention_for(role)
-        rotated = config.model.positions == "rotary" and role != "cross"
-        forms = dict.fromkeys(FORMS_OF_KINDS, "materialized")
-        if not (rotated or attention.normalize_qk):
-            forms |= dict.fromkeys(MHE_KINDS, "folded")
-        if not (role == "encoder" or attention.normalize_qk):
-            forms |= {"mla": "absorbed", "tpa": "factored"}
-        for field, value in (("form", forms.get(attention.kind)), ("engine", "xla")):
+        module, form = attention_module(config.model, role, decode=role != "encoder"), None
+        if isinstance(module, AttentionInForms):
+            width = (module.qkv_features or config.model.features) // module.num_heads
+            one = Call(width, config.model.features, queries=1)
+            form = next(
+                form
+                for form in module.forms
+                if form != "shared" and not module.refusal_of(form, one)
+                if not module.is_slower(form, one)
+            )
+        for field, value in (("form", form), ("engine", "xla")):
             config = set_field(config, f"model.attention_by_role.{role}.{field}", value)
     return config
 

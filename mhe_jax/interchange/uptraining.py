@@ -7,25 +7,40 @@ replaced by parameters of the new kind that compute most nearly the same
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
 
-from mhe_jax.attention import KINDS, conversion
+from mhe_jax import tasks
+from mhe_jax.attention import Activations, conversion
+from mhe_jax.attention.mask import as_mask
 from mhe_jax.config import FIELDS_OF_KINDS, Config, ConversionConfig, InputError, ModelConfig
+from mhe_jax.config.data import PAD
+from mhe_jax.config.fields import set_field
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
-from mhe_jax.interchange.activations import Recorder, Sublayer, at, sublayers
-from mhe_jax.model.stack import count_parameters, role_of, stack_layers, unroll_layers
+from mhe_jax.data import AnyTokenizer
+from mhe_jax.model.layers import attention_module, check_attention
+from mhe_jax.model.stack import (
+    ATTENTION,
+    count_parameters,
+    role_of,
+    stack_layers,
+    unroll_layers,
+)
 from mhe_jax.training import sharding
-from mhe_jax.training.run.fresh import check_new_run, write_run
-from mhe_jax.training.run.warm_start import read_run
+from mhe_jax.training.from_run import check_new_run, read_run, write_run
+
+# Where a sublayer is in the parameters: ("decoder", "layer_0", "cross_attention").
+Sublayer = tuple[str, ...]
 
 
 def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[str, Any]:
@@ -43,18 +58,18 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     params, step, tokenizer = read_run(run, old, mesh)
     params = jax.device_get(params)
     found = unroll_layers(params)
-    recorder = Recorder(old, tokenizer, wanted.rows, found)
-    fields = {f: value for f in conversion.FIELDS if (value := getattr(wanted, f)) is not None}
-    made: dict[Sublayer, Any] = {}
-    errors: dict[str, Any] = {}
+    batches = text_batches(old, tokenizer, wanted.rows)
+    made, errors = {}, {}
     for path in sublayers(found):
-        given, source = at(found, path), old.model.attention_for(role_of(path)).kind
-        made[path], errors["/".join(path)] = _sublayer(
-            given, str(wanted.kind), source, recorder.activations(path), fields
+        made[path], errors["/".join(path)] = conversion.convert_and_fit(
+            at(found, path),
+            str(wanted.kind),
+            source=old.model.attention_for(role_of(path)).kind,
+            activations=activations(old, found, batches, path),
+            **{f: value for f in conversion.FIELDS if (value := getattr(wanted, f)) is not None},
         )
     biased = any("bias" in one["out"] for one in made.values())
-    model = _with_attention(config.model, {"use_bias": biased})
-    config = dataclasses.replace(config, model=model)
+    config = dataclasses.replace(config, model=_with(config.model, {"use_bias": biased}))
     for path, one in made.items():
         at(found, path[:-1])[path[-1]] = _with_zeros(one) if biased else one
     found = stack_layers(found) if old.model.scan_layers else found
@@ -65,31 +80,11 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     return {"step": step, "kind": wanted.kind, "use_bias": biased, **counts, "errors": errors}
 
 
-def _sublayer(
-    given: Mapping[str, Any], kind: str, source: str, activations: list, fields: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, float | None]]:
-    """The parameters of one sublayer, and its errors before and after the fit."""
-    convert = functools.partial(conversion.convert, given, kind, source=source, **fields)
-    first = convert()
-    if not activations:
-        return first, {"before": None, "after": None}
-    best = convert(activations=activations)
-    before, after = (
-        conversion.error(conversion.module_of(params, kind), params, activations)
-        for params in (first, best)
-    )
-    return best, {"before": before, "after": after}
-
-
 def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
     """The config of the new run, without biases of its own."""
     if wanted.kind is None:
-        raise InputError(f"--kind is not set: takes one of {', '.join(KINDS)}")
+        raise InputError("--kind is not set: takes the attention to convert to")
     conversion.check_target(wanted.kind)
-    for kind in old.kinds.values():
-        conversion.check_source(kind)
-    if wanted.rows < 0:
-        raise InputError(f"--rows is {wanted.rows}: takes 0 or more")
     if wanted.rows and not old.data.train:
         raise InputError(
             f"data.train of {old.workdir} is not set, and --rows is {wanted.rows}: without a text "
@@ -97,30 +92,26 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
         )
     if old.model.kronecker.attention is not None:
         raise InputError(f"{old.workdir} is factorized: takes a run with dense attention")
-    for role in old.facts.roles:
-        if old.model.attention_for(role).normalize_qk:
-            raise InputError(
-                f"{old.workdir} has normalize_qk: its LayerNorm lies between the projections and "
-                "the scores, and no other kind has the same"
-            )
     if str(old.model.positions) == "rotary":
         raise InputError(
             f"model.positions is 'rotary' in {old.workdir}: takes a run with learned or sinusoidal "
             "positions; queries and keys that turn cannot be mapped into each other's bases"
         )
-    taken = {f: getattr(wanted, f) for f in conversion.FIELDS}
-    of_kind = {**dict.fromkeys(FIELDS_OF_KINDS), **taken}
+    for role in old.facts.roles:
+        conversion.check_source(attention_module(old.model, role))
+    of_kind = dict.fromkeys(FIELDS_OF_KINDS) | {f: getattr(wanted, f) for f in conversion.FIELDS}
     # An engine named for the old kind may refuse every call of the new one.
-    model = _with_attention(old.model, {"kind": wanted.kind, "engine": "auto", **of_kind})
+    model = _with(old.model, {"kind": wanted.kind, "engine": "auto", **of_kind})
     optimizer = old.optimizer
     if wanted.kind not in FIELDS_OF_KINDS["head_embedding_stddev"]:
         optimizer = dataclasses.replace(optimizer, head_embedding_rate=1.0)
     config = dataclasses.replace(old, model=model, optimizer=optimizer, workdir=str(new))
     check(config, trains=False)
+    check_attention(config)
     return config
 
 
-def _with_attention(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
+def _with(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
     """The model with other fields of attention, in all roles."""
     roles = vars(model.attention_by_role)
     same = {role: dataclasses.replace(of, **dict.fromkeys(changes)) for role, of in roles.items()}
@@ -140,3 +131,62 @@ def _with_zeros(params: Mapping[str, Any]) -> dict[str, Any]:
             value = {**value, "bias": jnp.zeros(shape, value["kernel"].dtype)}
         result[name] = value
     return result
+
+
+def sublayers(params: Mapping[str, Any]) -> list[Sublayer]:
+    """All attention sublayers of a model with unrolled layers, in the order of computation."""
+    paths: Any = flatten_dict(params)
+    found = {path[: i + 1] for path in paths for i, name in enumerate(path) if name in ATTENTION}
+    return sorted(found, key=lambda p: ("encoder" not in p, int(p[-2][6:]), ATTENTION.index(p[-1])))
+
+
+def at(tree: Mapping[str, Any], path: Sublayer) -> Any:
+    """The subtree at `path`."""
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def text_batches(config: Config, tokenizer: AnyTokenizer, rows: int) -> list[dict[str, Any]]:
+    """Batches of the training text with `rows` rows, or a few more."""
+    found, read = [], tasks.of(config).read
+    config = set_field(config, "data.cache_directory", None)  # as in `evaluate`
+    batches = tasks.train_batches(config, tokenizer) if rows else None
+    while batches is not None and sum(len(batch["weights"]) for batch in found) < rows:
+        found.append(read(batches.batch(len(found))))
+    return found
+
+
+class _Reached(Exception):
+    """All that is asked for has been computed."""
+
+
+def activations(
+    config: Config, params: Any, batches: list[dict[str, Any]], path: Sublayer
+) -> list[Activations]:
+    """Inputs and outputs of one sublayer of a model with unrolled layers, one value per batch."""
+    task = tasks.of(config)
+    config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
+    model = task.model(config.model)
+    taken: list[Activations] = []
+
+    def watch(call, args, kwargs, context):
+        output = call(*args, **kwargs)
+        if context.module.path != path or context.method_name != "__call__":
+            return output
+        query, key = args[0], args[1] if len(args) > 1 else None
+        mask = as_mask(kwargs.get("mask"), query.shape[:1])
+        taken.append(jax.device_get(Activations(query, key, mask, valid, output)))
+        raise _Reached
+
+    for batch in batches:
+        own = np.asarray(batch[task.token_inputs[0 if "encoder" in path else -1]])
+        valid = own.reshape(-1, own.shape[-1]) != PAD
+        named = {name: batch[name] for name in task.keywords if name in batch}
+        inputs = [batch[name] for name in task.inputs]
+        try:
+            with nn.intercept_methods(watch):
+                model.apply({"params": params}, *inputs, **named, deterministic=True)
+        except _Reached:
+            pass
+    return taken

@@ -20,10 +20,14 @@ those of attention (heads, kv_heads, head_features). Activations: batch, length,
 activation_mlp, activation_vocabulary, activation_heads.
 """
 
-from mhe_jax.model.encoder import MaskedLanguageModel, ShuffleRandomClassifier
-from mhe_jax.model.encoder_decoder import EncoderDecoder
-from mhe_jax.model.heads import Classifier, Regressor, SpanFinder
-from mhe_jax.model.language_model import LanguageModel
+from mhe_jax.model.decoder import EncoderDecoder, LanguageModel
+from mhe_jax.model.encoder import (
+    Classifier,
+    MaskedLanguageModel,
+    Regressor,
+    ShuffleRandomClassifier,
+    SpanFinder,
+)
 from mhe_jax.model.stack import count_parameters, stack_layers, unroll_layers
 
 __all__ = [

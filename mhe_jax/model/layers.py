@@ -7,6 +7,7 @@ The norm is LayerNorm or RMSNorm. In `post`, the models that are an encoder also
 embeddings, as in BERT; translation and language models have none there, as in Vaswani et al. 2017.
 """
 
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -16,7 +17,7 @@ import jax
 from mhe_jax.attention import Attention, Mask, Rotary, make_attention
 from mhe_jax.attention.dropout import Dropout
 from mhe_jax.attention.projection import Projection, named
-from mhe_jax.config import FIELDS_OF_KINDS, ModelConfig, Role
+from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, ModelConfig, Role
 from mhe_jax.shapeshifter.kronecker import KroneckerProjection
 
 ACTIVATIONS = {
@@ -64,7 +65,10 @@ def dense(config: ModelConfig, name: str | None, use_bias: bool = True) -> nn.Mo
 def attention_module(
     config: ModelConfig, role: Role, name: str | None = None, *, decode: bool = False
 ) -> Attention:
-    """The attention sublayer that `config` asks for in `role`; cross-attention is never rotated."""
+    """The attention sublayer that `config` asks for in `role`; cross-attention is never rotated.
+
+    InputError, with the dotted name of a field, if its fields do not go together.
+    """
     c = config.attention_for(role)
     fields = {}
     if config.positions == "rotary" and role != "cross":
@@ -77,11 +81,12 @@ def attention_module(
         if field.endswith("_stddev"):
             field, value = field.replace("_stddev", "_init"), nn.initializers.normal(value)
         fields[field] = value
-    return make_attention(
+    # Set explicitly: a cache is filled before any query tells the width.
+    width = c.qkv_features or config.features
+    module = make_attention(
         c.kind,
         num_heads=c.num_heads,
-        # Set explicitly: a cache is filled before any query tells the width.
-        qkv_features=c.qkv_features or config.features,
+        qkv_features=width,
         engine=c.engine,
         projection=projection(config, config.kronecker.attention),
         dropout_rate=c.dropout_rate,
@@ -93,6 +98,19 @@ def attention_module(
         name=name,
         **fields,
     )
+    try:
+        module.check(width // c.num_heads, config.features)
+    except ValueError as error:
+        field = re.split(r"\W", str(error))[0]
+        where = config.attention_field(role, field).removesuffix(field)
+        raise InputError(f"{where}{error}") from None
+    return module
+
+
+def check_attention(config: Config) -> None:
+    """Raises InputError where fields of an attention do not go together, as its class says."""
+    for role in config.facts.roles:
+        attention_module(config.model, role)
 
 
 class MLP(nn.Module):

@@ -13,7 +13,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.attention import Mask
 from mhe_jax.attention.engines import is_saved
 from mhe_jax.config import ModelConfig, Role
 from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, normalization
@@ -42,15 +41,28 @@ class _Stack(nn.Module):
     def layer(self, name: str) -> nn.Module:
         raise NotImplementedError
 
-    def run(self, x: jax.Array, *args: Any, positions: jax.Array | None, **fixed: Any) -> jax.Array:
-        """Run every layer as `layer(x, *args, positions, **fixed)`; `fixed` is static."""
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        positions: jax.Array | None = None,
+        deterministic: bool = True,
+        cache: CacheMode = "none",
+        **seen: Any,
+    ) -> jax.Array:
+        """[B, T, M] to [B, T, M]; each layer gets `seen`, masks and what they are of, by name.
+
+        `positions` [B, T] are for rows that do not count from 0.
+        """
         c = self.config
         # Positions that are not rotary were added to the embeddings.
-        args = *args, positions if c.positions == "rotary" else None
-        trains = fixed.get("cache", "none") == "none"
+        seen["positions"] = positions if c.positions == "rotary" else None
+        trains = cache == "none"
+        fixed = {"deterministic": deterministic} | ({} if trains else {"cache": cache})
 
-        def apply(layer, x, *args):
-            return layer(x, *args, **fixed), None
+        def apply(layer, x, seen):
+            return layer(x, **seen, **fixed), None
 
         if c.scan_layers:
             if trains:
@@ -65,59 +77,31 @@ class _Stack(nn.Module):
                 length=self.num_layers,
                 metadata_params=_METADATA,
             )
-            x, _ = scan(self.layer("layers"), x, *args)
+            x, _ = scan(self.layer("layers"), x, seen)
         else:
             if c.remat and trains:
                 apply = nn.remat(apply)
             for i in range(self.num_layers):
-                x, _ = apply(self.layer(f"layer_{i}"), x, *args)
-        if c.norm_position == "pre" and fixed.get("cache") != "start":
+                x, _ = apply(self.layer(f"layer_{i}"), x, seen)
+        if c.norm_position == "pre" and cache != "start":
             x = normalization(c, "norm")(x)
         return x
 
 
 class Encoder(_Stack):
-    """`num_layers` encoder layers, with one more `norm` after them in pre-norm order."""
+    """`num_layers` of `EncoderLayer`, with one more `norm` after them in pre-norm order."""
 
     def layer(self, name: str) -> nn.Module:
         return EncoderLayer(self.config, name=name)
 
-    @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        mask: Mask | None = None,
-        positions: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-    ):
-        """[B, T, M] to [B, T, M]; `positions` [B, T] are for rows that do not count from 0."""
-        return self.run(x, mask, positions=positions, deterministic=deterministic)
-
 
 class Decoder(_Stack):
-    """`num_layers` decoder layers; arguments as `DecoderLayer`."""
+    """`num_layers` of `DecoderLayer`, with one more `norm` after them in pre-norm order."""
 
     cross: bool = False
 
     def layer(self, name: str) -> nn.Module:
         return DecoderLayer(self.config, cross=self.cross, name=name)
-
-    @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        mask: Mask | None = None,
-        encoded: jax.Array | None = None,
-        encoded_mask: Mask | None = None,
-        positions: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-        cache: CacheMode = "none",
-    ) -> jax.Array:
-        """[B, T, M] to [B, T, M]."""
-        args = mask, encoded, encoded_mask
-        return self.run(x, *args, positions=positions, deterministic=deterministic, cache=cache)
 
 
 def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:

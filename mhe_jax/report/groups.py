@@ -94,8 +94,7 @@ def sections(runs: Any, metric: str | None, choose: Sequence[str] = ()) -> list[
         if not groups or any(_is_text(field, value) for value in runs[field]):
             reason = "takes a field of what is learned, such as optimizer.learning_rate"
             raise InputError(f"--choose {field}: {reason}")
-    texts = [_text(run) for _, run in runs.iterrows()]
-    by_text = runs.groupby(texts, sort=False) if texts else ()
+    by_text = runs.groupby([_text(run) for _, run in runs.iterrows()], sort=False)
     found = [_section(members.copy(), metric, choose) for _, members in by_text]
     if metric and not any(s.metric == metric for s in found):
         names = ", ".join(sorted({name for names in runs.scores for name in names}))

@@ -14,14 +14,13 @@ where lower is better, the paper's formula is not known; ours are
     PEoP = ((score_SHA - score) / score_SHA) / ((P - P_SHA) / P_SHA)
 """
 
-import typing
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mhe_jax.attention import make_attention
-from mhe_jax.attention.cost import cached_numbers, forward_flops, parameters
-from mhe_jax.config import FIELDS_OF_KINDS, Kind
+from mhe_jax.attention.cost import parameters
 
 # Attention parameters of the encoder in millions, as printed: 12 layers, M = 768, H = 12.
 ENCODER_LAYERS, ENCODER_FEATURES, ENCODER_HEADS = 12, 768, 12
@@ -84,6 +83,7 @@ VERDICTS = {
     "within": "scores that round to the printed ones can give it",
     "differs": "neither",
 }
+HEAD = ("table", "model", "printed", "recomputed", "")
 
 
 def retention(score: Any, mha: Any, *, lower_is_better: bool = False) -> Any:
@@ -110,20 +110,19 @@ def elasticity(
 
 
 class Row(NamedTuple):
-    """One published number beside ours, in [low, high] whatever the printed scores were."""
+    """One published number beside ours."""
 
+    quantity: str
     table: str
     name: str
     printed: str
-    computed: Fraction
-    low: Fraction
-    high: Fraction
+    values: list[Fraction]  # what the formula gives, then what it can give by the printed scores
 
     @property
     def shown(self) -> str:
-        """`computed` with as many digits as are printed; exact, halves to even."""
+        """Ours with as many digits as the printed one."""
         digits, comma = len(self.printed.partition(".")[2]), "," * ("," in self.printed)
-        return f"{float(round(self.computed, digits)):{comma}.{digits}f}"
+        return f"{float(round(self.values[0], digits)):{comma}.{digits}f}"
 
     @property
     def verdict(self) -> str:
@@ -131,7 +130,7 @@ class Row(NamedTuple):
         if self.shown == self.printed:
             return "equal"
         _, low, high = _interval(self.printed)
-        return "within" if self.low <= high and low <= self.high else "differs"
+        return "within" if min(self.values) <= high and low <= max(self.values) else "differs"
 
 
 def _interval(printed: str) -> tuple[Fraction, Fraction, Fraction]:
@@ -141,55 +140,41 @@ def _interval(printed: str) -> tuple[Fraction, Fraction, Fraction]:
     return value, value - half, value + half
 
 
-def encoder_parameters(kind: str) -> int:
-    """Attention parameters of the paper's encoder."""
-    module = make_attention(kind, num_heads=ENCODER_HEADS, use_bias=False)
-    return ENCODER_LAYERS * parameters(module, ENCODER_FEATURES)
+def _pairs(one: str, other: str) -> Iterator[tuple[Fraction, Fraction]]:
+    """Two printed numbers as they are, then all corners of what they can be."""
+    return itertools.product(_interval(one), _interval(other))
 
 
-def parameter_rows() -> Iterator[Row]:
-    """The 21 published counts."""
+def _parameters(kind: str, num_heads: int, features: int, sublayers: int) -> int:
+    module = make_attention(kind, num_heads=num_heads, use_bias=False)
+    return sublayers * parameters(module, features)
+
+
+def rows() -> Iterator[Row]:
+    """The 21 published counts, 35 PRR and 24 PEoP."""
+    encoder = ENCODER_HEADS, ENCODER_FEATURES, ENCODER_LAYERS
+    counts = {kind: _parameters(kind, *encoder) for kind in ENCODER_MILLIONS}
     for kind, printed in ENCODER_MILLIONS.items():
-        yield Row("encoder", kind, printed, *[Fraction(encoder_parameters(kind), 10**6)] * 3)
-    for shape in TRANSLATION:
-        for kind in ("mha", "mhe_mul"):
-            module = make_attention(kind, num_heads=shape.heads, use_bias=False)
-            count = TRANSLATION_SUBLAYERS * shape.layers * parameters(module, shape.features)
-            printed = f"{getattr(shape, kind):,}"
-            yield Row("translation", f"{shape.name}: {kind}", printed, *[Fraction(count)] * 3)
-
-
-def retention_rows() -> Iterator[Row]:
-    """The 35 published PRR."""
+        yield Row("parameters", "encoder", kind, printed, [Fraction(counts[kind], 10**6)])
+    for t in TRANSLATION:
+        for kind, printed in (("mha", t.mha), ("mhe_mul", t.mhe_mul)):
+            count = _parameters(kind, t.heads, t.features, TRANSLATION_SUBLAYERS * t.layers)
+            name = f"{t.name}: {kind}"
+            yield Row("parameters", "translation", name, f"{printed:,}", [Fraction(count)])
+        ratios = [retention(s, m) for s, m in _pairs(t.mhe_mul_bleu, t.mha_bleu)]
+        yield Row("PRR", "translation", f"{t.name}: mhe_mul", t.prr, ratios)
     for column, benchmark in enumerate(BENCHMARKS):
-        mha = ENCODER_SCORES["mha"][column][0]
+        (mha, *_), (sha, *_) = (ENCODER_SCORES[kind][column] for kind in ("mha", "sha"))
         for kind, entries in ENCODER_SCORES.items():
-            score, printed, _ = entries[column]
+            score, prr, peop = entries[column]
             # That of mha is one and the same number over itself.
-            bounds = [Fraction(100)] * 3 if kind == "mha" else _retention(score, mha)
-            yield Row(benchmark, kind, printed, *bounds)
-    for row in TRANSLATION:
-        bounds = _retention(row.mhe_mul_bleu, row.mha_bleu)
-        yield Row("translation", f"{row.name}: mhe_mul", row.prr, *bounds)
-
-
-def _retention(score: str, mha: str) -> list[Fraction]:
-    (s, s_low, s_high), (m, m_low, m_high) = _interval(score), _interval(mha)
-    return [retention(s, m), retention(s_low, m_high), retention(s_high, m_low)]
-
-
-def elasticity_rows() -> Iterator[Row]:
-    """The 24 published PEoP."""
-    for column, benchmark in enumerate(BENCHMARKS):
-        base, base_low, base_high = _interval(ENCODER_SCORES["sha"][column][0])
-        for kind, entries in ENCODER_SCORES.items():
-            printed, counts = entries[column], (encoder_parameters(kind), encoder_parameters("sha"))
+            same = kind == "mha"
+            ratios = [Fraction(100 if same else retention(s, m)) for s, m in _pairs(score, mha)]
+            yield Row("PRR", benchmark, kind, prr, ratios)
             if kind != "sha":
-                score, low, high = _interval(printed[0])
-                # PEoP grows with the score and falls with that of sha.
-                pairs = (score, base), (low, base_high), (high, base_low)
-                bounds = [elasticity(s, counts[0], b, counts[1]) for s, b in pairs]
-                yield Row(benchmark, kind, printed[2], *bounds)
+                both = counts[kind], counts["sha"]
+                found = [elasticity(s, both[0], base, both[1]) for s, base in _pairs(score, sha)]
+                yield Row("PEoP", benchmark, kind, peop, found)
 
 
 def tables() -> tuple[str, dict[str, dict[str, int]]]:
@@ -198,36 +183,14 @@ def tables() -> tuple[str, dict[str, dict[str, int]]]:
         "Xue & Aletras 2023, arXiv 2310.07911: as printed, and recomputed from the formulas and "
         "the printed scores."
     ]
-    summary = {}
-    for name, title, rows in (
-        ("parameters", "Attention parameters", parameter_rows()),
-        ("prr", "PRR", retention_rows()),
-        ("peop", "PEoP", elasticity_rows()),
-    ):
-        cells = [[r.table, r.name, r.printed, r.shown, r.verdict] for r in rows]
-        found = [verdict for *_, verdict in cells]
-        summary[name] = {verdict: found.count(verdict) for verdict in VERDICTS}
-        parts += [f"## {title}", _markdown(["table", "model", "printed", "recomputed", ""], cells)]
-    parts += ["\n".join(f"- {verdict}: {meaning}" for verdict, meaning in VERDICTS.items())]
-    return "\n\n".join([*parts, "## One sublayer", _cost_table()]), summary
-
-
-def _cost_table() -> str:
-    """Parameters, cache and operations of one sublayer, for every kind."""
-    M, rows = 768, []
-    for kind in typing.get_args(Kind):
-        fields = {"num_kv_heads": 4} if kind in FIELDS_OF_KINDS["num_kv_heads"] else {}
-        module = make_attention(kind, num_heads=12, use_bias=False, **fields)
-        costs = parameters(module, M), cached_numbers(module, M), forward_flops(module, M, keys=512)
-        rows.append([kind, *(f"{cost:,}" for cost in costs)])
-    columns = ["kind", "parameters", "cached numbers per token", "forward FLOPs per token"]
-    return (
-        "M = 768, H = 12, D = 64 (gqa and gta with 4 key and value heads), 512 keys, no biases\n\n"
-        + _markdown(columns, rows)
-    )
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """All but the first column to the right."""
-    shown = [f"| {' | '.join(line)} |" for line in (columns, *rows)]
-    return "\n".join([shown[0], f"|---|{'---:|' * (len(columns) - 1)}", *shown[1:]])
+    found, summary = [*rows()], {}
+    for quantity in ("parameters", "PRR", "PEoP"):
+        own = [row for row in found if row.quantity == quantity]
+        verdicts = [row.verdict for row in own]
+        summary[quantity.lower()] = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
+        cells = [(r.table, r.name, r.printed, r.shown, r.verdict) for r in own]
+        lines = [f"| {' | '.join(line)} |" for line in (HEAD, *cells)]
+        lines.insert(1, "|---|---:|---:|---:|---:|")
+        parts += [f"## {quantity}", "\n".join(lines)]
+    parts.append("\n".join(f"- {verdict}: {meaning}" for verdict, meaning in VERDICTS.items()))
+    return "\n\n".join(parts), summary

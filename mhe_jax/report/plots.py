@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from mhe_jax.report.groups import Section
 from mhe_jax.report.runs import STEP
 from mhe_jax.report.tables import TIMES, unlike
 from mhe_jax.tasks import TASKS
-from mhe_jax.tasks.cache import cached_numbers
+from mhe_jax.tasks.cost import cached_numbers
 from mhe_jax.tasks.metrics import lower_is_better
 
 # One more than there are colours in C0 to C9: the first 110 groups all look different.
@@ -76,7 +77,8 @@ def scores_and_costs(section: Section) -> Any:
 def _look(number: int, name: str) -> dict[str, Any]:
     """Colour, mark and label of a group; mha, which the others are to match, is a cross."""
     mark = "X" if name.partition(",")[0] == "mha" else MARKS[number % len(MARKS)]
-    return {"color": f"C{number % 10}", "marker": mark, "label": _plain(name)}
+    # A dollar would begin a formula.
+    return {"color": f"C{number % 10}", "marker": mark, "label": name.replace("$", r"\$")}
 
 
 def learning_curves(section: Section) -> Any:
@@ -111,20 +113,9 @@ def _legend(figure: Any, axes: Any) -> None:
 def _spread_out(axes: Any, values: Sequence[float], which: str = "y") -> None:
     """Makes the axis of these values logarithmic if that helps, with ticks such as 0.5, 1, 2, 5."""
     values = [value for value in values if math.isfinite(value)]
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    if low <= 0 or high <= WIDE * low:
-        return
-    axes.set(**{f"{which}scale": "log"})
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [digit * 10.0**power for power in decades for digit in (1, 2, 5)]
-    below = max((tick for tick in ticks if tick <= low), default=ticks[0])
-    above = min((tick for tick in ticks if tick >= high), default=ticks[-1])
-    axis = getattr(axes, f"{which}axis")
-    axis.set_ticks([tick for tick in ticks if below <= tick <= above])
-    axis.set_ticks([], minor=True)
-    axis.set_major_formatter("{x:g}")
-
-
-def _plain(name: str) -> str:
-    """`name` as plain text: dollars would begin a formula, and a lone surrogate is no character."""
-    return name.encode(errors="backslashreplace").decode().replace("$", r"\$")
+    if values and 0 < WIDE * min(values) < max(values):
+        axes.set(**{f"{which}scale": "log"})
+        axis = getattr(axes, f"{which}axis")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter("{x:g}")

@@ -4,7 +4,6 @@ OUT/report.html    self-contained: tables and pictures, nothing from a network
 OUT/runs.csv       every run: its group, config, numbers and scores in full
 """
 
-import datetime
 import functools
 import html
 import sys
@@ -15,17 +14,18 @@ from typing import Any
 import jax
 import pandas as pd
 
-from mhe_jax.analysis.memory import layer_memory
+from mhe_jax.analysis.ahead import layer_memory
 from mhe_jax.config import Comparison, InputError
-from mhe_jax.config.files import publish
+from mhe_jax.config.files import write_whole
 from mhe_jax.config.places import check_scheme
 from mhe_jax.model.layers import attention_module
 from mhe_jax.report import plots
 from mhe_jax.report.groups import Section, sections
 from mhe_jax.report.runs import read_runs
-from mhe_jax.report.tables import Table, main_table, memory_table, runs_table, scores_table
+from mhe_jax.report.tables import Table, main_table, memory_table, runs_table
 
 PAGE, TITLE = "report.html", "Comparison of attention kinds"
+STATUSES = ("done", "not finished", "failed")
 COSTS = (
     "Score against costs. The line goes through what nothing beats by its mean; bars are one "
     "standard deviation over seeds; the cross is mha."
@@ -63,27 +63,30 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     out.mkdir(parents=True, exist_ok=True)  # before minutes of compiling
     if any(out.iterdir()) and not (out / PAGE).exists():
         raise InputError(f"--out {out}: holds something other than a report; give another")
-    told, body = [], [HEAD, _paragraph(_about(runs, settings.split))]
+    devices = ", ".join(sorted({*runs.device.dropna()})) or "not known"
+    about = (
+        f"{len(runs)} runs, {settings.split} split. Devices of the runs: {devices}. Memory "
+        f"compiled for {jax.devices()[0].device_kind}."
+    )
+    told, body = [], [HEAD, _paragraph(about)]
     for section in found:
         memory = memory_of(section, settings.lengths)
         main = main_table(section, memory, settings.split)
         groups = main.frame.astype(object).where(main.frame.notna(), None).to_dict("records")
-        about = {"title": section.title, "metric": section.metric}
-        told.append({**about, "groups": groups, "notes": main.notes})
+        names = {"title": section.title, "metric": section.metric}
+        told.append({**names, "groups": groups, "notes": main.notes})
         body.append(f"<h2>{html.escape(section.title)}</h2>")
         body += _picture(COSTS, plots.scores_and_costs(section))
         body += _picture("Learning curves: a line for each run.", plots.learning_curves(section))
-        tables = [main, *[memory_table(memory)] * bool(memory.size), scores_table(section)]
+        tables = [main, *[memory_table(memory)] * bool(memory.size)]
         body += [line for table in tables for line in _table(table)]
     runs = pd.concat([*(section.runs for section in found), runs[runs.config.isna()]])
-    text = "\n".join([*body, *_table(runs_table(runs)), "</body>\n</html>\n"])
+    body += _table(runs_table(runs))
+    text = "\n".join([*body, "</body>\n</html>\n"])
     whole = runs.drop(columns=["config", "curve", "scores"]).dropna(axis="columns", how="all")
     for name, content in ((PAGE, text), ("runs.csv", whole.to_csv())):
-        with publish(out / name) as file:
-            # File names may hold bytes that are not characters.
-            file.write_text(content, encoding="utf-8", errors="backslashreplace")
-    statuses = [*runs.status]
-    of_each = {status: statuses.count(status) for status in ("done", "not finished", "failed")}
+        write_whole(out / name, content)
+    of_each = {status: int((runs.status == status).sum()) for status in STATUSES}
     return {"out": str(out), "runs": of_each, "sections": told}
 
 
@@ -114,15 +117,6 @@ def _bytes(module: Any, shape: tuple[int, int, int], dtype: str, causal: bool, b
     except InputError:  # its engine is for another device
         auto = module.copy(engine="auto")
         return layer_memory(auto, shape, dtype, causal=causal, gradients=back)
-
-
-def _about(runs: Any, split: str) -> str:
-    return (
-        f"{len(runs)} runs, {split} split, written "
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC. Devices of the runs: "
-        f"{', '.join(sorted({*runs.device.dropna()})) or 'not known'}. Memory compiled for "
-        f"{jax.devices()[0].device_kind} with jax {jax.__version__}."
-    )
 
 
 def _paragraph(text: str) -> str:

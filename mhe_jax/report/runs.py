@@ -39,15 +39,12 @@ NO_SCORES = ("seconds", "nats", "per_second")
 def read_runs(paths: Iterable[str | Path], split: str) -> Any:
     """All runs at and below `paths` as a DataFrame, a row each; the index is their paths.
 
-    Columns:
-      status, reason: done, not finished or failed, and why; a run that failed before it wrote a
-        config has no more.
-      config, seed, device, trained: the last is False if it was converted and only scored.
-      FIELDS: those of the config by their dotted names, as JSON, and `changed`, those that were
-        changed in the middle of training; eval.SETTING: how it was evaluated.
-      NUMBERS, and every other number that train.py and eval.py left; `step_seconds` is the median
-        of the log.
-      metric, scores, curve: the score that decides, those of all, and {split: [(step, loss)]}.
+    Its columns: status (done, not finished, failed) and reason, all that a run has which failed
+    before it wrote a config; config, seed, device, `trained` (False: converted and only scored);
+    FIELDS, those of the config as JSON, and those `changed` in the middle of training;
+    eval.SETTING, how it was evaluated; every number that train.py and eval.py left (`step_seconds`
+    is the median of the log); metric, the score that decides; scores, the names of all;
+    curve, {split: [(step, loss)]}.
 
     Raises:
       InputError: a path with no runs, or a file that is not what a run leaves.
@@ -90,8 +87,11 @@ def _read(path: Path, split: str) -> dict[str, Any]:
     config = load_json(path / CONFIG)
     result, scores = read_result(path / RESULT), read_result(path / f"eval_{split}.json")
     status, reason = "done", ""
-    if stale := _stale(scores, result):
-        scores, reason = {}, f"eval_{split}.json is left out, {stale}: run `python eval.py {path}`"
+    step = result.get({"best": "best_step", "last": "steps"}.get(scores.get("checkpoint", ""), ""))
+    scored = scores.get("steps") or [None]
+    if step and scored[-1] not in (None, step):  # it was trained on after it was evaluated
+        old = f"eval_{split}.json is left out, it is of step {scored[-1]}, not {step}"
+        scores, reason = {}, f"{old}: run `python eval.py {path}`"
     curve: dict[str, list[tuple[int, float]]] = {}
     times = []
     for line in tracking.read(path / METRICS):
@@ -137,11 +137,3 @@ def _is_number(value: Any) -> TypeGuard[float]:
 def _is_score(name: str, value: Any) -> bool:
     no_scores = name in SETTINGS or any(part in name for part in NO_SCORES)
     return isinstance(value, float) and not no_scores
-
-
-def _stale(scores: dict[str, Any], result: dict[str, Any]) -> str:
-    """A sign that a run was trained on after it was evaluated; "" if there is none."""
-    which = {"best": "best_step", "last": "steps"}.get(scores.get("checkpoint", ""), "")
-    now, then = result.get(which), scores.get("steps")
-    last = then[-1] if isinstance(then, list) and then else then
-    return "" if now in (None, last) else f"it is of step {last}, not {now}"

@@ -1,6 +1,5 @@
 """The tables of a comparison: the columns of the paper, for these runs."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ import pandas as pd
 from mhe_jax.report import paper
 from mhe_jax.report.groups import Section
 from mhe_jax.report.runs import FIELDS, SETTINGS, STEP, VALIDATION
-from mhe_jax.tasks.cache import cached_numbers
+from mhe_jax.tasks.cost import cached_numbers
 from mhe_jax.tasks.metrics import lower_is_better
 
 # What times depend on beside the model, and what scores depend on.
@@ -98,16 +97,11 @@ def main_table(section: Section, memory: Any, split: str) -> Table:
 
 def _notes(section: Section, split: str) -> Sequence[str]:
     """What a reader has to know of the numbers of `main_table`."""
-    s = section
-    runs = s.runs[s.runs.group.notna()]
+    s, runs = section, section.runs[section.runs.group.notna()]
     missing = runs.index[runs[s.metric].isna() | (runs.scores.str.len() == 0)]
     commands = (f"`python eval.py {shlex.quote(path)} --split {split}`" for path in missing)
-    changed = runs[runs.changed != "null"].changed
     told = {
         f"Not scored on the {split} split: {{}}.": ", ".join(commands),
-        "Trained on with other fields, and so a group apart: {}.": ", ".join(
-            f"{path} ({json.loads(how)})" for path, how in changed.items()
-        ),
         "Each group has the value of {} with the best validation loss.": ", ".join(s.chosen),
         "Cached numbers are those of all layers of the decoder; a translator's also of a source "
         "token.": any(map(cached_numbers, s.groups.config)),
@@ -137,18 +131,6 @@ def memory_table(memory: Any) -> Table:
     """MB of one layer, a column for each length and direction."""
     digits = dict.fromkeys(memory.columns, 2)
     return Table("Memory of the attention calculation", memory.reset_index(), digits, [MEMORY])
-
-
-def scores_table(section: Section) -> Table:
-    """Every score that eval.py found, mean and spread over seeds."""
-    columns = {}
-    for score in dict.fromkeys(score for scores in section.runs.scores for score in scores):
-        if score in section.mean:
-            title = score.replace("_", " ")
-            columns |= {title: section.mean[score], f"± {title}": section.std[score]}
-    frame: Any = pd.DataFrame(columns, section.groups.index)
-    frame = frame.dropna(axis="columns", how="all").reset_index()
-    return Table("All scores", frame, dict.fromkeys(columns, 3))
 
 
 def runs_table(runs: Any) -> Table:

@@ -11,7 +11,6 @@
     task = of(config)
     model = task.model(config.model)
     sums = task.sums(model)(params, task.read(batch), dropout_key)
-    result = task.evaluate(run)
 
 A new task is a class, its line in `TASKS`, and its lines in `mhe_jax/config/tasks.py`.
 """
@@ -30,9 +29,8 @@ from mhe_jax.data import (
     tokenizer_file,
     train_tokenizer,
 )
-from mhe_jax.tasks.labelled.task import Classification, MultipleChoice, Regression, Span
-from mhe_jax.tasks.lm import LanguageModeling
-from mhe_jax.tasks.running_text import MaskedLanguageModeling
+from mhe_jax.tasks.labelled import Classification, MultipleChoice, Regression, Span
+from mhe_jax.tasks.running_text import LanguageModeling, MaskedLanguageModeling
 from mhe_jax.tasks.shuffle_random import ShuffleRandom
 from mhe_jax.tasks.task import Task
 from mhe_jax.tasks.translation import Translation
@@ -59,9 +57,9 @@ def resolve(config: Config) -> Config:
     return of(config).resolve(config)
 
 
-def check_sources(config: Config, splits: tuple[str, ...] = ("train", "validation")) -> None:
-    """Opens and checks every split that is set, and the tokenizer given to a new run."""
-    for split in splits:
+def check_sources(config: Config) -> None:
+    """Opens and checks the splits of training, and the tokenizer given to a new run."""
+    for split in ("train", "validation"):
         if split == "train" or getattr(config.data, split):
             try:
                 of(config).check_split(config, split)
@@ -99,7 +97,6 @@ def train_batches(
     config: Config, tokenizer: AnyTokenizer, *, process_index: int = 0, process_count: int = 1
 ) -> TrainBatches:
     """The batches that an experiment trains on."""
-    tokenizer.check_vocabulary(config.model.vocabulary_size)
     return of(config).train_batches(config, tokenizer, process_index, process_count)
 
 
@@ -116,7 +113,6 @@ def evaluation_batches(
 
     `batch_size` counts the rows of all processes; None means `evaluation.batch_size`.
     """
-    tokenizer.check_vocabulary(config.model.vocabulary_size)
     rows = config.evaluation.batch_size if batch_size is None else batch_size
     process = (process_index, process_count)
     return of(config).evaluation_batches(config, tokenizer, split, rows, *process)

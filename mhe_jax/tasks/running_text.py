@@ -1,8 +1,9 @@
-"""The tasks on running text: rows of one shape, cut from a source; and masked language modelling.
+"""The tasks on running text, whose rows of one shape are cut from a source.
 
-    tokens [T]  positions [P]  labels [P]  weights [P]      P positions of a row are predicted
+    mlm    tokens [T]  positions [P]  labels [P]  weights [P]    P masked positions are predicted
+    lm     tokens [T]                 labels [T]  weights [T]    each token from those before it
 
-Source of the latter: Devlin et al. 2019, section 3.1.
+Source of the former: Devlin et al. 2019, section 3.1.
 """
 
 import flax.linen as nn
@@ -22,9 +23,11 @@ from mhe_jax.data.batches import mixed, of_rows
 from mhe_jax.data.examples import Row, mlm_row, num_predictions
 from mhe_jax.data.rows import EvaluationBlocks, RowMaker, blocks, packed
 from mhe_jax.data.tokens import tokens_of
-from mhe_jax.model import MaskedLanguageModel
-from mhe_jax.tasks.flops import encoder_flops, logits_flops
-from mhe_jax.tasks.task import Task
+from mhe_jax.model import LanguageModel, MaskedLanguageModel
+from mhe_jax.tasks.cost import decoder_layer_flops, encoder_flops, logits_flops
+from mhe_jax.tasks.metrics import perplexity
+from mhe_jax.tasks.sums import ratios, total
+from mhe_jax.tasks.task import Found, Result, Task
 
 
 class TextTask(Task):
@@ -51,24 +54,12 @@ class TextTask(Task):
     def evaluation_batches(
         self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
     ) -> EvaluationBatches:
-        """The split cut into rows without gap or overlap."""
-        return self.blocks(config, tokenizer, split, batch_size, *process)
-
-    def blocks(
-        self,
-        config: Config,
-        tokenizer: AnyTokenizer,
-        split: str,
-        batch_size: int,
-        *process: int,
-        stride: int | None = None,
-    ) -> EvaluationBlocks:
-        """The split cut into rows, `stride` tokens apart."""
+        """The split in rows without gap or overlap, or in windows of `evaluation.stride`."""
         text, maker = open_split(config, split), self.maker(config, tokenizer)
         cache = cache_directory(config.data.cache_directory)
         (tokens,) = tokens_of(text, tokenizer, cache, *process)
         given = (text, tokens, config.data.sequence_length, maker, batch_size)
-        return EvaluationBlocks(*given, *process, stride=stride)
+        return EvaluationBlocks(*given, *process, stride=config.evaluation.stride)
 
     def empty_row(self, config: Config) -> Row:
         return examples.lm_row([], config.data.sequence_length)
@@ -102,3 +93,40 @@ class MaskedLanguageModeling(TextTask):
         predictions = num_predictions(T, config.data.mask_rate)
         head = predictions * (2 * m.features**2 + logits_flops(m))
         return 3.0 * rows * (T * encoder_flops(config) + head)
+
+
+class LanguageModeling(TextTask):
+    """Task `lm`; a row predicts T tokens, each from bos and those before it in the row."""
+
+    metrics = ("perplexity_per_word", "perplexity_per_token")
+    search = "generate"
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        return LanguageModel(config)
+
+    def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
+        return RowMaker(lambda ids, length, _: examples.lm_row(ids, length), begin=0)
+
+    def step_flops(self, config: Config, rows: int) -> float:
+        m = config.model
+        token = m.num_layers * decoder_layer_flops(config) + logits_flops(m)
+        return 3.0 * rows * config.data.sequence_length * token
+
+    def result(self, config: Config, found: Found, batches: EvaluationBatches) -> Result:
+        """Perplexity per token, and per word to compare different tokenizers.
+
+        Words are separated by white space in the raw text, and the end of each line counts as one.
+        """
+        assert isinstance(batches, EvaluationBlocks)
+        sums, words = total(found), batches.num_words
+        metrics = ratios(sums)
+        return {
+            "loss": metrics["loss"],
+            "accuracy": metrics["accuracy"],
+            "perplexity_per_token": metrics["perplexity"],
+            "perplexity_per_word": perplexity(sums["nats"], words),
+            "stride": config.evaluation.stride,
+            "nats": sums["nats"],
+            "tokens": int(sums["count"]),
+            "words": words,
+        }

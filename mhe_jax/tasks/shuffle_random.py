@@ -18,7 +18,7 @@ from mhe_jax.data import AnyTokenizer, EvaluationBatches
 from mhe_jax.data.examples import Row, begun
 from mhe_jax.data.rows import RowMaker
 from mhe_jax.model import ShuffleRandomClassifier
-from mhe_jax.tasks.labelled.scores import require_sklearn, roc_auc
+from mhe_jax.tasks.metrics import check_sklearn, roc_auc
 from mhe_jax.tasks.running_text import TextTask
 from mhe_jax.tasks.task import Batch, Outputs, Sums
 
@@ -47,7 +47,7 @@ class ShuffleRandom(TextTask):
 
     def check_split(self, config: Config, split: str) -> None:
         super().check_split(config, split)
-        require_sklearn("task shuffle_random needs")
+        check_sklearn(self.metrics)
 
     def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
         """log p(1) - log p(0); `index` is the label of each token, -1 where it does not count."""

@@ -16,7 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from mhe_jax.tasks.metrics import perplexity
 
 
 def label_sums(
@@ -87,7 +88,7 @@ def ratios(sums: dict[str, float]) -> dict[str, float]:
     if "correct" in sums:
         found["accuracy"] = sums["correct"] / count
     if "nats" in sums:
-        found["perplexity"] = float(np.exp(min(sums["nats"] / count, 700.0)))
+        found["perplexity"] = perplexity(sums["nats"], count)
     return found
 
 

@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from mhe_jax.config import Config, EvaluationConfig, InputError, ModelConfig
+from mhe_jax.config import Config, ModelConfig
 from mhe_jax.config.data import PAD
 from mhe_jax.config.fields import set_field
 from mhe_jax.data import (
@@ -23,14 +21,15 @@ from mhe_jax.data import (
     open_train,
 )
 from mhe_jax.data.examples import Row
-from mhe_jax.tasks.flops import encoder_flops
+from mhe_jax.tasks.cost import encoder_flops
 from mhe_jax.tasks.sums import label_sums, ratios, total
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]
 # (params, batch, dropout key or None) -> sums.
 SumsFunction = Callable[[Any, Batch, jax.Array | None], Sums]
-# For each batch, `index` and `outputs` of its rows; see `Task.sums`.
+# The output of the evaluation step for each batch; and of it, `index` and `outputs` of the rows.
+Found = Sequence[dict[str, Any]]
 Outputs = Sequence[tuple[np.ndarray, np.ndarray]]
 Result = dict[str, Any]
 
@@ -40,39 +39,8 @@ SIGNATURES = "signatures"
 NOT_TOKENS = ("positions", "token_types", "marks")
 
 
-class TrainedRun(Protocol):
-    """A run with its parameters on the mesh, as scoring needs it; see `evaluation.run`."""
-
-    @property
-    def workdir(self) -> Path: ...
-    @property
-    def config(self) -> Config: ...
-    @property
-    def evaluation(self) -> EvaluationConfig: ...
-    @property
-    def mesh(self) -> Mesh: ...
-    @property
-    def tokenizer(self) -> AnyTokenizer: ...
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def params(self) -> Any: ...
-
-    def outputs(self) -> tuple[list[dict[str, Any]], EvaluationBatches, float]:
-        """The sums of each batch of the split, the batches, and the seconds without compiling."""
-        ...
-
-    def translations(self, texts: Sequence[str]) -> tuple[list[Any], Any]:
-        """Translations of the texts by beam search, and what they cost."""
-        ...
-
-    def described(self) -> Result:
-        """The part that all results share: the model, the split, the checkpoints."""
-        ...
-
-    def publish(self, suffix: str, text: str) -> None:
-        """Writes a file of results, named by the split and `suffix`."""
-        ...
+def outputs_of(found: Found) -> Outputs:
+    return [(batch["index"], batch["outputs"]) for batch in found]
 
 
 class Task:
@@ -155,7 +123,7 @@ class Task:
         return {}
 
     def step_flops(self, config: Config, rows: int) -> float:
-        """`flops.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side)."""
+        """`cost.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side)."""
         return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
 
     # What is read.
@@ -185,12 +153,6 @@ class Task:
     ) -> EvaluationBatches:
         raise NotImplementedError
 
-    def scored_batches(
-        self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
-    ) -> EvaluationBatches:
-        """All of a split as `config.evaluation` asks for it."""
-        return self.evaluation_batches(config, tokenizer, split, batch_size, *process)
-
     def empty_row(self, config: Config) -> Row:
         """A row with the shape and type of the longest in training; its values mean nothing."""
         raise NotImplementedError
@@ -212,35 +174,18 @@ class Task:
     def scores(self, batches: EvaluationBatches, outputs: Outputs) -> dict[str, float]:
         raise NotImplementedError
 
-    def measure(
-        self, found: Sequence[dict[str, Any]], batches: EvaluationBatches
-    ) -> dict[str, float]:
+    def measure(self, found: Found, batches: EvaluationBatches) -> dict[str, float]:
         """The metrics of a split, from the output of the evaluation step for each batch."""
         metrics = ratios(total(found))
         if "outputs" in found[0] and math.isfinite(metrics["loss"]):
-            outputs = [(batch["index"], batch["outputs"]) for batch in found]
-            metrics |= self.scores(batches, outputs)
+            metrics |= self.scores(batches, outputs_of(found))
         return metrics
 
-    def evaluate(self, run: TrainedRun) -> Result:
-        """The result of a run on the split that `run.evaluation` names."""
-        found, batches, seconds = run.outputs()
-        sums = finite(run, total(found))
-        return {
-            **run.described(),
-            **self.measure(found, batches),
-            "predicted_tokens": int(sums["count"]),
-            "seconds": seconds,
-            "tokens_per_second": sums["tokens"] / seconds,
-        }
+    def result(self, config: Config, found: Found, batches: EvaluationBatches) -> Result:
+        """The numbers that `eval.py` gives of a split, but for seconds and tokens a second."""
+        counted = {"predicted_tokens": int(total(found)["count"])}
+        return self.measure(found, batches) | counted
 
-
-def finite(run: TrainedRun, sums: dict[str, float]) -> dict[str, float]:
-    """The sums, unchanged; raises InputError if the loss is not a number."""
-    if not sums["nats"] < float("inf"):
-        raise not_a_number(run.workdir)
-    return sums
-
-
-def not_a_number(workdir: Path) -> InputError:
-    return InputError(f"{workdir}: the model's output is NaN or infinite: a broken checkpoint")
+    def files(self, config: Config, found: Found, batches: EvaluationBatches) -> dict[str, str]:
+        """Files of predictions that go with a result, {suffix: text}."""
+        return {}

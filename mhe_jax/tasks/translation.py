@@ -22,10 +22,9 @@ from mhe_jax.data.examples import Row, translation_row
 from mhe_jax.data.pairs import EvaluationPairs, Pairs, choose_buckets, rows_of
 from mhe_jax.data.tokens import tokens_of
 from mhe_jax.model import EncoderDecoder
-from mhe_jax.tasks.flops import attention_flops, decoder_layer_flops, encoder_flops, logits_flops
-from mhe_jax.tasks.metrics import check_bleu, translation_scores
+from mhe_jax.tasks.cost import attention_flops, decoder_layer_flops, encoder_flops, logits_flops
 from mhe_jax.tasks.sums import ratios, total
-from mhe_jax.tasks.task import Result, Task, TrainedRun, finite
+from mhe_jax.tasks.task import Found, Result, Task
 
 
 class Translation(Task):
@@ -53,7 +52,7 @@ class Translation(Task):
         longer = np.concatenate([each.lengths.max(axis=1) for each in of])
         buckets = data.length_buckets or choose_buckets(longer, data.sequence_length)
         part = mixed([pairs.bucketed(each, data, buckets, seed) for each in of], weights)
-        return TrainBatches(part.rows, part, part.per_epoch, *process)
+        return TrainBatches(part, *process)
 
     def evaluation_batches(
         self, config: Config, tokenizer: AnyTokenizer, split: str, batch_size: int, *process: int
@@ -83,31 +82,6 @@ class Translation(Task):
         decoder = m.decoder_layers * layer
         return 3.0 * rows * T * (encoder_flops(config) + decoder + logits_flops(m))
 
-    def evaluate(self, run: TrainedRun) -> Result:
-        """Scores of translations, which SPLIT.hypotheses.txt has, and of the references."""
-        evaluation = run.evaluation
-        source = open_split(run.config, evaluation.split)
-        texts, references = zip(*source, strict=True)
-        check_bleu(evaluation.bleu_tokenizer)
-        sums = finite(run, total(run.outputs()[0]))
-        translations, cost = run.translations(texts)
-        hypotheses = [translation.text for translation in translations]
-        run.publish("hypotheses.txt", "".join(f"{hypothesis}\n" for hypothesis in hypotheses))
-        seconds = max(cost.decode_seconds, 1e-9)
-        return {
-            **run.described(),
-            **translation_scores(hypotheses, references, evaluation.bleu_tokenizer),
-            **ratios(sums),
-            "beam_size": evaluation.beam_size,
-            "length_penalty": evaluation.length_penalty,
-            "min_length": evaluation.min_length,
-            "extra_length": evaluation.extra_length,
-            "bleu_tokenizer": evaluation.bleu_tokenizer,
-            "sentences": len(texts),
-            "truncated_sources": sum(translation.truncated for translation in translations),
-            "output_tokens": cost.tokens,
-            "seconds": cost.decode_seconds,
-            "compile_seconds": cost.compile_seconds,
-            "sentences_per_second": cost.sentences / seconds,
-            "output_tokens_per_second": cost.tokens / seconds,
-        }
+    def result(self, config: Config, found: Found, batches: EvaluationBatches) -> Result:
+        """Of the references alone; `evaluation` adds what its search gives."""
+        return ratios(total(found))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from mhe_jax.tasks.sums import ratios
 from mhe_jax.training.tracking import Tracker
@@ -30,6 +31,12 @@ PEAK = {
 }
 
 
+def peak_of(mesh: Mesh) -> float | None:
+    """FLOP/s of all devices together, if known."""
+    device = mesh.devices.flat[0].device_kind
+    return PEAK[device] * mesh.size if device in PEAK else None
+
+
 class NotFinite(ArithmeticError):
     """A number of a step that must be finite is not."""
 
@@ -40,6 +47,8 @@ class NotFinite(ArithmeticError):
 
 class Meter:
     """Reads the metrics of step n - 1 while step n runs, and adds them up between log lines.
+
+    A line comes after every `log_every` steps, and after the `last` one of the run.
 
     `totals` outlives the process with the checkpoints: `tokens` that were trained on (not padding;
     source and target in translation), `seconds` in all, `stepping_seconds` without compilation,
@@ -53,14 +62,15 @@ class Meter:
         self,
         tracker: Tracker,
         log_every: int,
+        last: int,
         totals: dict[str, Any],
         *,
         skip: int = 0,
         flops: Callable[[dict[str, tuple[int, ...]]], float] = lambda shapes: 0.0,
         peak: float | None = None,
     ):
-        self.tracker, self.log_every, self.totals, self.skip = tracker, log_every, totals, skip
-        self._flops, self._peak = flops, peak
+        self.tracker, self.totals, self.skip = tracker, totals, skip
+        self._log_every, self._last, self._flops, self._peak = log_every, last, flops, peak
         new = dict.fromkeys(("tokens", "seconds", "stepping_seconds"), 0.0)
         totals.update({**new, "skipped": 0, "started": time.time(), "window": {}, **totals})
         self._pending: tuple[int, Any, float] | None = None
@@ -125,7 +135,7 @@ class Meter:
         else:
             self._skip(step, metrics["loss"], gradient_norm)
         self._window_flops += flops
-        if step % self.log_every == 0:
+        if step % self._log_every == 0 or step == self._last:
             self._log(step, gradient_norm, learning_rate)
 
     def _skip(self, step: int, loss: float, gradient_norm: float) -> None:

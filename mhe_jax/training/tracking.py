@@ -1,13 +1,16 @@
-"""The log of a run: metrics.jsonl, progress bar or plain lines, and other writers.
+"""The log of a run: metrics.jsonl, a progress bar or plain lines, TensorBoard, Weights & Biases.
 
 Only process 0 writes. A line of metrics.jsonl is a JSON object with `step`, `split` (`train` or
 `validation`) and metrics; training metrics are means since the previous line.
 """
 
 import contextlib
+import importlib.util
 import io
 import json
+import os
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from mhe_jax.config import InputError, TrainConfig, not_installed
 from mhe_jax.config.files import METRICS, write_whole
 from mhe_jax.config.places import Bucket, path_of
-from mhe_jax.training.metric_writers import MetricWriter
 
 
 class Tracker:
@@ -35,7 +38,7 @@ class Tracker:
         num_steps: int,
         start_step: int = 0,
         *,
-        writers: Sequence[MetricWriter] = (),
+        writers: "Sequence[MetricWriter]" = (),
         writes: bool = True,
     ):
         self.workdir, self.writes, self._num_steps = path_of(workdir), writes, num_steps
@@ -128,12 +131,11 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of metrics.jsonl; an invalid one, such as a half-written last one, is left out."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            with contextlib.suppress(ValueError):
-                line = json.loads(text)
-                if isinstance(line, dict) and "split" in line and type(line.get("step")) is int:
-                    yield line
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and "split" in line and type(line.get("step")) is int:
+                yield line
 
 
 def truncate(path: Path, step: int) -> None:
@@ -148,3 +150,80 @@ def _readable(metrics: Mapping[str, float]) -> str:
         f"{name} {value:,.0f}" if abs(value) >= 1000 else f"{name} {value:.4g}"
         for name, value in metrics.items()
     )
+
+
+# Field of `train`: the library it needs, and the extra that has it.
+NEEDS = {"tensorboard": ("tensorboardX", "report"), "wandb": ("wandb", "wandb")}
+
+
+def check_writers(train: TrainConfig, workdir: Path) -> None:
+    """Raises InputError if a writer that is asked for has no library or no local files."""
+    for field, (library, extra) in NEEDS.items():
+        if not getattr(train, field):
+            continue
+        if importlib.util.find_spec(library) is None:
+            raise not_installed(f"train.{field}=True needs {library}", extra)
+        if isinstance(workdir, Bucket):
+            raise InputError(f"train.{field}=True: takes a local --workdir, not {workdir}")
+
+
+def make_writers(
+    train: TrainConfig, workdir: Path, start_step: int, config: dict[str, Any]
+) -> "list[MetricWriter]":
+    """The writers that `train` asks for, of a run with this config that goes on after a step."""
+    # Weights & Biases first: it may refuse.
+    writers: list[MetricWriter] = [WeightsAndBiases(workdir, config)] if train.wandb else []
+    if train.tensorboard:
+        writers.append(TensorBoard(workdir, start_step))
+    return writers
+
+
+class TensorBoard:
+    """Event files in WORKDIR/tensorboard; steps after `start_step` are written again."""
+
+    def __init__(self, workdir: Path, start_step: int):
+        from tensorboardX import SummaryWriter
+
+        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
+        self.close = self._events.close
+
+    def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._events.add_scalar(f"{split}/{name}", value, step)
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, the same one whenever training resumes.
+
+    Its id lies in WORKDIR/wandb/run_id, with its local files. The variables of the library say
+    where it goes; WANDB_PROJECT is `mhe_jax` if it is not set.
+    """
+
+    def __init__(self, workdir: Path, config: dict[str, Any]):
+        import wandb
+
+        file = workdir / "wandb" / "run_id"
+        if not file.exists():
+            write_whole(file, uuid.uuid4().hex[:10])
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or "mhe_jax",
+                name=workdir.name,
+                id=file.read_text(encoding="utf-8").strip(),
+                resume="allow",
+                dir=str(workdir),
+                config=config,
+                allow_val_change=True,  # the number of steps, for example
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.Error as error:
+            raise InputError(f"train.wandb=True: {' '.join(str(error).split())}") from error
+        # The library's own step count never goes back, but a run's does after a crash.
+        self._run.define_metric("*", step_metric="step")
+        self.close = self._run.finish
+
+    def log(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **{f"{split}/{name}": x for name, x in metrics.items()}})
+
+
+MetricWriter = TensorBoard | WeightsAndBiases

@@ -58,7 +58,15 @@ class Case:
     @property
     def mask_heads(self):
         """Heads that a mask may tell apart."""
-        return 1 if self.kind == "sha" or self.form == "shared" else self.heads
+        return 1 if self.kind in ("sha", "ghla") or self.form == "shared" else self.heads
+
+    @property
+    def readers(self):
+        """Softmaxes: more than heads where these have several branches."""
+        more = dict(self.more)
+        groups = self.latent_groups or more.get("latent_groups", 4)
+        branches = more.get("latent_branches", groups) if self.kind == "mlra" else 1
+        return branches * self.heads
 
     @property
     def may_normalize(self):
@@ -101,7 +109,7 @@ class Case:
     def _run(self, params, q, k, v, mask, **more):
         given = KINDS[self.kind].head, *f64((params, q, k, v)), np.asarray(mask)
         turned = KINDS[self.kind].turned(self)
-        return reference.run(*given, heads=self.heads, turned=turned, **more)
+        return reference.run(*given, heads=self.readers, turned=turned, **more)
 
 
 CASES = [Case(kind, **fields) for kind in KINDS for fields in KINDS[kind].cases]

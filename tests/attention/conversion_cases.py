@@ -18,6 +18,7 @@ FIELDS = {
     "gta": {"num_kv_heads": 3},
     "collaborative": {"score_features": D - 1},
 }
+NOT_MADE = ("mlra", "ghla")  # of other kinds
 WIDTHS = {"gta": 4 * H}  # of all heads; gta's are even
 
 

@@ -8,6 +8,7 @@ papers; nothing here calls `mhe_jax` or jax.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 from reference import (
     add,
     joined,
@@ -20,6 +21,7 @@ from reference import (
     projected,
     rms_norm,
     sliced,
+    times,
 )
 
 ROLES = ("query", "key", "value")
@@ -127,7 +129,7 @@ def half_tied(params, grads, x, h, heads):
     return projected(*of("query"), *x[0], h), key, projected(*of("key_value"), *x[2], g)
 
 
-def latents(params, grads, x, h, heads):
+def latents(params, grads, x, h, heads, calibrated=False):
     """[c W_uk[h], y W_kr] and c W_uv[h] of c = norm(y W), the latent of the head's group."""
 
     def of(name):
@@ -135,7 +137,9 @@ def latents(params, grads, x, h, heads):
 
     def normed(name, latent, cut=slice(None)):
         scale, d_scale = (tree[name]["scale"].reshape(-1)[cut] for tree in (params, grads))
-        return rms_norm(*part(*latent, cut), scale, d_scale)
+        inputs = len(params[name.removesuffix("_norm")]["kernel"])
+        factor = (inputs / scale.size) ** 0.5 if calibrated else 1.0
+        return times(*rms_norm(*part(*latent, cut), scale, d_scale), factor)
 
     width = len(params["key"]["kernel"])
     g = h // (heads * width // params["latent_norm"]["scale"].size)
@@ -153,10 +157,41 @@ def latents(params, grads, x, h, heads):
     )
     if "rotary_key" in params:
         key = joined(*key, *projected(*of("rotary_key"), *x[1]))
+    h %= params["query"]["kernel"].shape[1]
     if "query_latent" not in params:
         return projected(*of("query"), *x[0], h), key, value
     latent = normed("query_latent_norm", projected(*of("query_latent"), *x[0]))
     return mapped(*of("query"), *latent, h), key, value
+
+
+def latents_of_branches(params, grads, x, h, heads):
+    """`latents` for every head of each of b branches, which are added up, over √b."""
+    query, key, value = latents(params, grads, x, h, heads, calibrated=True)
+    branches = heads // len(params["out"]["kernel"])
+    return query, key, times(*value, branches**-0.5)
+
+
+def decoded_latents(params, grads, x, h, heads):
+    """The values of head h: its features of copies of the latent, and what W_d[h] makes of it."""
+
+    def of(name):
+        return params[name], grads[name]
+
+    D, G = (params["query"]["kernel"].shape[i] for i in (2, 1))
+    g, h_in_group = divmod(h, heads // G)
+    k = g // (G // params["key"]["kernel"].shape[1])
+    latent, pull_latent = projected(*of("value"), *x[2], k)
+    features = (h_in_group * D + np.arange(D)) % latent.shape[1]
+    made, pull_made = mapped(*of("decoder"), latent, pull_latent, h)
+
+    def pull(dv):
+        pull_made(dv)
+        copies = np.zeros_like(latent)
+        np.add.at(copies, (slice(None), features), dv)
+        pull_latent(copies)
+
+    query, key = projected(*of("query"), *x[0], g), projected(*of("key"), *x[1], k)
+    return query, key, (latent[:, features] + made, pull)
 
 
 def sums_of_products(params, grads, x, h, heads):
@@ -205,7 +240,7 @@ def _tables(case):
 
 def _latent_numbers(case):
     """Latent groups and the width of each, the rank of queries, and features that turn."""
-    fields, groups = dict(case.more), case.latent_groups or 1
+    fields, groups = dict(case.more), case.latent_groups or _more(case, "latent_groups") or 1
     width = fields["latent_features"] // groups
     return groups, width, fields.get("query_rank"), fields["rotary_features"] * case.rotated
 
@@ -214,7 +249,7 @@ def _latent_kernels(case):
     groups, width, rank, _ = _latent_numbers(case)
     of_head = case.heads, case.head_features
     kernels = {"latent": (case.width, groups * width), "query": (rank or case.width, *of_head)}
-    kernels |= dict.fromkeys(("key", "value"), (width, *of_head))
+    kernels |= dict.fromkeys(("key", "value"), (width, case.readers, case.head_features))
     return kernels | ({"query_latent": (case.width, rank)} if rank else {})
 
 
@@ -238,9 +273,20 @@ def _factors(case):
     return kernels
 
 
+def _decoded_kernels(case):
+    G, width = (_more(case, name) for name in ("num_groups", "latent_features"))
+    own = _heads(case, G, "query") | _heads(case, case.kv_heads, "key")
+    own |= _heads(case, case.heads, "gate")
+    own["value"] = (case.width, case.kv_heads, width)
+    return own | {"decoder": (width, case.heads, case.head_features)}
+
+
 # Even, since meshes split a latent that heads are made of.
 LATENTS = ("latent_features", 14), ("query_rank", 10), ("rotary_features", 6)
 TWO_LATENTS = ("latent_features", 28), ("rotary_features", 6)
+BRANCHES = *TWO_LATENTS, ("latent_groups", 2), ("query_rank", 10)
+TWO_BRANCHES = ("latent_features", 24), ("rotary_features", 6), ("latent_branches", 2)
+DECODED = ("num_groups", 4), ("latent_features", 4)
 RANKS = ("query_rank", 8), ("key_rank", 4), ("value_rank", 6)
 
 
@@ -370,6 +416,34 @@ KINDS = {
         ],
         _latent_norms,
         unbiased=("query", "key", "value"),  # so that they are absorbed
+    ),
+    "mlra": Kind(
+        latents_of_branches,
+        _latent_kernels,
+        _latent_cached,
+        [
+            {"form": "absorbed", "more": BRANCHES},
+            {"form": "materialized", "more": BRANCHES},
+            {"form": "absorbed", "heads": 6, "latent_groups": 4, "more": TWO_BRANCHES},
+            {"form": "materialized", "heads": 6, "latent_groups": 4, "more": TWO_BRANCHES},
+        ],
+        _latent_norms,
+        unbiased=("query", "key", "value"),
+    ),
+    "ghla": Kind(
+        decoded_latents,
+        _decoded_kernels,
+        lambda c: c.kv_heads * (c.head_features + _more(c, "latent_features")),
+        [
+            {"heads": 8, "kv_heads": 2, "head_features": 6, "more": DECODED},
+            {
+                "heads": 6,
+                "kv_heads": 1,
+                "head_features": 14,
+                "more": (("num_groups", 2), ("latent_features", 21)),
+            },
+        ],
+        unbiased=("decoder",),
     ),
     "tpa": Kind(
         sums_of_products,

@@ -31,6 +31,7 @@ def run(
       head: queries, keys and values of a head, see `kind_references`.
       params: the parameter dict of the module.
       mask: booleans [B, H, T, S].
+      heads: softmaxes; where they are a multiple of the heads, one branch of these after another.
       kept: what dropout multiplies the weights by [B, H, T, S]: 0 or 1/(1-rate).
       rotary: base, pairs and scaling of `rotated`, for tokens at `positions` [B, T].
       turned: how many features of queries and keys that turns, the last ones; None: all.
@@ -67,16 +68,23 @@ def run(
                 q, pull_q = partly(rotated, turning, q, pull_q, positions[b], *rotary)
                 k, pull_k = partly(rotated, turning, k, pull_k, positions[b], *rotary)
             scale = 1 / np.sqrt(q.shape[-1])
-            p = _softmax(q @ k.T * scale + bias, mask[b, h])
+            p = _softmax(q @ k.T * scale + bias, mask[b, h % mask.shape[1]])
             times = 1.0 if kept is None else kept[b, h]
             o = (p * times) @ v
-            y = y + o @ w_o[h]
+            pull_gate = None
+            if "gate" in params:
+                o, pull_gate = gated(o, *projected(params["gate"], d_params["gate"], *x[0], h))
+            to = h % len(w_o)
+            y = y + o @ w_o[to]
             of_heads.append(p)
 
-            def pull(dy, h=h, q=q, k=k, v=v, p=p, o=o, times=times, scale=scale,
-                     pulls=(pull_q, pull_k, pull_v), pull_bias=pull_bias):  # fmt: skip
-                d_w_o[h] += o.T @ dy
-                do = dy @ w_o[h].T
+            def pull(dy, to=to, q=q, k=k, v=v, p=p, o=o, times=times, scale=scale,
+                     pulls=(pull_q, pull_k, pull_v), pull_bias=pull_bias,
+                     pull_gate=pull_gate):  # fmt: skip
+                d_w_o[to] += o.T @ dy
+                do = dy @ w_o[to].T
+                if pull_gate is not None:
+                    do = pull_gate(do)
                 dp = (do @ v.T) * times
                 dlogits = p * (dp - (p * dp).sum(-1, keepdims=True))
                 if pull_bias is not None:
@@ -151,6 +159,22 @@ def part(x, pull_x, cut):
         pull_x(dx)
 
     return x[:, cut], pull
+
+
+def times(x, pull_x, number):
+    """x times a number."""
+    return x * number, lambda dy: pull_x(dy * number)
+
+
+def gated(x, gate, pull_gate):
+    """x over 1 + e^-gate; the pull gives the gradient of x."""
+    open_ = 1 / (1 + np.exp(-gate))
+
+    def pull(dy):
+        pull_gate(dy * x * open_ * (1 - open_))
+        return dy * open_
+
+    return x * open_, pull
 
 
 def joined(x, pull_x, y, pull_y):

@@ -126,6 +126,14 @@ def test_a_mask_of_the_caller_is_kept_in_decoding(case, name):
     assert_close(np.concatenate(parts, 1), wanted)
 
 
+def test_a_causal_offset_of_the_caller_is_kept_in_decoding():
+    """It counts from the queries of the call: here it hides each token from itself."""
+    d = decoder(Case("mha"))
+    first, cache = d.feed(d.cache, d.x[:, :3], Mask.causal(-1))
+    second, _ = d.feed(cache, d.x[:, 3:], Mask.causal(2))
+    assert_close(np.concatenate([first, second], 1), d.full(d.x, mask=Mask.causal(-1)))
+
+
 @every_kind
 def test_rows_at_places_of_their_own(case):
     rows_at_places_of_their_own(decoder(case))

@@ -32,6 +32,14 @@ def kept(case, broadcast):
     return np.broadcast_to(draw / (1 - RATE), (B, case.heads, T, S))
 
 
+@pytest.mark.parametrize("value", [False, 0, np.False_], ids=repr)
+def test_every_false_is_a_mask_for_each_head(value):
+    fields = {"dropout_rate": RATE, "deterministic": False, "broadcast_dropout": value}
+    module, x = Case("mva", "shared").module(**fields), normal(1, B, T, Case("mva").width)
+    with pytest.raises(ValueError, match="dropout differs from head to head"):
+        module.init({"params": KEY, "dropout": KEY}, x)
+
+
 # One for each way of weights, and e_v, which is weighed too.
 CASES = "mha", "sha", "mhe_add-materialized", "mhe_add-folded", "mhe_add-shared"
 CASES += "mhe_mul-folded", "mva-shared", "mla-absorbed", "tpa-factored"

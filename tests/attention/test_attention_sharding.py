@@ -11,7 +11,7 @@ import pytest
 from attention_cases import CASES, Case, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention import Mask
+from mhe_jax.attention import Mask, engines
 from mhe_jax.attention.engines import blocked, cudnn
 
 RULES = (
@@ -79,6 +79,19 @@ def test_sharded_is_single(case):
 def test_sharded_is_single_in_blocks(kind, monkeypatch):
     monkeypatch.setattr(blocked, "BLOCK_SCORES", 100)
     check_sharded_is_single(module_of(Case(kind)).clone(engine="blocked"))
+
+
+def test_key_heads_that_the_mesh_does_not_divide():
+    """Three, each for two query heads, on two devices: repeated, in their order."""
+    query, key, value = (normal(i, ROWS, LENGTH, n, 8) for i, n in ((1, 6), (2, 3), (3, 3)))
+
+    def run(*heads):
+        return engines.attend(*heads, None, Mask(), engines.Options(), "blocked")[0]
+
+    wanted = jax.jit(lambda *heads: run(*heads))(query, key, value)
+    with jax.set_mesh(mesh()), nn.logical_axis_rules(RULES):
+        got = jax.jit(lambda *heads: run(*heads))(query, key, value)
+    assert_close(got, wanted)
 
 
 @pytest.mark.parametrize("kind", ["skv", "el"])

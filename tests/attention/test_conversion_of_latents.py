@@ -7,8 +7,8 @@ import pytest
 from conversion_cases import FIELDS, D, H, M, T, apart, drawn, inputs, start
 
 from mhe_jax.attention import KINDS, Activations, Mask, convert, make_attention
-from mhe_jax.attention.conversion import error, module_of
-from mhe_jax.attention.conversion.fitting import fit_output
+from mhe_jax.attention.conversion import module_of
+from mhe_jax.attention.conversion.fitting import error, fit_output
 
 RANKS = {"query_rank": H, "key_rank": H, "value_rank": H}
 
@@ -111,7 +111,7 @@ def test_heads_that_are_linear_become_others_exactly(kind, use_bias):
 def test_heads_that_are_not_linear_become_no_others(kind):
     _, params = start(kind)
     assert convert(params, kind, source=kind) == params
-    said = f"^{kind} is not converted into others: {KINDS[kind].not_linear}$"
+    said = f"^{kind} is not made into other attention: {KINDS[kind].not_linear}$"
     with pytest.raises(ValueError, match=said):
         convert(params, "mha", source=kind)
 
@@ -224,7 +224,7 @@ def test_every_parameter_can_learn(kind):
 
 def test_inputs_that_are_wider_than_all_heads_cannot_be_cut_into_them():
     _, params = start("mha", qkv_features=2 * H)
-    with pytest.raises(ValueError, match=f"^el cuts .* width {M} must be qkv_features=12"):
+    with pytest.raises(ValueError, match=f"^qkv_features=12 must be {M}, .* el cuts"):
         convert(params, "el")
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from mhe_jax.attention import KINDS, Rotary, cost, make_attention
-from mhe_jax.attention.cost import __main__ as counting
 from mhe_jax.config import FIELDS_OF_KINDS, Kind
 from mhe_jax.report import paper
+from mhe_jax.shapeshifter.kronecker import KroneckerProjection
 
 
 def module(kind, heads, num_kv_heads=None, **fields):
@@ -19,25 +19,26 @@ def module(kind, heads, num_kv_heads=None, **fields):
     return make_attention(kind, num_heads=heads, **({"use_bias": False} | given | fields))
 
 
-@pytest.mark.parametrize("use_bias", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [*((kind, {}) for kind in KINDS), ("mfa", {"query_rank": 5}), ("mfa", {"reuse_keys": True})],
-)
-def test_parameters_and_cache_of_real_modules(kind, fields, use_bias):
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_do_not_depend_on_how_it_is_computed(kind):
+    """Nor on Kronecker products and norms of keys; biases and the output's width count."""
     assert set(KINDS) == set(typing.get_args(Kind))
     M, H, K = 42, 3, 3
-    of_kind = module(kind, H, K, use_bias=use_bias, decode=True, **fields)
+    plain = module(kind, H, K)
+    how = {"engine": "cudnn", "dropout_rate": 0.5, "projection": KroneckerProjection(2, "auto")}
+    other = module(kind, H, K, **how, normalize_qk=True)
+    for count in (cost.parameters, cost.cached_numbers):
+        assert count(other, M) == count(plain, M)
+    wide = plain.clone(out_features=M + 1)
+    assert cost.parameters(wide, M) == cost.parameters(plain, M) + M  # a column of W_o
+    assert cost.forward_flops(wide, M, 7) == cost.forward_flops(plain, M, 7) + 2 * M
     x = jnp.zeros((2, 5, M))
-    shapes = jax.eval_shape(of_kind.init, jax.random.key(0), x)
+    biased = module(kind, H, K, use_bias=True, decode=True)
+    shapes = jax.eval_shape(biased.init, jax.random.key(0), x)
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
-    assert count == cost.parameters(of_kind, M)
+    assert cost.parameters(plain, M) < count == cost.parameters(biased, M)
     cached = sum(leaf.size for name, leaf in shapes["cache"].items() if name != "cache_index")
-    assert cached == 2 * 5 * cost.cached_numbers(of_kind, M)
-    wide = of_kind.clone(out_features=M + 1)
-    more = H * (M // H) + use_bias  # a column of W_o, and its bias
-    assert cost.parameters(wide, M) == count + more
-    assert cost.forward_flops(wide, M, 7) == cost.forward_flops(of_kind, M, 7) + 2 * M
+    assert cached == 2 * 5 * cost.cached_numbers(biased, M)
 
 
 def test_encoder_counts_round_to_the_printed_figures_but_for_the_last_digit_of_mha():
@@ -72,6 +73,7 @@ def test_flops_of_mhe_add_that_cannot_share_its_scores():
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
+        ("sha", {}),
         ("mqa", {}),
         ("mhe_mul", {}),
         ("collaborative", {"score_features": 24}),
@@ -81,6 +83,9 @@ def test_flops_of_mhe_add_that_cannot_share_its_scores():
         ("mla", {}),
         ("mla", {"form": "absorbed"}),
         ("mla", {"form": "absorbed", "latent_groups": 2}),
+        ("mlra", {"latent_features": 32, "latent_branches": 2, "query_rank": 8}),
+        ("mlra", {"form": "absorbed"}),
+        ("ghla", {"num_groups": 2, "num_kv_heads": 1}),
         ("tpa", {}),
         ("tpa", {"form": "factored"}),
     ],
@@ -152,9 +157,21 @@ def test_operations_where_heads_have_no_keys():
             assert two - one == 2 * wanted, (kind, fields, decode)
 
 
+def test_operations_of_a_token_without_keys():
+    """Each number of a kernel once, but N of MFA-KR for each head; and what mixes products."""
+    M, H, D = 64, 4, 16
+    made = 10 * M * (H + D) + H * D * M
+    for kind, fields, wanted in (
+        ("mfa", {"reuse_keys": True}, 2 * M * D + D * H * D + H * D * D + H * D * M),
+        ("tpa", {}, made + 10 * H * D),
+        ("tpa", {"decode": True}, made + 6 * H * D),
+    ):
+        assert cost.forward_flops(module(kind, H, **fields), M, 0) == 2 * wanted, (kind, fields)
+
+
 def table(capsys, *arguments):
     """By row, the numbers that `python -m mhe_jax.attention.cost` prints."""
-    counting.main(arguments)
+    cost.main(arguments)
     _, _, _, *rows = capsys.readouterr().out.splitlines()
     cells = [re.split("  +", row) for row in rows]
     return {
@@ -168,7 +185,8 @@ def test_the_command_counts_each_kind(capsys):
     assert {name.partition(",")[0] for name in found} == set(KINDS)
     assert found["mha"] == [2_359_296, 100, 1536, 100, 7.86]
     assert found["mhe_mul"][:4] == [739_584, 31, 128, 8]
-    assert found["mva, score_features=384"][0] == 1_778_688
+    assert found["mva"][:1] + found["mva"][2:3] == [1_287_168, 844]
+    assert found["gqa, num_kv_heads=3"][2] == 384
     assert found["collaborative"][0] == 1_287_936
     assert found["mfa"][0] == 786_432 + 64
     assert found["tpa"][0] == 1_173_504
@@ -190,10 +208,11 @@ def test_the_command_counts_what_is_asked_for(capsys):
     [
         (["mhx"], "mhx: kind 'mhx' is not one of mha, sha"),
         (["mhe_add,num_groups=5"], "num_groups=5 must divide num_heads=12"),
-        (["mha", "--rotary", "--features", "36"], "the width 3 is odd"),
+        (["gqa,num_kv_heads="], "gqa,num_kv_heads=: takes KIND,FIELD"),
+        (["mha", "--rotary", "--features", "36"], "an even number of features of a head, not 3"),
     ],
 )
 def test_the_command_refuses_in_one_line(arguments, said, capsys):
     with pytest.raises(SystemExit):
-        counting.main(arguments)
+        cost.main(arguments)
     assert said in capsys.readouterr().err.splitlines()[-1]

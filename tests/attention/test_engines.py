@@ -16,7 +16,8 @@ from attention_cases import B, every_kind, normal, on_mesh, random_parameters
 
 from mhe_jax.attention import Mask, choices, engines, make_attention
 from mhe_jax.attention.engines import Options, cudnn, xla
-from mhe_jax.config.values import FORMS_OF_KINDS, Engine
+from mhe_jax.config import FORMS_OF_KINDS
+from mhe_jax.config.values import Engine
 
 
 @pytest.fixture

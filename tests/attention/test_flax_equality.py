@@ -50,7 +50,7 @@ def test_fields_and_call_are_those_of_flax():
     for kind in KINDS.values():
         assert set(ours) <= {f.name for f in dataclasses.fields(kind)}
     mine, theirs = (inspect.signature(c.__call__).parameters for c in (MultiHeadAttention, Flax))
-    assert list(mine) == [*theirs, "positions"]
+    assert list(mine) == [*(name for name in theirs if name != "inputs_kv"), "positions"]
 
 
 def test_outputs_under_every_mask_on_rows_with_a_key():
@@ -134,6 +134,9 @@ def test_initial_standard_deviations_are_those_of_flax(case):
             assert np.all(leaves["scale"] == 1)
             continue
         kernel = leaves["kernel"]
+        if case.kind == "mlra":  # one deviation for all, as in its paper
+            assert abs(kernel.std() / 0.02 - 1) < 5 / np.sqrt(2 * kernel.size), name
+            continue
         fan_in = width if name == "out" else kernel.shape[0]
         assert abs(kernel.std() * np.sqrt(fan_in) - 1) < 5 / np.sqrt(2 * kernel.size), name
         assert not np.any(leaves.get("bias", 0))

@@ -101,7 +101,9 @@ def test_widths_of_their_own(case):
     fields = {"use_bias": False, "out_features": 13, "normalize_qk": case.may_normalize}
     mask, dense = mask_for(case, "padding", T, S)
     params = check(case, mask, dense, *inputs, **fields)
-    assert ("query_ln" in params) == fields["normalize_qk"]
+    norms = [name for name in params if name.endswith("_ln")]
+    # Of queries and keys; both parts of a key of gta have their own.
+    assert len(norms) == (2 + (case.kind == "gta")) * fields["normalize_qk"]
     assert not any("bias" in p for p in params.values() if isinstance(p, dict))
 
 
@@ -116,7 +118,8 @@ def test_sown_weights_are_the_reference_weights(case):
     )
     (sown,) = state["intermediates"]["attention_weights"]
     _, weights = case.reference(params, q, k, k, dense)
-    assert_close(sown, weights[:, :1] if case.kind == "sha" else weights)
+    maps = 1 if case.kind == "sha" else dict(case.more).get("num_groups", case.readers)
+    assert_close(sown, weights[:, :: case.readers // maps])
     _, state = module.apply({"params": params}, q, k, mutable=["intermediates"])
     assert not state
 

@@ -18,7 +18,7 @@ from attention_cases import (
     random_parameters,
 )
 
-from mhe_jax.attention import KINDS, Mask, Rotary, make_attention, recording
+from mhe_jax.attention import Mask, Rotary, make_attention, recording
 from mhe_jax.attention.engines import Options, cudnn
 from mhe_jax.attention.module import Call
 from mhe_jax.config import FORMS_OF_KINDS
@@ -35,7 +35,7 @@ def test_forms_start_from_the_same_parameters(kind, fields):
     """And 'auto' starts by a form that is compiled in no time."""
     x = normal(1, B, 32, ADD.width)
     started, programs = {}, {}
-    for form in ("auto", *KINDS[kind].forms):
+    for form in ("auto", *FORMS_OF_KINDS[kind]):
         start = functools.partial(Case(kind).module(form=form, **fields).init, jax.random.key(0))
         with recording() as made:
             traced = jax.jit(start).trace(x)
@@ -80,6 +80,9 @@ DROPS_DIFFER = Options(dropout_rate=0.1, broadcast_dropout=False)
         # Of three latents, with r = 66: T (2r/3 - 2D) < 2Dr/3, T < 22.
         ("mla", {"decode": True, "latent_groups": 3, **WIDE}, {"queries": 21}, "absorbed"),
         ("mla", {"decode": True, "latent_groups": 3, **WIDE}, {"queries": 22}, "materialized"),
+        # Of four, each read by all heads, with r = 88: the same, twice as wide as a head.
+        ("mlra", {"decode": True, "latent_features": 88}, {"queries": 21}, "absorbed"),
+        ("mlra", {"decode": True, "latent_features": 88}, {"queries": 22}, "materialized"),
         # T (4(D + 1) - 2D) < 4D.
         ("tpa", {"decode": True}, {"queries": 1}, "factored"),
         ("tpa", {"decode": True}, {"queries": 2}, "materialized"),
@@ -148,11 +151,11 @@ def test_the_type_of_the_computation_decides(fields, inputs, form):
     assert [choice.split()[0] for choice in made["mhe_add"]] == [form]
 
 
-def test_every_kind_in_forms_has_them_of_the_config():
-    """So that a rule of the config refuses what a module would refuse."""
-    found = {kind: module.forms for kind, module in KINDS.items() if hasattr(module, "forms")}
-    assert found == FORMS_OF_KINDS
-    assert all(forms[-1] == "materialized" for forms in found.values())
+def test_the_last_form_takes_every_call():
+    assert all(forms[-1] == "materialized" for forms in FORMS_OF_KINDS.values())
+
+
+TURNS = {"rotary": Rotary(), "qkv_features": 30}
 
 
 @pytest.mark.parametrize(
@@ -160,14 +163,21 @@ def test_every_kind_in_forms_has_them_of_the_config():
     [
         ("mhe_mul", {"form": "shared"}, "'shared' is not one of auto, folded, materialized"),
         ("mhe_add", {"form": "shared", "normalize_qk": True}, "normalize_qk is not possible"),
-        ("mhe_add", {"form": "shared", "rotary": Rotary()}, "rotary is not .* depends on the dist"),
-        ("mhe_mul", {"form": "folded", "rotary": Rotary()}, "rotary is not .* 1 \\+ e_k of two"),
+        ("mhe_add", {"form": "shared", **TURNS}, "rotary is not .* depends on the dist"),
+        ("mhe_mul", {"form": "folded", **TURNS}, "rotary is not .* 1 \\+ e_k of two"),
         ("mhe_add", {"num_groups": 2}, "num_groups=2 must divide num_heads=3"),
         ("mhe_add", {"score_groups": 2}, "score_groups=2 must divide num_heads=3"),
         ("mhe_add", {"score_groups": 3, "num_groups": 3}, "does not go with num_groups=3"),
         ("mla", {"form": "absorbed", "normalize_qk": True}, "'absorbed' .*: normalize_qk is not"),
-        ("mla", {"latent_groups": 2}, "=2 must divide latent_features=44 and num_heads=3"),
-        ("gta", {"num_kv_heads": 1}, "gta ties half of a key to its value: the width 11 is odd"),
+        ("mla", {"latent_groups": 2}, "latent_groups=2 must divide num_heads=3"),
+        ("mla", {"latent_groups": 3}, "latent_groups=3 must divide latent_features=44"),
+        ("mlra", {"latent_branches": 3}, "latent_branches=3 must divide latent_groups=4"),
+        ("mlra", {"latent_branches": 2}, "their quotient num_heads=3"),
+        ("mlra", {"latent_features": 30}, "latent_groups=4 must divide latent_features=30"),
+        ("ghla", {"num_groups": 2}, "num_groups=2 must divide num_heads=3"),
+        ("ghla", {"num_kv_heads": 3, "num_groups": 1}, "num_kv_heads=3 must divide num_groups=1"),
+        ("ghla", {"latent_features": 22}, "latent_features=22 must divide 33"),
+        ("gta", {"num_kv_heads": 1}, "gta ties half of a key to its value, .* 11 wide"),
         ("tpa", {"form": "factored", "normalize_qk": True}, "'factored' .*: normalize_qk is not"),
         ("tpa", {"form": "factored", "engine": "blocked"}, "'blocked' is not one of auto, xla, wh"),
     ],

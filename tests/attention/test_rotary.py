@@ -188,12 +188,12 @@ def test_the_key_embedding_of_mhe_add_matters():
     ("fields", "call", "message"),
     [
         # A width of 11, or of half of it where only those turn.
-        ({}, {"width": 33}, r"the width (11|5) is odd"),
+        ({}, {"width": 33}, "even number of features of a head, not (11|5)|11 wide, which is odd"),
         ({}, {"keys": T + 1}, "rotary is for self-attention: there are 5 queries and 6 keys"),
         ({}, {"positions": POSITIONS[:, :4]}, r"shape \(2, 4\): must be \(2, 5\)"),
         ({}, {"positions": POSITIONS[0]}, r"shape \(5,\): must be \(2, 5\)"),
-        ({"decode": True}, {"positions": POSITIONS}, "decode=True: the cache counts them"),
-        ({"rotary": None}, {"positions": POSITIONS}, "given without rotary, which alone reads"),
+        ({"decode": True}, {"positions": POSITIONS}, "counted by the cache with decode=True"),
+        ({"rotary": None}, {"positions": POSITIONS}, "positions are read by rotary alone"),
     ],
     ids=str,
 )
@@ -201,8 +201,8 @@ def test_the_key_embedding_of_mhe_add_matters():
 def test_what_is_refused(kind, fields, call, message):
     given = {"rotary": Rotary()} | fields | KV_HEADS.get(kind, {})
     module = make_attention(kind, num_heads=H, **given)
-    x = normal(1, B, T, call.pop("width", H * D)) if (call := dict(call)) else None
-    keys = normal(2, B, call.pop("keys"), H * D) if "keys" in call else None
+    x = normal(1, B, T, call.pop("width", H * 12)) if (call := dict(call)) else None
+    keys = normal(2, B, call.pop("keys"), H * 12) if "keys" in call else None
     with pytest.raises(ValueError, match=message):
         module.init(jax.random.key(0), x, keys, **call)
 

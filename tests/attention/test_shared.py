@@ -209,15 +209,16 @@ def test_values_of_keys_count_as_spread(heads):
 
 
 def test_a_value_that_its_feature_hides_is_not_lost():
-    """A segment of values of 1e38 beside one of 0.25."""
+    """2^-30 in a segment beside one of 2^120, where another feature keeps both keys as large."""
     q, k, v, b = arrays(H)
     of_keys = np.arange(S)[None] > 3
-    v[:, 4:] *= np.float32(1e37)
-    v[:, :4] = 0.25
+    v[..., 0] = 2.0**40
+    v[:, 4:, :, 1:] = 2.0**120
+    v[:, :4, :, 1:] = 2.0**-30
     mask = Mask.array(np.broadcast_to((np.arange(T)[:, None] > 9) == of_keys, (B, 1, T, S)))
     assert not bool(fits((q, k, v, b), mask))
     output, _ = run(mask, q, k, v, b, normal(9, B, T, H, E))
-    np.testing.assert_allclose(output[:, :10], 0.25, rtol=1e-5)
+    np.testing.assert_allclose(output[:, :10, :, 1:], 2.0**-30, rtol=1e-5)
 
 
 def test_a_key_that_nobody_sees_may_have_any_value():

@@ -7,7 +7,7 @@ import string
 import numpy as np
 import pytest
 
-from mhe_jax.tasks.labelled.answers import answer_scores, best_threshold
+from mhe_jax.tasks.metrics import answer_scores, best_threshold
 
 # Rajpurkar et al. 2016, 6.1: "ignore punctuations and articles"; F1 over bags of words.
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from text_for_tests import REAL_DATA, equal, experiment, joined, sentences, with_seed, write_lines
+from text_for_tests import equal, experiment, joined, sentences, with_seed, write_lines
 
 from mhe_jax.config import Config, DataConfig, InputError
 from mhe_jax.config.fields import set_field
@@ -19,7 +19,6 @@ from mhe_jax.data.tokenizer import NUM_FIXED
 from mhe_jax.tasks import check_sources, evaluation_batches, make_tokenizer, train_batches
 
 TASKS = ("mlm", "lm", "translation")
-MULTI30K = REAL_DATA / "multi30k-en-de" / "raw"
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +68,6 @@ def test_what_cannot_be_batched_is_refused(config, tokenizer, tmp_path):
     unusable = experiment(tmp_path, "translation", train=("a.tsv",))
     with pytest.raises(InputError, match="none of 3 pairs .* 1 too long, 2 with an empty side"):
         train_batches(unusable, tokenizer)
-    with pytest.raises(InputError, match="model.vocabulary_size is 400"):
-        train_batches(set_field(config, "model.vocabulary_size", 400), tokenizer)
 
     def split():
         odd = train_batches(config, tokenizer, process_index=0, process_count=3)
@@ -100,25 +97,6 @@ def test_steps_and_seeds_differ(config, tokenizer):
     seen |= {other.batch(step)[name].tobytes() for step in range(40)}
     # A bucket of a few pairs may come round in the same order.
     assert len(seen) == 80 if config.task != "translation" else len(seen) > 70
-
-
-def test_rows_are_full_and_shaped(config, tokenizer):
-    batches, short = train_batches(config, tokenizer), 0
-    for step in range(60):
-        batch = batches.batch(step)
-        if config.task != "translation":
-            assert batch["tokens"].shape == (8, 24)
-            assert (batch["tokens"][:, 0] == BOS).all()
-            short += (batch["tokens"] == PAD).any(axis=1).sum()
-        else:
-            length = batch["source"].shape[1]
-            assert batch["source"].shape == batch["target"].shape == batch["labels"].shape
-            assert length in (4, 8, 12, 16, 20, 24)
-            assert (batch["target"][:, 0] == BOS).all()
-            assert ((batch["labels"] == EOS).sum(axis=1) == 1).all()
-            assert ((batch["source"] == EOS).sum(axis=1) == 1).all()
-            np.testing.assert_array_equal(batch["weights"], batch["labels"] != PAD)
-    assert short <= 60 / batches.steps_per_epoch + 1  # the last row of an epoch
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -344,17 +322,6 @@ def test_a_file_shorter_than_a_row(tmp_path, tokenizer):
     assert (row["tokens"][5] == PAD).sum() == 23 - len(ids)
 
 
-def test_only_the_end_of_a_long_line_is_an_end(tmp_path, tokenizer):
-    """It is read and tokenized in parts, after which no eos stands."""
-    write_lines(tmp_path / "a.txt", ["haus und hund " * 700])
-    batches = train_batches(
-        experiment(tmp_path, "lm", train=("a.txt",), sequence_length=1997), tokenizer
-    )
-    rows = batches.batch(0)["labels"]
-    assert ((rows == EOS).sum(axis=1) <= 1).all()
-    assert (rows == EOS).any()
-
-
 def test_lm_evaluation_covers_each_token_once(directory, tokenizer):
     config = experiment(directory, "lm", train=("train.txt",), test=("test.txt",))
     batches = evaluation_batches(config, tokenizer, "test", batch_size=8)
@@ -370,15 +337,6 @@ def test_lm_evaluation_covers_each_token_once(directory, tokenizer):
     tokens = np.concatenate([b["tokens"] for b in batches])
     assert set(tokens[: len(ids) // 24, 0]) == {BOS}
     assert {len(b["tokens"]) for b in batches} == {8}
-
-
-def test_words_are_those_of_whole_lines(tmp_path, tokenizer):
-    """A line is tokenized in parts, and one without blanks is cut inside its words."""
-    lines = ["haus " * 500, "häuser" * 900, "a" * 1023 + " bc", f"{'x' * 2000}\t{'y' * 2000}", ""]
-    write_lines(tmp_path / "a.txt", lines)
-    config = experiment(tmp_path, "lm", train=("a.txt",), test=("a.txt",))
-    batches = evaluation_batches(config, tokenizer, "test", batch_size=8)
-    assert batches.num_words == 500 + 1 + 2 + 2 + 0 + len(lines)
 
 
 def test_mlm_evaluation_has_fixed_masks(directory, tokenizer):
@@ -557,31 +515,6 @@ def test_the_tokenizer_sees_all_sources(two, tmp_path):
     first = make_tokenizer(dataclasses.replace(config, data=alone), tmp_path / "first.model")
     assert len(tokenizer.encode("katze")) < len(first.encode("katze"))
     assert min(tokenizer.encode("haus")) >= NUM_FIXED  # pieces, not bytes
-
-
-@pytest.mark.skipif(not MULTI30K.exists(), reason=f"needs the real data: {MULTI30K}")
-def test_multi30k(tmp_path):
-    train, validation = (
-        tuple(f"{split}.{side}.gz" for side in ("en", "de")) for split in ("train", "val")
-    )
-    options = {"train": train, "validation": validation, "tokens_per_batch": 4096}
-    config = experiment(MULTI30K, "translation", sequence_length=64, **options)
-    for name, value in {
-        "data.cache_directory": str(tmp_path / "cache"),
-        "model.vocabulary_size": 4000,
-        "model.max_length": 64,
-    }.items():
-        config = set_field(config, name, value)
-    tokenizer = make_tokenizer(config, tmp_path / "tokenizer.model")
-    found = train_batches(config, tokenizer)
-    steps = range(int(found.steps_per_epoch))
-    numbers = {number for step in steps for number in found.plan[step].numbers.tolist()}
-    assert 28_000 < len(numbers) <= 29_000
-    assert f"{len(numbers):,} of them used" in found.describe()
-    batch = found.batch(0)
-    assert 0.7 * 4096 < batch["source"].size + batch["target"].size <= 4096
-    validation = evaluation_batches(config, tokenizer, "validation")
-    assert sum((batch["index"] >= 0).sum() for batch in validation) == 1014
 
 
 def test_check_sources(directory, tokenizer, tmp_path):

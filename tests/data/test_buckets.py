@@ -88,7 +88,7 @@ def test_patterns_and_directories_are_sources_of_all_their_files(url, put, read)
 
 
 def test_a_saved_data_set_is_what_its_state_names(url, put, read, tmp_path):
-    for name, texts in {"a": ["one", "two"], "cache-0": ["mapped"], "b": ["other"]}.items():
+    for name, texts in {"a": ["one", "two"], "b": ["other"]}.items():
         table = pa.table({"text": texts})
         with ipc.new_stream(tmp_path / name, table.schema) as out:
             out.write_table(table)
@@ -140,12 +140,6 @@ def test_what_is_wrong_is_told_with_the_url(url, put, read):
         assert f"{url}/{name}" in str(error.value)
         assert reason in str(error.value)
         assert "\n" not in str(error.value)
-
-
-def test_a_bucket_that_is_not_there(url, read):
-    scheme = url.partition(":")[0]
-    with pytest.raises(InputError, match=f"{scheme}://no-such-bucket/a.txt: no such file"):
-        read(f"{scheme}://no-such-bucket/a.txt")
 
 
 def test_what_a_library_says_is_one_line(gs, monkeypatch, read):

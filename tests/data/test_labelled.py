@@ -15,10 +15,20 @@ from text_for_tests import experiment
 from mhe_jax.config import InputError
 from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.tasks import check_sources, resolve
-from mhe_jax.tasks.labelled.examples import Record, _words, read_examples, read_questions
+from mhe_jax.tasks.labelled import examples
+from mhe_jax.tasks.labelled.examples import Record, _words
 from mhe_jax.tasks.labelled.rows import LabelledRows, shortened
-from mhe_jax.tasks.labelled.table import TABLE
-from mhe_jax.tasks.labelled.task import ChoiceRows
+from mhe_jax.tasks.labelled.table import TABLE, row_of
+
+
+def read_examples(config, split):
+    return examples.read_examples(config.data, row_of(config), split)
+
+
+def rows_of(config, tokenizer, split="train"):
+    found = read_examples(config, split)
+    return LabelledRows(row_of(config), tokenizer, found, config.data.sequence_length)
+
 
 PAIR, SINGLE = tuple(zip(FIRST, SECOND, strict=True)), tuple(zip(FIRST, strict=True))
 # Texts and labels that the fixtures hold.
@@ -119,11 +129,12 @@ def test_multirc(config):
 )
 def test_spans_are_the_words(config, dataset, words, tokenizer):
     given = config(dataset, sequence_length=160)
-    examples = read_examples(given, "train")
-    found = [tuple(e.texts[text][a:b] for text, a, b in e.spans) for e in examples]
+    found = [
+        tuple(e.texts[text][a:b] for text, a, b in e.spans) for e in read_examples(given, "train")
+    ]
     assert found == words
     # And in the row: the pieces under the marks are those of the words.
-    rows = LabelledRows.read(given, tokenizer, "train")
+    rows = rows_of(given, tokenizer)
     for number, expected in enumerate(words):
         row = rows.row(number, 160)
         for span, word in enumerate(expected, 1):
@@ -132,7 +143,7 @@ def test_spans_are_the_words(config, dataset, words, tokenizer):
 
 def test_squad(config):
     for dataset, count in (("squad", 2), ("squad_v2", 3)):
-        found = read_questions(config(dataset), "train")
+        found = read_examples(config(dataset), "train")
         assert [question.index for question in found] == ["50", "51", "52"][:count]
         assert all(question.context == CONTEXT for question in found)
         start = CONTEXT.index("Rollo")
@@ -140,12 +151,14 @@ def test_squad(config):
     assert found[2].answers == ()
 
 
-def test_columns_without_names(config, tmp_path):
-    """As many as there are texts and a label: STS-B as it is distributed."""
+def test_quoted_cells(config, tmp_path):
     text = 'A plane,"A ""big"", blue\r\nplane",4.75\r\nOne,Two,0\r\n'
-    files(tmp_path, a_csv=text)
+    files(tmp_path, a_csv=f"sentence1,sentence2,score\r\n{text}", b_csv=text)
     names = {"fields": ("sentence1", "sentence2"), "label_field": "score"}
-    first, second = read_examples(config(train=("a.csv",), task="regression", **names), "train")
+    given = config(train=("a.csv",), test=("b.csv",), task="regression", **names)
+    with pytest.raises(InputError, match=r"b.csv:\d: has no 'sentence1'"):
+        read_examples(given, "test")
+    first, second = read_examples(given, "train")
     assert (first.texts, first.label) == (("A plane", 'A "big", blue\r\nplane'), 4.75)
     assert (second.texts, second.label) == (("One", "Two"), 0.0)
 
@@ -214,7 +227,7 @@ def test_own_numbers_and_choices(config, tmp_path):
 
 
 def test_rows(config, tokenizer):
-    row = LabelledRows.read(config("rte"), tokenizer, "train").row(1, 48)
+    row = rows_of(config("rte"), tokenizer).row(1, 48)
     text = [tokenizer.encode(text) for text in PAIR[1]]
     whole = [BOS, *text[0], EOS, *text[1], EOS]
     assert len(whole) > 48
@@ -222,12 +235,14 @@ def test_rows(config, tokenizer):
     assert row["tokens"].tolist() == [BOS, *text[0][:kept], EOS, *text[1], EOS]
     assert row["token_types"].tolist() == [0] * (kept + 2) + [1] * (len(text[1]) + 1)
     assert (row["labels"], row["weights"], row["index"]) == (1, 1.0, 1)
-    row = LabelledRows.read(config("rte", sequence_length=90), tokenizer, "train").row(1, 90)
+    row = rows_of(config("rte", sequence_length=90), tokenizer).row(1, 90)
     assert row["tokens"].tolist() == whole + [PAD] * (90 - len(whole))
-    row = LabelledRows.read(config("cola", sequence_length=20), tokenizer, "test").row(2, 20)
+    row = rows_of(config("cola", sequence_length=20), tokenizer, "test").row(2, 20)
     assert row["tokens"].tolist() == [BOS, *tokenizer.encode(SINGLE[2][0])[:18], EOS]
     assert row["weights"] == 0.0
-    row = ChoiceRows.read(config("copa", sequence_length=90), tokenizer, "train").row(0, 90)
+    row = rows_of(config("stsb", sequence_length=90), tokenizer).row(2, 90)
+    assert row["labels"] == np.float32(3.8)
+    row = rows_of(config("copa", sequence_length=90), tokenizer).row(0, 90)
     assert row["tokens"].shape == (2, 90)
     assert row["tokens"][1, : row["token_types"][1].argmax()].tolist() == [
         BOS,
@@ -276,7 +291,7 @@ def test_examples_of_tfds(config, monkeypatch):
     asked = {"id": b"5", "question": b"Who?", "context": CONTEXT.encode(), "answers": answers}
     of_tfds(monkeypatch, [asked])
     given = config("squad", train=("tfds:squad:train",))
-    assert read_questions(given, "train")[0].answers == (("Rollo", CONTEXT.index("Rollo")),)
+    assert read_examples(given, "train")[0].answers == (("Rollo", CONTEXT.index("Rollo")),)
 
 
 def classes(names, numbers):
@@ -309,7 +324,7 @@ def test_columns_of_published_data_sets_are_those_of_tfds(config, tmp_path):
     asked = {"id": ["5"], "question": ["Who?"], "context": [CONTEXT], "answers": answers}
     given = config("squad", train=("squad.parquet",))
     columns(tmp_path / "squad" / "squad.parquet", **asked)
-    assert read_questions(given, "train")[0].answers == (("Rollo", CONTEXT.index("Rollo")),)
+    assert read_examples(given, "train")[0].answers == (("Rollo", CONTEXT.index("Rollo")),)
 
 
 def test_columns_of_own_examples(config, tmp_path):
@@ -330,6 +345,9 @@ def test_columns_of_own_examples(config, tmp_path):
     columns(tmp_path / "own" / "test.parquet", about, text=["fine", "poor"], label=label)
     unlabelled = config("own", train=("many",), test=("test.parquet",), labels=("bad", "good"))
     assert [e.label for e in read_examples(unlabelled, "test")] == [1, None]
+    columns(tmp_path / "own" / "train.parquet", text=["a", "b"], label=["x", "y"], index=[7, 5])
+    numbered = config("own", train=("train.parquet",), labels=("x", "y"))
+    assert [e.index for e in read_examples(numbered, "train")] == [7, 5]
     for damaged in (b"", b"PAR1"):
         (many / "1.parquet").write_bytes(damaged)
         with pytest.raises(InputError, match="1.parquet: (is empty|cannot be read)"):
@@ -471,10 +489,10 @@ def test_answers_that_are_none(config, tmp_path, changes, said):
         (tmp_path / "squad_v2" / name).write_text(json.dumps(data))
     for split in ("train", "validation"):
         if said is None:
-            assert [len(q.answers) for q in read_questions(given, split)] == [1]
+            assert [len(q.answers) for q in read_examples(given, split)] == [1]
             continue
         with pytest.raises(InputError, match=f":1: .*{said}"):
-            read_questions(given, split)
+            read_examples(given, split)
 
 
 def changed(dataset, **values):

@@ -13,7 +13,6 @@ from mhe_jax.data import pairs
 from mhe_jax.tasks import evaluation_batches, resolve, train_batches
 from mhe_jax.tasks.labelled import batches as labelled_batches
 from mhe_jax.tasks.labelled.rows import misspell
-from mhe_jax.tasks.labelled.submission import submission
 from mhe_jax.tasks.labelled.table import TABLE
 
 ROWS = 6
@@ -160,9 +159,9 @@ def test_outputs_come_back_in_order(config, tokenizer):
         right = np.where(numbers == 50, 1 - right, right)  # one mistake
         outputs.append((numbers, np.eye(2)[right] - 9.0 * (numbers < 0)[:, None]))
     random.Random(0).shuffle(outputs)
-    scores = batches.scores(outputs)
+    scores = batches.rows.scores(outputs)
     assert scores["accuracy"] == scores["score"] == pytest.approx(99.0)
-    (text,) = submission(config, batches, outputs).values()
+    (text,) = batches.rows.submission(outputs).values()
     lines = text.splitlines()
     assert lines[0] == "index\tprediction"
     expected = ["yes" if i % 3 else "no" for i in range(100)]
@@ -202,7 +201,7 @@ def test_submissions(tokenizer, tmp_path, dataset):
     fields = {"train": (train,), "test": (test,), "dataset": dataset, "sequence_length": 200}
     given = resolve(experiment(tmp_path, task, **fields))
     batches = evaluation_batches(given, tokenizer, "test")
-    assert not batches.labelled
+    assert batches.rows.num_unlabelled == 3
     outputs = []
     for step in range(len(batches)):
         numbers = batches.batch(step)["index"]
@@ -211,7 +210,7 @@ def test_submissions(tokenizer, tmp_path, dataset):
         if task == "regression":
             scores = np.array([7, -3, 2.5])[numbers]
         outputs.append((numbers, scores))
-    ((name, text),) = submission(given, batches, outputs).items()
+    ((name, text),) = batches.rows.submission(outputs).items()
     assert text == SUBMISSIONS[dataset]
     assert name == f"predictions.{'tsv' if text.startswith('index') else 'jsonl'}"
 
@@ -245,3 +244,21 @@ def test_every_slip_happens_and_the_seed_decides():
     lengths = {len(b) - len(a) for a, b in zip(TEXT.split(), misspelt(1.0).split(), strict=True)}
     assert lengths == {-1, 0, 1}
     assert misspelt(0.3) == misspelt(0.3) != misspelt(0.3, seed=1)
+
+
+def test_what_is_scored_may_be_misspelt(config, tokenizer):
+    """Texts of an evaluation alone; its seed decides."""
+
+    def texts(rate, seed=2):
+        settings = EvaluationConfig(batch_size=8, spelling_noise=rate, seed=seed)
+        given = dataclasses.replace(config, evaluation=settings)
+        assert train_batches(given, tokenizer).text == train_batches(config, tokenizer).text
+        found = evaluation_batches(given, tokenizer, "validation").rows.examples
+        return [example.texts for example in found], [example.label for example in found]
+
+    plain, wrong = texts(0.0), texts(1.0)
+    assert plain[1] == wrong[1]
+    for (before,), (after,) in zip(plain[0], wrong[0], strict=True):
+        misspellable = any(len(word) > 1 and word.isalpha() for word in before.split())
+        assert (before != after) == misspellable
+    assert texts(1.0) == wrong != texts(1.0, seed=3)

@@ -209,6 +209,16 @@ def test_the_same_line_is_masked_differently(tmp_path, tokenizer):
     assert len(masked) == 124
 
 
+def test_only_what_is_masked_needs_room_for_predictions(tmp_path, tokenizer):
+    """Of 9 tokens and an eos, 1 of 3 predictions: 15 % of the eos too would make it 2."""
+    line = "q" * 8
+    assert len(tokenizer.encode(line)) == 9
+    write_lines(tmp_path / "a.txt", [line] * 16)
+    batches = train_batches(experiment(tmp_path, "mlm", train=("a.txt",), packing=True), tokenizer)
+    assert batches.batch(0)["segments"].max(axis=1).tolist() == [2] * 8
+    assert batches.steps_per_epoch == 1
+
+
 def test_the_order_of_examples_is_drawn_anew():
     """Of rows, and of the examples of a class among its places: for each epoch and seed."""
     sizes = np.array([[7]] * 60 + [[5]] * 53)

@@ -8,8 +8,8 @@ import pytest
 import scipy.stats
 import sklearn.metrics as sk
 
-from mhe_jax.tasks.labelled import scores
-from mhe_jax.tasks.labelled.table import TABLE
+from mhe_jax.tasks.labelled.table import TABLE, official_scores
+from mhe_jax.tasks.metrics import METRICS
 
 DRAW = np.random.default_rng(0)
 CLASSES = [
@@ -30,7 +30,7 @@ def test_classes(name):
     for labels, predictions in CLASSES:
         if name == "f1" and labels.max() > 1:
             continue
-        found = scores.METRICS[name](np.asarray(labels), np.asarray(predictions))
+        found = METRICS[name](np.asarray(labels), np.asarray(predictions))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of one class only
             assert found == pytest.approx(REFERENCES[name](labels, predictions), abs=1e-12)
@@ -43,20 +43,20 @@ def test_correlations():
         labels, predictions = DRAW.integers(0, 6, 30).astype(float), DRAW.normal(size=30)
         for name in ("pearson", "spearman"):
             reference = getattr(scipy.stats, f"{name}r")
-            found = scores.METRICS[name](labels, predictions)
+            found = METRICS[name](labels, predictions)
             assert found == pytest.approx(reference(labels, predictions)[0], abs=1e-12)
 
 
 def test_what_cannot_be_computed_is_zero():
     some, one = np.array([0.0, 1.0, 1.0]), np.ones(3)
-    for metric in map(scores.METRICS.get, ("pearson", "spearman", "mcc")):
+    for metric in map(METRICS.get, ("pearson", "spearman", "mcc")):
         assert metric(some, one) == metric(one, some) == metric(one, one) == 0.0
 
 
 def test_multirc_by_hand():
     # Two questions, all answers of the second right; F1a: precision 2/3, recall 2/2.
     given = [1, 0, 1, 0], [1, 1, 1, 0], [(0, 0), (0, 0), (0, 1), (0, 1)]
-    found = scores.official_scores(TABLE["multirc"], *given)
+    found = official_scores(TABLE["multirc"], *given)
     assert found == pytest.approx({"f1": 80.0, "exact_match": 50.0, "score": 65.0})
 
 
@@ -64,6 +64,6 @@ def test_multirc_by_hand():
 def test_every_data_set_has_its_numbers(dataset):
     row = TABLE[dataset]
     labels = [float(i % max(len(row.labels), 2)) for i in range(12)]
-    found = scores.official_scores(row, labels, labels, [(i // 3,) for i in range(12)])
+    found = official_scores(row, labels, labels, [(i // 3,) for i in range(12)])
     assert set(found) == {*row.metrics, "score"}
     assert all(value == pytest.approx(100.0) for value in found.values())

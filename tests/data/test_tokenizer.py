@@ -108,6 +108,16 @@ def test_large_text_is_sampled_everywhere():
     assert list(module.sample_text(text, 1 << 20)) == lines
 
 
+def test_a_sample_is_in_proportion_to_the_weights(monkeypatch):
+    """So only their ratio counts."""
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 20_000)
+    (one, _), (other, _) = (*items(sentences(2000, 1)), *items(sentences(2000, 2)))
+    found = [
+        train_tokenizer([(one, a), (other, b)], 300).key for a, b in ((1, 2), (10, 20), (2, 1))
+    ]
+    assert found[0] == found[1] != found[2]
+
+
 def test_saved_and_loaded(tokenizer, tmp_path):
     path = tmp_path / "deep" / "tokenizer.model"
     tokenizer.save(path)
@@ -204,6 +214,7 @@ def json_tokenizer(t, normalizer, kind):
     trainer = trainer(vocab_size=330, special_tokens=special, show_progress=False, **options)
     texts = [unicodedata.normalize(form, f"der {word} ist") for word in WORDS for form in FORMS]
     made.train_from_iterator(texts, trainer)
+    made.enable_truncation(2)  # is ignored
     return JsonTokenizer(made.to_str().encode())
 
 

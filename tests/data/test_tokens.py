@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 
-import numpy as np
 import pytest
 from text_for_tests import equal, experiment, sentences, small_tokenizer, write_lines
 
@@ -58,22 +57,44 @@ def test_tokens_of_a_text(read, tmp_path, tokenizer, small_parts):
 
 def test_tokens_of_pairs(read, tmp_path, tokenizer, small_parts):
     write_lines(tmp_path / "a.tsv", [f"{line}\t{line} ja" for line in sentences(60)])
-    sides = tokens_of(
-        read("a.tsv", content="pair", fields=("en", "de")), tokenizer, tmp_path / "cache"
-    )
+    sides = tokens_of(read("a.tsv", content="pair"), tokenizer, tmp_path / "cache")
     for side, end in zip(sides, ("", " ja"), strict=True):
         for number in (0, 7, 59):
             text = sentences(60)[number] + end
             assert side.item(number).tolist() == of_lines(tokenizer, [text])
 
 
+def test_pairs_and_their_sides_line_by_line_are_kept_apart(read, tmp_path, tokenizer):
+    write_lines(tmp_path / "a.txt", ["haus", "house"])
+    write_lines(tmp_path / "a.tsv", ["haus\thouse"])
+    for content, name, items in (("text", "a.txt", [2]), ("pair", "a.tsv", [1, 1])):
+        sides = tokens_of(read(name, content=content), tokenizer, tmp_path / "cache")
+        assert [len(side.lengths) for side in sides] == items
+
+
 def test_a_large_vocabulary_takes_four_bytes(read, tmp_path, tokenizer, monkeypatch):
     write_lines(tmp_path / "a.txt", ["haus hund"])
-    high = tokenizer.encode_batch(["x"])[0][0]
     monkeypatch.setattr(tokenizer, "vocabulary_size", 1 << 17)
-    monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, **_: [[70_000, high]] * len(texts))
+    monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, **_: [[70_000, 7]] * len(texts))
     (side,) = tokens_of(read("a.txt"), tokenizer, tmp_path / "cache")
-    assert whole(side) == [70_000, high, EOS]
+    assert whole(side) == [70_000, 7, EOS]
+
+
+def test_an_eos_inside_a_text_is_refused(read, tmp_path, tokenizer, monkeypatch):
+    """Items end where it stands."""
+    write_lines(tmp_path / "a.txt", ["haus"])
+    monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, **_: [[7, EOS, 7]] * len(texts))
+    with pytest.raises(InputError, match=f"{tokenizer.name}: .*eos"):
+        tokens_of(read("a.txt"), tokenizer, tmp_path / "cache")
+    assert not made(tmp_path)
+
+
+def test_a_large_text_has_few_large_parts(read, tmp_path, tokenizer, small_parts, monkeypatch):
+    (tmp_path / "a.txt").write_bytes(ONE)
+    monkeypatch.setattr(tokens, "MOST_PARTS", 3)
+    (side,) = tokens_of(read("a.txt"), tokenizer, tmp_path / "cache")
+    assert len(made(tmp_path)) <= 1 + 4
+    assert whole(side) == of_lines(tokenizer, ONE.decode().splitlines())
 
 
 class Stopped(Exception):
@@ -108,26 +129,27 @@ def test_several_processes_make_different_files(
     text, by, write = read("a.txt"), [], tokens._write
     monkeypatch.setattr(tokens, "_write", lambda *a: by.append(a[-1].name) or write(*a))
     # Process 1 has made its files, and is gone.
-    kind = np.dtype(np.uint16)
-    key = (tokens.VERSION, tokens.PART, text.key, tokenizer.key, tokenizer.vocabulary_size)
+    key = (tokens.VERSION, tokens.PART, text.key, 1, tokenizer.key, tokenizer.vocabulary_size)
     directory = tmp_path / "cache" / "tokens" / tokens.key_of(*key)
-    tokens._make(text, tokenizer, directory, kind, 1, 2)
-    assert {int(name) % 2 for name in by} == {1}
+    tokens._make(text, tokenizer, directory, 1, 2)
+    assert {int(name[:6]) % 2 for name in by} == {1}
     (side,) = tokens_of(text, tokenizer, tmp_path / "cache", 0, 2)
     assert len(by) == len(set(by)) > 4
     assert whole(side) == of_lines(tokenizer, ONE.decode().splitlines())
 
 
-@pytest.mark.parametrize("damage", ["cut", "longer", "gone"])
-def test_a_damaged_file_is_made_anew(read, tmp_path, tokenizer, small_parts, damage):
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_a_damaged_file_is_named(read, tmp_path, tokenizer, small_parts, damage):
     (tmp_path / "a.txt").write_bytes(ONE)
     text = read("a.txt")
     before = whole(*tokens_of(text, tokenizer, tmp_path / "cache"))
-    for path in made(tmp_path)[1::2]:
-        data = path.read_bytes()
-        path.write_bytes({"cut": data[:-1], "longer": data + b"x", "gone": b""}[damage])
-        if damage == "gone":
-            path.unlink()
+    path = made(tmp_path)[1]
+    path.write_bytes(path.read_bytes()[:-1] if damage == "cut" else b"")
+    if damage == "gone":
+        path.unlink()
+    with pytest.raises(InputError, match=f"{path.parent}: is damaged"):
+        tokens_of(text, tokenizer, tmp_path / "cache")
+    shutil.rmtree(path.parent)
     assert whole(*tokens_of(text, tokenizer, tmp_path / "cache")) == before
 
 
@@ -180,6 +202,9 @@ def test_texts_have_a_key_of_their_own(read, tmp_path):
     keys += [read("*.de").key, read("*.de", most=3).key]
     (tmp_path / "a.de").rename(tmp_path / "c.de")
     keys.append(read("*.de").key)
+    for name, data in (("a.txt", b"ab\nc\n"), ("b.txt", b"a\nbc\n"), ("c.txt", b"abc\n")):
+        (tmp_path / name).write_bytes(data)
+        keys.append(read(name).key)
     assert len(set(keys)) == len(keys)
 
 
@@ -281,7 +306,6 @@ SQUAD = (
 LABELLED = "text\tlabel\n" + "one\ta\ntwo\tb\n" * 20
 OWN = {"labels": ("a", "b")}
 SPANS = {"dataset": "squad", "question_length": 8, "window_stride": 4}
-OF_PAIRS = {"fields": ("en", "de")}
 # A task, what it reads, and a change of equal size.
 TEXTS = {
     "lm": ("lm", {}, {"a.txt": ONE.decode()}, ("dog", "cat")),
@@ -292,7 +316,7 @@ TEXTS = {
         {"b.txt": TWO.decode(), "a.txt": ONE.decode()},
         ("dog", "cat"),
     ),
-    "pairs": ("translation", OF_PAIRS, {"a.tsv": PAIRS.decode()}, ("ja", "no")),
+    "pairs": ("translation", {}, {"a.tsv": PAIRS.decode()}, ("ja", "no")),
     "two files": ("translation", {}, {"a.en": ONE.decode(), "a.de": TWO.decode()}, ("dog", "cat")),
     "labels": ("classification", OWN, {"a.tsv": LABELLED}, ("\ta\n", "\tb\n")),
     "label texts": ("classification", OWN, {"a.tsv": LABELLED}, ("one", "two")),

@@ -10,7 +10,10 @@ from text_for_tests import experiment
 
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.config.data import BOS, EOS
-from mhe_jax.tasks.labelled.windows import WindowRows, best_spans
+from mhe_jax.tasks import of
+from mhe_jax.tasks.labelled.examples import read_examples
+from mhe_jax.tasks.labelled.table import row_of
+from mhe_jax.tasks.labelled.windows import best_spans
 
 PIECES = [
     *("der", "hund", "läuft", "house", "dog", "a", "xyz", "日本", "–", "“", "naïve", "e\u0301"),
@@ -46,7 +49,7 @@ def windows(tmp_path_factory, tokenizer):
     fields |= {"window_stride": STRIDE, "question_length": ASKED}
     config = experiment(directory, "span", **fields)
     config = dataclasses.replace(config, evaluation=EvaluationConfig(answer_length=ROOM))
-    return WindowRows.read(config, tokenizer, "train")
+    return of(config).rows(config, tokenizer, read_examples(config.data, row_of(config), "train"))
 
 
 def of_questions(windows):
@@ -137,7 +140,7 @@ def test_right_logits_give_right_answers(windows):
         found.append(logits.astype(np.float32))
     order = np.random.default_rng(0).permutation(len(windows))
     found = [(part, np.stack([found[i] for i in part])) for part in np.array_split(order, 9)]
-    for question, answer in zip(windows.questions, windows.answers(found), strict=True):
+    for question, answer in zip(windows.questions, windows.predictions(found), strict=True):
         if not question.answers:
             assert answer.no_answer == pytest.approx(10.0)
             continue

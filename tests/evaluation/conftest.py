@@ -179,9 +179,7 @@ def loaded_once(monkeypatch):
         key += (given.checkpoint, given.average_checkpoints)
         if key not in LOADED:
             LOADED[key] = restore(workdir, config, devices)
-        run = dataclasses.replace(LOADED[key], config=config)
-        vars(run).update(_programs=LOADED[key]._programs, _step=LOADED[key]._step)
-        return run
+        return dataclasses.replace(LOADED[key], config=config)
 
     monkeypatch.setattr(Run, "load", load)
 

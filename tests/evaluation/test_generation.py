@@ -156,6 +156,9 @@ def test_draws_depend_on_seed_and_number_alone(load):
     generator = Generator(run, run.evaluation)
     assert [generator.generate([prompt])[0].tokens for prompt in PROMPTS] == together
     assert generator.generate([PROMPTS[0]])[0].tokens != together[0]
+    generator = Generator(run, run.evaluation)
+    parts = [generator.generate(part) for part in (PROMPTS[:3], PROMPTS[3:])]
+    assert [one.tokens for part in parts for one in part] == together
 
 
 def test_a_text_ends_at_eos_or_its_length(load):
@@ -171,6 +174,16 @@ def test_a_text_ends_at_eos_or_its_length(load):
         assert continuation.tokens[-1] == EOS or len(continuation.tokens) == T - prompt
     none = run.generate("the cat", details=True, extra_length=0)
     assert (none.tokens, none.text) == ([], "the cat")
+
+
+def test_settings_of_a_call_are_not_those_of_the_call_before(load):
+    """Programs stay with a run, and each of these settings is inside of one."""
+    run = load("lm", temperature=1.0, extra_length=8)
+    drawn, coldest = run.generate(PROMPTS), run.generate(PROMPTS, temperature=0.0)
+    assert drawn != coldest
+    for settings in ({"top_k": 1}, {"top_p": 1e-6}):
+        assert run.generate(PROMPTS, **settings) == coldest
+    assert run.generate(PROMPTS) == drawn
 
 
 def test_a_least_number_of_tokens(load, run_of):

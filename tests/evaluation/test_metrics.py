@@ -62,7 +62,7 @@ def test_texts_without_spaces_are_cut_by_another_tokenizer():
 
 def test_perplexity():
     assert perplexity(10 * math.log(7), 10) == pytest.approx(7)
-    assert perplexity(1e6, 1) == math.inf
+    assert perplexity(1e6, 1) == math.exp(700)  # JSON has no infinity
 
 
 @pytest.mark.skipif(not WIKITEXT.exists(), reason=f"needs the real data: {WIKITEXT.name}")

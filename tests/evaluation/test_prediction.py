@@ -11,7 +11,7 @@ import pytest
 from labelled_files import ROWS
 
 from mhe_jax import InputError
-from mhe_jax.evaluation.prediction import Prediction
+from mhe_jax.evaluation.forward import Prediction
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.tasks.labelled.windows import Answer
 
@@ -113,10 +113,10 @@ def test_answers_are_those_of_the_evaluation(run, evaluated):
 @pytest.mark.parametrize(
     ("dataset", "item", "says"),
     [
-        ("sst2", 3, r"texts\[1\] is of type int"),
-        ("sst2", ("a", "b"), r"texts\[1\] has 2 texts: takes 1"),
+        ("sst2", 3, r"texts\[1\] is 3: takes 1"),
+        ("sst2", ("a", "b"), r"texts\[1\] is .*: takes 1"),
         ("sst2", {"text": "a"}, r"texts\[1\]: has no 'sentence'"),
-        ("rte", "a", r"texts\[1\] has 1 text: takes 2"),
+        ("rte", "a", r"texts\[1\] is .*: takes 2"),
         ("wic", ("a", "b"), r"texts\[1\]: has no 'start1'"),
         ("squad_v2", ("a", " "), r"texts\[1\]: has an empty context"),
     ],
@@ -148,7 +148,7 @@ def test_a_line_out_for_each_line_in(run, by_lines):
     assert (summary["lines"], summary["task"], summary["steps"]) == (5, "classification", [7])
     assert by_lines("predict", one, lines, chunk=1)[0] == text
     written = []
-    with pytest.raises(InputError, match="^standard input, line 2 has 3 texts: takes 2"):
+    with pytest.raises(InputError, match="^standard input, line 2 is .*: takes 2"):
         by_lines("predict", one, ["a\tb", "a\tb\tc", "a\tb"], written)
     assert "".join(written).count("\n") == 1
 

@@ -27,7 +27,7 @@ def ids(run, texts):
 def windows_of(run, config, rows, stride, *process):
     evaluation = dataclasses.replace(config.evaluation, stride=stride)
     config = dataclasses.replace(config, evaluation=evaluation)
-    return of(config).scored_batches(config, run.tokenizer, "test", rows, *process)
+    return of(config).evaluation_batches(config, run.tokenizer, "test", rows, *process)
 
 
 @pytest.mark.parametrize("stride", [1, 5, T - 1, T])

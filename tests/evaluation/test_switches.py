@@ -23,7 +23,7 @@ def test_decoding_in_64_bits(load, task):
         return [one.tokens for one in run.generate(LINES, details=True, **drawn)]
 
     plain = found()
-    compiled = load(task).programs._compiled
+    compiled = load(task).compiled
     compiled.clear()
     with jax.enable_x64(True):
         changed = found()

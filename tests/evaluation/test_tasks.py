@@ -170,8 +170,11 @@ def test_scores_do_not_depend_on_the_batch(load, task, score):
         assert few["predicted_tokens"] > 50
 
 
-def test_a_broken_checkpoint_is_no_score(load, run_of, score):
-    run = load(run_of("lm", "not a number"))
+@pytest.mark.parametrize("task", ["lm", "sst2"])
+def test_a_broken_checkpoint_is_no_score(load, run_of, labelled_run, task, score):
+    """Nor predictions of a split without labels, which has no loss."""
+    make = labelled_run if task == "sst2" else run_of
+    run = load(make(task, "not a number"))
     with pytest.raises(InputError, match="NaN or infinite"):
         score(run)
-    assert not (run.workdir / "eval_test.json").exists()
+    assert not [*run.workdir.glob("*test*")]

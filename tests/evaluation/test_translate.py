@@ -14,6 +14,7 @@ import pytest
 from mhe_jax.cli import commands
 from mhe_jax.cli.evaluate import input_lines
 from mhe_jax.config import InputError
+from mhe_jax.evaluation.texts import text_of
 
 ROOT = Path(__file__).parents[2]
 ODD = [
@@ -62,6 +63,11 @@ def test_only_a_line_feed_ends_a_line():
     assert lines == ["a", "b\u2028c\x85d\re", "", "  ", "\ufefflast"]
     assert list(input_lines(io.BytesIO(b""))) == []
     assert list(input_lines(io.BytesIO(b"a\n"))) == ["a"]
+
+
+def test_one_line_end_of_a_text_is_dropped():
+    assert [text_of(text, "") for text in ("a\n", "a \n\n", "\na")] == ["a", "a \n", "\na"]
+    assert text_of("a\n", "", end="") == "a\n"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_runs import KINDS, save_run, tiny_config
 
-from mhe_jax.config import AttentionOverride, InputError
+from mhe_jax.config import InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.interchange import export
 
@@ -15,7 +15,7 @@ ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra `export
 
 ATTENTION = "model.attention."
 # K of kinds of 4 heads, where it is not 4.
-FEW = {"gqa": 2} | dict.fromkeys(("sha", "mqa", "mhe_add", "mhe_mul"), 1)
+FEW = {"gqa": 2, "gta": 2} | dict.fromkeys(("sha", "mqa", "mhe_add", "mhe_mul"), 1)
 LLAMA = {
     "model.positions": "rotary",
     "model.norm": "rms",
@@ -23,7 +23,7 @@ LLAMA = {
     "model.activation": "silu",
 }
 TURNED = {"model.positions": "rotary", "model.rotary_scaling": 4.0, "model.rotary_base": 500.0}
-POST = {"model.norm_position": "post"}
+POST, WIDE = {"model.norm_position": "post"}, {f"{ATTENTION}qkv_features": 32}
 
 
 def of_kind(kind):
@@ -158,20 +158,18 @@ def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("[")
 
 
-GTA = AttentionOverride(kind="gta", num_kv_heads=2)
-
-
 @pytest.mark.parametrize(
     ("task", "fields", "named"),
     [
         ("mlm", {}, "task is 'mlm'"),
-        ("lm", {f"{ATTENTION}normalize_qk": True}, r"model\.attention\.normalize_qk"),
+        ("lm", {f"{ATTENTION}normalize_qk": True}, "normalize_qk"),
         ("lm", LLAMA | {f"{ATTENTION}kind": "mla", f"{ATTENTION}rotary_features": 2}, "mla"),
         ("lm", TURNED | {f"{ATTENTION}kind": "mhe_mul"}, r"model\.attention\.kind is 'mhe_mul'"),
         ("lm", {"model.absent_tokens": (UNK, MASK)}, r"model\.absent_tokens is \(1, 4\)"),
         ("translation", {"model.num_token_types": 2}, r"model\.num_token_types is 2"),
         ("translation", {"model.attention_by_role.cross.num_heads": 2}, "are 2 and 4"),
-        ("translation", {"model.attention_by_role.cross": GTA}, "gta"),
+        ("lm", TURNED | of_kind("gta") | WIDE, r"model\.attention\.kind is 'gta'"),
+        ("translation", {"model.attention_by_role.cross.kind": "mfa"}, "mfa"),
     ],
 )
 def test_what_has_no_home(run_of, tmp_path, task, fields, named):

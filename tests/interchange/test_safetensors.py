@@ -183,6 +183,12 @@ def test_tensors_that_do_not_fit(spoilt, load, says):
         load(spoilt)
 
 
+def test_those_may_read_it_who_may_read_any_file(tmp_path):
+    write_tensors(tmp_path / WEIGHTS, {"a": np.zeros(3)})
+    (tmp_path / "any").touch()
+    assert (tmp_path / WEIGHTS).stat().st_mode == (tmp_path / "any").stat().st_mode
+
+
 @pytest.mark.parametrize("size", [0, 100, -1])
 def test_a_file_that_is_cut(spoilt, load, size):
     (spoilt / WEIGHTS).write_bytes((spoilt / WEIGHTS).read_bytes()[:size])

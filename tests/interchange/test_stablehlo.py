@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -50,11 +51,15 @@ def same(found, expected):
     assert np.abs(np.asarray(expected)).max() > 0.1
 
 
-@pytest.mark.parametrize(("task", "kind"), [("mlm", "mva"), ("classification", "mhe_add")])
-def test_encoders(run_of, load, tmp_path, capsys, task, kind):
+@pytest.mark.parametrize(
+    ("task", "kind", "form"),
+    [("mlm", "mva", "materialized"), ("classification", "mhe_add", "folded")],
+)
+def test_encoders(run_of, load, tmp_path, capsys, task, kind, form):
     fields = {"model.num_token_types": 2} if task == "mlm" else {"model.scan_layers": True}
     run = run_of(task, **{f"{ATTENTION}kind": kind, **fields})
-    functions, _ = exported(run, tmp_path / "out")
+    functions, result = exported(run, tmp_path / "out")
+    assert result["form"] == {"encoder": f"{kind} {form}"}
     loaded = load(run)
     compiled = jax.jit(loaded.model.apply, static_argnames="method")
     for tokens in (rows_of(3, 7), rows_of(2, 20)):
@@ -75,17 +80,20 @@ def test_encoders(run_of, load, tmp_path, capsys, task, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
+    ("kind", "form", "fields"),
     [
-        ("mhe_mul", {}),
-        ("mla", {"model.positions": "rotary", f"{ATTENTION}rotary_features": 2}),
-        ("tpa", {"model.positions": "rotary"}),
+        ("mhe_mul", "folded", {}),
+        ("mla", "absorbed", {"model.positions": "rotary", f"{ATTENTION}rotary_features": 2}),
+        ("mlra", "absorbed", {"model.positions": "rotary", f"{ATTENTION}rotary_features": 2}),
+        ("ghla", "", {f"{ATTENTION}num_groups": 2}),
+        ("tpa", "factored", {"model.positions": "rotary"}),
     ],
 )
-def test_language_models(run_of, load, tmp_path, capsys, kind, fields):
+def test_language_models(run_of, load, tmp_path, capsys, kind, form, fields):
     """Of prompts of several lengths: each goes on where it ends, and no step sees the padding."""
     run = run_of("lm", **{f"{ATTENTION}kind": kind, **fields})
-    functions, _ = exported(run, tmp_path / "out")
+    functions, result = exported(run, tmp_path / "out")
+    assert result["form"] == {"decoder": f"{kind} {form}".strip()}
     loaded, tokens = load(run), rows_of(3, 9, padded=False)
     expected = np.asarray(jax.jit(loaded.model.apply)({"params": loaded.params}, tokens))
     ends, rows = np.array([2, 6, 3]), np.arange(3)
@@ -124,5 +132,6 @@ def test_the_example_of_the_docs(run_of, tmp_path, monkeypatch, capsys):
 
 def test_hashed_words_have_no_home(texts, tmp_path):
     """Refused before anything of the run is read but its config."""
+    config = tiny_config("mlm", texts, tmp_path, **{"model.hashing": "md_proj"})
     with pytest.raises(InputError, match=r"model\.hashing is 'md_proj'"):
-        stablehlo.check(tiny_config("mlm", texts, tmp_path, **{"model.hashing": "md_proj"}))
+        stablehlo.write(SimpleNamespace(config=config), tmp_path)

@@ -28,6 +28,7 @@ from mhe_jax.training.state import TrainState
 KINDS = {
     **{kind: {} for kind in ("mha", "sha", "mqa", "skv", "el", "mhe_add", "mhe_mul")},
     "gqa": {"num_kv_heads": 2},
+    "gta": {"num_kv_heads": 2},
     "mva": {"score_features": 3},
     "collaborative": {"score_features": 3},
 }

@@ -36,6 +36,7 @@ def step(model, params, cache, tokens, positions):
         ("mva", None, "learned", "lm", True),
         ("gta", None, "rotary", "lm", True),
         ("mla", 2, "rotary", "lm", True),
+        ("ghla", 2, "learned", "translation", False),
     ],
 )
 def test_prefill_and_steps_equal_the_full_pass(tiny, kind, kronecker, positions, task, scan_layers):

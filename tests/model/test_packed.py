@@ -121,29 +121,3 @@ def test_segments_of_one_side_are_refused(tiny, side):
 def test_positions_begin_anew():
     segments = jnp.array([[1, 1, 2, 3, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
     assert positions_within(segments).tolist() == [[0, 1, 0, 0, 1, 2, 0, 1], list(range(8))]
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
-@pytest.mark.parametrize("task", ["lm", "mlm"])
-def test_given_positions_are_those_of_each_segment(tiny, task, positions):
-    """Each segment as alone at its positions, not as counted from 0."""
-    config = tiny.config("mha", {"qkv_features": 16}, num_layers=1, positions=positions)
-    params, model = tiny.params(task, config), TASKS[task].model(config)
-    tokens, given = np.array([[3, 14, 5, 9, 2]]), np.array([[4, 6, 7, 1, 3]])
-    masked = {"mlm": (np.array([[0, 1]]),), "lm": ()}[task]  # in each segment
-
-    def logits(part, segments=None, positions=given, masked=masked):
-        packed = {} if segments is None else {"segments": segments[:, part]}
-        positions = None if positions is None else positions[:, part]
-        at = {"params": params}
-        return model.apply(at, tokens[:, part], *masked, positions=positions, **packed)
-
-    whole, first, second = slice(None), slice(0, 3), slice(3, 5)
-    segments = np.array([[1, 1, 1, 2, 2]])
-    here = (np.array([[0, 1, 3, 4]]),) if masked else ()
-    found = logits(whole, segments, masked=here)
-    alone = np.concatenate([logits(first), logits(second)], axis=1)
-    np.testing.assert_allclose(found, alone, atol=2e-6)
-    counted = logits(whole, segments, None, here)
-    assert np.abs(counted - alone).max() > 1e-2

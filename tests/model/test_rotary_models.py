@@ -1,7 +1,6 @@
 """Models with rotary positions: what reads them, and rows of several texts."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_packed import ROTARY
@@ -34,20 +33,6 @@ def test_rotary_positions_are_those_of_attention(tiny, task, scan_layers):
     other = config_of(tiny, scan_layers=scan_layers, rotary_base=50.0)
     logits = (tiny.logits(task, one, params) for one in (config, other))
     assert np.abs(np.subtract(*logits)).max() > 1e-4
-
-
-@pytest.mark.parametrize("task", ["mlm", "lm"])
-def test_positions_that_are_given(tiny, task):
-    """Rows that move as wholes give the same; words that change places do not."""
-    config = config_of(tiny)
-    params = tiny.params(task, config)
-    logits = tiny.logits(task, config, params)
-    from_0 = jnp.broadcast_to(jnp.arange(7), (2, 7))
-    moved = from_0 + jnp.array([[40], [3]])
-    got = tiny.logits(task, config, params, positions=moved)
-    np.testing.assert_allclose(got, logits, atol=1e-4)
-    spread = tiny.logits(task, config, params, positions=from_0 * 2)
-    assert (np.abs(spread - logits).max((0, 1)) > 1e-4).all()
 
 
 def test_no_parameter_stays_without_a_gradient(tiny):

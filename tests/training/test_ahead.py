@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 from labelled_files import write
@@ -15,58 +14,12 @@ from labelled_files import write
 from mhe_jax import tasks
 from mhe_jax.analysis import ahead, topology
 from mhe_jax.attention.engines import mesh
-from mhe_jax.cli.arguments import parse_target, parse_train_arguments
-from mhe_jax.config import InputError, Target
 from mhe_jax.config.fields import save_json
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.training import sharding
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_target_is_taken_out_of_the_command_line(monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "other")
-    own = ["--compile_only", "--topology", "v5e:2x2", "--search_batch", "--num_slices=2"]
-    target, rest = parse_target(["c.py", *own[:3], "--workdir", "w", *own[3:]])
-    assert target == Target(True, "v5e:2x2", num_slices=2, search_batch=True)
-    assert rest == ["c.py", "--workdir", "w"]
-    assert os.environ["JAX_PLATFORMS"] == "cpu"
-    assert parse_target(["c.py", "--workdir", "w"]) == (None, ["c.py", "--workdir", "w"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--compile_only", "--compile_only.*--topology"),
-        ("--compile_only --topology", "--topology"),
-        ("--compile_only yes --topology v5e:2x2", "yes"),
-        ("--compile_only --topology v5e:2x2 --num_slices 0", "num_slices is 0: "),
-        ("--compile_only --topology v5e:2x2 --num_slices a", "--num_slices.*'a'"),
-        ("--compile_only --topology v5e:2x2 --search_batch 3", "3"),
-        ("--topology v5e:2x2", "--compile_only"),
-        ("--search_batch", "--compile_only"),
-    ],
-)
-def test_flags_that_do_not_go_together(arguments, message):
-    with pytest.raises(InputError, match=message) as error:
-        parse_train_arguments(["demo", *parse_target(arguments.split())[1]])
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("v5e", "'v5e': takes a kind of device and its layout"),
-        ("v5e16x16", "as v5e:16x16 or h100:1x8"),
-        pytest.param("v5x:2x2", "v5x:2x2", marks=pytest.mark.libtpu),
-        pytest.param("v5e:3x5", "v5e:3x5: .*not divisible", marks=pytest.mark.libtpu),
-    ],
-)
-def test_a_topology_that_there_is_not(name, message):
-    with pytest.raises(InputError, match=message) as error:
-        topology.describe_devices(name)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.libtpu
@@ -125,12 +78,6 @@ def test_batches_have_the_shapes_of_training(tiny, task, packing):
     if packing:
         config = tiny(task, **{"data.packing": True, "data.length_buckets": (), "mesh.data": 1})
     assert any("segments" in name for name in assert_shapes(config)) == packing
-
-
-@pytest.mark.parametrize("hashing", ["md_proj", "md_emb"])
-def test_batches_of_hashed_words(tiny, hashing):
-    fields = {"model.hashing": hashing, "model.vocabulary_size": 505, "mesh.data": 1}
-    assert_shapes(tiny("shuffle_random", **fields))
 
 
 @pytest.mark.parametrize("dataset", ["sst2", "stsb", "copa", "squad"])
@@ -372,12 +319,3 @@ def test_engines_of_bert_base(topology, kind, rate, runs_as):
     found = json.loads(alone(command).stdout.splitlines()[-1])
     assert found["attention"] == {kind: runs_as}
     assert found["fits"]
-
-
-def test_shard_bytes():
-    spread = jax.sharding.NamedSharding(
-        jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,)),
-        jax.sharding.PartitionSpec("x"),
-    )
-    leaf = jax.ShapeDtypeStruct((16, 3), np.float32, sharding=spread)
-    assert ahead.shard_bytes({"a": leaf, "b": None}) == 2 * 3 * 4

@@ -18,21 +18,21 @@ from mhe_jax.evaluation import evaluate
 from mhe_jax.interchange import export
 from mhe_jax.report import report
 from mhe_jax.training import loop, tracking
-from mhe_jax.training.run.lock import FILE, locked
+from mhe_jax.training.lock import FILE, locked
 
 # A kill -9 of its own when all files of step 4 are written but for the last one.
 KILL_IN_SAVE = """
 import os
-from mhe_jax.training.checkpoint import checksums
+from mhe_jax.training.checkpoint import faults
 
-write = checksums.write
+write = faults.write
 
 def killing(step):
     if step.name == "4":
         os.kill(os.getpid(), 9)
     write(step)
 
-checksums.write = killing
+faults.write = killing
 """
 CHANGES = {"optimizer.ema_decay": 0.9, "train.num_steps": 6}
 
@@ -194,6 +194,21 @@ def test_the_lock_of_a_dead_process_blocks_only_other_hosts(bucket, host):
     with locked(workdir):
         pass
     assert not (workdir / FILE).exists()
+    # In a container that starts anew a process has the number of the one before.
+    (workdir / FILE).write_bytes(json.dumps(dead | {"process": os.getpid()}).encode())
+    with locked(workdir):
+        pass
+
+
+def test_the_lock_of_another_user_is_one(bucket, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    other = {"host": socket.gethostname(), "process": 1, "since": "yesterday"}
+    (path_of(bucket) / FILE).write_bytes(json.dumps(other).encode())
+    with pytest.raises(InputError, match="process 1 on .*yesterday"), locked(path_of(bucket)):
+        pass
 
 
 def test_a_write_that_fails_is_one_line(gs, monkeypatch):

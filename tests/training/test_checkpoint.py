@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.config import InputError
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint import Checkpoints, restore_params
-from mhe_jax.training.checkpoint.checksums import NAME
+from mhe_jax.training.checkpoint import Checkpoints, faults, restore_params
+from mhe_jax.training.checkpoint.faults import NAME
 from mhe_jax.training.state import TrainState
 
 TOKENIZER: Any = SimpleNamespace(key="k", name="n")  # so that `meta` is read
@@ -113,17 +114,52 @@ def test_an_official_score_comes_before_the_loss(tmp_path, score):
     assert restore_params(tmp_path, "best", abstract_of(state_of(0)).params)[1] == [1]
 
 
-def test_a_step_is_saved_again_only_once_it_is_validated_as_the_best(run, target):
-    checkpoints = Checkpoints(run, keep=2)
-    checkpoints.save(state_of(99), 5, meta(5, 3.0))
-    checkpoints.wait()
-    assert_equal(checkpoints.restore(target)[0], state_of(5))
-    checkpoints.save(state_of(5), 5, meta(5, 0.5))
-    checkpoints.close()
+def reopened(run, target):
     checkpoints = Checkpoints(run, keep=2)
     state, found = checkpoints.restore(target)
     checkpoints.close()
-    assert (int(state.step), found, checkpoints.best_step) == (5, meta(5, 0.5), 5)
+    return state, found, checkpoints
+
+
+def test_a_validation_that_comes_later_is_added_to_its_step(run, target):
+    checkpoints = Checkpoints(run, keep=2)
+    checkpoints.save(state_of(99), 5, meta(4, 0.1))
+    assert checkpoints.best_step == 2
+    checkpoints.save(state_of(99), 5, meta(5, 0.5))
+    assert checkpoints.best_meta() == meta(5, 0.5)
+    checkpoints.close()
+    state, found, checkpoints = reopened(run, target)
+    assert_equal(state, state_of(5))
+    assert (found, checkpoints.best_step) == (meta(5, 0.5), 5)
+    assert restore_params(run, "best", target.params)[1] == [5]
+    flip(run / "checkpoints/5/validation")
+    with pytest.raises(InputError, match="/5: cannot be read: validation has a different checksum"):
+        restore_params(run, "best", target.params)
+
+
+def test_what_fails_while_a_validation_is_added_loses_no_checkpoint(run, target, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    checkpoints = Checkpoints(run, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "save", fail)
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises((OSError, InputError), match="No space left on device"):
+            checkpoints.save(state_of(5), 5, meta(5, 0.5))
+    checkpoints.close()
+    state, found, checkpoints = reopened(run, target)
+    assert_equal(state, state_of(5))
+    assert (found, checkpoints.best_step) == (meta(5, LOSSES[-1]), 2)
+
+
+def test_only_what_is_restored_is_read_whole(run, target):
+    for step in (2, 4):
+        flip(arrays(run / "checkpoints" / str(step)))
+    state, _, checkpoints = reopened(run, target)
+    assert_equal(state, state_of(5))
+    assert (checkpoints.notes, checkpoints.best_step) == ([], 2)
+    assert steps_on_disk(run) == [2, 4, 5]
 
 
 @pytest.mark.parametrize(("devices", "ema"), [(1, True), (2, False), (8, True)])
@@ -145,7 +181,6 @@ def test_a_state_comes_back_on_another_mesh(tmp_path, devices, ema):
     ("which", "average", "steps"),
     [
         ("best", 1, [2]),
-        ("best or last", 1, [2]),
         ("last", 1, [5]),
         ("4", 1, [4]),
         ("last", 3, [2, 4, 5]),
@@ -177,16 +212,15 @@ def test_what_is_not_there_is_one_line(whole, target, which, average, says):
     assert "\n" not in str(told.value)
 
 
-def test_without_a_validation_there_is_no_best(tmp_path, target):
+def test_without_a_validation_the_last_is_the_best(tmp_path, target):
     with pytest.raises(InputError, match="there are: none; "):
         restore_params(tmp_path, "best", target.params)
     assert not list(tmp_path.iterdir())
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state_of(1), 1, {})
+    for step in (1, 3):
+        checkpoints.save(state_of(step), step, {})
     checkpoints.close()
-    with pytest.raises(InputError, match="there are: 1; takes a step, last"):
-        restore_params(tmp_path, "best", target.params)
-    assert restore_params(tmp_path, "best or last", target.params)[1] == [1]
+    assert restore_params(tmp_path, "best", target.params)[1] == [3]
 
 
 def test_another_tokenizer_is_refused(tmp_path, target):
@@ -231,6 +265,19 @@ def test_training_on_while_it_is_written_does_not_change_what_is_written(tmp_pat
         assert (params["a"][0, 0], params["a"][-1, -1]) == (5 * step, 4e6 - 1 + 5 * step)
 
 
+def test_what_the_caller_does_with_its_metadata_later_changes_none_that_are_saved(tmp_path):
+    checkpoints, given = Checkpoints(tmp_path), meta(1, 1.0)
+    checkpoints.save(state_of(1), 1, given)
+    given["validation"]["loss"] = 9.0
+    assert checkpoints.best_meta() == meta(1, 1.0)
+    checkpoints.wait()
+    _, found = checkpoints.restore(abstract_of(state_of(0)))
+    assert found == meta(1, 1.0)
+    found["validation"]["loss"] = 9.0
+    assert checkpoints.best_meta() == meta(1, 1.0)
+    checkpoints.close()
+
+
 def arrays(step):
     files = (step / "ema_params" / "ocdbt.process_0" / "d").iterdir()
     return max(files, key=lambda path: path.stat().st_size)
@@ -267,9 +314,9 @@ HARMS = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_what_is_damaged_is_never_loaded_and_named(run, target, harm):
+def test_what_is_damaged_is_never_loaded_and_named(whole, run, target, harm):
     harm, names = HARMS[harm]
-    for step in (2, 5):
+    for step in (2, 4, 5):
         harm(run / "checkpoints" / str(step))
     for which, step in (("last", 5), ("best", 2)):
         with pytest.raises(InputError) as told:
@@ -278,21 +325,21 @@ def test_what_is_damaged_is_never_loaded_and_named(run, target, harm):
         # A best one is sought in all steps.
         assert re.match(where, str(told.value)) or which == "best"
         assert "\n" not in str(told.value)
-    checkpoints = Checkpoints(run, keep=2)
-    state, _ = checkpoints.restore(target)
-    checkpoints.close()
-    assert_equal(state, state_of(4))
-    assert checkpoints.best_step == 4
-    assert steps_on_disk(run) == [4]
-    assert steps_on_disk(run, "checkpoints_unreadable") == [2, 5]
-    for note, step in zip(checkpoints.notes, (2, 5), strict=True):
+    shutil.rmtree(run / "checkpoints/2")
+    shutil.copytree(whole / "checkpoints/2", run / "checkpoints/2")
+    state, _, checkpoints = reopened(run, target)
+    assert_equal(state, state_of(2))
+    assert checkpoints.best_step == 2
+    assert steps_on_disk(run) == [2]
+    assert steps_on_disk(run, "checkpoints_unreadable") == [4, 5]
+    for note, step in zip(checkpoints.notes, (5, 4), strict=True):
         assert note.startswith(f"warning: {run}/checkpoints/{step} cannot be read ({names}")
 
 
 def test_without_any_readable_checkpoint_nothing_is_touched(run):
     for step in (2, 4, 5):
         flip(arrays(run / "checkpoints" / str(step)))
-    with pytest.raises(InputError, match="no checkpoint can be read: step 2: .*; step 4: ") as told:
+    with pytest.raises(InputError, match="no checkpoint can be read: step 5: .*; step 4: ") as told:
         Checkpoints(run)
     assert "\n" not in str(told.value)
     assert steps_on_disk(run) == [2, 4, 5]
@@ -310,6 +357,20 @@ def test_every_file_of_every_item_has_a_checksum(whole):
     for name, (crc, size) in found.items():
         data = files[name].read_bytes()
         assert (int(crc, 16), int(size)) == (crc32c(data), len(data))
+
+
+def test_files_of_file_managers_and_network_disks_do_not_count(tmp_path):
+    for name in ("a", ".DS_Store", "@eaDir/a"):
+        path = tmp_path / "params" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a")
+    faults.write(tmp_path)
+    for name in (".DS_Store", "@eaDir/a"):
+        (tmp_path / "params" / name).unlink()
+    assert faults.verify(tmp_path) == {"params"}
+    (tmp_path / "params" / "a").unlink()
+    with pytest.raises(faults.Damaged, match="params/a is missing"):
+        faults.verify(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a[b]", "a*", "what?"])

@@ -8,7 +8,7 @@ import pytest
 from free_ports import free_port
 
 from mhe_jax.config import InputError
-from mhe_jax.training.cluster.distributed import ProcessFlags, call_roll, take_flags
+from mhe_jax.training.distributed import ProcessFlags, call_roll, take_flags
 
 EXPLICIT = ["--coordinator", "host:1234", "--num_processes", "4", "--process_id", "3"]
 

@@ -5,6 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from whole_runs import train
 
@@ -13,7 +15,7 @@ from mhe_jax.config import InputError, KroneckerConfig, MeshConfig
 from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.evaluation import evaluate
 from mhe_jax.tasks import make_tokenizer
-from mhe_jax.training.run.fresh import factorize
+from mhe_jax.training.from_run import factorize
 from mhe_jax.training.tracking import read
 
 pytestmark = pytest.mark.whole_run
@@ -73,7 +75,7 @@ def test_the_devices_of_a_run_need_not_be_here(trained, tmp_path, capsys):
     assert "8 devices" in capsys.readouterr().err
 
 
-def test_the_same_command_trains_on_from_there(trained, tmp_path):
+def test_the_same_command_trains_on_from_there(trained, saved, tmp_path):
     """From the average, where there is one."""
     run = str(tmp_path / "averaged")
     averaged = set_field(set_field(trained, "optimizer.ema_decay", 0.5), "workdir", run)
@@ -81,6 +83,8 @@ def test_the_same_command_trains_on_from_there(trained, tmp_path):
     new = tmp_path / "new"
     factorize(run, new, KroneckerConfig(attention=2, mlp=2))
     config = load_json(new / "config.json")
+    state = saved(config)
+    jax.tree.map(np.testing.assert_array_equal, state.params, state.ema_params)
     before = scores(new, "last")["loss"]
     result = train(config)
     assert result["steps"] == 60

@@ -15,10 +15,10 @@ from whole_runs import assert_same, logged, steps_in, train
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.data import TrainBatches
-from mhe_jax.training import loop, stepper, tracking
-from mhe_jax.training.checkpoint.store import reason_of
-from mhe_jax.training.cluster import group as signals
-from mhe_jax.training.cluster.group import Stopped
+from mhe_jax.training import group as signals
+from mhe_jax.training import loop, tracking
+from mhe_jax.training.checkpoint.faults import reason_of
+from mhe_jax.training.group import Stopped
 from mhe_jax.training.optimizer import make_schedule
 
 pytestmark = pytest.mark.whole_run
@@ -198,7 +198,7 @@ def test_a_signal_in_the_validation_that_was_left_over_is_heard(finished, tmp_pa
 
     for name, when in (("train_step_of", config.train.num_steps), ("make_eval_step", 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(stepper, name, killing(getattr(stepper, name), when))
+            patch.setattr(loop, name, killing(getattr(loop, name), when))
             with pytest.raises(Stopped) as stopped:
                 train(config)
         assert stopped.value.code == 128 + signal.SIGTERM
@@ -220,6 +220,17 @@ def test_a_hang_up_that_is_ignored_stays_so():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, old)
+
+
+def test_afterwards_signals_do_what_they_did():
+    own = lambda *_: None  # noqa: E731
+    old = signal.signal(signal.SIGTERM, own)
+    try:
+        with signals.Signals():
+            assert signal.getsignal(signal.SIGTERM) != own
+        assert signal.getsignal(signal.SIGTERM) == own
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 @pytest.mark.usefixtures("hang_ups")

@@ -12,7 +12,7 @@ from whole_runs import assert_same, logged, params_of, train
 from mhe_jax.config import InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.evaluation import evaluate
-from mhe_jax.training.run.warm_start import check_init_from
+from mhe_jax.training.from_run import check_init_from
 
 pytestmark = pytest.mark.whole_run
 

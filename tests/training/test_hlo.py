@@ -2,8 +2,13 @@
 
 import pytest
 
-from mhe_jax.analysis.collectives import Collective, collectives_of
+from mhe_jax.analysis.collectives import collectives_of
 from mhe_jax.analysis.hlo import Program
+
+
+def sent(count: int, size: int, largest: int) -> dict[str, int]:
+    return {"count": count, "bytes": size, "largest": largest}
+
 
 # Two nested loops, of 3 turns as the compiler says and of 4 as their numbers say: 0, 2, 4, 6 < 7.
 LOOPS = """HloModule nested, is_scheduled=true
@@ -71,7 +76,7 @@ body=%outer_body, backend_config={"known_trip_count":{"n":"3"}}
 def test_loops_count_as_often_as_they_run():
     program = Program(LOOPS)
     array = 4 * 5 * 7
-    assert collectives_of(program) == {"all-reduce": Collective(12, 12 * array, array)}
+    assert collectives_of(program) == {"all-reduce": sent(12, 12 * array, array)}
     # What stands inside a fusion is not the fusion's own estimate.
     assert program.cycles() == 3 * (4 * 11 + 100)
     assert not program.unknown_loops
@@ -120,18 +125,18 @@ A, B = 4 * 8 * 3, 2 * 2 * 3
         (
             ["  %g = bf16[8,3]{1,0} all-gather(%b), replica_groups=[2,4]<=[8], dimensions={0}"],
             "all-gather",
-            Collective(1, 4 * B, 4 * B),
+            sent(1, 4 * B, 4 * B),
         ),
         (
             ["  %r = f32[2,3]{1,0} reduce-scatter(%a), dimensions={0}, to_apply=%add"],
             "reduce-scatter",
-            Collective(1, A, A),
+            sent(1, A, A),
         ),
         # Several arrays at once.
         (
             ["  %r = (f32[8,3]{1,0}, /*index=1*/bf16[2,3]{1,0}) all-reduce(%a, %b), to_apply=%add"],
             "all-reduce",
-            Collective(1, A + B, A),
+            sent(1, A + B, A),
         ),
         # A start has a tuple of what goes in and what comes out, and its done is not another.
         (
@@ -141,7 +146,7 @@ A, B = 4 * 8 * 3, 2 * 2 * 3
                 "  %d = (bf16[8,3]{1,0}, f32[32,3]{1,0}) all-gather-done(%s)",
             ],
             "all-gather",
-            Collective(1, 4 * B + 4 * A, 4 * A),
+            sent(1, 4 * B + 4 * A, 4 * A),
         ),
         (
             [
@@ -150,7 +155,7 @@ A, B = 4 * 8 * 3, 2 * 2 * 3
                 "  %d = f32[8,3]{1,0} collective-permute-done(%s)",
             ],
             "collective-permute",
-            Collective(1, A, A),
+            sent(1, A, A),
         ),
         # Parts that go to other slices; what is sent to the host for another reason is none.
         (
@@ -162,7 +167,7 @@ A, B = 4 * 8 * 3, 2 * 2 * 3
                 "  %o = (f32[8,3]{1,0}, u32[], token[]) send(%a, %t), channel_id=3",
             ],
             "between-slices",
-            Collective(1, A, A),
+            sent(1, A, A),
         ),
     ],
 )
@@ -184,7 +189,7 @@ def test_an_all_reduce_of_which_a_part_is_kept_is_a_reduce_scatter():
         "  %f = f32[2,3]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1",
         computations=FUSED.format(name="all-reduce-scatter.1", channel=7),
     )
-    assert collectives_of(program) == {"reduce-scatter": Collective(1, A, A)}
+    assert collectives_of(program) == {"reduce-scatter": sent(1, A, A)}
 
 
 def test_one_collective_in_several_fusions_counts_once():
@@ -194,9 +199,9 @@ def test_one_collective_in_several_fusions_counts_once():
     ]
     parts = [FUSED.format(name=name, channel=7) for name in ("first", "second")]
     program = entry(*lines, computations="\n".join(parts))
-    assert collectives_of(program) == {"all-reduce": Collective(1, A, A)}
+    assert collectives_of(program) == {"all-reduce": sent(1, A, A)}
     other = entry(*lines, computations="\n".join([parts[0], parts[1].replace("7", "8")]))
-    assert collectives_of(other) == {"all-reduce": Collective(2, 2 * A, A)}
+    assert collectives_of(other) == {"all-reduce": sent(2, 2 * A, A)}
 
 
 def test_a_reduce_scatter_and_the_gather_after_it_may_share_a_channel():
@@ -204,7 +209,7 @@ def test_a_reduce_scatter_and_the_gather_after_it_may_share_a_channel():
         "  %r = f32[2,3]{1,0} reduce-scatter(%a), channel_id=4, dimensions={0}, to_apply=%add",
         "  %g = f32[8,3]{1,0} all-gather(%r), channel_id=4, dimensions={0}",
     )
-    once = Collective(1, A, A)
+    once = sent(1, A, A)
     assert collectives_of(program) == {"all-gather": once, "reduce-scatter": once}
 
 
@@ -232,7 +237,7 @@ def test_one_branch_counts(choice):
     line = f"  %x = f32[8,3]{{1,0}} conditional(%a, %a, %a), {choice}"
     program = entry(line, computations=BRANCHES)
     assert program.cycles() == 5
-    assert collectives_of(program) == {"all-reduce": Collective(1, A, A)}
+    assert collectives_of(program) == {"all-reduce": sent(1, A, A)}
 
 
 def test_what_a_call_or_an_async_start_runs_counts():
@@ -243,4 +248,4 @@ def test_what_a_call_or_an_async_start_runs_counts():
         computations=BRANCHES,
     )
     assert program.cycles() == 140
-    assert collectives_of(program) == {"all-reduce": Collective(2, 2 * A, A)}
+    assert collectives_of(program) == {"all-reduce": sent(2, 2 * A, A)}

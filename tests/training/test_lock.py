@@ -11,16 +11,15 @@ import jax
 import pytest
 
 from mhe_jax.config import InputError
-from mhe_jax.training import loop
-from mhe_jax.training.run import lock
-from mhe_jax.training.run.lock import FILE, locked
+from mhe_jax.training import lock, loop
+from mhe_jax.training.lock import FILE, locked
 
 ROOT = Path(__file__).parents[2]
 # Says "held", and waits for the end of standard input.
 HOLDER = """
 import sys
 from pathlib import Path
-from mhe_jax.training.run import lock
+from mhe_jax.training import lock
 lock.RENEWAL, lock.LEASE = {}, {}
 with lock.locked(Path({!r})):
     print("held", flush=True)

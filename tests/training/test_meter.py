@@ -1,12 +1,15 @@
 """Times, speeds and shares of time, on a clock that the test holds."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mhe_jax.training import meter as meter_module
-from mhe_jax.training.meter import Meter, NotFinite
+from mhe_jax.training.meter import PEAK, Meter, NotFinite, peak_of
+
+NEVER = 10**6  # the last step of a run that goes on
 
 
 class Lines:
@@ -64,7 +67,7 @@ def run_steps(step):
     """`run_steps(totals, faults)`: the tracker after steps, each good (None) or not finite."""
 
     def run(totals, faults, **options):
-        meter = Meter(lines := Lines(), 1, totals, **options)
+        meter = Meter(lines := Lines(), 1, NEVER, totals, **options)
         for number, fault in enumerate(faults, 1):
             step(meter, number, **(LEFT_OUT[fault] if fault else {}))
         meter.flush()
@@ -77,6 +80,8 @@ def test_steps_that_are_left_out_count_no_tokens_and_say_what_was_wrong(run_step
     totals, faults = {}, [None, "loss", "gradient", None, "update"]
     lines = run_steps(totals, faults, skip=3)
     assert [numbers["skipped"] for numbers in lines.logged] == [0, 1, 2, 2, 3]
+    norms = ["gradient_norm" in numbers for numbers in lines.logged]
+    assert norms == [fault in (None, "update") for fault in faults]  # JSON has no NaN
     trained = [numbers["tokens_per_second"] > 0 for numbers in lines.logged[1:]]
     assert trained == [fault is None for fault in faults[1:]]
     assert (totals["tokens"], totals["skipped"]) == (14.0, 3)
@@ -86,7 +91,9 @@ def test_steps_that_are_left_out_count_no_tokens_and_say_what_was_wrong(run_step
 
 def test_times_speed_mfu_and_goodput(clock, step):
     lines, totals = Lines(), {}
-    meter = Meter(lines, 101, totals, flops=lambda shapes: 3.0 * shapes["tokens"][1], peak=100.0)
+    meter = Meter(
+        lines, 101, NEVER, totals, flops=lambda shapes: 3.0 * shapes["tokens"][1], peak=100.0
+    )
     # 20 s of compiling, then 100 steps of 1 s, one of which takes 11 s; 10 s of validation.
     step(meter, 1, 20.0)
     for number in range(2, 102):
@@ -103,10 +110,17 @@ def test_times_speed_mfu_and_goodput(clock, step):
     assert "skipped" not in numbers
 
 
+def test_the_peak_is_that_of_all_devices():
+    for kind, peak in (("TPU v4", 8 * PEAK["TPU v4"]), ("an abacus", None)):
+        devices = np.array([SimpleNamespace(device_kind=kind)] * 8)
+        mesh: Any = SimpleNamespace(devices=devices.reshape(2, 2, 2), size=8)
+        assert peak_of(mesh) == peak
+
+
 def test_goodput_counts_the_time_that_nothing_ran(clock, step):
     lines, totals = Lines(), {}
     for numbers in ((1, 2, 3, 4), (5, 6)):
-        meter = Meter(lines, 2, totals)
+        meter = Meter(lines, 2, NEVER, totals)
         for number in numbers:
             step(meter, number)
         meter.flush()
@@ -115,10 +129,18 @@ def test_goodput_counts_the_time_that_nothing_ran(clock, step):
     assert "mfu" not in lines.logged[-1]
 
 
+def test_the_last_line_is_of_the_steps_that_are_left(step):
+    meter = Meter(lines := Lines(), 2, 5, {})
+    for number in range(1, 6):
+        step(meter, number, loss=float(number))
+    meter.flush()
+    assert [numbers["loss"] for numbers in lines.logged] == [1.5, 3.5, 5.0]
+
+
 @pytest.mark.parametrize("compiles", [True, False])
 def test_no_time_of_a_step_spans_something_else(clock, step, compiles):
     """A program for another shape in step 3, or a validation before it."""
-    meter = Meter(lines := Lines(), 2, {})
+    meter = Meter(lines := Lines(), 2, NEVER, {})
     for number in range(1, 6):
         long = compiles and number == 3
         step(meter, number, 50.0 if long else 5.0, 7 if long else 5)
@@ -134,7 +156,7 @@ def test_no_time_of_a_step_spans_something_else(clock, step, compiles):
 def test_a_line_is_of_the_steps_since_the_last_one(step):
     """Sums over counts; of what is left out nothing counts."""
     lines, totals = Lines(), {}
-    meter = Meter(lines, 2, totals, skip=1)
+    meter = Meter(lines, 2, NEVER, totals, skip=1)
     for number, metrics in enumerate(
         (
             {"loss": 3.0, "count": 5.0, "correct": 0.0},

@@ -2,6 +2,7 @@
 
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -10,8 +11,11 @@ from mhe_jax.config import InputError
 from mhe_jax.config.fields import set_field, to_dict
 from mhe_jax.config.files import METRICS
 from mhe_jax.training.loop import train
-from mhe_jax.training.metric_writers import NEEDS, make_writers
-from mhe_jax.training.tracking import Tracker
+from mhe_jax.training.tracking import NEEDS, Tracker, make_writers
+
+
+def writers_of(config, start):
+    return make_writers(config.train, Path(config.workdir), start, to_dict(config))
 
 
 class Kept:
@@ -55,7 +59,7 @@ def test_tensorboard_forgets_what_comes_again(tiny, tmp_path, monkeypatch):
         tensorboard, "SummaryWriter", lambda *at, **how: told.append(how) or make(*at, **how)
     )
     config = tiny("lm", **{"train.tensorboard": True, "workdir": str(tmp_path)})
-    (writer,) = make_writers(config, 4)
+    (writer,) = writers_of(config, 4)
     assert told == [{"purge_step": 5}]
     writer.log(5, "train", {"loss": 1.5})
     writer.close()
@@ -84,7 +88,7 @@ def test_a_run_that_goes_on_is_one_run_of_wandb_and_others_are_others(
     tiny, tmp_path, monkeypatch, wandb
 ):
     config = tiny("lm", **{"train.wandb": True, "workdir": str(tmp_path / "mine")})
-    (writer,) = make_writers(config, 0)
+    (writer,) = writers_of(config, 0)
     writer.log(3, "validation", {"loss": 2.0})
     writer.close()
     assert wandb.told == [
@@ -92,9 +96,9 @@ def test_a_run_that_goes_on_is_one_run_of_wandb_and_others_are_others(
         {"step": 3, "validation/loss": 2.0},
         "finish",
     ]
-    make_writers(config, 4)
+    writers_of(config, 4)
     monkeypatch.setenv("WANDB_PROJECT", "ours")
-    make_writers(set_field(config, "workdir", str(tmp_path / "other")), 0)
+    writers_of(set_field(config, "workdir", str(tmp_path / "other")), 0)
     first, again, other = wandb.begun
     assert first == again
     assert first["id"] != other["id"]

@@ -132,6 +132,16 @@ def test_outputs_of_shuffle_random_tell_shuffled_from_original():
     np.testing.assert_array_equal(found["index"], [[0, 1, 2, -1, 0], [-1, 0, 1, 0, -1]])
 
 
+def test_auc_is_of_moved_against_original_tokens():
+    """Random tokens and what does not count are left out; a text may have neither."""
+    labels = np.array([[0, 1, 2, -1], [1, 0, 2, -1]])
+    odds = np.array([[-1.0, 2.0, -9.0, 9.0], [1.0, 3.0, 9.0, -9.0]])
+    scores = TASKS["shuffle_random"].scores
+    assert scores(None, [(labels[:1], odds[:1]), (labels[1:], odds[1:])]) == {"auc": 0.5}
+    assert scores(None, [(labels[:1], odds[:1])]) == {"auc": 1.0}
+    assert scores(None, [(labels[:, 2:], odds[:, 2:])]) == {"auc": 0.5}
+
+
 LOSSES = [
     {"loss": np.float32(6.0), "count": np.float32(3.0), "tokens": np.float32(11.0)},
     {"loss": np.float32(1.0), "count": np.float32(2.0), "tokens": np.float32(7.0)},

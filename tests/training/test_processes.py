@@ -50,7 +50,7 @@ def test_importing_the_configs_room_loads_no_jax():
     program = textwrap.dedent(
         """
         import sys
-        import mhe_jax.cli.arguments, mhe_jax.cli.sweep, mhe_jax.training.cluster.distributed
+        import mhe_jax.cli.arguments, mhe_jax.cli.sweep, mhe_jax.training.distributed
         assert not any(name.split(".")[0] in ("jax", "orbax", "grain") for name in sys.modules)
         """
     )

@@ -11,9 +11,9 @@ from mhe_jax.config import InputError, OptimizerConfig
 from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.config.files import CONFIG
 from mhe_jax.tasks import make_tokenizer
+from mhe_jax.training import resume
 from mhe_jax.training.loop import train
 from mhe_jax.training.optimizer import make_optimizer
-from mhe_jax.training.run import resume
 
 
 @pytest.fixture
@@ -59,7 +59,11 @@ def test_what_may_change_is_told(begun, tiny, name, value):
         ("data.mask_rate", 0.15, 0.3),
         ("train.seed", 0, 1),
         ("train.eval_batches", None, 1),  # the best is the best of one and the same data
+        ("train.init_from", None, "elsewhere"),
         ("evaluation.spelling_noise", 0.0, 0.2),
+        ("evaluation.seed", 0, 1),
+        ("evaluation.answer_length", 30, 5),
+        ("evaluation.no_answer_threshold", 0.0, 1.0),
         # These have a state of their own in the checkpoint.
         ("optimizer.ema_decay", None, 0.9),
         ("optimizer.head_embedding_rate", 1.0, 4.0),
@@ -110,6 +114,10 @@ RATE = "optimizer.learning_rate"
 LINEAR = "optimizer.schedule"
 
 
+def note_changes(config, meta, done):
+    resume.note_changes(config.optimizer, config.train.num_steps, meta, done)
+
+
 @pytest.mark.parametrize(
     ("courses", "changed"),
     [
@@ -130,7 +138,7 @@ LINEAR = "optimizer.schedule"
 def test_what_changes_in_the_middle_is_kept(tiny, courses, changed):
     meta = {}
     for done, fields in courses:
-        resume.note_changes(tiny("mlm", **fields), meta, done)
+        note_changes(tiny("mlm", **fields), meta, done)
         meta = json.loads(json.dumps(meta))
     told = [line.split()[1:3] for line in meta["changed"]]
     assert [f"{step} {name.rpartition('.')[2]}" for step, name in told] == changed
@@ -139,10 +147,12 @@ def test_what_changes_in_the_middle_is_kept(tiny, courses, changed):
 def test_a_change_without_a_step_is_none(tiny):
     """A run that was killed before its next checkpoint, and then went on as it was."""
     before = {}
-    resume.note_changes(tiny("mlm"), before, 0)
-    resume.note_changes(tiny("mlm", **{RATE: 0.5}), dict(before), 3)
-    resume.note_changes(tiny("mlm"), before, 3)
+    note_changes(tiny("mlm"), before, 0)
+    note_changes(tiny("mlm", **{RATE: 0.5}), dict(before), 3)
+    note_changes(tiny("mlm"), before, 3)
     assert before["changed"] == []
+    note_changes(tiny("mlm", **{RATE: 0.5}), before, 3)
+    assert before["changed"] == [f"step 3: {RATE} {tiny('mlm').optimizer.learning_rate} -> 0.5"]
 
 
 @pytest.mark.whole_run
@@ -162,7 +172,7 @@ def test_a_new_run_writes_over_nothing(tiny, tmp_path, name):
     path = tmp_path / "run" / name
     path.mkdir(parents=True)
     with pytest.raises(InputError, match=f"run/{name} is there, but no config.json"):
-        resume.check_files(tiny())
+        resume.check_files(tiny(), tmp_path / "run")
 
 
 def test_a_tokenizer_that_is_not_the_one_that_is_named(tiny, tmp_path):
@@ -171,9 +181,9 @@ def test_a_tokenizer_that_is_not_the_one_that_is_named(tiny, tmp_path):
         make_tokenizer(tiny("lm", **{"data.train": (text,)}), path)
     given = tiny("lm", **{"data.tokenizer": str(paths[0])})
     with pytest.raises(InputError, match=r"run/tokenizer\.model: differs from .*/given\.model: "):
-        resume.check_files(given)
+        resume.check_files(given, tmp_path / "run")
     paths[0].write_bytes(paths[1].read_bytes())
-    resume.check_files(given)
+    resume.check_files(given, tmp_path / "run")
 
 
 @pytest.mark.whole_run

@@ -120,6 +120,13 @@ def test_global_batch_and_rows(tiny):
     assert [sharding.round_up_rows(n, mesh) for n in (1, 4, 5)] == [4, 4, 8]
 
 
+@pytest.mark.parametrize("task", ["lm", "translation"])
+def test_what_does_not_train_needs_no_batch_that_divides(tiny, task, capsys):
+    config = tiny(task, **{"mesh.data": 64, "optimizer.accumulate_steps": 3})
+    assert sharding.mesh_at_hand(config, "scoring").shape == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert "scoring with mesh.data=8" in capsys.readouterr().err
+
+
 def waited(condition):
     for _ in range(6000):
         if condition():

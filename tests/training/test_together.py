@@ -24,9 +24,18 @@ CHANGES = {
     "train.num_steps": 8,
     "train.checkpoint_every": 2,
 }
-# Tells on standard error how many rows of a batch this process holds.
-TELL_ROWS = """
+# Tells on standard error how many rows of a batch this process holds, and whether it found a
+# tokenizer; process 0 takes its time before it makes one.
+TELL = """
+import time
+from mhe_jax import tasks
 from mhe_jax.training import sharding
+make = tasks.make_tokenizer
+def waiting(config, path):
+    time.sleep(2 * (sys.argv[-1] == "0"))
+    print("tokenizer", path.exists(), file=sys.stderr)
+    return make(config, path)
+tasks.make_tokenizer = waiting
 whole = sharding.global_batch
 def told(rows, mesh):
     print("rows", len(rows["labels"]), file=sys.stderr)
@@ -58,12 +67,13 @@ def test_processes_compute_what_one_does(tiny, job, saved, tmp_path, count):
     config = tiny("mlm", **CHANGES)
     loop.train(config, jax.devices()[:1])
     together = tmp_path / "together"
-    found = job(config, together, count, before=dict.fromkeys(range(count), TELL_ROWS))
+    found = job(config, together, count, before=dict.fromkeys(range(count), TELL))
     assert_ended(found)
     for _, _, err in found:
         assert {line for line in err.splitlines() if line.startswith("rows")} == {
             f"rows {8 // count}"
         }
+    assert ["tokenizer True" in err for _, _, err in found] == [p > 0 for p in range(count)]
     assert json.loads(found[0][1].splitlines()[-1])["num_devices"] == count
     assert all("num_devices" not in out for _, out, _ in found[1:])
     assert_alike(numbers_of(config.workdir), numbers_of(together))
@@ -138,8 +148,8 @@ def test_a_killed_process_ends_the_others_and_nothing_is_lost(tiny, job, saved, 
     ("flag", "before", "wrong"),
     [
         ("--train.seed", "", "train.seed is 3"),
-        ("--workdir", "from mhe_jax.training.run import lock; lock.LEASE = 4", "not the dir"),
-        ("--data.directory", "", "data.train: is not the text of process 0"),
+        ("--workdir", "from mhe_jax.training import lock; lock.LEASE = 4", "not the dir"),
+        ("--data.directory", "", "the text of data.train is"),
         pytest.param("--data.tokenizer", "", "nowhere", marks=pytest.mark.slow),
     ],
 )
@@ -157,6 +167,20 @@ def test_processes_that_do_not_agree_are_told(tiny, job, tmp_path, flag, before,
     for (_, _, err), line in zip(found, ("see its error", wrong), strict=True):
         assert line in err.strip().splitlines()[-1]
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_an_error_of_process_0_with_the_tokenizer_ends_all(tiny, job, tmp_path):
+    fail = """
+from mhe_jax import tasks
+from mhe_jax.config import InputError
+def failing(*_):
+    raise InputError("no such words")
+tasks.make_tokenizer = failing
+"""
+    found = job(tiny("lm"), tmp_path / "run", 2, before={0: fail})
+    assert_ended(found, 2)
+    for (_, _, err), line in zip(found, ("no such words", "see its error"), strict=True):
+        assert line in err.strip().splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ from mhe_jax.config import InputError
 from mhe_jax.config.fields import load_json, save_json, set_field
 from mhe_jax.evaluation import evaluate
 from mhe_jax.model.stack import unroll_layers
+from mhe_jax.training import from_run
+from mhe_jax.training.from_run import check_init_from, start_from
 from mhe_jax.training.loop import train
-from mhe_jax.training.run import warm_start
-from mhe_jax.training.run.warm_start import check_init_from, start_from
 from mhe_jax.training.sharding import make_mesh
 from mhe_jax.training.state import TrainState
 from mhe_jax.training.tracking import read
@@ -146,20 +146,19 @@ def test_an_average_starts_with_the_encoder_too():
     assert start_from(taken, state.replace(ema_params=None)).ema_params is None
 
 
-@pytest.mark.parametrize(("validation", "which"), [(("dev.tsv",), "best or last"), ((), "last")])
-def test_a_start_is_from_the_best_checkpoint(tuned, one, monkeypatch, validation, which):
-    config = tuned(**{"data.validation": validation, "model.num_classes": 2})
+def test_a_start_is_from_the_best_checkpoint(tuned, one, monkeypatch):
+    config = tuned(**{"model.num_classes": 2})
     asked = []
 
     def restore(run, which, abstract, tokenizer):
         asked.append((run, which, tokenizer))
         return "parameters", (3,)
 
-    monkeypatch.setattr(warm_start, "restore_params", restore)
-    monkeypatch.setattr(warm_start, "load_tokenizer", lambda config, path: path)
-    found = warm_start.read_run("run", config, make_mesh(config, one))
+    monkeypatch.setattr(from_run, "restore_params", restore)
+    monkeypatch.setattr(from_run, "load_tokenizer", lambda config, path: path)
+    found = from_run.read_run("run", config, make_mesh(config, one))
     assert found == ("parameters", 3, Path("run") / "tokenizer.model")
-    assert asked == [("run", which, Path("run") / "tokenizer.model")]
+    assert asked == [("run", "best", Path("run") / "tokenizer.model")]
 
 
 def test_a_stopped_run_does_not_start_again(pretrained, tuned, one):
@@ -331,3 +330,15 @@ def test_the_command_line_takes_the_shape_of_the_other_run(tiny, tmp_path):
     assert found.model.pooling == "first"  # of the head, which is its own
     with pytest.raises(InputError, match="train.init_from: no run at .*mlmm.*; did you mean .*mlm"):
         parse_train_arguments([*command[:2], mlm.workdir + "m"])
+
+
+@pytest.mark.parametrize("name", ["num_classes", "num_spans"])
+def test_a_head_of_another_shape_is_not_taken(tiny, monkeypatch, name):
+    config = set_field(tiny("classification"), "train.init_from", "other")
+    monkeypatch.setattr(from_run, "_config_of", lambda *_: config)
+    found = dict.fromkeys((*from_run.ENCODER, "head"), 0)
+    monkeypatch.setattr(from_run, "read_run", lambda *_: (found, 0, None))
+    mesh = make_mesh(tiny("lm"), jax.devices()[:1])
+    assert from_run.read_start(config, mesh) == found
+    other = set_field(config, f"model.{name}", 5)
+    assert {*from_run.read_start(other, mesh)} == {*from_run.ENCODER}

@@ -8,7 +8,7 @@ from mhe_jax.config.files import CONFIG, METRICS
 from mhe_jax.config.places import path_of
 from mhe_jax.training import loop, tracking
 from mhe_jax.training.checkpoint import restore_params
-from mhe_jax.training.checkpoint.store import steps_in as checkpoint_steps
+from mhe_jax.training.checkpoint.reading import steps_in as checkpoint_steps
 from mhe_jax.training.sharding import make_mesh
 from mhe_jax.training.state import abstract_params
 
@@ -49,7 +49,7 @@ def steps_in(config):
     return [*checkpoint_steps(path_of(config.workdir) / "checkpoints")]
 
 
-def params_of(workdir, which="best or last"):
+def params_of(workdir, which="best"):
     config = load_json(path_of(workdir) / CONFIG)
     mesh = make_mesh(config, jax.devices()[:1])
     return jax.device_get(restore_params(workdir, which, abstract_params(config, mesh))[0])

@@ -19,7 +19,7 @@ from mhe_jax.attention.kinds import KINDS
 from mhe_jax.attention.module import Attention
 from mhe_jax.attention.nearest.heads import Heads
 from mhe_jax.attention.nearest.scores import Moments, Parameters
-from mhe_jax.config import InputError
+from mhe_jax.config import ConversionConfig, InputError
 
 __all__ = [
     "FIELDS",
@@ -27,23 +27,12 @@ __all__ = [
     "check_source",
     "check_target",
     "convert",
-    "error",
+    "convert_and_fit",
     "module_of",
 ]
 
 # Fields of a module that a conversion takes.
-FIELDS = (
-    "num_kv_heads",
-    "num_groups",
-    "score_groups",
-    "score_features",
-    "query_rank",
-    "key_rank",
-    "value_rank",
-    "reuse_keys",
-    "latent_features",
-    "latent_groups",
-)
+FIELDS = tuple(f for f in ConversionConfig.__dataclass_fields__ if f not in ("kind", "rows"))
 
 
 def convert(
@@ -68,7 +57,7 @@ def convert(
       params: parameters of one module, Flax's own or `make_attention` of `source`.
       kind: the kind of the parameters to make.
       source: the kind of `params`; it is never guessed. `mfa`, `mla` and `tpa` are not converted
-        into others.
+        into others; `mlra` and `ghla` neither into nor from them.
       activations: inputs of the module. With them, products are weighted by their moments, and W_o
         is fitted to the outputs. Without, inputs count as independent, of variance 1.
       fields: of the new module, where its kind has them: `num_kv_heads`, `num_groups`,
@@ -105,9 +94,7 @@ def convert(
     shapes = _shapes(made, inputs)  # refuses fields that do not go together
     if kind == source and shapes == jax.tree.map(np.shape, dict(params)):
         return dict(params)
-    check_source(source)
-    if given.normalize_qk:
-        raise InputError("normalize_qk: a LayerNorm lies between projections and scores")
+    check_source(given)
     if not all(isinstance(a, Activations) for a in activations):
         raise InputError("activations must be a list of Activations, one for each batch")
     for shape in (np.shape(a.query) for a in activations):
@@ -127,6 +114,21 @@ def convert(
     dtype = params["out"]["kernel"].dtype
     found = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), nearest(made, heads, moments))
     return fit_output(made, found, whole) if whole else found
+
+
+def convert_and_fit(
+    params: Mapping[str, Any], kind: str, *, activations: Sequence[Activations], **how: Any
+) -> tuple[dict[str, Any], dict[str, float | None]]:
+    """What `convert` makes, and its `error` with inputs unknown (`before`) and with them (`after`).
+
+    Errors are None without activations, which must have an output.
+    """
+    found = convert(params, kind, **how)
+    if not activations:
+        return found, {"before": None, "after": None}
+    module, fitted = module_of(found, kind), convert(params, kind, activations=activations, **how)
+    before, after = (error(module, made, activations) for made in (found, fitted))
+    return fitted, {"before": before, "after": after}
 
 
 def nearest(module: Attention, heads: Heads, moments: Moments) -> Parameters:
@@ -170,10 +172,13 @@ def check_target(kind: str) -> None:
         raise InputError(f"kind {kind!r} cannot be made: takes one of {', '.join(KINDS)}")
 
 
-def check_source(kind: str) -> None:
-    """Raises InputError for a kind that is not converted into others."""
-    if reason := KINDS[kind].not_linear:
-        raise InputError(f"{kind} is not converted into others: {reason}")
+def check_source(module: Attention) -> None:
+    """Raises InputError for a module that has no plain heads (`Heads`)."""
+    reason = module.not_linear
+    if module.normalize_qk:
+        reason = "normalize_qk has a LayerNorm between its projections and its scores"
+    if reason:
+        raise InputError(f"{module.kind} is not made into other attention: {reason}")
 
 
 def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -199,6 +204,10 @@ def _fields(params: Mapping[str, Any], kind: str) -> dict[str, Any]:
     if "latent_norm" in params:
         scale = np.shape(params["latent_norm"]["scale"])
         fields |= {"latent_features": math.prod(scale), "latent_groups": math.prod(scale[:-1])}
+        readers, heads = np.shape(params["key"]["kernel"])[1], len(params["out"]["kernel"])
+        fields["latent_branches"] = readers // heads
+    if "decoder" in params:
+        fields["latent_features"] = len(params["decoder"]["kernel"])
     return {name: fields[name] for name in fields if name in KINDS[kind].__dataclass_fields__}
 
 

@@ -1,37 +1,16 @@
-"""The registry of attention kinds: each kind is a file here and a line in `KINDS`."""
+"""The registry of attention kinds: each is a file here and an entry of `mhe_jax.config.kinds`."""
 
-from mhe_jax.attention.kinds.collaborative import CollaborativeAttention
-from mhe_jax.attention.kinds.el import ELAttention
-from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
-from mhe_jax.attention.kinds.gta import GroupedTiedAttention
-from mhe_jax.attention.kinds.mfa import MultiMatrixFactorizationAttention
-from mhe_jax.attention.kinds.mha import MultiHeadAttention
-from mhe_jax.attention.kinds.mhe_add import MHEAddAttention
-from mhe_jax.attention.kinds.mhe_mul import MHEMulAttention
-from mhe_jax.attention.kinds.mla import MultiHeadLatentAttention
-from mhe_jax.attention.kinds.mqa import MultiQueryAttention
-from mhe_jax.attention.kinds.mva import MultiValueAttention
-from mhe_jax.attention.kinds.sha import SingleHeadAttention
-from mhe_jax.attention.kinds.skv import SharedKeyValueAttention
-from mhe_jax.attention.kinds.tpa import TensorProductAttention
+import importlib
+
 from mhe_jax.attention.module import Attention
+from mhe_jax.config.kinds import KINDS as ENTRIES
 
-KINDS: dict[str, type[Attention]] = {
-    module.kind: module
-    for module in (
-        MultiHeadAttention,
-        SingleHeadAttention,
-        MultiQueryAttention,
-        GroupedQueryAttention,
-        SharedKeyValueAttention,
-        ELAttention,
-        MHEAddAttention,
-        MHEMulAttention,
-        MultiValueAttention,
-        CollaborativeAttention,
-        MultiMatrixFactorizationAttention,
-        GroupedTiedAttention,
-        MultiHeadLatentAttention,
-        TensorProductAttention,
-    )
-}
+
+def _class_of(kind: str) -> type[Attention]:
+    """The subclass with that `kind` in the file of that name."""
+    found = vars(importlib.import_module(f"{__name__}.{kind}")).values()
+    classes = (x for x in found if isinstance(x, type) and issubclass(x, Attention))
+    return next(cls for cls in classes if vars(cls).get("kind") == kind)
+
+
+KINDS: dict[str, type[Attention]] = {kind: _class_of(kind) for kind in ENTRIES}

@@ -8,14 +8,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.kinds.mva import MultiValueAttention
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.nearest.factors import Cost, Factors, parafac, sharing
 from mhe_jax.attention.nearest.heads import Heads
 from mhe_jax.attention.nearest.scores import Scores
 from mhe_jax.attention.projection import named
-from mhe_jax.config import FORMS_OF_KINDS
 
 
 class CollaborativeAttention(MultiValueAttention):
@@ -45,7 +43,6 @@ class CollaborativeAttention(MultiValueAttention):
     head_embedding_init: Callable = nn.initializers.normal(0.5)
 
     kind: ClassVar[str] = "collaborative"
-    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["collaborative"]
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         width = self.score_features or call.head_features
@@ -55,11 +52,9 @@ class CollaborativeAttention(MultiValueAttention):
         e = self.param("query_head_embedding", init, shape, self.param_dtype).astype(q.dtype)
         return self.normalized("query_ln", q * (1 + e)[None, None])
 
-    def widths(self, head_features: int) -> Widths:
-        scored = self.num_heads * (self.score_features or head_features)
-        weighted = self.num_heads * head_features
-        row = super().widths(head_features)
-        return dataclasses.replace(row, scored=scored, weighted=weighted, tables=scored)
+    def core(self, head_features: int) -> tuple[int, int, int]:
+        H = self.num_heads
+        return H * (self.score_features or head_features), H * head_features, 0
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
         heads = super().heads(params)

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.module import Attention, Call
 from mhe_jax.attention.nearest.heads import Heads
 from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, last, norm
@@ -31,6 +30,14 @@ class ELAttention(Attention):
     one_source: ClassVar[bool] = True
     turned: ClassVar[str | None] = None
 
+    def check(self, head_features: int, features: int) -> None:
+        super().check(head_features, features)
+        if features != self.num_heads * head_features:
+            raise ValueError(
+                f"qkv_features={self.num_heads * head_features} must be {features}, the width of "
+                "the hidden states, which el cuts into heads"
+            )
+
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
         memory = {"hidden": self._slices(inputs_k, call)}
         return memory if inputs_v is None else memory | {"value": self._slices(inputs_v, call)}
@@ -38,10 +45,6 @@ class ELAttention(Attention):
     def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
         hidden = memory["hidden"]
         return self.normalized("key_ln", hidden), memory.get("value", hidden)
-
-    def widths(self, head_features: int) -> Widths:
-        HD = self.num_heads * head_features
-        return Widths(query=HD, key=0, value=0, cached=HD, scored=HD, weighted=HD)
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
         H, D, _ = params["out"]["kernel"].shape
@@ -82,12 +85,6 @@ class ELAttention(Attention):
 
     def _slices(self, x: jax.Array, call: Call) -> jax.Array:
         """[B, S, H·D] to [B, S, H, D]."""
-        width = self.num_heads * call.head_features
-        if x.shape[-1] != width:
-            raise ValueError(
-                f"el cuts the hidden states into heads: their width {x.shape[-1]} must be "
-                f"qkv_features={width}"
-            )
         # Without this, XLA's partitioner gave wrong gradients of inputs that are cut into heads on
         # one side and projected on the other.
         x = nn.with_logical_constraint(x, ("batch", "length", None))

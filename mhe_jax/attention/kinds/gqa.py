@@ -19,12 +19,12 @@ class GroupedQueryAttention(Attention):
 
     kind: ClassVar[str] = "gqa"
 
+    def check(self, head_features: int, features: int) -> None:
+        if self.num_kv_heads is None:
+            raise ValueError(f"num_kv_heads=None must divide num_heads={self.num_heads}")
+        super().check(head_features, features)
+
     @property
     def kv_heads(self) -> int:
-        if self.num_kv_heads is None:
-            raise ValueError(f"num_kv_heads is not set: it must divide num_heads={self.num_heads}")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
-            )
+        assert self.num_kv_heads is not None  # by `check`
         return self.num_kv_heads

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.kinds.gqa import GroupedQueryAttention
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.nearest.factors import alternate, columns, common_factor, sharing
@@ -46,9 +45,18 @@ class GroupedTiedAttention(GroupedQueryAttention):
 
     kind: ClassVar[str] = "gta"
     one_source: ClassVar[bool] = True
+    not_rotated: ClassVar[str | None] = "half of a key does not turn"
+
+    def check(self, head_features: int, features: int) -> None:
+        if head_features % 2:
+            raise ValueError(
+                f"num_heads={self.num_heads}: gta ties half of a key to its value, and a head is "
+                f"{head_features} wide, which is odd"
+            )
+        super().check(head_features, features)
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
-        half = _half(call.head_features)
+        half = call.head_features // 2
         tied = self.project_both("key_value", inputs_k, inputs_v, self.kv_heads, call)
         key = self._projection("key")(inputs_k, (half,), ("embed", "head_features"))
         return {**tied, "key": self.normalized("rotary_ln", key[:, :, None])}
@@ -59,13 +67,8 @@ class GroupedTiedAttention(GroupedQueryAttention):
         key = jnp.concatenate([tied, jnp.broadcast_to(key, tied.shape)], -1)
         return key, memory.get("value", state)
 
-    def turned_features(self, width: int, call: Call) -> int:
-        return _half(call.head_features)
-
-    def widths(self, head_features: int) -> Widths:
-        half = _half(head_features)
-        HD, GD = self.num_heads * head_features, self.kv_heads * head_features
-        return Widths(query=HD, key=half, value=GD, cached=GD + half, scored=HD, weighted=HD)
+    def turned_features(self, head_features: int) -> int:
+        return head_features // 2
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
         heads = Heads.of(params, key="key_value", value="key_value")
@@ -102,12 +105,6 @@ class GroupedTiedAttention(GroupedQueryAttention):
             "key": {"kernel": shared},
             "out": {"kernel": np.concatenate(outs)},
         }
-
-
-def _half(width: int) -> int:
-    if width % 2:
-        raise ValueError(f"gta ties half of a key to its value: the width {width} is odd")
-    return width // 2
 
 
 def _bases(forms: np.ndarray, maps: np.ndarray, G: int, D: int) -> np.ndarray:

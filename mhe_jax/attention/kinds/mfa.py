@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.kinds.mqa import MultiQueryAttention
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.nearest.factors import common_factor
@@ -74,12 +73,7 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         rank = self._rank(call.head_features)
         latent = self._projection("query_latent")(x, (rank,), ("embed", None))
-        latent = nn.RMSNorm(
-            name="query_latent_norm",
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            scale_init=named(nn.initializers.ones_init(), ("norm",)),
-        )(latent)
+        latent = self.rms_norm("query_latent_norm")(latent)
         names = ("embed", "heads", "head_features")
         up = self._projection("query", use_bias=False)
         return self.normalized("query_ln", up(latent, (self.num_heads, call.head_features), names))
@@ -105,21 +99,10 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
             heads = heads + rest * alpha.astype(rest.dtype)[None, None, None]
         return self.project_out(heads, call)
 
-    def widths(self, head_features: int) -> Widths:
-        H, C = self.num_heads, head_features
-        rank = self._rank(C)
-        N = C * C if self.reuse_keys else 0
-        return Widths(
-            query=rank,
-            key=C,
-            value=0 if self.reuse_keys else C,
-            cached=C if self.reuse_keys else 2 * C,
-            scored=H * C,
-            weighted=H * C,
-            tables=rank + (C if self.reuse_keys else 0),
-            inner=rank * H * C + N,
-            mixed=(H - 1) * N,  # N multiplies the output of each head
-        )
+    def core(self, head_features: int) -> tuple[int, int, int]:
+        scored, weighted, _ = super().core(head_features)
+        # N multiplies the output of each head.
+        return scored, weighted, (self.num_heads - 1) * head_features**2 * self.reuse_keys
 
     def nearest(self, heads: Heads, moments: Moments) -> Parameters:
         """Keys and values as in `mqa`, with `reuse_keys` one for both, like the latent of `mla`.

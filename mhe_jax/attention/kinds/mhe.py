@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.forms import AttentionInGroups
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.projection import named
@@ -41,8 +40,6 @@ class MultipleHeadEmbeddingAttention(AttentionInGroups):
 
     # Head embeddings are applied to what is read from the cache, and rotation comes after them.
     turned: ClassVar[str | None] = None
-    # Why rotated keys do not fold.
-    not_rotated: ClassVar[str]
 
     def psi(self, x: jax.Array, embedding: jax.Array) -> jax.Array:
         """ψ: [B, T, G, D] and [H, D] to [B, T, H, D]."""
@@ -112,12 +109,6 @@ class MultipleHeadEmbeddingAttention(AttentionInGroups):
             e_v = call.embeddings["value"].astype(heads.dtype)
             heads = self.fold_output(heads, weight_sum, e_v)
         return self.project_out(heads, call)
-
-    def widths(self, head_features: int) -> Widths:
-        GD, HD = self.num_groups * head_features, self.num_heads * head_features
-        return Widths(
-            query=GD, key=GD, value=GD, cached=2 * GD, scored=HD, weighted=HD, tables=3 * HD
-        )
 
     def broadcast(self, x: jax.Array, factors: jax.Array) -> jax.Array:
         """[B, T, G, D] repeated over the heads of each group, times [H, D]: [B, T, H, D]."""

@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.kinds.mhe import MultipleHeadEmbeddingAttention
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.nearest.factors import common_factor, parafac, sharing, sharing_mean
 from mhe_jax.attention.nearest.heads import Heads
 from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, balance, shared_values
 from mhe_jax.attention.projection import named
-from mhe_jax.config import FORMS_OF_KINDS
 
 
 class MHEAddAttention(MultipleHeadEmbeddingAttention):
@@ -49,23 +47,18 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
     score_groups: int = 1
 
     kind: ClassVar[str] = "mhe_add"
-    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mhe_add"]
     keeps_bias: ClassVar[tuple[str, ...]] = ("query", "out")
     shared_queries: ClassVar[int] = 32
-    not_rotated: ClassVar[str] = (
+    not_rotated: ClassVar[str | None] = (
         "what a key embedding adds to a score then depends on the distance, and does not cancel"
     )
 
-    def start(self, call: Call) -> Call:
-        if self.num_heads % self.score_groups:
-            raise ValueError(
-                f"score_groups={self.score_groups} must divide num_heads={self.num_heads}"
-            )
+    def check(self, head_features: int, features: int) -> None:
+        super().check(head_features, features)
         if self.score_groups > 1 and self.num_groups > 1:
             raise ValueError(
                 f"score_groups={self.score_groups} does not go with num_groups={self.num_groups}"
             )
-        return super().start(call)
 
     def untrained(self) -> tuple[str, ...]:
         """The key embedding, which softmax cancels; a norm or rotation after it makes it matter."""
@@ -111,15 +104,12 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
         )
         return bias.reshape(B, S, self.num_heads) * D**-0.5
 
-    def widths(self, head_features: int) -> Widths:
-        H, D, C = self.num_heads, head_features, self.score_groups
-        row = super().widths(D)
-        row = dataclasses.replace(row, tables=row.tables + (C * D if C > 1 else 0))
+    def core(self, head_features: int) -> tuple[int, int, int]:
         if not self.folds:
-            return row
+            return super().core(head_features)
         # One score matrix per group, and H sums and H denominators.
-        scored = max(self.num_groups, C) * D
-        return dataclasses.replace(row, scored=scored, weighted=H * D + H)
+        groups = max(self.num_groups, self.score_groups)
+        return groups * head_features, self.num_heads * (head_features + 1), 0
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
         """The key embedding is left out, since softmax cancels it."""

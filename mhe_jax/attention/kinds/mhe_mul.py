@@ -20,7 +20,6 @@ from mhe_jax.attention.nearest.scores import (
     shared_values,
     shares_both,
 )
-from mhe_jax.config import FORMS_OF_KINDS
 
 
 class MHEMulAttention(MultipleHeadEmbeddingAttention):
@@ -43,7 +42,6 @@ class MHEMulAttention(MultipleHeadEmbeddingAttention):
     head_embedding_init: Callable = nn.initializers.normal(0.5)
 
     kind: ClassVar[str] = "mhe_mul"
-    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mhe_mul"]
     not_rotated: ClassVar[str] = (
         "the factors 1 + e_k of two features that turn together differ, and do not commute with "
         "the rotation"

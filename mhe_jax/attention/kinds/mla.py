@@ -2,13 +2,11 @@
 
 from typing import ClassVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.forms import AttentionOverCache
 from mhe_jax.attention.kinds.mfa import check_room, from_latent, held, rows_up_to
 from mhe_jax.attention.module import Call
@@ -23,8 +21,6 @@ from mhe_jax.attention.nearest.scores import (
     last,
     widened,
 )
-from mhe_jax.attention.projection import named
-from mhe_jax.config import FORMS_OF_KINDS
 
 # Logical names of the kernels that make heads; a latent takes the place of the model's width.
 OF_HEADS = ("embed", "heads", "head_features")
@@ -79,18 +75,27 @@ class MultiHeadLatentAttention(AttentionOverCache):
     query_rank: int | None = None
 
     kind: ClassVar[str] = "mla"
-    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mla"]
     one_source: ClassVar[bool] = True
     # [c, X W_kr], of which `turned_features` are rotated: all that the cache holds.
     turned: ClassVar[str | None] = "latent"
+    turned_by: ClassVar[str] = "rotary_features"
     not_linear: ClassVar[str | None] = "a norm lies between its inputs and its keys and values"
+
+    def check(self, head_features: int, features: int) -> None:
+        super().check(head_features, features)
+        r, H, G = self._width(head_features), self._readers, self.latent_groups
+        for name, whole in (("latent_features", r), ("num_heads", H)):
+            if whole % G:
+                raise ValueError(f"latent_groups={G} must divide {name}={whole}")
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         H, D = self.num_heads, call.head_features
         if self.query_rank is not None:
-            x = self._projection("query_latent")(x, (self.query_rank,), ("embed", None))
-            x = self._rms_norm("query_latent_norm")(x)
-        query = self._projection("query", use_bias=False)(x, (H, D + self._turns(D)), OF_HEADS)
+            c = self._projection("query_latent")(x, (self.query_rank,), ("embed", None))
+            x = self._calibrated(self.rms_norm("query_latent_norm")(c), x.shape[-1])
+        width = D + self.turned_features(D)
+        query = self._projection("query", use_bias=False)(x, (H, width), OF_HEADS)
+        query = jnp.tile(query, (1, 1, self._readers // H, 1))
         still, turns = jnp.split(query, [D], -1)
         still = self.normalized("query_ln", still)
         if call.form == "absorbed":
@@ -98,28 +103,23 @@ class MultiHeadLatentAttention(AttentionOverCache):
         return jnp.concatenate([still, turns], -1)
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
-        (G, width), R = self._latents(call.head_features), self._turns(call.head_features)
+        (G, width), R = self._latents(call.head_features), self.turned_features(call.head_features)
         latent = self._projection("latent")
-        norm = self._rms_norm("latent_norm", G)
+        norm = self.rms_norm("latent_norm", ("groups", "norm") if G > 1 else ("norm",))
 
         def latent_of(x):
             """[B, S, 1, r]."""
             c = latent(x, (G * width,), ("embed", None))
             groups = (G, width) if G > 1 else (width,)
-            return norm(c.reshape(*c.shape[:2], *groups)).reshape(*c.shape[:2], 1, G * width)
+            c = self._calibrated(norm(c.reshape(*c.shape[:2], *groups)), x.shape[-1])
+            return c.reshape(*c.shape[:2], 1, G * width)
 
         found = latent_of(inputs_k)
         if R:
             turns = self._projection("rotary_key")(inputs_k, (R,), ("embed", None))
             found = jnp.concatenate([found, turns[:, :, None]], -1)
-        if inputs_v is None:
-            return {"latent": found}
-        if inputs_v.shape[-1] != inputs_k.shape[-1]:
-            raise ValueError(
-                f"mla projects keys and values by one matrix: inputs_v is {inputs_v.shape[-1]} "
-                f"wide and must be as wide as inputs_k, {inputs_k.shape[-1]}"
-            )
-        return {"latent": found, "value": latent_of(inputs_v)}
+        values = {} if inputs_v is None else {"value": latent_of(inputs_v)}
+        return {"latent": found, **values}
 
     def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
         key = memory["latent"]
@@ -142,33 +142,18 @@ class MultiHeadLatentAttention(AttentionOverCache):
             heads = self._absorbed("btgki,igkd->btgkd", latents, "value", call)
         return self.project_out(heads, call)
 
-    def turned_features(self, width: int, call: Call) -> int:
-        return self._turns(call.head_features)
+    def turned_features(self, head_features: int) -> int:
+        """R."""
+        if self.rotary is None:
+            return 0
+        return head_features // 2 if self.rotary_features is None else self.rotary_features
 
     def scale(self, call: Call) -> float:
-        return (call.head_features + self._turns(call.head_features)) ** -0.5
+        return (call.head_features + self.turned_features(call.head_features)) ** -0.5
 
-    def widths(self, head_features: int) -> Widths:
-        H, D, rank = self.num_heads, head_features, self.query_rank or 0
-        (G, width), R = self._latents(D), self._turns(D)
-        of_query, r = H * (D + R), G * width
-        scored, weighted, _ = self.core(self.form_of_one, D)
-        return Widths(
-            query=rank,
-            key=r + R,
-            value=0,
-            cached=r + R,
-            scored=scored,
-            weighted=weighted,
-            tables=r + rank,
-            unbiased=0 if rank else of_query,
-            # W_uk and W_uv multiply each key that is made or, when absorbed, each query.
-            inner=rank * of_query + 2 * width * H * D,
-        )
-
-    def core(self, form: str, head_features: int) -> tuple[int, int, int]:
-        H, D = self.num_heads, head_features
-        (G, width), R = self._latents(D), self._turns(D)
+    def core_of(self, form: str, head_features: int) -> tuple[int, int, int]:
+        H, D = self._readers, head_features
+        (G, width), R = self._latents(D), self.turned_features(D)
         if form == "absorbed":
             return H * (width + R), H * (width + (R if G == 1 else 0)), 0
         return H * (D + R), H * D, 2 * width * H * D
@@ -215,24 +200,26 @@ class MultiHeadLatentAttention(AttentionOverCache):
             "out": {"kernel": heads.out},
         }
 
+    @property
+    def _readers(self) -> int:
+        """Query heads of the engine, each of which reads one latent."""
+        return self.num_heads
+
+    def _calibrated(self, c: jax.Array, inputs: int) -> jax.Array:
+        """A normed latent [..., rank] of inputs of that width."""
+        return c
+
     def _latents(self, D: int) -> tuple[int, int]:
         """G, and the width of each latent."""
-        r, G = 4 * D if self.latent_features is None else self.latent_features, self.latent_groups
-        if r % G or self.num_heads % G:
-            raise ValueError(
-                f"latent_groups={G} must divide latent_features={r} and num_heads={self.num_heads}"
-            )
-        return G, r // G
+        return self.latent_groups, self._width(D) // self.latent_groups
 
-    def _turns(self, D: int) -> int:
-        """R."""
-        if self.rotary is None:
-            return 0
-        return D // 2 if self.rotary_features is None else self.rotary_features
+    def _width(self, D: int) -> int:
+        """r."""
+        return 4 * D if self.latent_features is None else self.latent_features
 
     def _up(self, name: str, c: jax.Array, call: Call) -> jax.Array:
         """Latents [B, S, G, r/G] to heads [B, S, H, D] by W_uk or W_uv."""
-        (B, S, G, _), H, D = c.shape, self.num_heads, call.head_features
+        (B, S, G, _), H, D = c.shape, self._readers, call.head_features
         if G == 1:
             return self._projection(name, use_bias=False)(c[:, :, 0], (H, D), OF_HEADS)
         made = self._by_matrix("bsgi,igkd->bsgkd", c, name, call)
@@ -247,19 +234,7 @@ class MultiHeadLatentAttention(AttentionOverCache):
 
     def _by_matrix(self, equation: str, x: jax.Array, name: str, call: Call) -> jax.Array:
         """The product of `x` and W_uk or W_uv [r/G, G, H/G, D]."""
-        (G, width), H, D = self._latents(call.head_features), self.num_heads, call.head_features
+        (G, width), H, D = self._latents(call.head_features), self._readers, call.head_features
         kernel = self._projection(name, use_bias=False).matrix((width,), (H, D), OF_HEADS)
         kernel = kernel.reshape(width, G, H // G, D).astype(x.dtype)
         return jnp.einsum(equation, x, kernel, precision=self.precision)
-
-    def _rms_norm(self, name: str, groups: int = 1) -> nn.RMSNorm:
-        """Over the last axis of [..., width], or of [..., G, width] with scales for each group."""
-        names = ("norm",) if groups == 1 else ("groups", "norm")
-        return nn.RMSNorm(
-            name=name,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            scale_init=named(nn.initializers.ones_init(), names),
-            reduction_axes=-1,
-            feature_axes=tuple(range(-len(names), 0)),
-        )

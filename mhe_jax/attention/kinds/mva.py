@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.forms import AttentionInGroups
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.nearest.factors import Cost, Factors, common_factor, sharing_mean
@@ -21,7 +20,6 @@ from mhe_jax.attention.nearest.scores import (
     filled,
     own_values,
 )
-from mhe_jax.config import FORMS_OF_KINDS
 
 
 class MultiValueAttention(AttentionInGroups):
@@ -60,16 +58,16 @@ class MultiValueAttention(AttentionInGroups):
     score_features: int | None = None
 
     kind: ClassVar[str] = "mva"
-    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["mva"]
+    turned_by: ClassVar[str] = "score_features"
     keeps_bias: ClassVar[tuple[str, ...]] = ("query",)
+    not_rotated: ClassVar[str | None] = "the bias of each key does not turn"
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
-        q = self.project_groups("query", x, self.score_features or call.head_features)
+        q = self.project_groups("query", x, self.turned_features(call.head_features))
         return self._over_heads(self.normalized("query_ln", q), call)
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array, call: Call) -> KeyValues:
-        width = self.score_features or call.head_features
-        key = self.project_groups("key", inputs_k, width)
+        key = self.project_groups("key", inputs_k, self.turned_features(call.head_features))
         # This projection has no bias, which would shift all scores of a head alike.
         bias = self._projection("key_bias", use_bias=False)
         return {
@@ -84,12 +82,13 @@ class MultiValueAttention(AttentionInGroups):
     def score_bias(self, memory: KeyValues, key: jax.Array, call: Call) -> jax.Array:
         return memory["key_bias"]
 
-    def widths(self, head_features: int) -> Widths:
-        H, HD = self.num_heads, self.num_heads * head_features
-        S = self.num_groups * (self.score_features or head_features)
-        return Widths(
-            query=S, key=S, value=HD, cached=S + HD + H, scored=S, weighted=HD + H, unbiased=H
-        )
+    def turned_features(self, head_features: int) -> int:
+        """D_s."""
+        return self.score_features or head_features
+
+    def core(self, head_features: int) -> tuple[int, int, int]:
+        scored = self.num_groups * self.turned_features(head_features)
+        return scored, self.num_heads * (head_features + 1), 0
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
         return super().heads(params).with_key_bias(params["key_bias"]["kernel"])

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.module import Attention, Call
 from mhe_jax.attention.nearest.heads import Heads
 from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, pair, shared_values
@@ -35,9 +34,8 @@ class SingleHeadAttention(Attention):
         repeated = jnp.broadcast_to(heads, (*heads.shape[:2], self.num_heads, call.head_features))
         return self.project_out(repeated, call)
 
-    def widths(self, head_features: int) -> Widths:
-        D = head_features
-        return Widths(query=D, key=D, value=D, cached=2 * D, scored=D, weighted=D)
+    def core(self, head_features: int) -> tuple[int, int, int]:
+        return head_features, head_features, 0
 
     def nearest(self, heads: Heads, moments: Moments) -> Parameters:
         """The mean of all scores, and the sum of what heads add, at width D."""

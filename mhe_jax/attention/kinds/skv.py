@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.module import Attention, Call
 from mhe_jax.attention.nearest.factors import common_factor
 from mhe_jax.attention.nearest.heads import Heads
@@ -34,10 +33,6 @@ class SharedKeyValueAttention(Attention):
     def expand(self, memory: KeyValues, call: Call) -> tuple[jax.Array, jax.Array]:
         key = memory["key_value"]
         return self.normalized("key_ln", key), memory.get("value", key)
-
-    def widths(self, head_features: int) -> Widths:
-        HD = self.num_heads * head_features
-        return Widths(query=HD, key=HD, value=0, cached=HD, scored=HD, weighted=HD)
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
         return Heads.of(params, key="key_value", value="key_value")

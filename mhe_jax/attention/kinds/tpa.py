@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.cost import Widths
 from mhe_jax.attention.forms import AttentionOverCache
 from mhe_jax.attention.module import Call
 from mhe_jax.attention.nearest.factors import alternate, columns, common_factor, group, sharing
 from mhe_jax.attention.nearest.heads import Heads
 from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, widened
-from mhe_jax.config import FORMS_OF_KINDS
 
 
 class TensorProductAttention(AttentionOverCache):
@@ -50,7 +48,6 @@ class TensorProductAttention(AttentionOverCache):
     not_linear: ClassVar[str | None] = (
         "its queries, keys and values are products of two maps of its inputs"
     )
-    forms: ClassVar[tuple[str, ...]] = FORMS_OF_KINDS["tpa"]
 
     @property
     def turned(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -79,12 +76,10 @@ class TensorProductAttention(AttentionOverCache):
         factor = self.key_rank if call.form == "factored" else 1
         return call.head_features**-0.5 / factor
 
-    def widths(self, head_features: int) -> Widths:
-        H, D, form = self.num_heads, head_features, self.form_of_one
-        query, key, value = (R * (H + D) for R in (self.query_rank, self.key_rank, self.value_rank))
-        scored, weighted, made = self.core(form, D)
-        mixed = self.query_rank * H * D + made
-        return Widths(query, key, value, key + value, scored, weighted, mixed=mixed)
+    def core(self, head_features: int) -> tuple[int, int, int]:
+        scored, weighted, made = self.core_of(self.form_of_one, head_features)
+        # Queries, keys and values of heads are mixed of what the kernels make.
+        return scored, weighted, self.query_rank * self.num_heads * head_features + made
 
     def nearest(self, heads: Heads, moments: Moments) -> Parameters:
         """Constant a[h], by biases, so that heads mix R projections that all of them share.
@@ -112,7 +107,7 @@ class TensorProductAttention(AttentionOverCache):
             "out": {"kernel": out},
         }
 
-    def core(self, form: str, head_features: int) -> tuple[int, int, int]:
+    def core_of(self, form: str, head_features: int) -> tuple[int, int, int]:
         H, D, K, V = self.num_heads, head_features, self.key_rank, self.value_rank
         if form == "factored":
             return H * K * (D + 1), H * V * (D + 1), 0

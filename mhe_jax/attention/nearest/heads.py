@@ -45,10 +45,21 @@ class Heads:
         key = np.concatenate([np.repeat(self.key, H // len(self.key), 0), column], -1)
         return dataclasses.replace(self, query=query, key=key)
 
-    def repeated(self) -> "Heads":
-        """The same with H key and value heads."""
-        key, value = (np.repeat(x, len(self.out) // len(x), 0) for x in (self.key, self.value))
+    def repeated(self, count: int | None = None) -> "Heads":
+        """The same with H key and value heads, or `count` of them."""
+        count = count or len(self.out)
+        key, value = (np.repeat(x, count // len(x), 0) for x in (self.key, self.value))
         return dataclasses.replace(self, key=key, value=value)
+
+    def widened(self, width: int) -> "Heads":
+        """The same with queries, keys and values `width` wide, which is as wide or wider.
+
+        Columns of zeros change neither scores nor values; queries make up for the changed scale.
+        """
+        query = self.query * (width / self.query.shape[-1]) ** 0.5
+        out = _padded(self.out.swapaxes(1, 2), width).swapaxes(1, 2)
+        query, key, value = (_padded(x, width) for x in (query, self.key, self.value))
+        return Heads(query, key, value, out, self.bias)
 
     def ordered(self, order: Sequence[int]) -> "Heads":
         """The same in another order, where K is H."""
@@ -72,6 +83,10 @@ class Heads:
     def constant(self) -> np.ndarray:
         """b with what biases of values add [P]."""
         return self.bias + np.einsum("hd,hdp->p", self.value[:, -1], self.out)
+
+
+def _padded(x: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(x, ((0, 0), (0, 0), (0, width - x.shape[-1])))
 
 
 def projected(projection: Mapping[str, Any]) -> np.ndarray:

@@ -8,12 +8,10 @@ import dataclasses
 import re
 from typing import Any
 
-import numpy as np
-
 from mhe_jax.config import Config, InputError, ModelConfig, TaskName
-from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields, written
-from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, lay_out, modules, output
-from mhe_jax.interchange.plain import Tensors, plain, require, scaled
+from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
+from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, modules, output
+from mhe_jax.interchange.plain import Tensors
 
 # The classes of transformers for our tasks.
 HEADS = {
@@ -23,7 +21,7 @@ HEADS = {
     "multiple_choice": "BertForMultipleChoice",
     "span": "BertForQuestionAnswering",
 }
-LAST_NORM = "head_norm"
+NAME, ROLE, LAST_NORM = "BERT", "encoder", "head_norm"
 # Buffers, and heads that our models lack.
 IGNORED = r"\w+\.embeddings\.(position|token_type)_ids|cls\.seq_relationship\..*|\w+\.pooler\..*"
 LAYER = {
@@ -64,6 +62,7 @@ FIELDS = {
     "tie_word_embeddings": ("tie_embeddings", True),
 }
 FIXED = {"norm_position": "post", "norm": "layer", "mlp": "plain"}
+NEEDED = {**FIXED, "context": "text", "pooling": "first", "num_spans": None}
 
 
 def table(model: ModelConfig, model_type: str, task: str) -> Table:
@@ -88,25 +87,15 @@ def table(model: ModelConfig, model_type: str, task: str) -> Table:
     return found | modules("", "", head)
 
 
-def write(config: Config, params: Any, rows: np.ndarray | None = None) -> Written:
-    """The tensors of an encoder, and its `config.json`; see `writing.convert`."""
+def write(config: Config, found: Tensors) -> Written:
+    """The parameters of an encoder, and what `config.json` says beside `FIELDS`."""
     model, task = config.model, config.task
     if task not in HEADS:
         raise InputError(f"task is {task!r}: BERT has no such head; takes {', '.join(HEADS)}")
-    home = "BERT, the format for encoders,"
-    require(model, home, **FIXED, context="text", pooling="first", num_spans=None)
-    found = plain(config, params, "BERT", rows=rows)
     if task != "mlm":
         found.pop("embeddings/output", None)  # of logits, which it has none of
-    last_norm = LAST_NORM if task == "mlm" else None
-    found = scaled(model, found, np.float32(model.features**0.5), last_norm)
     found.setdefault("embeddings/type", 0 * found["embeddings/token"][:1])
-    values = {
-        "architectures": [HEADS[task]],
-        "model_type": "bert",
-        **written(FIELDS, model, "encoder"),
-        "type_vocab_size": max(1, model.num_token_types),
-    }
+    values: dict[str, Any] = {"type_vocab_size": max(1, model.num_token_types)}
     if task in ("classification", "regression"):
         count = len(found["classifier/bias"])
         labels = config.data.labels if len(config.data.labels) == count else ()
@@ -115,7 +104,7 @@ def write(config: Config, params: Any, rows: np.ndarray | None = None) -> Writte
         values["label2id"] = {label: i for i, label in enumerate(labels)}
         kind = "regression" if task == "regression" else "single_label_classification"
         values["problem_type"] = kind
-    return lay_out(table(model, "bert", task), found, "BERT"), values
+    return found, values | {"architectures": [HEADS[task]], "model_type": "bert"}
 
 
 def model_of(fields: Fields) -> ModelConfig:

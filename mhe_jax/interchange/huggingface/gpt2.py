@@ -4,16 +4,14 @@ GPT-BigCode is the home of the kinds that fold to one key and value head (`mqa`,
 `mhe_add`), GPT-2 that of the others, with keys and values repeated for each head.
 """
 
-from typing import Any
-
 import numpy as np
 
 from mhe_jax.config import Config, ModelConfig
-from mhe_jax.interchange.huggingface.fields import Fields, written
-from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, lay_out, modules, output
-from mhe_jax.interchange.plain import plain, require, scaled
+from mhe_jax.interchange.huggingface.fields import Fields
+from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, modules, output
+from mhe_jax.interchange.plain import Tensors
 
-LAST_NORM = "decoder/norm"
+NAME, ROLE, LAST_NORM = "GPT-2", "decoder", "decoder/norm"
 IGNORED = r"transformer\.h\.\d+\.attn\.(masked_)?bias"  # masks, which older versions saved
 LAYER = {
     "ln_1": "self_attention_norm",
@@ -36,13 +34,7 @@ FIELDS = {
     "layer_norm_epsilon": ("layer_norm_epsilon", 1e-5),
     "tie_word_embeddings": ("tie_embeddings", True),
 }
-
-
-def folds_to_one(model: ModelConfig) -> bool:
-    """Whether one key and one value head suffice for all query heads."""
-    attention = model.attention_for("decoder")
-    one = attention.kind in ("mqa", "sha", "mhe_add", "mhe_mul")
-    return (one and (attention.num_groups or 1) == 1) or attention.num_heads == 1
+NEEDED = {"norm_position": "pre", "norm": "layer", "mlp": "plain", "output_bias": False}
 
 
 def table(model: ModelConfig, model_type: str, *_: str) -> Table:
@@ -59,24 +51,26 @@ def table(model: ModelConfig, model_type: str, *_: str) -> Table:
     return found
 
 
-def write(config: Config, params: Any, rows: np.ndarray | None = None) -> Written:
-    """The tensors of a language model, and its `config.json`; see `writing.convert`."""
-    model = config.model
-    one = folds_to_one(model)
-    name = "GPT-BigCode" if one else "GPT-2"
-    home = f"{name}, the format for this language model,"
-    require(model, home, norm_position="pre", norm="layer", mlp="plain", output_bias=False)
-    found = plain(config, params, name, rows=rows, key_heads=1 if one else None)
-    found = scaled(model, found, np.float32(model.features**0.5), LAST_NORM)
-    model_type = "gpt_bigcode" if one else "gpt2"
-    values = {
-        "architectures": ["GPTBigCodeForCausalLM" if one else "GPT2LMHeadModel"],
-        "model_type": model_type,
-        **written(FIELDS, model, "decoder"),
-        "embd_pdrop": model.dropout_rate,
-    }
-    tensors = lay_out(table(model, model_type), found, name)
-    return tensors, values | ({"multi_query": True} if one else {})
+def write(config: Config, found: Tensors) -> Written:
+    """The parameters of a language model, and what `config.json` says beside `FIELDS`."""
+    heads = config.model.attention_for("decoder").num_heads
+    values = {"embd_pdrop": config.model.dropout_rate}
+    if (one := _with_one_head(found, heads)) is None:
+        return found, values | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+    values |= {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode"}
+    return one, values | {"multi_query": True}
+
+
+def _with_one_head(tensors: Tensors, heads: int) -> Tensors | None:
+    """The parameters with the key and value head that all heads have; None if they differ."""
+    found = dict(tensors)
+    for name, array in tensors.items():
+        if "_attention/key/" in name or "_attention/value/" in name:
+            first, *others = np.split(array, heads, -1)
+            if not all(np.array_equal(first, other) for other in others):
+                return None
+            found[name] = first
+    return found
 
 
 def model_of(fields: Fields) -> ModelConfig:

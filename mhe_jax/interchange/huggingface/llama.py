@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from mhe_jax.config import Config, InputError, ModelConfig
-from mhe_jax.interchange.heads import require_keys_that_turn
-from mhe_jax.interchange.huggingface.fields import Fields, written
-from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, lay_out, modules, output
-from mhe_jax.interchange.plain import plain, require, scaled
+from mhe_jax.interchange.huggingface.fields import Fields
+from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, modules, output
+from mhe_jax.interchange.plain import Tensors
 
-LAST_NORM = "decoder/norm"
+NAME, ROLE, LAST_NORM = "Llama", "decoder", "decoder/norm"
 IGNORED = r".*rotary_emb\.inv_freq"  # angles, which older versions saved
 LAYER = {
     "input_layernorm": "self_attention_norm",
@@ -41,6 +40,9 @@ FIELDS = {
     "tie_word_embeddings": ("tie_embeddings", False),
 }
 FIXED = {"positions": "rotary", "norm_position": "pre", "norm": "rms", "mlp": "gated"}
+NEEDED = {**FIXED, "output_bias": False}
+# Of `plain`: key and value heads as they are, and biases where the run has them.
+PLAIN = {"own": True, "biases": False}
 WINDOW = "sliding_window"
 ROPE_TYPES = ("default", "linear")
 # What a file of Mistral may leave out, and what Mistral has none of, whatever a file says.
@@ -65,30 +67,22 @@ def table(model: ModelConfig, *_: str) -> Table:
     return found
 
 
-def write(config: Config, params: Any, rows: np.ndarray | None = None) -> Written:
-    """The tensors of a language model, and its `config.json`; see `writing.convert`."""
+def write(config: Config, found: Tensors) -> Written:
+    """The parameters of a language model, and what `config.json` says beside `FIELDS`."""
     model, attention = config.model, config.model.attention_for("decoder")
-    home = "Llama, the format for this language model,"
-    require(model, home, **FIXED, output_bias=False)
-    require_keys_that_turn(attention.kind, home)
-    H = attention.num_heads
-    K = {"mqa": 1, "sha": 1, "gqa": attention.num_kv_heads}.get(attention.kind, H)
-    width = (attention.qkv_features or model.features) // H
-    found = plain(config, params, "Llama", rows=rows, biases=False, key_heads=K, width=width)
+    width = (attention.qkv_features or model.features) // attention.num_heads
     if model.rotary_pairs == "interleaved":
         found = {name: _halves(name, array, width) for name, array in found.items()}
-    found = scaled(model, found, np.float32(model.features**0.5), LAST_NORM)
+    key = found["decoder/layer_0/self_attention/key/kernel"]
     scaling = {"rope_type": "linear", "factor": model.rotary_scaling}
-    values = {
+    return found, {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **written(FIELDS, model, "decoder"),
-        "num_key_value_heads": K,
+        "num_key_value_heads": key.shape[1] // width,
         "head_dim": width,
         "rope_theta": model.rotary_base,
         "rope_scaling": scaling if model.rotary_scaling != 1 else None,
     }
-    return lay_out(table(model), found, "Llama"), values
 
 
 def _halves(name: str, array: np.ndarray, width: int) -> np.ndarray:

@@ -4,18 +4,16 @@ Its norms add 1e-5 in their denominator. A run with another ε has its home too:
 stream is c times as large, c² = 1e-5 / ε, the norms are the same, `LN(c x; c² ε) = LN(x; ε)`.
 """
 
-from typing import Any
-
 import numpy as np
 
-from mhe_jax.config import Config, ModelConfig
-from mhe_jax.config.model import AttentionByRole, AttentionOverride
-from mhe_jax.interchange.huggingface.fields import Fields, written
-from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, lay_out, modules, output
-from mhe_jax.interchange.plain import Tensors, plain, require, require_heads_of_cross, scaled
+from mhe_jax.config import AttentionByRole, AttentionOverride, Config, ModelConfig
+from mhe_jax.interchange.huggingface.fields import Fields
+from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, modules, output
+from mhe_jax.interchange.plain import Tensors, require_heads_of_cross
 
 EPSILON = 1e-5
 IGNORED = r""
+NAME, ROLE = "Marian", "encoder"
 LAST_NORM = None  # tokens are multiplied by √M, as ours
 ENCODER = {
     "self_attn.q_proj": "self_attention/query",
@@ -45,7 +43,7 @@ FIELDS = {
     "max_position_embeddings": ("max_length", None),
     "tie_word_embeddings": ("tie_embeddings", True),
 }
-FIXED = {"norm_position": "post", "norm": "layer", "mlp": "plain"}
+FIXED = NEEDED = {"norm_position": "post", "norm": "layer", "mlp": "plain"}
 
 
 def table(model: ModelConfig, *_: str) -> Table:
@@ -67,21 +65,16 @@ def table(model: ModelConfig, *_: str) -> Table:
     return found | {"lm_head.weight": output(model)}
 
 
-def write(config: Config, params: Any, rows: np.ndarray | None = None) -> Written:
-    """The tensors of a translation model, and its `config.json`; see `writing.convert`."""
+def write(config: Config, found: Tensors) -> Written:
+    """The parameters of a translation model, and what `config.json` says beside `FIELDS`."""
     model = config.model
-    require(model, "Marian, the format for translation,", **FIXED)
-    heads = require_heads_of_cross(config, "Marian")
-    found = plain(config, params, "Marian", rows=rows)
-    found = scaled(model, found, np.float32(model.features**0.5), tables=("position",))
     if model.layer_norm_epsilon != EPSILON:
         found = _larger(model, found, np.float32((EPSILON / model.layer_norm_epsilon) ** 0.5))
-    values = {
+    return found, {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
-        **written(FIELDS, model, "encoder"),
         "decoder_layers": model.decoder_layers,
-        "decoder_attention_heads": heads["decoder"],
+        "decoder_attention_heads": require_heads_of_cross(config, NAME)["decoder"],
         "decoder_ffn_dim": model.mlp_features,
         "attention_dropout": model.attention.dropout_rate,
         "activation_dropout": 0.0,
@@ -91,7 +84,6 @@ def write(config: Config, params: Any, rows: np.ndarray | None = None) -> Writte
         "normalize_before": False,
         "is_encoder_decoder": True,
     }
-    return lay_out(table(model), found, "Marian"), values
 
 
 def model_of(fields: Fields) -> ModelConfig:

@@ -21,32 +21,21 @@ from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.fields import Fields, read_object
 from mhe_jax.interchange.huggingface.tables import take_in
 from mhe_jax.interchange.huggingface.tokenizer import read_tokenizer
-from mhe_jax.interchange.plain import Tensors, abstract_of, flat_shape, scaled
+from mhe_jax.interchange.plain import Tensors, abstract_of, flat_shape, rows_of_tokens, scaled
 from mhe_jax.model import count_parameters
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
-from mhe_jax.training.run.fresh import check_new_run, write_run
+from mhe_jax.training.from_run import check_new_run, write_run
 
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-# Parameters with a row for each token, and on which axis.
-ROWS = {
-    "embeddings/token": 0,
-    "embeddings/output": 1,
-    "embeddings/vocabulary_bias": 0,
-    "vocabulary_bias": 0,
-}
 # First parts of the names of heads.
 HEADS = ("lm_head", "cls", "classifier", "qa_outputs", "final_logits_bias")
 # Tokens in a row of the new run, if its model has more positions.
 LONGEST = 512
 
 
-# A class of transformers: its type, our task, and the module for its fields and tensors, which has
-# `model_of(fields)`, the model, which refuses a field that ours lack; `table(model, model_type,
-# task)`, where parameters lie; `IGNORED`, what else a file may have; `LAST_NORM`, the norm before
-# tied logits, if √M is in the tables (`plain.scaled`); and it may have `named(fields, model,
-# tensors)`, the tensors by the names of the table.
+# A class of transformers: its type, our task, and the module for its fields and tensors.
 ARCHITECTURES: dict[str, tuple[str, Any, ModuleType]] = {
     "GPT2LMHeadModel": ("gpt2", "lm", gpt2),
     "GPTBigCodeForCausalLM": ("gpt_bigcode", "lm", gpt2),
@@ -86,9 +75,8 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     if module.LAST_NORM is not None:
         found = scaled(model, found, 1 / np.float32(model.features**0.5), module.LAST_NORM)
     found = {path: found[path].reshape(leaf.shape) for path, leaf in abstract.items()}
-    for part, axis in ROWS.items():
-        if part in found:
-            found[part] = _permuted(found[part], axis, tokenizer, begin)
+    for path, axis in rows_of_tokens(found).items():
+        found[path] = _permuted(found[path], axis, tokenizer, begin)
     biased = model.output_bias and bool(found["embeddings/vocabulary_bias"].any())
     if not biased:
         found.pop("embeddings/vocabulary_bias", None)

@@ -13,10 +13,12 @@ from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import AnyTokenizer, JsonTokenizer, Tokenizer
 from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import write_card
+from mhe_jax.interchange.card import Export
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
-from mhe_jax.interchange.huggingface.tables import Written, write_files, write_json
+from mhe_jax.interchange.huggingface.fields import written
+from mhe_jax.interchange.huggingface.tables import Written, lay_out, write_files, write_json
 from mhe_jax.interchange.huggingface.tokenizer import write_tokenizer
+from mhe_jax.interchange.plain import plain, require, scaled
 
 WHAT = """\
 `model.safetensors` and `config.json` are those of a model of transformers that computes what the
@@ -37,7 +39,7 @@ NAMES = {PAD: "pad", BOS: "bos", EOS: "eos", MASK: "mask"}
 NEEDED = {"lm": (EOS,), "translation": (PAD, EOS), "mlm": (PAD, BOS, EOS, MASK)}
 
 
-def write(run: Run, directory: Path) -> dict[str, Any]:
+def write(run: Run, directory: Path) -> Export:
     """Writes a run into an empty directory, which `from_pretrained` of transformers reads."""
     if importlib.util.find_spec("tokenizers") is None:
         raise not_installed("huggingface needs tokenizers", "export")
@@ -50,9 +52,9 @@ def write(run: Run, directory: Path) -> dict[str, Any]:
     if config.task in ("lm", "translation"):
         write_json(directory / "generation_config.json", _generation(config, values, special))
     architecture = values["architectures"][0]
-    write_card(run, directory, "huggingface", WHAT, USE.format(architecture=architecture))
     count = sum(array.size for array in tensors.values())
-    return {"architecture": architecture, "parameters": count}
+    use = USE.format(architecture=architecture)
+    return {"architecture": architecture, "parameters": count}, WHAT, use
 
 
 def convert(
@@ -62,12 +64,19 @@ def convert(
     special: Mapping[int, int] = OURS,
 ) -> Written:
     """Tensors and `config.json` of a run; `rows` and `special` as `numbering` gives them."""
-    if config.model.hashing is not None:
-        raise InputError(
-            f"model.hashing is {config.model.hashing!r}: transformers has no hashed words"
-        )
-    homes = {"lm": llama if llama.is_home_of(config.model) else gpt2, "translation": marian}
-    tensors, values = homes.get(config.task, bert).write(config, params, rows)
+    model = config.model
+    require(model, "transformers", hashing=None)
+    homes = {"lm": llama if llama.is_home_of(model) else gpt2, "translation": marian}
+    home: Any = homes.get(config.task, bert)
+    require(model, f"{home.NAME}, the format for this task,", **home.NEEDED)
+    found = plain(config, params, home.NAME, rows=rows, **getattr(home, "PLAIN", {}))
+    tables = ("token", "type", "position") if home.LAST_NORM else ("position",)
+    found = scaled(model, found, np.float32(model.features**0.5), home.LAST_NORM, tables)
+    found, own = home.write(config, found)
+    places = home.table(model, own["model_type"], config.task)
+    tensors = lay_out(places, found, home.NAME)
+    first = dict.fromkeys(("architectures", "model_type"))
+    values = first | written(home.FIELDS, model, home.ROLE) | own
     size = config.model.vocabulary_size if rows is None else len(rows)
     values |= _ids(special) | {"dtype": "float32", "vocab_size": size}
     if config.task == "translation":

@@ -15,13 +15,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any
 
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import DataConfig, InputError
 from mhe_jax.config.files import cache_directory
 from mhe_jax.data.readers import INDEX, READERS, Values, flat, open_records
-from mhe_jax.tasks.labelled.table import DatasetRow, row_of
+from mhe_jax.tasks.labelled.table import DatasetRow
 
 # The number of a text, and where a span begins and ends in it, in characters.
 TextSpan = tuple[int, int, int]
@@ -66,41 +66,34 @@ class Record:
     where: str
     values: Values
 
-    def value(self, field: str) -> Any:
-        """A required value."""
+    def value(self, field: str, kind: type = object) -> Any:
+        """A required value: of kind str a text, of kind int a whole number, 0 or more."""
         values = self.values if field in self.values else flat(self.values)
         if field not in values:
             has = ", ".join(map(repr, values)) or "nothing"
             raise InputError(f"{self.where}: has no {field!r}; it has {has}")
-        return values[field]
-
-    def text(self, field: str) -> str:
-        """A required value, which must be text."""
-        value = self.value(field)
-        if not isinstance(value, str):
-            raise InputError(f"{self.where}: field {field!r} is not a string")
-        return value
-
-    def number(self, field: str) -> int:
-        """A required value, which must be a whole number, 0 or more."""
-        value = self.value(field)
-        if type(value) is not int or value < 0:
-            raise InputError(
-                f"{self.where}: field {field!r} is {value!r}: takes a whole number, 0 or more"
-            )
+        value = values[field]
+        count = type(value) is int and value >= 0
+        if not (count if kind is int else isinstance(value, kind)):
+            takes = "a whole number, 0 or more" if kind is int else "a text"
+            raise InputError(f"{self.where}: field {field!r} is {value!r:.80}: takes {takes}")
         return value
 
 
-def read_examples(config: Config, split: str) -> list[Example]:
-    """The examples of a split; only those of the test split may come without labels."""
-    row = row_of(config)
+def read_examples(data: DataConfig, row: DatasetRow, split: str) -> list[Any]:
+    """The examples of a split (for task span, questions).
+
+    Only those of the test split may come without labels.
+    """
+    if row.task == "span":
+        return _questions(data, row, split)
     names = row.labels or tuple(map(str, range(len(row.texts) - 1)))
     classes = {class_name(name): number for number, name in enumerate(names)}
     found, seen = [], set()
     # A submission, and the scores of MultiRC, tell examples apart by their numbers.
     numbered = split == "test" or row.suite == "superglue"
-    for record in _records(config, split, row):
-        texts, spans = _texts(record, config.data.dataset, row)
+    for record in _records(data, row, split):
+        texts, spans = _texts(record, row)
         label = _label(record, row, classes, required=split != "test")
         index = record.values.get(row.index, record.values.get(INDEX, len(found)))
         if isinstance(index, dict):  # MultiRC
@@ -115,11 +108,11 @@ def read_examples(config: Config, split: str) -> list[Example]:
     return found
 
 
-def read_questions(config: Config, split: str) -> list[Question]:
+def _questions(data: DataConfig, row: DatasetRow, split: str) -> list[Question]:
     """The questions of a split; an answer of the training split must stand in its context."""
-    row, found = row_of(config), {}
-    for record in _records(config, split, row):
-        index, (question, context) = record.text("id"), _asked(record)
+    found = {}
+    for record in _records(data, row, split):
+        index, (question, context) = record.value("id", str), _asked(record)
         answers = tuple(_answers(record, required=split != "test"))
         if split == "train":
             if not answers and not row.may_be_unanswered:
@@ -135,54 +128,38 @@ def read_questions(config: Config, split: str) -> list[Question]:
     return list(found.values())
 
 
-def record_of(item: Any, row: DatasetRow, where: str) -> Record:
-    """A record given by hand: its texts in the order of the row's, or its fields by name."""
-    if isinstance(item, dict):
-        return Record(where, item)
-    parts = (item.removesuffix("\n"),) if isinstance(item, str) else item
-    if not isinstance(parts, tuple | list) or len(parts) != len(row.texts):
-        takes = f"takes {len(row.texts)} ({', '.join(row.texts)})"
-        if isinstance(parts, tuple | list):
-            raise InputError(f"{where} has {len(parts)} text{'s' * (len(parts) != 1)}: {takes}")
-        raise InputError(f"{where} is of type {type(item).__name__}: {takes}")
-    return Record(where, dict(zip(row.texts, parts, strict=True)))
-
-
-def given_example(config: Config, item: Any, where: str) -> Example:
-    """An example without a label, from what `record_of` takes."""
-    row = row_of(config)
-    texts, spans = _texts(record_of(item, row, where), config.data.dataset, row)
+def given_example(row: DatasetRow, item: Any, where: str) -> Example | Question:
+    """An example without a label, from its texts in the order of the data set or its fields."""
+    if not isinstance(item, dict):
+        parts = (item.removesuffix("\n"),) if isinstance(item, str) else item
+        if not isinstance(parts, tuple | list) or len(parts) != len(row.texts):
+            takes = f"takes {len(row.texts)} texts ({', '.join(row.texts)})"
+            raise InputError(f"{where} is {item!r:.80}: {takes}")
+        item = dict(zip(row.texts, parts, strict=True))
+    record = Record(where, item)
+    if row.task == "span":
+        return Question(where, *_asked(record), ())
+    texts, spans = _texts(record, row)
     return Example(None, texts, None, spans)
 
 
-def given_question(config: Config, item: Any, where: str) -> Question:
-    """A question without an answer, from what `record_of` takes."""
-    return Question(where, *_asked(record_of(item, row_of(config), where)), ())
-
-
-def label_names(config: Config) -> tuple[str, ...]:
+def label_names(data: DataConfig, row: DatasetRow) -> tuple[str, ...]:
     """The names of the classes of a task, () for a regression.
 
     For `own` examples they are the distinct labels of the training split, sorted.
     """
-    row = row_of(config)
     if row.labels or row.task in ("regression", "span"):
         return row.labels
     if row.task == "multiple_choice":
         return tuple(map(str, range(len(row.texts) - 1)))
-    names = {_class_of(record, row.label) for record in _records(config, "train", row)}
+    names = {_class_of(record, row.label) for record in _records(data, row, "train")}
     if len(names) < 2:
         raise InputError(f"data.train: has one label, {min(names)!r}: takes two or more")
     return tuple(sorted(names))
 
 
-def _records(config: Config, split: str, row: DatasetRow) -> Iterator[Record]:
-    return islice(_all_records(config, split, row), config.data.max_examples)
-
-
-def _all_records(config: Config, split: str, row: DatasetRow) -> Iterator[Record]:
-    data, count = config.data, 0
-    cache, sources = cache_directory(data.cache_directory), getattr(data, split)
+def _records(data: DataConfig, row: DatasetRow, split: str) -> Iterator[Record]:
+    cache, sources, count = cache_directory(data.cache_directory), getattr(data, split), 0
     if not sources:
         raise InputError(f"data.{split} is not set: it names the file or data set to read")
     fields = (*row.texts, row.label) if row.suite == "own" else ()
@@ -194,6 +171,8 @@ def _all_records(config: Config, split: str, row: DatasetRow) -> Iterator[Record
         # The mark of TFDS and of published data sets.
         unknown = row.task != "regression" and (row.suite != "own" or source.form == "tfds")
         for where, values in source.read():
+            if count == data.max_examples:
+                return
             count += 1
             if row.suite == "own" and named in values:
                 values[row.label] = values[named]
@@ -205,7 +184,7 @@ def _all_records(config: Config, split: str, row: DatasetRow) -> Iterator[Record
 
 
 def _asked(record: Record) -> tuple[str, str]:
-    question, context = map(record.text, ("question", "context"))
+    question, context = (record.value(field, str) for field in ("question", "context"))
     if not context.strip():
         raise InputError(f"{record.where}: has an empty context")
     return question, context
@@ -261,33 +240,33 @@ def _label(
     return classes[name]
 
 
-def _texts(
-    record: Record, dataset: str, row: DatasetRow
-) -> tuple[tuple[str, ...], tuple[TextSpan, ...]]:
+def _texts(record: Record, row: DatasetRow) -> tuple[tuple[str, ...], tuple[TextSpan, ...]]:
     """The texts of an example, and its spans."""
-    texts = tuple(record.text(name) for name in row.texts)
-    if dataset == "multirc":
+    texts = tuple(record.value(name, str) for name in row.texts)
+    if row.name == "multirc":
         paragraph, question = texts
-        return (paragraph, f"{question} {record.text('answer')}"), ()
-    if dataset == "copa":
+        return (paragraph, f"{question} {record.value('answer', str)}"), ()
+    if row.name == "copa":
         premise, *choices = texts
-        asked = record.text("question")
+        asked = record.value("question", str)
         if asked not in COPA_QUESTIONS:
             raise InputError(f"{record.where}: question is {asked!r}: takes cause or effect")
         return (f"{premise} {COPA_QUESTIONS[asked]}", *choices), ()
-    if dataset == "wic":
-        spans = [(i - 1, record.number(f"start{i}"), record.number(f"end{i}")) for i in (1, 2)]
+    if row.name == "wic":
+        spans = [
+            (i - 1, record.value(f"start{i}", int), record.value(f"end{i}", int)) for i in (1, 2)
+        ]
         return texts, tuple(spans)
-    if dataset == "wsc":
+    if row.name == "wsc":
         return texts, tuple(_words(record, texts[0], i) for i in (1, 2))
     return texts, ()
 
 
 def _words(record: Record, text: str, number: int) -> TextSpan:
     """The place of the words of a WSC span; words are separated by white space."""
-    span = record.text(f"span{number}_text")
+    span = record.value(f"span{number}_text", str)
     words = list(re.finditer(r"\S+", text))
-    first = record.number(f"span{number}_index")
+    first = record.value(f"span{number}_index", int)
     last = first + max(len(span.split()), 1) - 1
     start, end = words[min(first, len(words) - 1)].start(), words[min(last, len(words) - 1)].end()
     # Without the punctuation around it, where the text has the span letter by letter.
@@ -304,4 +283,4 @@ def _answers(record: Record, required: bool) -> Iterator[tuple[str, int]]:
         raise InputError(f"{record.where}: answers is not a list")
     for answer in answers:
         part = Record(record.where, answer if isinstance(answer, dict) else {})
-        yield part.text("text"), part.number("answer_start")
+        yield part.value("text", str), part.value("answer_start", int)

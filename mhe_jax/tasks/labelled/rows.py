@@ -1,4 +1,4 @@
-"""Rows of one or two texts, or of choices, with a label.
+"""Rows of one or two texts, or of choices, with a label; and predictions to scores and files.
 
     one text         bos A eos                  token types 0
     two texts        bos A eos B eos            token types 0 up to the first eos, then 1
@@ -13,33 +13,28 @@ row, the longer one is cut at its end, then both alike. `marks` is s at the toke
 and, for hashed words without a table, signatures [T, 16] ([C, T, 16]).
 """
 
-import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from mhe_jax.config import Config
 from mhe_jax.config.data import BOS, EOS
 from mhe_jax.data.batches import Draw
 from mhe_jax.data.examples import Row
 from mhe_jax.data.words import AnyTokenizer
-from mhe_jax.tasks.labelled.examples import Example, read_examples
-from mhe_jax.tasks.labelled.table import row_of
+from mhe_jax.tasks.labelled.examples import Example
+from mhe_jax.tasks.labelled.table import DatasetRow, official_scores, submission
+from mhe_jax.tasks.task import Outputs
 
-CHUNK = 1 << 14  # texts that are tokenized at once
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
 def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
     """Piece numbers of each text, int32."""
-    found = []
-    for start in range(0, len(texts), CHUNK):
-        rows = tokenizer.encode_batch(texts[start : start + CHUNK], num_threads=-1)
-        found += [np.array(ids, np.int32) for ids in rows]
-    return found
+    return [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts, num_threads=-1)]
 
 
 def shortened(first: int, second: int, room: int) -> tuple[int, int]:
@@ -58,26 +53,18 @@ def shortened(first: int, second: int, room: int) -> tuple[int, int]:
 class LabelledRows:
     """Tokenized examples."""
 
-    label_type: type = np.int32
-
-    @classmethod
-    def read(
-        cls, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
-    ) -> Self:
-        """The examples of a split, misspelt first with `spelling_noise`."""
-        examples = read_examples(config, split)
-        if spelling_noise:
-            generator = np.random.default_rng([Draw.SPELLING, config.evaluation.seed])
-            for i, example in enumerate(examples):
-                wrong = (misspell(text, spelling_noise, generator) for text in example.texts)
-                examples[i] = dataclasses.replace(example, texts=tuple(wrong))
-        return cls(config, tokenizer, examples)
-
-    def __init__(self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Example]):
-        self.dataset, self.examples = row_of(config), examples
-        self._longest = config.data.sequence_length
+    def __init__(
+        self,
+        dataset: DatasetRow,
+        tokenizer: AnyTokenizer,
+        examples: Sequence[Example],
+        longest: int,
+    ):
+        self.dataset, self.examples, self._longest = dataset, examples, longest
         self._tokenizer = tokenizer
-        self.num_texts = count = len(self.examples[0].texts)
+        count = len(self.examples[0].texts)
+        # The second text of a row, 0 for none; of choices, that of each row.
+        self._seconds = range(1, count) if self.dataset.task == "multiple_choice" else [1 % count]
         self._ids = [
             encode(tokenizer, [example.texts[i] for example in self.examples]) for i in range(count)
         ]
@@ -93,6 +80,8 @@ class LabelledRows:
         whole = whole[0] + others + (2 + tokenizer.separators if count > 1 else 2)
         self.num_cut = int((whole > self._longest).sum())
         self.lengths = np.minimum(whole, self._longest)
+        self.num_examples = len(examples)
+        self.num_unlabelled = sum(example.label is None for example in examples)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -101,36 +90,28 @@ class LabelledRows:
     def records(self) -> Iterator[Sequence[Any]]:
         return ((e.texts, e.label, e.spans) for e in self.examples)
 
-    @property
-    def num_examples(self) -> int:
-        return len(self.examples)
-
-    @property
-    def num_unlabelled(self) -> int:
-        return sum(example.label is None for example in self.examples)
-
     def describe(self) -> str:
         return f"{len(self):,} examples ({self.num_cut:,} cut)"
 
     def row(self, number: int, length: int) -> Row:
         """Example `number` as a row of `length`, which must hold it."""
-        label = self.examples[number].label
-        tokens, token_types, marks = self.arrays(number, length)
+        label, task = self.examples[number].label, self.dataset.task
+        texts = [self._pair(number, second, length) for second in self._seconds]
+        parts = np.stack(texts, axis=1) if task == "multiple_choice" else texts[0]
+        tokens, token_types, marks = parts
+        dtype = np.float32 if task == "regression" else np.int32
         return {
             **self._tokenizer.inputs(tokens),
             "token_types": token_types,
             "marks": marks,
-            "labels": np.array(0 if label is None else label, self.label_type),
+            "labels": np.array(0 if label is None else label, dtype),
             "weights": np.array(label is not None, np.float32),
             "index": np.array(number, np.int32),
         }
 
-    def arrays(self, number: int, length: int) -> tuple[np.ndarray, ...]:
-        return self.pair(number, 1 % self.num_texts, length)
-
-    def pair(self, number: int, second: int, length: int) -> tuple[np.ndarray, ...]:
-        """Text 0 with text `second`, or alone if `second` is 0."""
-        tokens, token_types, marks = np.zeros((3, length), np.int32)  # 0 is padding
+    def _pair(self, number: int, second: int, length: int) -> np.ndarray:
+        """Text 0 with text `second`, or alone if that is 0: tokens, types and marks [3, length]."""
+        tokens, token_types, marks = row = np.zeros((3, length), np.int32)  # 0 is padding
         between = self._tokenizer.separators
         kept = [len(self._ids[0][number])]
         if second:
@@ -147,7 +128,41 @@ class LabelledRows:
             token_types[start:end] = int(text > 0)
             if (text, number) in self._marks:
                 marks[start + more : end - 1] = self._marks[text, number][:count]
-        return tokens, token_types, marks
+        return row
+
+    def logits(self, outputs: Outputs) -> np.ndarray:
+        """What a model gives for each example, in order: [N, C], or [N] numbers."""
+        found = np.concatenate([found for _, found in outputs])
+        numbers = np.concatenate([numbers for numbers, _ in outputs])
+        logits = np.zeros((len(self), *found.shape[1:]))
+        logits[numbers[numbers >= 0]] = found[numbers >= 0]
+        return logits
+
+    def predictions(self, outputs: Outputs) -> list[float]:
+        """The class or choice of each example with the highest logit, or a number as it is."""
+        logits = self.logits(outputs)
+        return (logits if logits.ndim == 1 else logits.argmax(axis=-1)).tolist()
+
+    def scores(self, outputs: Outputs) -> dict[str, float]:
+        """The official metrics, and their `score`; the labels must be known."""
+        labels = [example.label for example in self.examples if example.label is not None]
+        grouped = "exact_match" in self.dataset.metrics
+        groups = [example.index[:2] for example in self.examples] if grouped else ()
+        return official_scores(self.dataset, labels, self.predictions(outputs), groups)
+
+    def submission(self, outputs: Outputs) -> dict[str, str]:
+        """The file of predictions that the suite takes, {suffix: text}."""
+        indices = [example.index for example in self.examples]
+        return submission(self.dataset, indices, self.predictions(outputs))
+
+
+def misspelt(examples: Sequence[Any], rate: float, seed: int) -> list[Any]:
+    """The examples with each word of their texts misspelt with probability `rate`."""
+    generator = np.random.default_rng([Draw.SPELLING, seed])
+    return [
+        replace(one, texts=tuple(misspell(text, rate, generator) for text in one.texts))
+        for one in examples
+    ]
 
 
 def misspell(text: str, rate: float, generator: np.random.Generator) -> str:

@@ -2,7 +2,13 @@
 
 A row of the table says what an example is in TFDS, and in the Parquet files of the same names on
 the hub of `datasets`; and which metrics the authors of the data set use. ReCoRD is not here: its
-answers are entities marked in a passage, a task of its own.
+answers are entities marked in a passage, a task of its own. Predictions take the form of the suite:
+
+    GLUE, own     TSV: index, prediction; the name of the label, or a number (STS-B: from 0 to 5)
+    SuperGLUE     JSON lines: {"idx": 0, "label": ...}; a passage a line for MultiRC
+    SQuAD         see `windows.py`
+
+The files are named by the run, not as the suites' sites want them (`CoLA.tsv`, `BoolQ.jsonl`, ...).
 
 Sources: Wang et al. 2018 (GLUE, section 3); Wang et al. 2019 (SuperGLUE, section 3); Rajpurkar et
 al. 2016, 2018 (SQuAD 1.1, 2.0).
@@ -10,17 +16,25 @@ al. 2016, 2018 (SQuAD 1.1, 2.0).
 
 import dataclasses
 import functools
+import json
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from mhe_jax.config import Config, Dataset, InputError, TaskName
+from mhe_jax.tasks.metrics import METRICS
 
 Suite = Literal["own", "glue", "superglue", "squad"]
 
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One data set; `labels` are in the order of their numbers."""
+    """One data set; `labels` are in the order of their numbers.
+
+    Those of `own` examples are the config's.
+    """
 
     task: TaskName
     suite: Suite
@@ -28,7 +42,7 @@ class DatasetRow:
     texts: tuple[str, ...]
     label: str = "label"
     labels: tuple[str, ...] = ()
-    # Official metrics, see `scores.py`.
+    # Official metrics, see `METRICS`.
     metrics: tuple[str, ...] = ("accuracy",)
     # Those whose mean is `score`, which picks the best checkpoint; () is all of them.
     scored_by: tuple[str, ...] = ()
@@ -38,6 +52,7 @@ class DatasetRow:
     num_spans: int = 0
     # A question may have no answer in its context.
     may_be_unanswered: bool = False
+    name: Dataset = "own"
 
 
 _glue = functools.partial(DatasetRow, task="classification", suite="glue", labels=("0", "1"))
@@ -90,7 +105,7 @@ def row_of(config: Config) -> DatasetRow:
     """
     data, task = config.data, config.task
     if data.dataset != "own":
-        row = TABLE[data.dataset]
+        row = dataclasses.replace(TABLE[data.dataset], name=data.dataset)
         if task != row.task:
             raise InputError(f"data.dataset is {data.dataset!r}: takes task {row.task}, not {task}")
         for field, default in (("fields", ("text",)), ("label_field", "label")):
@@ -118,3 +133,65 @@ def row_of(config: Config) -> DatasetRow:
         scored_by=metrics[task][:1],
         index="index",
     )
+
+
+def official_scores(
+    dataset: DatasetRow,
+    labels: Sequence[float],
+    predictions: Sequence[float],
+    groups: Sequence[Hashable] = (),
+) -> dict[str, float]:
+    """The data set's metrics in per cent, and their `score`.
+
+    `exact_match` is of MultiRC: questions all of whose answers are right, where `groups` says which
+    examples belong to one question; its f1 is over all answers.
+    """
+    right, found = np.asarray(labels), np.asarray(predictions)
+    metrics = {}
+    for name in dataset.metrics:
+        if name == "exact_match":
+            wrong = {group for group, r, f in zip(groups, right, found, strict=True) if r != f}
+            metrics[name] = 100.0 * (1 - len(wrong) / len(set(groups)))
+        else:
+            metrics[name] = 100.0 * METRICS[name](right, found)
+    return with_score(dataset, metrics)
+
+
+def with_score(dataset: DatasetRow, metrics: dict[str, float]) -> dict[str, float]:
+    names = dataset.scored_by or dataset.metrics
+    return {**metrics, "score": float(np.mean([metrics[name] for name in names]))}
+
+
+def submission(
+    dataset: DatasetRow, indices: Sequence[Any], predictions: Sequence[float]
+) -> dict[str, str]:
+    """The file of a split, {suffix: text}."""
+    labels = dataset.labels
+    names: list[Any] = [labels[int(found)] for found in predictions] if labels else []
+    if dataset.suite != "superglue":
+        if dataset.name == "stsb":
+            predictions = np.clip(predictions, 0, 5).tolist()
+        shown = names or [f"{number:.3f}" for number in predictions]
+        lines = (f"{index}\t{name}\n" for index, name in zip(indices, shown, strict=True))
+        return {"predictions.tsv": "".join(["index\tprediction\n", *lines])}
+    if dataset.name in ("copa", "multirc"):
+        names = [int(name) for name in names]
+    elif dataset.name == "wsc":
+        names = [name.title() for name in names]  # other booleans are lower case
+    pairs = zip(indices, names, strict=True)
+    objects = [{"idx": index, "label": name} for index, name in pairs]
+    if dataset.name == "multirc":
+        objects = _passages(indices, names)
+    return {"predictions.jsonl": "".join(json.dumps(found) + "\n" for found in objects)}
+
+
+def _passages(indices: Sequence[Any], labels: Sequence[int]) -> list[dict[str, Any]]:
+    passages: dict[int, dict[int, list[dict[str, int]]]] = {}
+    for (passage, question, answer), label in zip(indices, labels, strict=True):
+        answers = passages.setdefault(passage, {}).setdefault(question, [])
+        answers.append({"idx": answer, "label": label})
+    objects = []
+    for passage, found in passages.items():
+        questions = [{"idx": question, "answers": answers} for question, answers in found.items()]
+        objects.append({"idx": passage, "passage": {"questions": questions}})
+    return objects

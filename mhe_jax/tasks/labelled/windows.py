@@ -18,19 +18,22 @@ most `answer_length` pieces. The score of no answer is that of bos, in the windo
 Source: Devlin et al. 2019, sections 4.2 and 4.3.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import DataConfig, EvaluationConfig, InputError
 from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.data.examples import Row
 from mhe_jax.data.words import AnyTokenizer
-from mhe_jax.tasks.labelled.examples import Question, read_questions
+from mhe_jax.tasks.labelled.examples import Question
 from mhe_jax.tasks.labelled.rows import encode
-from mhe_jax.tasks.labelled.table import row_of
+from mhe_jax.tasks.labelled.table import DatasetRow, with_score
+from mhe_jax.tasks.metrics import answer_scores, best_threshold
+from mhe_jax.tasks.task import Outputs
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,17 @@ class Answer:
 class WindowRows:
     """The windows of questions, tokenized."""
 
-    @classmethod
-    def read(
-        cls, config: Config, tokenizer: AnyTokenizer, split: str, spelling_noise: float = 0.0
-    ) -> Self:
-        """The windows of a split; nothing is misspelt."""
-        return cls(config, tokenizer, read_questions(config, split))
-
-    def __init__(self, config: Config, tokenizer: AnyTokenizer, questions: Sequence[Question]):
-        data = config.data
-        self.dataset = row_of(config)
+    def __init__(
+        self,
+        dataset: DatasetRow,
+        tokenizer: AnyTokenizer,
+        questions: Sequence[Question],
+        data: DataConfig,
+        evaluation: EvaluationConfig,
+    ):
+        self.dataset = dataset
         self.questions = questions
-        self._answer_length = config.evaluation.answer_length
+        self._evaluation = evaluation
         self._tokenizer = tokenizer
         # Positions of a row that hold neither question nor window: before the window, and in all.
         self._before, self._around = 1 + tokenizer.separators, 2 + tokenizer.separators
@@ -85,6 +87,9 @@ class WindowRows:
         asked_lengths = np.array([len(ids) for ids in self._asked])
         question, start, stop = self._windows[:, :3].T
         self.lengths = asked_lengths[question] + (stop - start) + self._around
+        self.num_examples = len(questions)
+        # All are without a label if none has an answer, else none is.
+        self.num_unlabelled = 0 if any(q.answers for q in questions) else len(questions)
 
     def _cut(self, number: int, data) -> Iterable[tuple[int, int, int, int, int]]:
         """The windows of a question, and where its first answer lies in the context, or -1."""
@@ -110,15 +115,6 @@ class WindowRows:
     @property
     def records(self) -> Iterator[Sequence[Any]]:
         return ((q.question, q.context, q.answers) for q in self.questions)
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.questions)
-
-    @property
-    def num_unlabelled(self) -> int:
-        """Questions whose answers are not known: all if none has an answer, else none."""
-        return 0 if any(question.answers for question in self.questions) else len(self.questions)
 
     def describe(self) -> str:
         return f"{len(self.questions):,} questions in {len(self):,} windows"
@@ -159,27 +155,62 @@ class WindowRows:
         text = text.strip()
         return text, begin, begin + len(text)
 
-    def answers(self, found: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[Answer]:
-        """The answer to each question, from the numbers of rows [B] and their logits [B, 2, T]."""
+    def predictions(self, outputs: Outputs) -> list[Answer]:
+        """The answer to each question, from the numbers of rows [B] and their logits [B, 2, T].
+
+        A number of -1 is a row of padding.
+        """
         count = len(self.questions)
         best, no_answer = np.full(count, -np.inf), np.full(count, np.inf)
         spans: list[tuple[int, int, int]] = [(-1, 0, 0)] * count
-        for numbers, logits in found:
-            scores, firsts, lasts = best_spans(logits, self._answer_length)
-            for number, logit, score, first, last in zip(
-                numbers, logits, scores, firsts, lasts, strict=True
-            ):
+        for numbers, logits in outputs:
+            found = numbers, logits, *best_spans(logits, self._evaluation.answer_length)
+            for number, logit, score, first, last in zip(*found, strict=True):
+                if number < 0:
+                    continue
                 question = self._windows[number, 0]
                 no_answer[question] = min(no_answer[question], logit[0, 0] + logit[1, 0])
                 if score > best[question]:
                     best[question], spans[question] = score, (number, int(first), int(last))
-        if not np.isfinite(best).all():
-            raise InputError("the model's output is NaN or infinite: a broken checkpoint")
         answers = []
         for place, null, score in zip(spans, no_answer, best, strict=True):
             text, start, end = self.span(*place)
             answers.append(Answer(text, float(null - score), float(score), start, end))
         return answers
+
+    def decided(self, answers: Sequence[Answer]) -> list[Answer]:
+        """The answers, of which version 2.0 leaves out the text where no answer scores more."""
+        most = self._evaluation.no_answer_threshold
+        left = self.dataset.may_be_unanswered
+        return [replace(one, text="") if left and one.no_answer > most else one for one in answers]
+
+    def scores(self, outputs: Outputs) -> dict[str, float]:
+        """The metrics of SQuAD; of version 2.0 also the best over all thresholds."""
+        answers = self.predictions(outputs)
+        right = [[text for text, _ in question.answers] for question in self.questions]
+        version_2 = self.dataset.may_be_unanswered
+        texts = [answer.text for answer in self.decided(answers)]
+        found = answer_scores(texts, right, version_2=version_2)
+        metrics = {name: 100.0 * float(np.mean(values)) for name, values in found.items()}
+        if version_2:
+            answerable = np.array([bool(answers) for answers in right])
+            no_answer = np.array([answer.no_answer for answer in answers])
+            given = answer_scores([answer.text for answer in answers], right, version_2=True)
+            for name, values in given.items():
+                best, threshold = best_threshold(values, no_answer, answerable)
+                metrics |= {f"best_{name}": 100.0 * best, f"best_{name}_threshold": threshold}
+        return with_score(self.dataset, metrics)
+
+    def submission(self, outputs: Outputs) -> dict[str, str]:
+        """JSON {id: text}, and for 2.0 {id: by how much no answer scores more} beside it."""
+        answers = self.predictions(outputs)
+        names = [question.index for question in self.questions]
+        texts = (answer.text for answer in self.decided(answers))
+        files: dict[str, Any] = {"predictions.json": dict(zip(names, texts, strict=True))}
+        if self.dataset.may_be_unanswered:
+            odds = (answer.no_answer for answer in answers)
+            files["no_answer.json"] = dict(zip(names, odds, strict=True))
+        return {name: json.dumps(found, ensure_ascii=False) + "\n" for name, found in files.items()}
 
 
 def best_spans(logits: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

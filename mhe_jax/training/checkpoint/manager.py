@@ -1,6 +1,8 @@
 """The checkpoints of a run that trains."""
 
 import contextlib
+import copy
+import json
 import re
 import threading
 from collections.abc import Sequence
@@ -12,23 +14,32 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as managers
 
 from mhe_jax.config import InputError
+from mhe_jax.config.files import write_whole
 from mhe_jax.config.places import path_of
-from mhe_jax.training.checkpoint import checksums
-from mhe_jax.training.checkpoint.store import (
+from mhe_jax.training import group
+from mhe_jax.training.checkpoint import faults
+from mhe_jax.training.checkpoint.faults import NotSaved, told
+from mhe_jax.training.checkpoint.reading import (
     DIRECTORY,
+    VALIDATION,
     Meta,
-    NotSaved,
     best,
-    check_path,
-    make_manager,
+    quiet_orbax,
     read_meta,
-    reason_of,
+    restore_items,
     steps_in,
-    told,
-    worth,
 )
-from mhe_jax.training.cluster import group
 from mhe_jax.training.state import TrainState
+
+
+def check_path(workdir: str | Path) -> None:
+    """Raises InputError if no checkpoint below `workdir` could be read once it is written.
+
+    When Orbax merges what the processes wrote, it takes the path for a pattern.
+    """
+    path = str(path_of(workdir).absolute())
+    if set("*?[") & set(path):
+        raise InputError(f"workdir={path}: takes a path without *, ? and [")
 
 
 class Checkpoints:
@@ -37,42 +48,46 @@ class Checkpoints:
     `meta` is JSON: whatever the caller wants back. Where its `validated_step` is the step that is
     saved, its `validation`, with a `loss` and maybe a `score`, says how good that is.
 
-    Opening verifies all steps. Those that are not as they were written move to
-    `checkpoints_unreadable`, and `notes` has a line on each; InputError if none can be read.
+    Opening verifies the newest step. If it is not as it was written, it moves to
+    `checkpoints_unreadable`, `notes` has a line on it, and the one before it is the newest;
+    InputError if none can be read. Of the others only `meta` is verified: the rest when it is read.
     """
 
     def __init__(self, workdir: str | Path, keep: int = 1):
         check_path(workdir)
-        self._directory = path_of(workdir) / DIRECTORY
+        self._directory = path_of(workdir).absolute() / DIRECTORY
         self._saving = 0
-        self._found: dict[int, tuple[float, ...] | None] = {}
         self.notes: list[str] = []  # what people must know
+        if self._directory.exists() and not self._directory.is_dir():
+            raise InputError(f"{self._directory}: is a file, not a directory")
         with told(InputError, str(workdir)):
             unreadable = self._put_aside_damaged() if jax.process_index() == 0 else ""
             if unreadable := group.of_first("unreadable checkpoints", unreadable):
                 raise InputError(unreadable)
-            self._manager = make_manager(
-                workdir,
+            self._metas = {n: read_meta(path) for n, path in steps_in(self._directory).items()}
+            quiet_orbax()
+            policies = [managers.LatestN(keep), _Best(self)]
+            options = ocp.CheckpointManagerOptions(
                 cleanup_tmp_directories=True,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
-                preservation_policy=managers.AnyPreservationPolicy(
-                    [managers.LatestN(keep), _Best(self)]
-                ),
+                preservation_policy=managers.AnyPreservationPolicy(policies),
             )
-            for step in self._manager.all_steps():
-                self._found[step] = worth(step, read_meta(self._manager, step))
+            self._manager = ocp.CheckpointManager(str(self._directory), options=options)
         self._hook = threading.excepthook
         threading.excepthook = self._uncaught
 
     def _put_aside_damaged(self) -> str:
         """Returns why nothing can be read, if so; then nothing is touched either."""
-        steps, damaged = steps_in(self._directory), {}
-        for step, path in steps.items():
+        steps, damaged, newest = steps_in(self._directory), {}, None
+        for step, path in reversed(steps.items()):
             try:
-                checksums.verify(path)
-            except (checksums.Damaged, OSError) as error:
-                damaged[step] = reason_of(error)
-        if damaged and len(damaged) == len(steps):
+                if newest is None:
+                    faults.verify(path)
+                read_meta(path)
+                newest = newest or path
+            except (ValueError, OSError) as error:
+                damaged[step] = faults.reason_of(error)
+        if damaged and newest is None:
             each = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
             return f"{self._directory}: no checkpoint can be read: {each}"
         for step, reason in damaged.items():
@@ -89,7 +104,7 @@ class Checkpoints:
         # temporary name until then.
         name = re.compile(rf"{self._saving}(\.orbax-checkpoint-tmp.*)?")
         (step,) = (path for path in self._directory.iterdir() if name.fullmatch(path.name))
-        checksums.write(step)
+        faults.write(step)
 
     def _uncaught(self, uncaught: threading.ExceptHookArgs) -> None:
         # An error that ends a thread of Orbax reaches us too, by `wait` or the next `save`.
@@ -104,18 +119,23 @@ class Checkpoints:
     @property
     def best_step(self) -> int | None:
         """The step with the best validation; of equal ones the first."""
-        return best(self._found)
+        return best(self._metas)
 
     def is_best(self, step: int, meta: Meta) -> bool:
         """Whether `meta` says that `step` is better than all that are kept."""
-        return best({**self._found, step: worth(step, meta)}) == step
+        return best({**self._metas, step: meta}) == step
+
+    def best_meta(self) -> Meta | None:
+        """The metadata that were saved with the best checkpoint."""
+        return None if self.best_step is None else self._metas[self.best_step]
 
     def save(self, state: TrainState, step: int, meta: Meta) -> None:
         """Begins to write `state`, which is at `step`; NotSaved also of one begun before.
 
-        An existing checkpoint is left alone, but for one that was validated only afterwards, in
-        the run that went on from it, and is the best.
+        An existing checkpoint is left alone, but for the validation that `meta` has of it, which
+        came only in the run that went on from there.
         """
+        meta = copy.deepcopy(meta)  # it is written while the caller goes on
         items = {
             "params": ocp.args.StandardSave(state.params),
             "optimizer": ocp.args.StandardSave(_optimizer(state)),
@@ -125,34 +145,29 @@ class Checkpoints:
             items["ema_params"] = ocp.args.StandardSave(state.ema_params)
         with told(NotSaved, f"cannot write {self._directory}"):
             self._manager.wait_until_finished()
-            if step in self._manager.all_steps():
-                if not self.is_best(step, meta):
-                    return
-                self._manager.delete(step)
-            self._saving = step
-            self._found[step] = worth(step, meta)
-            # `force` skips Orbax's rule that steps only grow, which refuses silently.
-            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+            exists = step in self._manager.all_steps()
+            if exists and meta.get("validated_step") != step:
+                return
+            self._metas[step] = meta
+            if not exists:
+                self._saving = step
+                # `force` skips Orbax's rule that steps only grow, which refuses silently.
+                self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+            elif jax.process_index() == 0:
+                later = {name: meta[name] for name in ("validated_step", "validation")}
+                text = faults.with_sum(json.dumps(later))
+                write_whole(self._directory / str(step) / VALIDATION, text)
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, Meta]:
         """The newest state, laid out as the shapes and shardings of `abstract`."""
         step: Any = self.latest_step
-        items = {
-            "params": ocp.args.StandardRestore(abstract.params),
-            "optimizer": ocp.args.StandardRestore(_optimizer(abstract)),
-        }
+        items = {"params": abstract.params, "optimizer": _optimizer(abstract)}
         if abstract.ema_params is not None:
-            items["ema_params"] = ocp.args.StandardRestore(abstract.ema_params)
-        with told(InputError, f"{self._directory}/{step}: cannot be read"):
-            found = self._manager.restore(step, args=ocp.args.Composite(**items))
-            meta = read_meta(self._manager, step)
+            items["ema_params"] = abstract.ema_params
+        found = restore_items(self._directory / str(step), items)
         ema = found.get("ema_params")
-        return TrainState(params=found["params"], ema_params=ema, **found["optimizer"]), meta
-
-    def best_meta(self) -> Meta | None:
-        """The metadata that was saved with the best checkpoint."""
-        self.wait()
-        return None if self.best_step is None else read_meta(self._manager, self.best_step)
+        state = TrainState(params=found["params"], ema_params=ema, **found["optimizer"])
+        return state, copy.deepcopy(self._metas[step])
 
     def wait(self) -> None:
         """Waits until everything begun is on disk, or raises NotSaved."""

@@ -17,7 +17,7 @@ from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.files import cache_directory
 from mhe_jax.data.cache import local_copy
 from mhe_jax.model import unroll_layers
-from mhe_jax.training.checkpoint.store import told
+from mhe_jax.training.checkpoint.faults import told
 
 WEIGHTS = "model.safetensors"
 # What the metadata have the SHA-256 of all tensors under, as the format itself has none.

@@ -12,7 +12,7 @@ from small_models import foreign
 
 from mhe_jax.cli import commands
 from mhe_jax.config import InputError
-from mhe_jax.interchange.huggingface import read
+from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors, write_tensors
 
 TOKENIZER = "tokenizer.json"

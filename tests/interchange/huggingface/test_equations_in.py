@@ -9,8 +9,7 @@ from safetensors.numpy import save_file
 from small_models import apply, byte_level, word_piece
 
 from mhe_jax.config import InputError
-from mhe_jax.interchange.huggingface import read
-from mhe_jax.interchange.huggingface.reading import ARCHITECTURES, INDEX
+from mhe_jax.interchange.huggingface.reading import ARCHITECTURES, INDEX, read
 from mhe_jax.interchange.huggingface.tokenizer import read_tokenizer
 
 LABELS = {"id2label": {str(i): f"label {i}" for i in range(3)}}

@@ -19,11 +19,10 @@ from small_models import (
 from tiny_runs import KINDS
 
 from mhe_jax.attention import make_attention
-from mhe_jax.config import AttentionConfig, EvaluationConfig, InputError
+from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import JsonTokenizer, open_source, train_tokenizer
 from mhe_jax.data.tokenizer import SPACE
-from mhe_jax.interchange.heads import heads_of
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.interchange.huggingface.tables import lay_out, modules, write_files
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
@@ -38,27 +37,14 @@ def tokenizer():
 
 
 def attended(heads, x):
-    """The attention of `heads_of` by its equations, in float64."""
-    q = np.einsum("tm,mhs->hts", x, heads.query) + heads.query_bias[:, None]
-    k = np.einsum("tm,mhs->hts", x, heads.key) + heads.key_bias[:, None]
-    v = np.einsum("tm,mhs->hts", x, heads.value) + heads.value_bias[:, None]
+    """The attention of heads by the equation of `Heads`."""
+    x = np.pad(x, ((0, 0), (0, 1)), constant_values=1)
+    q, k, v = (x @ part for part in (heads.query, heads.key, heads.value))
     k, v = (np.repeat(part, len(q) // len(part), 0) for part in (k, v))
     scores = q @ k.swapaxes(1, 2) / q.shape[-1] ** 0.5
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("hts,hsm->tm", weights @ v, heads.out) + heads.out_bias
-
-
-def called(kind, bias, **fields):
-    """An input, random parameters and the output of a module."""
-    module = make_attention(kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(7, 12 if kind == "el" else 13)).astype(np.float32)
-    shapes = jax.eval_shape(module.init, jax.random.key(1), x[None])["params"]
-    params = jax.tree.map(
-        lambda leaf: 0.5 * draw.normal(size=leaf.shape).astype(np.float32), shapes
-    )
-    return x, params, module.apply({"params": params}, x[None])[0]
+    return np.sum(weights @ v @ heads.out, 0) + heads.bias
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -75,15 +61,21 @@ def called(kind, bias, **fields):
 )
 def test_heads_do_what_the_kind_does(kind, fields, bias):
     """As few key heads as the kind allows, and then wider ones with zeros, as many as queries."""
-    x, params, expected = called(kind, bias, **fields)
-    width = x.shape[1]
-    config = AttentionConfig(kind=kind, num_heads=4, qkv_features=12, use_bias=bias, **fields)
-    heads = heads_of(config, width, params)
+    qkv = 24 if kind == "gta" else 12
+    module = make_attention(kind, num_heads=4, qkv_features=qkv, use_bias=bias, **fields)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(7, 12 if kind == "el" else 13)).astype(np.float32)
+    shapes = jax.eval_shape(module.init, jax.random.key(1), x[None])["params"]
+    params = jax.tree.map(
+        lambda leaf: 0.5 * draw.normal(size=leaf.shape).astype(np.float32), shapes
+    )
+    expected = module.apply({"params": params}, x[None])[0]
+    heads = module.heads(params)
     groups = fields.get("num_groups", 1)
-    few = {"sha": 1, "mqa": 1, "gqa": 2, "mhe_add": groups, "mhe_mul": groups}
-    assert heads.value.shape[1] == few.get(kind, 4)
-    wide = heads.widened(5, "a home").repeated(4)
-    assert wide.query.shape == wide.key.shape == wide.value.shape == (width, 4, 5)
+    few = {"sha": 1, "mqa": 1, "gqa": 2, "gta": 2, "mhe_add": groups, "mhe_mul": groups}
+    assert len(heads.value) == few.get(kind, 4)
+    wide = heads.widened(7).repeated()
+    assert wide.query.shape == wide.key.shape == wide.value.shape == (4, x.shape[1] + 1, 7)
     for found in (heads, wide):
         np.testing.assert_allclose(attended(found, x), expected, atol=2e-5, rtol=0)
 
@@ -138,6 +130,7 @@ def test_out_and_in_is_the_same_bit_for_bit(task, kind, fields, tokenizer, tmp_p
         ("lm", "sha", {}),
         ("lm", "mhe_add", {"attention__use_bias": True}),
         ("lm", "mva", {"attention__qkv_features": 8, "attention__score_features": 3}),
+        ("lm", "gta", {"attention__num_kv_heads": 1}),
         ("lm", "skv", {"positions": "sinusoidal", "tie_embeddings": False}),
         ("lm", "mhe_mul", {"attention__qkv_features": 8}),
         ("lm", "gqa", LLAMA | {"rotary_pairs": "interleaved", "rotary_scaling": 3.0}),
@@ -196,10 +189,11 @@ POST, PRE = {"norm_position": "post"}, {"norm_position": "pre"}
     [
         ("lm", "mha", POST, "model.norm_position is 'post': GPT-2"),
         ("lm", "mha", {"attention__normalize_qk": True}, "normalize_qk"),
-        ("lm", "mva", {"attention__score_features": 4}, "width 5 .* width 4"),
+        ("lm", "mva", {"attention__score_features": 4}, "features / num_heads, 16 / 4: .* width 5"),
         ("lm", "mha", {"output_bias": True}, "model.output_bias is True"),
         ("lm", "mha", LLAMA | {"num_token_types": 1}, "model.num_token_types is 1: Llama"),
-        ("lm", "mhe_add", LLAMA, "kind is 'mhe_add': Llama"),
+        ("lm", "mhe_add", LLAMA, "kind is 'mhe_add': .* Llama"),
+        ("lm", "mva", LLAMA | {"attention__score_features": 4}, "kind is 'mva'"),
         ("lm", "mla", LLAMA, "mla"),
         ("lm", "mha", {"positions": "rotary"}, "model.norm is 'layer'"),
         ("mlm", "mha", PRE, "model.norm_position is 'pre': BERT"),

@@ -18,6 +18,7 @@ from mhe_jax.interchange.huggingface.fields import Fields
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.tasks.labelled.examples import Example
 from mhe_jax.tasks.labelled.rows import LabelledRows
+from mhe_jax.tasks.labelled.table import row_of
 
 ROBERTA = ("<s>", "</s>", "<unk>", "<pad>", "<mask>")
 TEXTS = ["a small dog", "A man with a red hat watches him", "Größe"]
@@ -220,7 +221,7 @@ def test_how_many_eos_stand_between_two_texts(tmp_path, pair, count):
     assert tokenizer.separators == count
     config = model_config("classification", vocabulary_size=tokenizer.vocabulary_size)
     config = set_field(config, "data.fields", ("one", "other"))
-    rows = LabelledRows(config, tokenizer, [Example(None, ("a", "dog"), None, ())])
+    rows = LabelledRows(row_of(config), tokenizer, [Example(None, ("a", "dog"), None)], 24)
     first, second = tokenizer.encode("a"), tokenizer.encode("dog")
     expected = [BOS, *first, *[EOS] * count, *second, EOS]
     assert rows.lengths.tolist() == [len(expected)]

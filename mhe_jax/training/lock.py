@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +25,11 @@ import filelock
 
 from mhe_jax.config import InputError
 from mhe_jax.config.places import Bucket
-from mhe_jax.training.cluster import group
+from mhe_jax.training import group
 
 FILE = "lock"
 RENEWAL, LEASE = 5.0, 120.0  # seconds
+START = uuid.uuid4().hex  # of this process: in a container each start may have the same number
 
 
 def locked(workdir: Path) -> contextlib.AbstractContextManager[None]:
@@ -96,13 +98,14 @@ def _in_bucket(path: Bucket) -> Iterator[None]:
     mine = {
         "host": socket.gethostname(),
         "process": os.getpid(),
+        "start": START,
         "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     }
     try:
         path.write_bytes(json.dumps(mine).encode(), mode="create")
     except FileExistsError:
         other = json.loads(path.read_text())
-        if other["host"] != mine["host"] or _runs(other["process"]):
+        if other["host"] != mine["host"] or _runs(**other):
             who = "process {process} on {host} began to train here at {since}".format(**other)
             raise _taken(path, who, "gcloud storage rm") from None
         path.write_bytes(json.dumps(mine).encode())
@@ -114,7 +117,9 @@ def _in_bucket(path: Bucket) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _runs(process: int) -> bool:
+def _runs(process: int, start: str = "", **_: str) -> bool:
+    if process == os.getpid():
+        return start == START
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax import data
-from mhe_jax.config import Config, InputError
+from mhe_jax.config import Config, InputError, OptimizerConfig
 from mhe_jax.config.fields import leaves, load_json, save_json, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER
 from mhe_jax.config.places import path_of
-from mhe_jax.training.checkpoint.store import DIRECTORY, steps_in
+from mhe_jax.training.checkpoint.reading import DIRECTORY, steps_in
 
 DRAFT = f".{TOKENIZER}.draft"
 
@@ -33,9 +33,9 @@ MAY_CHANGE = re.compile(
 )
 
 
-def holds_run(config: Config) -> bool:
-    """Whether `config.workdir` already holds a run."""
-    return (path_of(config.workdir) / CONFIG).exists()
+def holds_run(workdir: Path) -> bool:
+    """Whether it already holds a run."""
+    return (workdir / CONFIG).exists()
 
 
 def changed_fields(config: Config) -> list[str]:
@@ -43,9 +43,10 @@ def changed_fields(config: Config) -> list[str]:
 
     InputError where the run cannot resume with one of them.
     """
-    if not holds_run(config):
+    workdir = path_of(config.workdir)
+    if not holds_run(workdir):
         return []
-    old, new = leaves(to_dict(load_json(path_of(config.workdir) / CONFIG))), leaves(to_dict(config))
+    old, new = (leaves(to_dict(one)) for one in (load_json(workdir / CONFIG), config))
     changed = []
     for name, value in new.items():
         if old[name] == value:
@@ -54,22 +55,21 @@ def changed_fields(config: Config) -> list[str]:
         part = name == "evaluation.batch_size" and config.train.eval_batches is not None
         if part or not MAY_CHANGE.fullmatch(name):
             raise InputError(
-                f"{config.workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
+                f"{workdir} holds a run with {name}={old[name]!r}, not {value!r}: "
                 "go on with the old value, or give another --workdir"
             )
         changed.append(f"{name}: {old[name]!r} -> {value!r}")
     return changed
 
 
-def check_files(config: Config) -> None:
+def check_files(config: Config, workdir: Path) -> None:
     """Raises InputError if resuming or beginning would destroy something that lies there.
 
     A run that has lost its tokenizer cannot resume: another would not mean the same. A new run does
     not overwrite what it finds under the names of its own files.
     """
-    workdir = path_of(config.workdir)
     tokenizer = workdir / TOKENIZER
-    if holds_run(config):
+    if holds_run(workdir):
         if not tokenizer.exists() and config.model.has_pieces:
             raise InputError(f"{tokenizer}: no such file")
         return
@@ -82,63 +82,62 @@ def check_files(config: Config) -> None:
         raise InputError(f"{tokenizer}: differs from {given}: give another --workdir")
 
 
-def own_tokenizer(config: Config) -> Path:
+def own_tokenizer(workdir: Path) -> Path:
     """Where the tokenizer of the run lies or is to be made.
 
     A new one is a draft until the run begins: a start that ends before then may have wanted
     another than the next, and a file under the name of the tokenizer itself is the user's.
     """
-    workdir = path_of(config.workdir)
     kept = workdir / TOKENIZER
-    return kept if kept.exists() or holds_run(config) else workdir / DRAFT
+    return kept if kept.exists() or holds_run(workdir) else workdir / DRAFT
 
 
-def drop_draft(config: Config) -> None:
+def drop_draft(workdir: Path) -> None:
     """Deletes the tokenizer of a start that did not become a run."""
-    (path_of(config.workdir) / DRAFT).unlink(missing_ok=True)
+    (workdir / DRAFT).unlink(missing_ok=True)
 
 
-def begin(config: Config, tokenizer: Path) -> None:
+def begin(config: Config, workdir: Path) -> None:
     """Makes the working directory hold a run from here on."""
-    workdir = path_of(config.workdir)
-    if tokenizer.name == DRAFT and config.model.has_pieces:
-        tokenizer.replace(workdir / TOKENIZER)
+    if (workdir / DRAFT).exists():
+        (workdir / DRAFT).replace(workdir / TOKENIZER)
     save_json(config, workdir / CONFIG)
 
 
-def check_text(config: Config, meta: dict[str, Any], texts: Mapping[str, str]) -> None:
+def check_text(workdir: Path, meta: Mapping[str, Any], texts: Mapping[str, str]) -> None:
     """Raises InputError if a checkpoint is of another text; one that has not trained has none."""
     for name, text in texts.items():
         if meta.get(name, text) != text:
             split, done = TEXTS[name]
             raise InputError(
-                f"{split} has changed: it is not the text that the run in {config.workdir} has "
+                f"{split} has changed: it is not the text that the run in {workdir} has "
                 f"{done}: go on with the old text, or give another --workdir"
             )
 
 
-def check_length(config: Config, done: int, changed: Sequence[str]) -> None:
+def check_length(workdir: Path, done: int, num_steps: int, changed: Sequence[str]) -> None:
     """Raises InputError if steps would be taken back, or a new number would train nothing."""
-    steps, workdir = config.train.num_steps, config.workdir
-    if done > steps:
-        raise InputError(f"train.num_steps is {steps}: {workdir} has done {done} already")
+    if done > num_steps:
+        raise InputError(f"train.num_steps is {num_steps}: {workdir} has done {done} already")
     for line in changed:
-        if done == steps and line.startswith("optimizer."):
+        if done == num_steps and line.startswith("optimizer."):
             raise InputError(
                 f"{line}: all {done} steps of {workdir} are done: give more train.num_steps, or "
                 "another --workdir"
             )
 
 
-def note_changes(config: Config, meta: dict[str, Any], done: int) -> None:
+def note_changes(
+    optimizer: OptimizerConfig, num_steps: int, meta: dict[str, Any], done: int
+) -> None:
     """Adds to `meta` which fields change after `done` steps, such that it is another training.
 
     The meta of a checkpoint says with which its last step was made: a run may have been killed
     before any step with those of its config.
     """
-    fields = {k: v for k, v in leaves(to_dict(config)).items() if k.startswith("optimizer.")}
-    if config.optimizer.schedule in ("linear", "cosine"):  # the others do not know the last step
-        fields["train.num_steps"] = config.train.num_steps
+    fields = {f"optimizer.{name}": value for name, value in to_dict(optimizer).items()}
+    if optimizer.schedule in ("linear", "cosine"):  # the others do not know the last step
+        fields["train.num_steps"] = num_steps
     before = meta.get("fields", fields) if done else fields
     changed = [
         f"step {done}: {name} {before[name]!r} -> {value!r}"

@@ -1,17 +1,22 @@
 """The processes of a run, besides computing: they agree, and stop after the same step."""
 
 import contextlib
+import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from mhe_jax.config import InputError
+from mhe_jax.config.fields import shown
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -35,14 +40,27 @@ def of_first(name: str, mine: str) -> str:
     return bytes(multihost_utils.broadcast_one_to_all(padded)[:size]).decode()
 
 
-@contextlib.contextmanager
-def first_one_first(name: str) -> Iterator[None]:
-    """Process 0 runs the block, and once it is done all others do."""
-    if jax.process_index():
-        multihost_utils.sync_global_devices(name)
-    yield
-    if not jax.process_index():
-        multihost_utils.sync_global_devices(name)
+def check_alike(name: str, mine: Mapping[str, Any]) -> None:
+    """Raises InputError in all processes if one has another value than process 0."""
+    first = json.loads(of_first(name, json.dumps(mine)))
+    with fine_in_all():
+        for key in sorted(mine):
+            if mine[key] != first.get(key):
+                raise InputError(
+                    f"{key} is {shown(mine[key])} in process {jax.process_index()}, and not as in "
+                    "process 0: give all processes the same"
+                )
+
+
+def first_one_first(make: Callable[[], T]) -> T:
+    """`make()`, in process 0 before all others; an InputError in one is one in all of them."""
+    first = jax.process_index() == 0
+    made: Any = None
+    with fine_in_all():
+        if first:
+            made = make()
+    with fine_in_all():
+        return made if first else make()
 
 
 class Stopped(SystemExit):
