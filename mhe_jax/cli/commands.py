@@ -108,8 +108,10 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
 
 def check_local_files(config: Config) -> None:
     """Raises InputError for a local file that is not there, before jax is loaded, which is slow."""
-    own = (path_of(config.workdir) / TOKENIZER).exists()  # a run does not need what it began with
-    for field in ("train", "validation", *["tokenizer"] * (not own)):
+    fields = ["train", "validation"]
+    if not (path_of(config.workdir) / TOKENIZER).exists():  # a run has its own
+        fields.append("tokenizer")
+    for field in fields:
         names = getattr(config.data, field) or ()
         for name in (names,) if isinstance(names, str) else names:
             if scheme_of(name) or scheme_of(config.data.directory) or ":" in name:
